@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from mindswap.api.compiled import compile_pair, layer_indices
 from mindswap.api.trees import read_real_trees
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.nodes import Document
+from mindswap.config.pipeline import read_pipeline
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.config.source import load_document
 from mindswap.errors import MindswapError
@@ -70,15 +71,17 @@ def verify(
     logs: str | os.PathLike[str] | None = None,
     execute: bool = False,
     use_cache: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """Whether the compiled graph of a configuration does what it asks; no device.
 
     Args:
         path: MindFormers YAML.
         rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
-        logs: folder with the logs of a run, which count too.
+        logs: folder with the logs of a run, which count too, or with a folder `node_*` of them for each node.
         execute: also run the compiled step, operator by operator.
         use_cache: False compiles again and keeps nothing.
+        progress: called with the number of logs read and of all.
 
     Raises:
         PolicyError: if the configuration is wrong.
@@ -89,7 +92,7 @@ def verify(
     document = load_document(config)
     checked = check_document(document, environ=dict(os.environ))
     asked = checked.require_policy()
-    workers = read_worker_logs(file_name(logs)) if logs is not None else None
+    workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
     policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
     found = _verify_graph(config, document, checked, policy, rank, use_cache)
     if execute:
@@ -101,7 +104,8 @@ def verify(
         return found
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
     predicted = _predict_peak(config, use_cache) if has_peaks else None
-    report = compare_logs(found.log_lines, workers, predicted_peak_bytes=predicted)
+    num_stages = read_pipeline(document).num_stages
+    report = compare_logs(found.log_lines, workers, predicted, num_stages)
     return found.and_also("logs", report.is_ok, format_logs(report), logs_to_json(report))
 
 

@@ -1,6 +1,10 @@
 """`mindswap verify`: what is asked for against what the compiler does."""
 
 import argparse
+from collections.abc import Callable
+from typing import NoReturn
+
+from tqdm import tqdm
 
 from mindswap.api.verify import verify
 from mindswap.commands.options import add_common
@@ -32,12 +36,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--execute", action="store_true", help="also run the compiled step, operator by operator")
     add_common(parser, "--no-cache", "--json")
     parser.add_argument(
-        "--log", metavar="DIR", help="also compare the logs of a run, worker_*.log, usually output/msrun"
+        "--log",
+        metavar="DIR",
+        help="also compare the logs of a run: worker_*.log, or node_*/worker_*.log",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify one configuration."""
-    found = verify(args.config, rank=args.rank, logs=args.log, execute=args.execute, use_cache=not args.no_cache)
+    found = verify(args.config, args.rank, args.log, args.execute, not args.no_cache, _show_reading())
     print(answer_text("verify", found.data, found.is_as_asked) if args.json else found.text)
     return 0 if found.is_as_asked else 1
+
+
+def _show_reading() -> Callable[[int, int], None]:
+    """A bar on a terminal while logs are read."""
+    bar: tqdm[NoReturn] | None = None
+
+    def show(number: int, total: int) -> None:
+        nonlocal bar
+        bar = bar or tqdm(total=total, desc="reading logs", unit=" logs", leave=False, disable=None)
+        bar.update(number - bar.n)
+        if number == total:
+            bar.close()
+
+    return show

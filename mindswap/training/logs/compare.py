@@ -46,7 +46,13 @@ class LogReport:
     findings: tuple[LogFinding, ...]  # errors first; workers with the same finding in one
     # of the workers that printed statistics, by their number
     memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
+    nodes: Mapping[int, str] = field(default_factory=dict)  # worker -> folder of its node, where each node has one
+    num_stages: int = 1  # pipeline stages, each of as many workers in a row
     predicted_peak_bytes: int | None = None  # what the measured peak is compared with
+
+    def stage(self, worker: int) -> int:
+        """Pipeline stage of a worker: MindSpore gives each stage as many ranks in a row."""
+        return worker * self.num_stages // max(self.num_workers, 1)
 
     @property
     def is_ok(self) -> bool:
@@ -64,6 +70,7 @@ def compare_logs(
     expected: Sequence[Sequence[str]],
     logs: Sequence[WorkerLog],
     predicted_peak_bytes: int | None = None,
+    num_stages: int = 1,
 ) -> LogReport:
     """Compare what every worker logged with the lines of each layer that `policy.log_lines` gives."""
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
@@ -78,7 +85,11 @@ def compare_logs(
     memory = {log.worker: log.memory for log in logs if log.memory != MemoryStatistics()}
     order = list(FindingLevel)
     errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
-    return LogReport(len(logs), errors_first, memory, predicted_peak_bytes)
+    nodes = {log.worker: log.node for log in logs if log.node}
+    # With a log missing, which stage a worker is of is not known.
+    is_whole = not logs or max(log.worker for log in logs) == len(logs) - 1 and len(logs) % num_stages == 0
+    stages = num_stages if is_whole else 1
+    return LogReport(len(logs), errors_first, memory, nodes, stages, predicted_peak_bytes)
 
 
 def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:

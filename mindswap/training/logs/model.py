@@ -46,7 +46,8 @@ class MemoryStatistics:
 class WorkerLog:
     """The log of one worker."""
 
-    worker: int  # number of the worker
+    worker: int  # number of the worker, counted over all nodes
+    node: str = ""  # folder of its node, as `node_3`; "" where the logs of all workers are in one folder
     size_bytes: int = 0  # length of the log when it was read
     problem: str = ""  # why it could not be read; "" if it was read
     # distinct `Set ...` lines in order; `num_lines_left_out` counts those over the limit

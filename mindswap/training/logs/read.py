@@ -1,38 +1,122 @@
-"""Read the logs of all workers of a run: `worker_0.log`, `worker_1.log`, ..."""
+"""Read the logs of all workers of a run: `worker_0.log`, `worker_1.log`, ..., in one folder or in one for each node."""
 
+import multiprocessing
+import os
 import re
 import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from mindswap.errors import LogError
-from mindswap.training.logs.model import WorkerLog
+from mindswap.training.logs.model import SetLine, WorkerLog
 from mindswap.training.logs.scan import LogScanner
 from mindswap.training.logs.tail import find_last_error, find_last_step, read_tail
 
 BLOCK_BYTES = 1 << 18
+# More than so many bytes of logs are read by several processes.
+MIN_PARALLEL_BYTES = 256 << 20
 _NAME = re.compile(r"worker_(\d{1,9})\.log")
+_NODE = re.compile(r"node_(\d{1,9})")
+# A log to read: its path, the number of the worker over all nodes, the folder of its node.
+_Task = tuple[Path, int, str]
 
 
-def read_worker_logs(directory: str | Path) -> tuple[WorkerLog, ...]:
+def read_worker_logs(
+    directory: str | Path, progress: Callable[[int, int], None] | None = None
+) -> tuple[WorkerLog, ...]:
     """The logs that msrun wrote into a folder, by number of worker; one that cannot be read comes with its `problem`.
 
-    Reads in blocks: a log of 5 GB takes no more memory than a small one.
+    `worker_*.log` may also be in folders `node_0`, `node_1`, ..., one for each node. Reads in blocks: a log of 5 GB
+    takes no more memory than a small one.
+
+    Args:
+        progress: called after each log with the number of logs read and of all.
 
     Raises:
-        LogError: if the folder itself cannot be read.
+        LogError: if the folder itself cannot be read, or two logs are of the same worker.
     """
-    folder = Path(directory)
+    tasks = _find_logs(Path(directory))
+    logs = []
+    texts: dict[tuple[SetLine, ...], tuple[SetLine, ...]] = {}  # thousands of workers log the same lines: kept once
+    with _mapper(tasks) as read:
+        for log in read:
+            logs.append(replace(log, set_lines=texts.setdefault(log.set_lines, log.set_lines)))
+            if progress:
+                progress(len(logs), len(tasks))
+    return tuple(logs)
+
+
+@contextmanager
+def _mapper(tasks: list[_Task]) -> Iterator[Iterable[WorkerLog]]:
+    """The logs in the order of the tasks, by as many processes as there are processors if they are large."""
+    num_processes = min(len(os.sched_getaffinity(0)), len(tasks))
+    # A fork of a process in which MindSpore has threads may hang.
+    if num_processes < 2 or "mindspore" in sys.modules or sum(map(_size_bytes, tasks)) < MIN_PARALLEL_BYTES:
+        yield map(_read, tasks)
+    else:
+        with multiprocessing.get_context("fork").Pool(num_processes) as pool:
+            yield pool.imap(_read, tasks, chunksize=4)
+
+
+def _find_logs(folder: Path) -> list[_Task]:
+    """Every log by number of worker.
+
+    msrun numbers workers over all nodes if it knows its node's rank; else each node begins at 0, and the folders of the
+    nodes, all with the same number of workers, say which worker it is.
+    """
+    names = _names(folder, "give the one of `msrun --log_dir`, usually output/msrun")
+    nodes = sorted((int(match[1]), name) for name in names if (match := _NODE.fullmatch(name)))
+    found = {"": _numbered(names)} if any(map(_NAME.fullmatch, names)) or not nodes else {}
+    found |= {name: numbered for _, name in nodes if (numbered := _numbered(_names(folder / name)))}
+    tasks = [(folder / node / name, number, node) for node, logs in found.items() for number, name in logs.items()]
+    twice = len(tasks) - len({number for _, number, _ in tasks})
+    if twice and "" not in found:
+        size = len(next(iter(found.values())))
+        if all(list(logs) == list(range(size)) for logs in found.values()):
+            ranks = {name: rank for rank, name in nodes}
+            tasks = [(path, ranks[node] * size + number, node) for path, number, node in tasks]
+            twice = 0
+    if twice:
+        places: dict[int, list[str]] = {}
+        for path, number, _ in tasks:
+            places.setdefault(number, []).append(str(path))
+        first, second = next(found for found in places.values() if len(found) > 1)[:2]
+        raise LogError(
+            f"{folder}: {first} and {second} are of the same worker\n"
+            "    allowed: numbers over all nodes (msrun --node_rank), or worker_0.log to worker_N.log in each node_*/\n"
+            "    fix:     remove the logs of an older run, or name the folder of one run"
+        )
+    return sorted(tasks, key=lambda task: task[1])
+
+
+def _numbered(names: Iterable[str]) -> dict[int, str]:
+    return dict(sorted((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))))
+
+
+def _names(folder: Path, hint: str = "") -> list[str]:
     try:
-        names = [path.name for path in folder.iterdir()]
+        return [path.name for path in folder.iterdir()]
     except FileNotFoundError:
-        raise LogError(f"{folder}: no such folder; give the one of `msrun --log_dir`, usually output/msrun") from None
+        raise LogError(f"{folder}: no such folder; {hint}") from None
     except NotADirectoryError:
         raise LogError(f"{folder} is no folder: give the one that holds worker_0.log, worker_1.log, ...") from None
     except OSError as error:
         raise LogError(f"{folder}: {error.strerror or error}") from None
-    numbers = sorted((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)))
-    return tuple(read_worker_log(folder / name, number) for number, name in numbers)
+
+
+def _size_bytes(task: _Task) -> int:
+    try:
+        return task[0].stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(task: _Task) -> WorkerLog:
+    path, worker, node = task
+    return replace(read_worker_log(path, worker), node=node)
 
 
 def read_worker_log(path: Path, worker: int) -> WorkerLog:

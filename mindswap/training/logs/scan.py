@@ -60,12 +60,17 @@ class LogScanner:
         if b"\n" not in block and len(self._carry) + len(block) < MAX_LINE_BYTES:
             self._carry += block
             return
-        block = self._carry + block
+        if self._carry:  # the line that began in the block before
+            first = block.find(b"\n") + 1
+            line, self._carry = self._carry + block[:first], b""
+            self._scan(line, 0, len(line))
+        else:
+            first = 0
         end = block.rfind(b"\n") + 1
         if len(block) - end >= MAX_LINE_BYTES:
             end = len(block)
         self._carry = block[end:]
-        self._scan(block[:end])
+        self._scan(block, first, end)
 
     def finish(self, worker: int, size_bytes: int = 0) -> WorkerLog:
         """Everything found; the last line without an end counts as broken."""
@@ -91,23 +96,22 @@ class LogScanner:
     def _note(self, **found: Any) -> None:
         self._log = replace(self._log, **found)
 
-    def _scan(self, block: bytes) -> None:
-        """Look at the lines of a block that hold a needle, and at the one after a broken line."""
+    def _scan(self, block: bytes, position: int, stop: int) -> None:
+        """Look at the lines between two places of a block that hold a needle, and at the one after a broken line."""
 
         def find(needle: bytes, position: int) -> int:
-            hit = block.find(needle, position)
-            return hit if hit >= 0 else len(block)
+            hit = block.find(needle, position, stop)
+            return hit if hit >= 0 else stop
 
-        next_hits = [find(needle, 0) for needle in NEEDLES]
-        position = 0
-        while position < len(block):
+        next_hits = [find(needle, position) for needle in NEEDLES]
+        while position < stop:
             if not self._pending:
                 hit = min(next_hits)
-                if hit >= len(block):
+                if hit >= stop:
                     return
                 position = max(position, block.rfind(b"\n", position, hit) + 1)
-            end = block.find(b"\n", position)
-            end = len(block) if end < 0 else end
+            end = block.find(b"\n", position, stop)
+            end = stop if end < 0 else end
             raw = block[position:end]
             if self._pending or not _is_idle(raw):
                 for part in clean_line(raw).split("\r"):

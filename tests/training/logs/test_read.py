@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.errors import LogError
+from mindswap.training.logs import read
 from mindswap.training.logs.read import read_worker_log, read_worker_logs
 from tests.training.logs.samples import EXPECTED, START, TRAIN, log_text
 
@@ -83,3 +84,44 @@ def test_a_large_log_in_bounded_memory(tmp_path):
     assert (log.is_finished, log.size_bytes) == (True, path.stat().st_size)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 8 << 10
     assert seconds < 5  # 10 MB/s; benchmarks/log_speed.py measures it
+
+
+def write_nodes(folder, numbers_by_node):
+    for node, numbers in numbers_by_node.items():
+        (folder / node).mkdir()
+        for number in numbers:
+            (folder / node / f"worker_{number}.log").write_text(log_text())
+
+
+def test_a_folder_for_each_node_with_numbers_over_all_nodes(tmp_path):
+    write_nodes(tmp_path, {"node_0": (0, 1), "node_1": (2, 3), "node_10": (4, 5)})
+    (tmp_path / "scheduler.log").write_text("")
+    assert [(log.worker, log.node) for log in read_worker_logs(tmp_path)] == [
+        (0, "node_0"), (1, "node_0"), (2, "node_1"), (3, "node_1"), (4, "node_10"), (5, "node_10"),
+    ]  # fmt: skip
+
+
+def test_nodes_that_each_begin_at_0(tmp_path):
+    """msrun without --node_rank; the number of the folder says which node it is."""
+    write_nodes(tmp_path, {"node_1": (0, 1), "node_0": (0, 1)})
+    assert [(log.worker, log.node) for log in read_worker_logs(tmp_path)] == [
+        (0, "node_0"), (1, "node_0"), (2, "node_1"), (3, "node_1"),
+    ]  # fmt: skip
+
+
+def test_two_logs_of_one_worker(tmp_path):
+    write_nodes(tmp_path, {"node_0": (0, 1), "node_1": (1, 2)})
+    with pytest.raises(LogError, match=r"node_0/worker_1\.log and .*node_1/worker_1\.log are of the same worker"):
+        read_worker_logs(tmp_path)
+
+
+def test_several_processes_read_the_same_as_one(tmp_path, monkeypatch):
+    write_nodes(tmp_path, {f"node_{node}": (2 * node, 2 * node + 1) for node in range(5)})
+    (tmp_path / "node_3" / "worker_6.log").unlink()
+    (tmp_path / "node_3" / "worker_6.log").mkdir()
+    told = []
+    alone = read_worker_logs(tmp_path)
+    monkeypatch.setattr(read, "MIN_PARALLEL_BYTES", 0)
+    assert read_worker_logs(tmp_path, lambda *numbers: told.append(numbers)) == alone
+    assert told == [(number, 10) for number in range(1, 11)]
+    assert [log.problem for log in alone if log.problem] == ["is a folder"]
