@@ -1,0 +1,143 @@
+"""A training of a configuration on MindSpore's Ascend backend, without a card."""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindswap.api.step import policy_of
+from mindswap.check.check import check_document, require_num_layers
+from mindswap.config.nodes import Document
+from mindswap.config.pipeline import Pipeline, read_pipeline
+from mindswap.config.plain_data import document_from_data
+from mindswap.config.source import load_document
+from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.errors import LaunchError
+from mindswap.files import file_name, write_new
+from mindswap.policy.convert.sections import policy_sections
+from mindswap.training.dryrun.read import DryRun, read_run
+from mindswap.training.dryrun.run import run_rank
+from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
+from mindswap.training.proof.cut import cut_policy
+from mindswap.training.proof.data import write_synthetic_data
+from mindswap.training.proof.derive import Wanted, derive, format_config
+
+CONFIG_NAME = "dryrun.yaml"
+
+
+def dry_run(
+    config: str | os.PathLike[str] | Document,
+    ranks: Sequence[int] | None = None,
+    layers_per_chunk: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[DryRun, ...]:
+    """Compile and "run" one step of a training as on Ascend cards: memory, order and copies are real, times are not.
+
+    Args:
+        config: MindFormers YAML, or what was read of it.
+        ranks: whose memory; default is the first rank of each pipeline stage.
+        layers_per_chunk: of a model with so few layers on each stage (of each of its chunks), which follow the settings
+            of layers evenly spread over those of the stage; default is the whole model.
+        folder: for all that the dry run writes, kept; default is one that is removed.
+        jobs: so many ranks at a time.
+        say: takes a line about what is done.
+
+    Raises:
+        PolicyError: the configuration is wrong.
+        LaunchError: the dry run cannot start, or failed.
+    """
+    document = config if isinstance(config, Document) else load_document(file_name(config))
+    settings = read_step_settings(document)
+    num_ranks = 1 if document.value("use_parallel") is False else settings.num_cards
+    chosen = stage_ranks(num_ranks, settings.pipeline.num_stages) if ranks is None else list(ranks)
+    if wrong := [rank for rank in chosen if not 0 <= rank < num_ranks]:
+        raise LaunchError(f"rank {wrong[0]}: the configuration has ranks 0 to {num_ranks - 1}")
+    with ExitStack() as stack:
+        place = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        place.mkdir(parents=True, exist_ok=True)
+        file = write_config(document, place, num_ranks, layers_per_chunk)
+        if not has_cann():
+            say("stand-ins for CANN")
+            stand_ins()
+
+        def run(rank: int) -> DryRun:
+            return read_run(
+                run_rank(file, place / f"rank_{rank}", rank, num_ranks, lambda line: say(f"rank {rank}: {line}"))
+            )
+
+        with ThreadPoolExecutor(max(jobs, 1)) as pool:
+            return tuple(pool.map(run, chosen))
+
+
+def stage_ranks(num_ranks: int, num_stages: int) -> list[int]:
+    """The first rank of each pipeline stage."""
+    return list(range(0, num_ranks, max(num_ranks // num_stages, 1)))
+
+
+def write_config(document: Document, folder: Path, num_ranks: int, layers_per_chunk: int | None) -> Path:
+    """The configuration of the dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
+
+    Raises:
+        PolicyError: the configuration is wrong.
+        LaunchError: it does not say what data must be like.
+    """
+    checked = check_document(document)
+    policy = policy_of(document, checked)
+    num_layers = require_num_layers(document, checked.num_layers, "a dry run: ")
+    kept = None
+    if layers_per_chunk is not None:
+        kept = sampled_layers(read_pipeline(document), num_layers, layers_per_chunk)
+    settings = read_step_settings(document)
+    wanted = Wanted(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
+    config, _ = derive(document.data(), wanted)
+    data = _write_data(document_from_data(config, CONFIG_NAME), folder, settings)
+    config, changes = derive(document.data(), replace(wanted, data=data))
+    if kept is not None:
+        cut = replace(cut_policy(policy, kept), is_swap_enabled=True)
+        config |= policy_sections(cut, config, len(kept))
+    _for_ascend(config)
+    header = "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)
+    path = folder / CONFIG_NAME
+    write_new(path, format_config(config, header), overwrite=True)
+    return path
+
+
+def sampled_layers(pipeline: Pipeline, num_layers: int, per_chunk: int) -> tuple[int, ...]:
+    """Layers of the whole model that those of the short one stand for, as many for each chunk of each stage.
+
+    Raises:
+        LaunchError: a chunk has fewer.
+    """
+    found: list[int] = []
+    for cell in pipeline.layout(num_layers).cells():
+        if len(cell.layers) < per_chunk:
+            raise LaunchError(f"{per_chunk} layers for each chunk: stage {cell.stage} has {len(cell.layers)} there")
+        last = max(per_chunk - 1, 1)
+        found += [cell.layers[(2 * i * (len(cell.layers) - 1) + last) // (2 * last)] for i in range(per_chunk)]
+    return tuple(found)
+
+
+def _write_data(document: Document, folder: Path, settings: StepSettings) -> Any:
+    size = document.count("model", "model_config", "vocab_size")
+    if size < 2:
+        raise LaunchError(
+            "model.model_config.vocab_size: is missing\n    fix:     write it, a dry run makes data of it"
+        )
+    return write_synthetic_data(folder, settings, 1, size, is_legacy=document.is_legacy)
+
+
+def _for_ascend(config: dict[str, Any]) -> None:
+    """What a dry run needs otherwise than a training."""
+    context = config["context"] = dict(config.get("context") or {})
+    context["device_target"] = "Ascend"
+    config["runner_config"]["sink_mode"] = False
+    config["train_dataset"]["num_parallel_workers"] = 1
+    config["callbacks"] = [each for each in config["callbacks"] if each["type"] != "StepReport"]
+    if isinstance(config.get("mindswap"), dict):
+        config["mindswap"] = {key: value for key, value in config["mindswap"].items() if key != "cpu_stand_ins"}

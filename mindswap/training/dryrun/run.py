@@ -1,0 +1,129 @@
+"""Processes of a dry run: one for each rank, each a training by `mindswap run` on MindSpore's Ascend backend."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.errors import LaunchError
+from mindswap.training.dryrun.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
+from mindswap.training.logs.tail import find_last_error, find_last_step, read_tail
+
+PACKAGE_FOLDER = Path(__file__).parents[3]
+POLL_S = 0.2
+MAX_S = 1800.0
+LOG = "log"
+TRACKER = "tracker"
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """One rank of a dry run that ended well."""
+
+    rank: int
+    folder: Path  # what it wrote: its log, the tracker's tables, the order of execution
+    wall_s: float
+
+
+def run_rank(
+    config: Path, folder: Path, rank: int, num_ranks: int, say: Callable[[str], None], max_s: float = MAX_S
+) -> RankRun:
+    """Run one rank of a configuration to its end, in a folder that it makes.
+
+    Args:
+        config: made for a dry run: data that is there, one or two steps, no checkpoints.
+        rank, num_ranks: whose pipeline stage it is; `num_ranks` 1 is a training without parallelism.
+        say: takes a line about how far it is, now and then.
+        max_s: after so many seconds it is given up.
+
+    Raises:
+        LaunchError: it failed; with the signal or the last error, the last operator, and where its log is.
+    """
+    folder.mkdir(parents=True)
+    log = folder / LOG
+    words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]
+    words += ["--output_dir", str(folder.absolute() / "output")]
+    begin_s = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mindswap", "run", *words], cwd=folder, env=_environment(folder, rank, num_ranks),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = _wait(process, log, say, begin_s, max_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    wall_s = time.monotonic() - begin_s
+    if code != 0:
+        raise LaunchError(_why(code, folder, rank, wall_s))
+    return RankRun(rank, folder, wall_s)
+
+
+def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
+    """With CANN the backend takes its libraries, without it the stand-ins."""
+    found = {**os.environ}
+    paths = [str(PACKAGE_FOLDER), *filter(None, [found.get("PYTHONPATH")])]
+    if not has_cann():
+        cann = stand_ins()
+        found |= environment(cann, mindspore_libraries())
+        paths.insert(0, str(cann / "python"))
+    tracker = (folder / TRACKER).absolute()
+    found |= {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        "MS_SIMULATION_LEVEL": "1",
+        "RANK_SIZE": str(num_ranks),
+        "RANK_ID": str(rank),
+        "MS_MEMORY_STATISTIC": "1",
+        "ENABLE_LAZY_INLINE_NO_PIPELINE": "1",
+        "MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{tracker}",
+    }
+    found.pop("MS_ROLE", None)  # of a cluster this process may be in
+    if num_ranks == 1:
+        del found["RANK_SIZE"], found["RANK_ID"]
+    return found
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]", log: Path, say: Callable[[str], None], begin_s: float, max_s: float
+) -> int | None:
+    """Its exit code; None if it took too long."""
+    said = ""
+    while (code := process.poll()) is None:
+        time.sleep(POLL_S)
+        wall_s = time.monotonic() - begin_s
+        if wall_s > max_s:
+            return None
+        step = find_last_step(read_tail(log))
+        doing = f"step {step}" if step else "compiling"
+        if doing != said:
+            said = doing
+            say(doing)
+    return code
+
+
+def _why(code: int | None, folder: Path, rank: int, wall_s: float) -> str:
+    lines = read_tail(folder / LOG)
+    if code is None:
+        what = f"given up after {wall_s:.0f} s"
+    elif code < 0:
+        what = f"the backend crashed ({signal.Signals(-code).name})"
+    else:
+        what = find_last_error(lines) or f"exit code {code}"
+    operator = last_operator(folder)
+    last = f"\n    last operator: {operator}" if operator else ""
+    return f"dry run of rank {rank}: {what}{last}\n    log:     {folder / LOG}"
+
+
+def last_operator(folder: Path) -> str:
+    """The operator that the memory tracker saw last; "" before the first."""
+    for path in sorted((folder / TRACKER).rglob("task.csv")):
+        names = [line.split(",")[2] for line in read_tail(path) if line.count(",") > 2]
+        return next((name for name in reversed(names) if "/" in name), "")
+    return ""
