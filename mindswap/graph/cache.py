@@ -1,14 +1,16 @@
 """Captures on disk, so that asking twice compiles once.
 
 A file is named by a digest of everything that decides its content. It is written atomically, and
-one that cannot be read is ignored and written anew.
+one that cannot be read is ignored and written anew. The files least recently used go when they exceed a limit.
 """
 
+import contextlib
 import gzip
 import hashlib
 import json
 import logging
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +20,8 @@ from mindswap.graph.codec import CodecError, from_plain, to_plain
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+# A captured step of a large model takes a few MiB.
+MAX_CACHE_BYTES = 2 << 30
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -40,14 +44,47 @@ def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[
     """The value kept under a key of `make_key`, made of these dataclasses (by name); made and kept if there is none."""
     path = folder / f"{key}.json.gz"
     try:
-        return from_plain(json.loads(gzip.decompress(path.read_bytes())), classes)
+        value = from_plain(json.loads(gzip.decompress(path.read_bytes())), classes)
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used: it is the last one to go
+        return value
     except FileNotFoundError:
         pass
-    except (OSError, EOFError, ValueError, CodecError, RecursionError) as error:
+    except (OSError, EOFError, ValueError, zlib.error, CodecError, RecursionError) as error:
         logger.warning("ignored a cache file that cannot be read: %s (%s)", path, error)
     value = make()
     try:
         replace_file(path, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
+        evict(folder, keep=path)
     except (OSError, CodecError) as error:
         logger.warning("not cached: %s", error)
     return value
+
+
+def cache_size(folder: Path) -> int:
+    """Bytes of the files in the cache."""
+    return sum(size_bytes for _, size_bytes, _ in _cache_files(folder))
+
+
+def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
+    """Delete the files least recently used, but `keep`, until the cache takes no more than `max_bytes`."""
+    files = sorted(_cache_files(folder))
+    left_bytes = sum(size_bytes for _, size_bytes, _ in files)
+    for _, size_bytes, path in files:
+        if left_bytes <= max_bytes:
+            return
+        if path != keep:
+            with contextlib.suppress(OSError):  # another process was faster, or may delete nothing here
+                path.unlink()
+                left_bytes -= size_bytes
+
+
+def _cache_files(folder: Path) -> list[tuple[int, int, Path]]:
+    """Time of the last use in ns, size and path; also what a writer left that was killed."""
+    found = []
+    for pattern in ("*.json.gz", ".*.json.gz.*.tmp"):
+        for path in folder.glob(pattern):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+    return found

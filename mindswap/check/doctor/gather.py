@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindswap.check.doctor.model import Machine, Package, Software
-from mindswap.graph.cache import cache_folder
+from mindswap.graph.cache import cache_folder, cache_size
 from mindswap.training.launch.msrun import count_cards
 from mindswap.version import __version__
 
@@ -85,6 +85,7 @@ def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machin
         frozenset(place.name for place in (root / "sys/class/net").glob("*")),
         str(folder),
         _cache_problem(folder),
+        cache_size(folder),
         _size(Path(environ.get("TMPDIR") or tempfile.gettempdir()), is_free=True),
     )
 

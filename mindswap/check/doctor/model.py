@@ -76,6 +76,7 @@ class Machine:
     interfaces: frozenset[str] = frozenset()  # of the network
     cache_folder: str = ""  # of mindswap
     cache_problem: str = ""  # why it cannot be written; "" if it can
+    cache_bytes: int = 0  # of its files
     tmp_free_bytes: int | None = None  # in the folder for temporary files; None if unknown
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from mindswap.check.doctor.model import Diagnosis, MachineFacts
 from mindswap.config.problem import Level
+from mindswap.graph.cache import MAX_CACHE_BYTES
 from mindswap.report.problems import escape
 from mindswap.units import format_bytes, format_count
 from mindswap.version import __version__
 
-_SHOWN_OF_MACHINE = ("host_bytes", "memlock_bytes", "shm_bytes", "num_numa_nodes", "cache_folder")
+_SHOWN_OF_MACHINE = ("host_bytes", "memlock_bytes", "shm_bytes", "num_numa_nodes", "cache_folder", "cache_bytes")
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, prove"
 
@@ -25,6 +26,8 @@ def format_doctor(facts: MachineFacts, findings: Sequence[Diagnosis]) -> str:
         f"python {'.'.join(map(str, software.python))}, {_versions(facts)}",
         f"{cann}, {driver}, {software.num_cards} cards; host memory available: {available}",
         f"works here: {_works(facts)}",
+        f"cache: {format_bytes(facts.machine.cache_bytes)} of at most {format_bytes(MAX_CACHE_BYTES)}"
+        f" in {facts.machine.cache_folder}",
     ]
     for finding in findings:
         lines += ["", f"{finding.severity.value}: {finding.what} [{finding.check}]"]

@@ -317,3 +317,10 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(computer):
     finding = Diagnosis("configuration", Level.ERROR, "esc\x1b[31m.yaml has 5 errors", "why", "mindswap check \x07")
     text = format_doctor(facts, [finding])
     assert "\\x1b[31m.yaml" in text and "\x1b" not in text and "\x07" not in text
+
+
+def test_the_size_of_the_cache_is_said(computer):
+    computer.write("cache/one.json.gz", "x" * 1536)
+    facts = computer.facts()
+    assert f"cache: 1.5 KiB of at most 2.0 GiB in {computer.root}/cache" in format_doctor(facts, ())
+    assert doctor_to_json(facts, ())["machine"]["cache_bytes"] == 1536
