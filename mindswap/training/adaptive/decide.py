@@ -33,8 +33,8 @@ def decide(state: State, event: events.Event) -> Next:
             return _measure(state, event)
         case events.NewCheckpoint(step):
             return _at_checkpoint(state, step)
-        case events.Stopped():
-            return _stopped(state)
+        case events.Stopped(step):
+            return _stopped(state, step)
         case events.OutOfMemory():
             return _out_of_memory(state, event)
         case events.Ended(Outcome.KILLED, step, text):
@@ -148,9 +148,9 @@ def _at_checkpoint(state: State, step: int) -> Next:
     return state, events.StopWorkers(reason)
 
 
-def _stopped(state: State) -> Next:
+def _stopped(state: State, step: int) -> Next:
     assert state.candidate is not None
-    return _close(state, Outcome.LOOSENED, 0, f"for plan {state.candidate.key}"), events.Start(state.candidate)
+    return _close(state, Outcome.LOOSENED, step, f"for plan {state.candidate.key}"), events.Start(state.candidate)
 
 
 def _out_of_memory(state: State, event: events.OutOfMemory) -> Next:

@@ -49,6 +49,8 @@ class NewCheckpoint:
 class Stopped:
     """The workers were stopped as the last action asked."""
 
+    step: int  # last step that was seen
+
 
 @dataclass(frozen=True)
 class OutOfMemory:

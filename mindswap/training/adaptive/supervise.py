@@ -141,7 +141,7 @@ class _Supervisor:
             case events.StopWorkers():
                 self.workers.stop_all()
                 self.workers.look()
-                return events.Stopped()
+                return events.Stopped(self._last_step())
             case events.Wait(for_checkpoint):
                 if self.next_words:  # the attempt is in the saved state by now
                     self._spawn()

@@ -19,7 +19,7 @@ from mindswap.training.adaptive.events import (
     StopWorkers,
     Wait,
 )
-from mindswap.training.adaptive.model import Attempt, NothingFits, Outcome, Settings, State, TrainingPlan
+from mindswap.training.adaptive.model import Attempt, Corrections, NothingFits, Outcome, Settings, State, TrainingPlan
 
 MEMORY = 6400
 SECOND = 1_000_000_000
@@ -109,8 +109,9 @@ def test_headroom_loosens_at_the_next_checkpoint():
     assert action.for_checkpoint and after.candidate == fast
     after, action = decide(after, NewCheckpoint(12))
     assert isinstance(action, StopWorkers)
-    after, action = decide(after, Stopped())
+    after, action = decide(after, Stopped(14))
     assert action == Start(fast) and after.current.outcome is Outcome.LOOSENED
+    assert after.current.last_step == 14  # two steps after the checkpoint are done again
     after, _ = decide(after, Started(12))
     assert (after.num_restarts, after.current.first_step) == (1, 12)
 
@@ -121,6 +122,27 @@ def test_a_restart_that_costs_more_than_it_saves_is_not_made():
     answer = TrainingPlan("b", "", MEMORY, 5000, SECOND - 1_000_000)
     after, action = decide(after, Planned(answer))
     assert not action.for_checkpoint and after.is_stable and "990 ms" in action.reason
+
+
+def test_a_restart_that_costs_what_it_saves_is_not_made():
+    """20 steps are left, 1 s saved in each: 20 s, as much as a restart; with 21 steps it is made."""
+    for num_steps, is_made in ((30, False), (31, True)):
+        after, _ = play(state(), *RUNNING, measured(num_steps=num_steps, step_s=2))
+        _, action = decide(after, Planned(plan("b", 6000)))
+        assert action.for_checkpoint == is_made
+
+
+def test_the_limit_is_of_predictions_without_correction():
+    """Plan a, 6000 by prediction, failed with 500 missing: the limit is 5500.
+
+    A plan of 5400 that is corrected by -200 is one of 5600 without: beyond the limit. One of 5600 that is corrected by
+    +200 is one of 5400: within.
+    """
+    after, _ = play(state(), *RUNNING, OutOfMemory(0, 0, 500, "text"))
+    for peak, offset, is_started in ((5400, -200, False), (5600, 200, True)):
+        answer = TrainingPlan("b", "", MEMORY, peak, SECOND, corrections=Corrections(offset))
+        assert answer.raw_peak_bytes == peak - offset
+        assert isinstance(decide(after, Planned(answer))[1], Start) == is_started
 
 
 def test_near_the_end_nothing_is_changed():
@@ -137,7 +159,7 @@ def test_without_checkpoints_nothing_is_changed():
 def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
     """The limit does not go below 6000, which ran well: 6100 failed with 500 missing."""
     after, _ = play(state(), *RUNNING, measured(peak=6000, step_s=2), Planned(plan("b", 6100)))
-    after, action = play(after, NewCheckpoint(12), Stopped(), Started(12), OutOfMemory(0, 12, 500, "text"))
+    after, action = play(after, NewCheckpoint(12), Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
     assert action.budget_bytes == 6000
     _, action = decide(after, Planned(NothingFits(None)))
     assert action.plan.key == "a" and "back to one that ran" in action.reason
@@ -225,7 +247,7 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
             num_starts += 1
             event = Started(step)
         elif isinstance(action, StopWorkers):
-            event = Stopped()
+            event = Stopped(step)
         elif needs[current] > MEMORY:
             failed.add(current)
             event = OutOfMemory(0, step, data.draw(st.sampled_from([None, 1, needs[current] - MEMORY])), "x")
