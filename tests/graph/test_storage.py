@@ -68,6 +68,21 @@ def test_one_storage_swapped_under_two_names_is_copied_twice():
     assert fates(step) == [("norm", Fate.SWAPPED, 0, 2 * KIB)]
 
 
+def test_the_first_user_is_that_of_any_name():
+    """The tensor under its own name is read last, its view first, at position 1: a view itself computes nothing."""
+    step = graph(
+        [node("mul", "Mul", "x"), node("view", "Reshape", "mul")],
+        [
+            node("seen", "Reshape", "view_b"),
+            node("first", "MulGrad", "seen"),
+            node("second", "MulGrad", "first"),
+            node("last", "MulGrad", "second mul_b"),
+        ],
+        saved="mul view",
+    )
+    assert [saved.first_user for saved in classify_saved(step)] == [1]
+
+
 def test_weights_and_inputs_are_no_activations():
     step = graph(
         [

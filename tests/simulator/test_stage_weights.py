@@ -1,9 +1,14 @@
 """Weights and gradients of the stages of `steps.py`, by hand."""
 
+from dataclasses import replace
+
 from mindswap.config.pipeline import Pipeline
 from mindswap.policy.model import Policy
+from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB
-from tests.simulator.steps import model
+from tests.simulator.cost.builders import device
+from tests.simulator.steps import SETTINGS, captured, model
 
 NUM_LAYERS = 6
 MODEL = model(NUM_LAYERS)
@@ -17,6 +22,16 @@ def test_static_memory_is_that_of_the_weights_of_each_stage():
     first, second = model(NUM_LAYERS, pipeline=Pipeline(num_stages=2), num_micro_batches=2).static
     assert (first.parameter_bytes, second.total_bytes) == (KIB, 0)
     assert first.gradient_bytes == KIB  # summed up over micro-batches
+
+
+def test_a_tied_weight_is_on_the_last_stage_twice_with_one_gradient():
+    """The loss reads the embedding table, 1 KiB: received, and as the parameter that Receive names."""
+    step = captured(NUM_LAYERS)
+    *before, loss = step.graph.forward
+    tied = replace(step.graph, forward=(*before, replace(loss, inputs=(*loss.inputs, "weight"))))
+    settings = replace(SETTINGS, pipeline=Pipeline(num_stages=2), num_micro_batches=2)
+    _, last = StepModel(replace(step, graph=tied), CostTable(device()), settings).static
+    assert (last.parameter_bytes, last.gradient_bytes, last.optimizer_bytes) == (2 * KIB, KIB, 0)
 
 
 def test_terms_by_name():

@@ -132,3 +132,5 @@ def test_host_memory_of_a_node_is_that_of_its_cards():
     # 8 cards each: the first node is all stage 0.
     assert host_bytes_per_node([3, 1], num_cards=16, num_cards_per_node=8) == 24
     assert host_bytes_per_node([3], num_cards=2, num_cards_per_node=8) == 6
+    # One card per stage, nodes of two: 1 + 1, 5 + 5.
+    assert host_bytes_per_node([1, 1, 5, 5], num_cards=4, num_cards_per_node=2) == 10

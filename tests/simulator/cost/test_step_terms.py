@@ -1,5 +1,6 @@
 """Work on weights and gradients, counted by hand on the generic device: 1 TB/s, no cache, no fixed cost."""
 
+from mindswap.simulator.cost.hardware import Link
 from mindswap.simulator.cost.static_memory import Parameter
 from mindswap.simulator.cost.step_terms import (
     accumulate_ns,
@@ -101,6 +102,9 @@ def test_the_parallel_optimizer_cuts_the_work():
 def test_states_in_host_memory_come_and_go():
     # Two states of 2 MiB at 10 GB/s, 209,715.2 ns, in and out.
     assert move_states_ns([HALF], ALONE, GENERIC) == 4 * 209_716
+    # Out at 5 GB/s: 419,430.4 ns.
+    slow_out = device(offload=Link(5 * 10**9, 0))
+    assert move_states_ns([HALF], ALONE, slow_out) == 2 * (209_716 + 419_431)
 
 
 def test_a_gradient_is_a_message():
