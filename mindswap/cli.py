@@ -30,6 +30,7 @@ COMMANDS = (
     "verify",
     "inspect",
     "simulate",
+    "dryrun",
     "plan",
     "compare",
     "calibrate",

@@ -36,6 +36,7 @@ def dry_run(
     folder: str | os.PathLike[str] | None = None,
     jobs: int = 1,
     say: Callable[[str], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> tuple[DryRun, ...]:
     """Compile and "run" one step of a training as on Ascend cards: memory, order and copies are real, times are not.
 
@@ -47,6 +48,7 @@ def dry_run(
         folder: for all that the dry run writes, kept; default is one that is removed.
         jobs: so many ranks at a time.
         say: takes a line about what is done.
+        stop: whether to end it now.
 
     Raises:
         PolicyError: the configuration is wrong.
@@ -67,9 +69,10 @@ def dry_run(
             stand_ins()
 
         def run(rank: int) -> DryRun:
-            return read_run(
-                run_rank(file, place / f"rank_{rank}", rank, num_ranks, lambda line: say(f"rank {rank}: {line}"))
-            )
+            def tell(line: str) -> None:
+                say(f"rank {rank}: {line}")
+
+            return read_run(run_rank(file, place / f"rank_{rank}", rank, num_ranks, tell, stop))
 
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             return tuple(pool.map(run, chosen))

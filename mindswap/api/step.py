@@ -34,7 +34,9 @@ from mindswap.simulator.schedules import LESS_MEMORY
 from mindswap.simulator.step_model import StepModel
 
 if TYPE_CHECKING:
+    from mindswap.api.dry_run_stages import DryRunOptions
     from mindswap.api.plan import StepPlan
+    from mindswap.training.dryrun.stages import DryRunReport
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +107,19 @@ class Step:
         from mindswap.api.plan import make_plan  # takes a step itself
 
         return make_plan(self, memory, **options)
+
+    def dry_run(self, options: "DryRunOptions | None" = None) -> "DryRunReport":
+        """One step on MindSpore's Ascend backend without a card, beside the simulation: what memory really does.
+
+        Args:
+            options: which ranks, how many layers; default is one rank of each stage, and short models for long ones.
+
+        Raises:
+            LaunchError: it cannot be run here, or the backend fails.
+        """
+        from mindswap.api.dry_run_stages import dry_run_step  # takes a step itself
+
+        return dry_run_step(self, options)
 
 
 def load_step(

@@ -1,9 +1,10 @@
 """Options that several commands have, each defined once."""
 
 import argparse
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mindswap.errors import DataError
 from mindswap.simulator.cost.device_file import list_devices
@@ -104,3 +105,14 @@ def device_overrides(args: argparse.Namespace) -> dict[str, str]:
     """The figures that options replace."""
     found = {name: getattr(args, f"{FIGURE_PREFIX}{name}") for name in OPTIONS}
     return {name: text for name, text in found.items() if text is not None}
+
+
+class PhaseLines:
+    """One line per phase, with the time since the start."""
+
+    def __init__(self, begin_s: float, stream: TextIO):
+        self.begin_s = begin_s
+        self.stream = stream
+
+    def __call__(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}", file=self.stream, flush=True)

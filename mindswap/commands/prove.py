@@ -5,10 +5,9 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 from mindswap.adapters.installed import require_mindformers
-from mindswap.commands.options import add_device_arguments, device_overrides, number_from
+from mindswap.commands.options import PhaseLines, add_device_arguments, device_overrides, number_from
 from mindswap.commands.run import cards_missing, load_trainable
 from mindswap.config.mode import is_on_cpu
 from mindswap.config.nodes import Document
@@ -123,7 +122,7 @@ def _bench(args: argparse.Namespace, begin_s: float) -> Bench:
         budget_bytes=budget_bytes,
         wants_synthetic_data=args.synthetic_data,
         device_words=tuple(device_words),
-        say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
+        say=PhaseLines(begin_s, sys.stderr if args.json else sys.stdout),
     )
 
 
@@ -161,14 +160,3 @@ def _make_fresh(folder: Path, is_put_aside: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"{folder}: cannot be made: {error.strerror or error}") from error
-
-
-class _Progress:
-    """One line per phase, with the time since the start."""
-
-    def __init__(self, begin_s: float, stream: TextIO):
-        self.begin_s = begin_s
-        self.stream = stream
-
-    def __call__(self, text: str) -> None:
-        print(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}", file=self.stream, flush=True)

@@ -21,7 +21,7 @@ from mindswap.training.logs.read import read_worker_log
 # Types of `memory_block.csv`; blocks without a type are the pool's own.
 WEIGHT, CONSTANT = "Weight", "ConstantValue"
 _STATES = ("adam_m.", "adam_v.", "moment1.", "moment2.", "exp_avg", "max_exp_avg")
-_LAYER = re.compile(r"/(?:layers-\w+|\w*[lL]ayers-CellList)/(\d+)-\w+/(.*)")
+LAYER = re.compile(r"/(?:layers-\w+|\w*[lL]ayers-CellList)/(\d+)-\w+/(.*)")
 _OPERATOR = re.compile(r"-op\d+(?:_\d+)?$")
 PARTS = (
     "weights", "optimizer states", "gathered weights", "gradients", "saved activations", "copies back", "constants",
@@ -54,7 +54,7 @@ class PoolBlock:
     @property
     def cell(self) -> tuple[int, str] | None:
         """Layer and cells below it, `(3, "attention-LLamaAttention/wq-Linear")`; None outside the layers."""
-        match = _LAYER.search(self.name)
+        match = LAYER.search(self.name)
         return (int(match[1]), match[2].rpartition("/")[0]) if match else None
 
 
@@ -92,10 +92,12 @@ class DryRun:
     set_lines: tuple[str, ...]
     wall_s: float
 
-    # derived: live bytes after each change, by tick; when most is live; ticks of operators of the gradient, rising
+    # derived: live bytes after each change, by tick; when most is live; ticks of operators of the gradient, rising;
+    # operators that read what an AllGather of forward made
     curve: tuple[tuple[int, int], ...] = field(init=False)
     peak_tick: int = field(init=False)
     _backward_ticks: tuple[int, ...] = field(init=False)
+    _readers_of_gathered: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         changes: Counter[int] = Counter()
@@ -108,6 +110,9 @@ class DryRun:
         object.__setattr__(self, "peak_tick", max(curve, key=lambda point: point[1], default=(0, 0))[0])
         backward = sorted(tick for tick, name in self.operators.items() if name.startswith("Gradients/"))
         object.__setattr__(self, "_backward_ticks", tuple(backward))
+        gathered = (block for block in self.blocks if "AllGather" in block.operator and not block.is_backward)
+        readers = frozenset(self.operators.get(block.last_use, "") for block in gathered)
+        object.__setattr__(self, "_readers_of_gathered", readers)
 
     @property
     def peak_operator(self) -> str:
@@ -124,15 +129,17 @@ class DryRun:
         """Live bytes by what they are for (`PARTS`), at the peak by default."""
         sums = dict.fromkeys(PARTS, 0)
         for block in self.live(tick):
-            sums[self._part(block)] += block.size_bytes
+            sums[self.part(block)] += block.size_bytes
         return sums
 
-    def _part(self, block: PoolBlock) -> str:
+    def part(self, block: PoolBlock) -> str:
+        """What a block is for: one of `PARTS`."""
         if block.kind == WEIGHT:
             return "optimizer states" if block.name.startswith(_STATES) else "weights"
         if block.kind == CONSTANT:
             return "constants"
-        if "AllGather" in block.operator and not block.is_backward:
+        is_cast_of_gathered = block.operator == "Cast" and block.name in self._readers_of_gathered
+        if not block.is_backward and ("AllGather" in block.operator or is_cast_of_gathered):
             return "gathered weights"
         if block.operator.startswith("MoveTo"):
             return "copies back"
@@ -152,6 +159,11 @@ class DryRun:
         return any(word in block.operator or word in behind or word in reader for word in hands_on) or (
             block.operator.startswith("Cast") and bisect_right(self._backward_ticks, block.start) > 0
         )
+
+    @property
+    def copied_bytes(self) -> int:
+        """What comes back from the host in all steps that were run."""
+        return sum(block.size_bytes for block in self.blocks if block.operator == "MoveTo")
 
     @property
     def copied_out(self) -> list[Kernel]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError
 from mindswap.training.dryrun.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
+from mindswap.training.launch.lifeline import VARIABLE, lifeline
 from mindswap.training.logs.tail import find_last_error, find_last_step, read_tail
 
 PACKAGE_FOLDER = Path(__file__).parents[3]
@@ -30,7 +31,13 @@ class RankRun:
 
 
 def run_rank(
-    config: Path, folder: Path, rank: int, num_ranks: int, say: Callable[[str], None], max_s: float = MAX_S
+    config: Path,
+    folder: Path,
+    rank: int,
+    num_ranks: int,
+    say: Callable[[str], None],
+    stop: Callable[[], bool] = lambda: False,
+    max_s: float = MAX_S,
 ) -> RankRun:
     """Run one rank of a configuration to its end, in a folder that it makes.
 
@@ -38,6 +45,7 @@ def run_rank(
         config: made for a dry run: data that is there, one or two steps, no checkpoints.
         rank, num_ranks: whose pipeline stage it is; `num_ranks` 1 is a training without parallelism.
         say: takes a line about how far it is, now and then.
+        stop: whether to end it now.
         max_s: after so many seconds it is given up.
 
     Raises:
@@ -48,13 +56,14 @@ def run_rank(
     words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]
     words += ["--output_dir", str(folder.absolute() / "output")]
     begin_s = time.monotonic()
-    with log.open("wb") as file:
+    with log.open("wb") as file, lifeline() as held:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mindswap", "run", *words], cwd=folder, env=_environment(folder, rank, num_ranks),
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, "-m", "mindswap", "run", *words], cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
+            env=_environment(folder, rank, num_ranks) | {VARIABLE: held}, stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
         try:
-            code = _wait(process, log, say, begin_s, max_s)
+            code = _wait(process, log, say, stop, begin_s, max_s)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -91,14 +100,19 @@ def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
 
 
 def _wait(
-    process: "subprocess.Popen[bytes]", log: Path, say: Callable[[str], None], begin_s: float, max_s: float
+    process: "subprocess.Popen[bytes]",
+    log: Path,
+    say: Callable[[str], None],
+    stop: Callable[[], bool],
+    begin_s: float,
+    max_s: float,
 ) -> int | None:
-    """Its exit code; None if it took too long."""
+    """Its exit code; None if it took too long, or is to end."""
     said = ""
     while (code := process.poll()) is None:
         time.sleep(POLL_S)
         wall_s = time.monotonic() - begin_s
-        if wall_s > max_s:
+        if wall_s > max_s or stop():
             return None
         step = find_last_step(read_tail(log))
         doing = f"step {step}" if step else "compiling"

@@ -1,0 +1,257 @@
+"""Dry runs of pipeline stages: of all layers, or on the line through two short depths, beside the simulated step."""
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.api.device import find_costs
+from mindswap.api.dry_run import dry_run, sampled_layers, stage_ranks
+from mindswap.api.step import Step, load_step, policy_of
+from mindswap.check.check import check_document, require_num_layers
+from mindswap.config.nodes import Document
+from mindswap.config.source import load_document
+from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.errors import GraphError, LaunchError, SimulationError
+from mindswap.files import file_name
+from mindswap.policy.mindformers_2x.form import refuse_pynative
+from mindswap.policy.model import ENTRY_FIELDS, Policy
+from mindswap.simulator.summary_model import StageReport
+from mindswap.training.dryrun.read import DryRun
+from mindswap.training.dryrun.stages import DryRunReport, stage_run
+from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
+
+# Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
+MOST_LAYERS = 6
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DryRunOptions:
+    """How a configuration is dry run."""
+
+    ranks: tuple[int, ...] = ()  # whose memory is asked for; empty: the first of each pipeline stage
+    layers: tuple[int, ...] = ()  # layers of the models to run: one depth, or two for a straight line; empty: chosen
+    is_full: bool = False  # run all layers
+    num_jobs: int = 1  # processes at a time
+    folder: Path | None = None  # where the raw tables stay; None keeps nothing
+
+
+@dataclass(frozen=True)
+class _Depth:
+    """The model with fewer layers, or with all of them."""
+
+    per_chunk: int | None  # layers of each chunk of each stage; None for the whole model
+    kept: tuple[int, ...]  # layers of the whole model that its layers stand for
+    stage_layers: tuple[int, ...]  # layers of each stage
+
+
+def run_stages(
+    document: Document,
+    options: DryRunOptions | None = None,
+    say: Say = lambda line: None,
+    title: str = "",
+    simulate: Callable[[], Sequence[StageReport]] = tuple,
+    budget_bytes: int | None = None,
+) -> DryRunReport:
+    """Dry run a configuration on a rank of each pipeline stage.
+
+    Args:
+        document: a configuration of MindFormers 1.9.
+        options: how.
+        say: takes a line about how far it is.
+        title: name for reports.
+        simulate: gives the stages of the simulated step, to be shown beside; called while the processes run.
+        budget_bytes: memory that may be used.
+
+    Raises:
+        PolicyError: the configuration has mistakes.
+        LaunchError: it cannot be run here, or the backend fails.
+    """
+    options = options or DryRunOptions()
+    refuse_pynative(document)
+    checked = check_document(document)
+    policy = policy_of(document, checked)
+    num_layers = require_num_layers(document, checked.num_layers, "a dry run: ")
+    require_mindformers()
+    settings = read_step_settings(document)
+    num_stages = settings.pipeline.num_stages
+    ranks = options.ranks or tuple(stage_ranks(settings.num_cards, num_stages))
+    if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
+        allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
+        raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
+    whole = _depth(settings, num_layers, None)
+    depths = choose_depths(options, settings, num_layers, policy)
+    folder = _make_folder(options.folder)
+    is_stopped = threading.Event()
+    if not has_cann():
+        say("stand-ins for CANN")
+        stand_ins()
+
+    def one(task: tuple[_Depth, int]) -> DryRun:
+        depth, rank = task
+        name = f"{len(depth.kept)} of {num_layers} layers, "
+
+        def tell(line: str) -> None:
+            say(name + line)
+
+        place = folder / f"layers_{len(depth.kept)}_rank_{rank}"
+        (found,) = dry_run(document, [rank], depth.per_chunk, place, 1, tell, is_stopped.is_set)
+        tell(f"rank {rank}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
+        return found
+
+    # The deepest first: with several processes it decides how long all take.
+    tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
+    with ThreadPoolExecutor(options.num_jobs) as pool:
+        try:
+            results = pool.map(one, tasks)  # begins at once
+            simulated = tuple(simulate())
+            found = dict(zip(tasks, results, strict=True))
+        except BaseException:
+            is_stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    if options.folder is None:  # after a failure its log stays
+        shutil.rmtree(folder, ignore_errors=True)
+    size = settings.num_cards // num_stages
+    stages = []
+    for rank in ranks:
+        stage = rank // size
+        runs = {depth.stage_layers[stage]: found[depth, rank] for depth in depths}
+        stages.append(stage_run(stage, whole.stage_layers[stage], runs))
+    return DryRunReport(
+        title=title or Path(document.file).stem,
+        stages=tuple(stages),
+        simulated=simulated,
+        num_layers=num_layers,
+        depths=tuple(len(depth.kept) for depth in depths),
+        budget_bytes=budget_bytes,
+        has_cann=has_cann(),
+        notes=_notes(depths, whole, policy),
+    )
+
+
+def dry_run_step(step: Step, options: DryRunOptions | None = None, say: Say = lambda line: None) -> DryRunReport:
+    """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
+    if step.path is None:
+        raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
+    budget_bytes = step.device.usable_memory_bytes
+    return run_stages(step.document, options, say, step.title, lambda: step.simulate().report().stages, budget_bytes)
+
+
+def dry_run_file(
+    path: str | os.PathLike[str],
+    options: DryRunOptions | None = None,
+    say: Say = lambda line: None,
+    device: str | os.PathLike[str] | None = None,
+    overrides: dict[str, str] | None = None,
+) -> DryRunReport:
+    """The same of a file; one that cannot be simulated is dry run all the same, and a note says why."""
+    document = load_document(file_name(path))
+    budget_bytes = find_costs([document], device, overrides or {}).device.usable_memory_bytes
+    reasons: list[str] = []
+
+    def simulate() -> tuple[StageReport, ...]:
+        try:
+            return load_step(path, device, overrides).simulate().report().stages
+        except (GraphError, SimulationError) as error:
+            reasons.append(f"not simulated: {str(error).splitlines()[0]}")
+            return ()
+
+    report = run_stages(document, options, say, Path(path).stem, simulate, budget_bytes)
+    return replace(report, notes=(*report.notes, *reasons))
+
+
+def _make_folder(asked: Path | None) -> Path:
+    if asked is None:
+        return Path(tempfile.mkdtemp(prefix="mindswap-dryrun-"))
+    try:
+        asked.mkdir(parents=True, exist_ok=True)
+        if any(asked.iterdir()):
+            raise LaunchError(f"{asked}: is there already, and not empty\n    fix:     another folder")
+    except OSError as error:
+        raise LaunchError(f"{asked}: cannot be made: {error.strerror or error}") from error
+    return asked
+
+
+def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None) -> _Depth:
+    cells = list(settings.pipeline.layout(num_layers).cells())
+    stage_layers = [0] * settings.pipeline.num_stages
+    for cell in cells:
+        stage_layers[cell.stage] += len(cell.layers) if per_chunk is None else per_chunk
+    kept = tuple(range(num_layers)) if per_chunk is None else sampled_layers(settings.pipeline, num_layers, per_chunk)
+    return _Depth(per_chunk, kept, tuple(stage_layers))
+
+
+def choose_depths(options: DryRunOptions, settings: StepSettings, num_layers: int, policy: Policy) -> list[_Depth]:
+    """The depths that were asked for; else the whole model if it is short, and two short ones if it is not.
+
+    Raises:
+        LaunchError: layers that were asked for cannot be spread over stages and chunks.
+    """
+    cells = list(settings.pipeline.layout(num_layers).cells())
+    shortest = min(len(cell.layers) for cell in cells)
+    whole = _depth(settings, num_layers, None)
+    if options.layers:
+        most = shortest * len(cells)
+        if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > most)]:
+            allowed = f"{num_layers}, all of them, or a multiple of {len(cells)} up to {most}"
+            raise LaunchError(
+                f"--layers {wrong[0]}: every stage and chunk needs as many layers\n    allowed: {allowed}"
+            )
+        found = sorted(set(options.layers))
+        return [whole if n == num_layers else _depth(settings, num_layers, n // len(cells)) for n in found]
+    most = min(MOST_LAYERS if len(cells) == 1 else MOST_LAYERS // 2, shortest)
+    if options.is_full or num_layers <= most * len(cells):
+        return [whole]
+    if most < 2:
+        return [whole]
+    least = 2 if len(cells) == 1 else 1
+    depths = {n: _depth(settings, num_layers, n) for n in range(least, most + 1)}
+    pairs = [(low, high) for high in depths for low in depths if low < high]
+    # The fewest layers with which the line has as many layers of each kind as the model.
+    best = min(pairs, key=lambda pair: (_mismatch(depths[pair[0]], depths[pair[1]], whole, policy), sum(pair)))
+    return [depths[n] for n in best]
+
+
+def _mismatch(short: _Depth, long: _Depth, whole: _Depth, policy: Policy) -> float:
+    """Layers that the line through two short models has too many or too few of some kind, as a share of all."""
+    counts = [_kinds(depth, policy) for depth in (short, long, whole)]
+    low, high, num_layers = (len(depth.kept) for depth in (short, long, whole))
+    share = (num_layers - high) / (high - low)
+    off = 0.0
+    for kind in set[tuple[bool, ...]]().union(*counts):
+        first, second, wanted = (count.get(kind, 0) for count in counts)
+        off += abs(second + (second - first) * share - wanted)
+    return round(off / num_layers, 3)
+
+
+def _kinds(depth: _Depth, policy: Policy) -> Mapping[tuple[bool, ...], int]:
+    """Layers by the entries of the policy that name them."""
+    sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
+    sets += [policy.layer_recompute, policy.output_recompute]
+    counts: dict[tuple[bool, ...], int] = {}
+    for layer in depth.kept:
+        kind = tuple(layer in layers for layers in sets)
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def _notes(depths: Sequence[_Depth], whole: _Depth, policy: Policy) -> tuple[str, ...]:
+    if depths[-1].per_chunk is None:
+        return ()
+    ran = " and ".join(str(len(depth.kept)) for depth in depths)
+    if len(depths) == 1:
+        return (f"{ran} of {len(whole.kept)} layers were run, and all figures are of those alone",)
+    notes = [f"{ran} of {len(whole.kept)} layers were run: the figures are on the straight line through them"]
+    if off := _mismatch(depths[0], depths[-1], whole, policy):
+        notes.append(
+            f"layers differ in what they swap and recompute; for {off:.0%} of them the line counts layers of another "
+            "kind: --full runs all of them"
+        )
+    return tuple(notes)

@@ -1,0 +1,114 @@
+"""`mindswap dryrun`: a configuration on MindSpore's own Ascend backend, without a card."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mindswap.api.dry_run_stages import DryRunOptions, dry_run_file, run_stages
+from mindswap.commands.options import (
+    MOST,
+    MOST_LAYERS,
+    PhaseLines,
+    add_common,
+    add_device_arguments,
+    device_overrides,
+    number_from,
+)
+from mindswap.commands.run import load_trainable
+from mindswap.config.plain_data import document_from_data
+from mindswap.errors import LaunchError
+from mindswap.files import require_folders, write_new
+from mindswap.report.answer import answer_text
+from mindswap.report.dryrun import dry_run_to_json, format_dry_run
+from mindswap.training.dryrun.stages import DryRunReport
+from mindswap.training.launch.signals import StoppedBySignal, signals_raise
+from mindswap.training.proof.derive import switched_off
+
+HELP = "Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it."
+EXAMPLES = """\
+  mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
+  mindswap dryrun llama2_7b.yaml --against none            # beside the same without swap and recompute
+  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # two short models, and the line through them
+  mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
+  mindswap dryrun llama2_7b.yaml --html report.html
+  mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
+
+Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
+minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
+out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
+Exit code 1 if the peak, with fragments and workspace, is above the memory that may be used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument(
+        "--ranks", metavar="R,...", type=_numbers(0), default=(), help="default is the first of each pipeline stage"
+    )
+    depth = parser.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--layers",
+        metavar="N[,M]",
+        type=_numbers(1),
+        default=(),
+        help="run models with so many layers; of two depths the straight line through them is shown",
+    )
+    depth.add_argument("--full", action="store_true", help="run all layers, however long it takes")
+    parser.add_argument("--against", metavar="none|FILE", help="show another dry run beside; none: nothing moved")
+    parser.add_argument("--jobs", metavar="N", type=number_from(1, 64), default=1, help="processes at a time (1)")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave logs and MindSpore's own tables there")
+    add_common(parser, "--plot", "--html", "--json")
+    add_device_arguments(parser)
+
+
+def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    one = number_from(least, MOST if least == 0 else MOST_LAYERS)
+
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(one(part.strip()) for part in text.split(",")))
+
+    return parse
+
+
+def run(args: argparse.Namespace) -> int:
+    """Dry run one configuration; 1 if it does not fit."""
+    if len(args.layers) > 2:
+        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
+    require_folders(args.plot, args.html)
+    document = load_trainable(Path(args.config))
+    options = DryRunOptions(args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "config")
+    say = PhaseLines(time.monotonic(), sys.stderr)
+    other: DryRunReport | None = None
+    try:
+        with signals_raise():
+            report = dry_run_file(args.config, options, say, args.device, device_overrides(args))
+            if args.against:
+                options = DryRunOptions(
+                    args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "against"
+                )
+                if args.against == "none":
+                    off = document_from_data(switched_off(document.data()), document.file)
+                    title = "no swap, no recompute"
+                else:
+                    off, title = load_trainable(Path(args.against)), Path(args.against).stem
+                other = run_stages(off, options, say, title)
+    except StoppedBySignal as signal:
+        say("interrupted")
+        return 128 + signal.number
+    if args.plot:
+        from mindswap.report.dryrun_plot import plot_dry_run
+
+        plot_dry_run(report, args.plot, other)
+    if args.html:
+        from mindswap.report.dryrun_html import format_dry_run_html
+
+        write_new(args.html, format_dry_run_html(report, other), overwrite=True)
+    if args.json:
+        data = dry_run_to_json(report) | ({"against": dry_run_to_json(other)} if other is not None else {})
+        print(answer_text("dryrun", data, report.fits))
+    else:
+        print(format_dry_run(report, other))
+    return 0 if report.fits else 1

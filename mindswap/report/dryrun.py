@@ -1,0 +1,198 @@
+"""A dry run as text, as JSON and as a picture, beside the simulated step."""
+
+from collections import Counter
+from typing import Any
+
+from mindswap.policy.words import name_indices
+from mindswap.report.problems import escape
+from mindswap.report.simulation.words import describe_moment
+from mindswap.report.tables import format_table
+from mindswap.training.dryrun.read import PARTS, DryRun, Kernel, live_by_cell
+from mindswap.training.dryrun.stages import DryRunReport, StageRun, StepPlace, simulated_parts
+from mindswap.units import format_bytes
+
+NUM_CELLS = 6
+MIB = 1 << 20
+NOT_A_CARD = (
+    "a dry run launches no kernel: no times, no values, and nothing runs out of memory; it knows no workspaces: the "
+    "one shown is simulated"
+)
+Rows = tuple[list[str], list[list[str]]]
+
+
+def format_dry_run(report: DryRunReport, other: DryRunReport | None = None) -> str:
+    """Peaks of every stage, what is live there and what moves; with `other` both side by side."""
+    lines = [f"dry run of {report.title} on MindSpore's Ascend backend, without a card", ""]
+    lines.append(format_table(*peak_rows(report, other)))
+    for stage in report.stages:
+        lines += ["", *_stage_lines(report, stage, _same_rank(other, stage))]
+    lines += ["", f"needs {format_bytes(report.peak_bytes)} with fragments and workspace{_verdict(report)}"]
+    lines += [f"note: {note}" for note in report.notes]
+    if other is not None:
+        lines += [f"note: {other.title}: {note}" for note in other.notes]
+    libraries = "CANN's own libraries" if report.has_cann else "stand-ins for CANN's libraries"
+    lines += [f"ran with {libraries}; {NOT_A_CARD}"]
+    return "\n".join(escape(line) for text in lines for line in text.split("\n"))
+
+
+def dry_run_cards(report: DryRunReport) -> list[tuple[str, str, str, str]]:
+    """The figures that everybody asks for first: name, value, remark, verdict."""
+    judged = "" if report.budget_bytes is None else "good" if report.fits else "bad"
+    return [
+        ("peak", _mib(report.used_peak_bytes), "without fragments", ""),
+        ("peak with fragments", _mib(report.actual_peak_bytes), "", ""),
+        ("needs", format_bytes(report.peak_bytes), f"with fragments and workspace{_verdict(report)}", judged),
+    ]
+
+
+def _same_rank(other: DryRunReport | None, stage: StageRun) -> StageRun | None:
+    return next((each for each in other.stages if each.run.rank == stage.run.rank), None) if other else None
+
+
+def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
+    """Header and rows: a row for each rank."""
+    header = ["rank (stage)", "peak", "with fragments", "workspace, simulated", "simulate", "difference"]
+    if other is not None:
+        header += [other.title, "with fragments"]
+    rows = []
+    for stage in report.stages:
+        row = [f"{stage.run.rank} ({stage.stage})", _mib(stage.used_peak_bytes), _mib(stage.actual_peak_bytes)]
+        simulated = simulated_peak(report, stage)
+        if simulated is None:
+            row += ["-", "-", "-"]
+        else:
+            share = 100 * (simulated - stage.used_peak_bytes) / max(stage.used_peak_bytes, 1)
+            row += [_mib(report.workspace_bytes(stage)), _mib(simulated), f"{share:+.1f} %"]
+        if other is not None:
+            match = _same_rank(other, stage)
+            row += [_mib(match.used_peak_bytes), _mib(match.actual_peak_bytes)] if match else ["-", "-"]
+        rows.append(row)
+    return header, rows
+
+
+def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
+    """The simulated peak without the workspace that a dry run does not know; None where nothing is simulated."""
+    if not report.simulated:
+        return None
+    return report.simulated[stage.stage].peak_bytes - report.workspace_bytes(stage)
+
+
+def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
+    """Header and rows: what is live at the peak of a stage, by what it is for."""
+    simulated = simulated_parts(report.simulated[stage.stage]) if report.simulated else {}
+    header = ["live at the peak", "dry run", *(["simulate", "difference"] if simulated else [])]
+    header += ["the other"] if other else []
+    rows = []
+    for name in PARTS:
+        own, predicted, others = stage.parts[name], simulated.get(name, 0), other.parts[name] if other else 0
+        if own or predicted or others:
+            beside = [_mib(predicted), _mib(predicted - own)] if simulated else []
+            rows.append([name, _mib(own), *beside, *([_mib(others)] if other else [])])
+    return header, rows
+
+
+def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) -> list[str]:
+    run = stage.run
+    lines = [f"rank {run.rank}, peak: {describe_place(stage.place)}"]
+    if report.simulated:
+        lines.append(f"    simulated peak: {describe_moment(report.simulated[stage.stage].moment)}")
+    lines += [f"    {line}" for line in format_table(*part_rows(report, stage, other)).split("\n")]
+    if cells := saved_cells(run):
+        shown = ", ".join(f"{name} {_mib(size)}" for name, size in cells.most_common(NUM_CELLS))
+        lines.append(f"    saved activations by cell, largest first: {shown}")
+    return [*lines, *(f"    {line}" for line in _copy_lines(run))]
+
+
+def saved_cells(run: DryRun) -> Counter[str]:
+    """Bytes of saved activations at the peak by cell, all layers together."""
+    return live_by_cell([block for block in run.live() if run.part(block) == "saved activations"])
+
+
+def _copy_lines(run: DryRun) -> list[str]:
+    if not run.copied_out and not run.copied_back:
+        return ["copies: none"]
+    return [
+        f"copies out: {_describe_copies(run, run.copied_out)}",
+        f"copies back: {_describe_copies(run, run.copied_back)}, {_mib(run.copied_bytes)}",
+    ]
+
+
+def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
+    """How many, and where in the order of launch the first and the last are."""
+    if not copies:
+        return "0"
+    first, last = (run.kernels.index(copies[end]) + 1 for end in (0, -1))
+    return f"{len(copies)}, the first as operator {first}, the last as operator {last} of {len(run.kernels)}"
+
+
+def _verdict(report: DryRunReport) -> str:
+    """`: fits in 54.0 GiB with 6.9 GiB to spare`; "" without a budget."""
+    if report.budget_bytes is None:
+        return ""
+    budget, rest = format_bytes(report.budget_bytes), report.budget_bytes - report.peak_bytes
+    if rest >= 0:
+        return f": fits in {budget} with {format_bytes(rest)} to spare"
+    return f": does NOT fit, {format_bytes(-rest)} more than {budget}"
+
+
+def describe_place(place: StepPlace) -> str:
+    """`backward, layer 3: attention/wq MatMul`."""
+    layer = name_indices("layer", [place.layer]) if place.layer is not None else "outside the layers"
+    return f"{'backward' if place.is_backward else 'forward'}, {layer}: {place.operator}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{round(size_bytes / MIB)} MiB"
+
+
+def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
+    """The same as plain data; bytes."""
+    return {
+        "dry_run": True,
+        "title": report.title,
+        "num_layers": report.num_layers,
+        "depths": list(report.depths),
+        "has_cann": report.has_cann,
+        "used_peak_bytes": report.used_peak_bytes,
+        "actual_peak_bytes": report.actual_peak_bytes,
+        "peak_bytes": report.peak_bytes,
+        "budget_bytes": report.budget_bytes,
+        "fits": report.fits,
+        "stages": [_stage_to_json(report, stage) for stage in report.stages],
+        "notes": list(report.notes),
+    }
+
+
+def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
+    run = stage.run
+    simulated = report.simulated[stage.stage] if report.simulated else None
+    return {
+        "stage": stage.stage,
+        "rank": run.rank,
+        "num_layers": stage.num_layers,
+        "used_peak_bytes": stage.used_peak_bytes,
+        "actual_peak_bytes": stage.actual_peak_bytes,
+        "workspace_bytes": report.workspace_bytes(stage),
+        "simulated_peak_bytes": simulated_peak(report, stage),
+        "moment": {
+            "phase": "backward" if stage.place.is_backward else "forward",
+            "layer": stage.place.layer,
+            "operator": stage.place.operator,
+        },
+        "parts": dict(stage.parts),
+        "simulated_parts": simulated_parts(simulated) if simulated else None,
+        "saved_by_cell": dict(saved_cells(run).most_common()),
+        "runs": [
+            {
+                "num_layers": depth,
+                "used_peak_bytes": each.used_peak_bytes,
+                "actual_peak_bytes": each.actual_peak_bytes,
+                "copies_out": len(each.copied_out),
+                "copies_back": len(each.copied_back),
+                "copied_bytes": each.copied_bytes,
+                "set_lines": list(each.set_lines),
+                "wall_s": round(each.wall_s, 1),
+            }
+            for depth, each in sorted(stage.runs.items())
+        ],
+    }

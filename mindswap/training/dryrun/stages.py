@@ -1,0 +1,190 @@
+"""Dry runs of pipeline stages: of all their layers, or of short models and the straight line through them.
+
+The highest of several lines bends upwards, so a line through two peaks is too low where another moment takes over. So
+each part of the step (forward of the first layer, the loss, backward of the last layer, ...) has a line of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.summary_model import StageReport
+from mindswap.training.dryrun.read import LAYER, PARTS, DryRun
+
+# The parts of a dry run in the simulated memory; what is gathered has AllGather in its label.
+_STATIC_PARTS = {
+    "parameters": "weights",
+    "optimizer state": "optimizer states",
+    "sums of gradients": "gradients",
+    "constants": "constants",
+}
+_HOLDER_PARTS = {
+    MemoryKind.KEPT: "saved activations",
+    MemoryKind.OFFLOADING: "saved activations",
+    MemoryKind.PREFETCHED: "copies back",
+    MemoryKind.GRADIENT: "gradients",
+}
+
+
+@dataclass(frozen=True)
+class StepPlace:
+    """Where in a step an operator runs."""
+
+    is_backward: bool  # of the gradient, or computed again for it
+    layer: int | None  # of the model that was run; None outside the layers
+    operator: str  # its name with its cells
+    is_behind: bool = False  # outside the layers: behind them in the order of the pass
+
+
+@dataclass(frozen=True, eq=False)
+class StageRun:
+    """One rank of a dry run, at the depth that was asked for. Sizes in bytes.
+
+    Attributes:
+        stage: of the pipeline.
+        num_layers: of the stage in the whole model.
+        runs: layers of the stage that were run -> what came out; one, or two for a straight line.
+        used_peak_bytes: highest use without fragments.
+        actual_peak_bytes: the same with fragments.
+        place: when that is, in the longest run.
+        parts: what is live then, by what it is for.
+    """
+
+    stage: int
+    num_layers: int
+    runs: Mapping[int, DryRun]
+    used_peak_bytes: int
+    actual_peak_bytes: int
+    place: StepPlace
+    parts: Mapping[str, int]
+
+    @property
+    def run(self) -> DryRun:
+        """The longest run."""
+        return self.runs[max(self.runs)]
+
+
+@dataclass(frozen=True, eq=False)
+class DryRunReport:
+    """What MindSpore's Ascend backend does with a configuration, without a card; no times and no values.
+
+    Attributes:
+        title: name of the configuration.
+        stages: one for each rank that was asked for.
+        simulated: what `simulate` says of the stages of the pipeline, in order; empty where it cannot.
+        num_layers: of the model.
+        depths: layers of the models that were run.
+        budget_bytes: what may be used; None for no limit.
+        has_cann: CANN's own libraries were there.
+        notes: what a reader has to know.
+    """
+
+    title: str
+    stages: tuple[StageRun, ...]
+    simulated: tuple[StageReport, ...]
+    num_layers: int
+    depths: tuple[int, ...]
+    budget_bytes: int | None
+    has_cann: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def used_peak_bytes(self) -> int:
+        """Highest device memory of any rank that was run, without fragments and workspaces."""
+        return max(stage.used_peak_bytes for stage in self.stages)
+
+    @property
+    def actual_peak_bytes(self) -> int:
+        """The same with fragments."""
+        return max(stage.actual_peak_bytes for stage in self.stages)
+
+    def workspace_bytes(self, stage: StageRun) -> int:
+        """What kernels of a stage take beside tensors: simulated, a dry run knows none; 0 where it is not known."""
+        return dict(self.simulated[stage.stage].static_parts).get("workspace", 0) if self.simulated else 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """What is held against the budget: with fragments, and with the simulated workspace."""
+        return max(stage.actual_peak_bytes + self.workspace_bytes(stage) for stage in self.stages)
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the budget."""
+        return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
+
+
+def simulated_parts(stage: StageReport) -> dict[str, int]:
+    """What a simulated stage holds at its peak, in the parts of a dry run; without workspace."""
+    sums = dict.fromkeys(PARTS, 0)
+    for name, size_bytes in stage.static_parts:
+        if name in _STATIC_PARTS:
+            sums[_STATIC_PARTS[name]] += size_bytes
+    for holder in stage.holders:
+        part = _HOLDER_PARTS.get(holder.kind, "other")
+        sums["gathered weights" if "AllGather" in holder.label else part] += holder.size_bytes
+    return sums
+
+
+def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun]) -> StageRun:
+    """A stage of `num_layers` layers from runs with so many, or fewer, of them."""
+    longest = runs[max(runs)]
+    if num_layers in runs or len(runs) == 1:
+        place = find_places(longest)[longest.peak_tick]
+        used, actual = longest.used_peak_bytes, longest.actual_peak_bytes
+        return StageRun(stage, num_layers, runs, used, actual, place, longest.parts())
+    short, long = sorted(runs)
+
+    def at(low: int, high: int) -> int:
+        return high + (high - low) * (num_layers - long) // (long - short)
+
+    first, last = (segments(runs[depth]) for depth in (short, long))
+    lines = {key: at(first[key][1], last[key][1]) for key in first.keys() & last.keys()}
+    key = max(lines, key=lines.__getitem__)
+    low, high = runs[short].parts(first[key][0]), longest.parts(last[key][0])
+    used = max(lines[key], at(runs[short].used_peak_bytes, longest.used_peak_bytes))
+    actual = max(used, at(runs[short].actual_peak_bytes, longest.actual_peak_bytes))
+    parts = {name: max(0, at(low[name], high[name])) for name in PARTS}
+    return StageRun(stage, num_layers, runs, used, actual, find_places(longest)[last[key][0]], parts)
+
+
+def find_places(run: DryRun) -> dict[int, StepPlace]:
+    """Tick of each change of the curve -> the operator that runs then.
+
+    Operators that were fused, or made by a pass of the backend, have no cell: they are where the one before them is.
+    """
+    places: dict[int, StepPlace] = {}
+    ticks = sorted(run.operators)
+    position = 0
+    now = StepPlace(False, None, "")
+    has_layers = {False: False, True: False}
+    for tick, _ in run.curve:
+        while position < len(ticks) and ticks[position] <= tick:
+            name = run.operators[ticks[position]]
+            position += 1
+            match = LAYER.search(name)
+            if match is None and name.count("/") < 2:
+                now = StepPlace(now.is_backward, now.layer, name, now.is_behind)
+                continue
+            is_backward = name.startswith(("Gradients/", "recompute_"))
+            has_layers[is_backward] |= match is not None
+            layer = int(match[1]) if match else None
+            now = StepPlace(is_backward, layer, name, layer is None and has_layers[is_backward])
+        places[tick] = now
+    return places
+
+
+def segments(run: DryRun) -> dict[tuple[bool, str], tuple[int, int]]:
+    """Part of a step -> the tick at which most is live in it, and how much."""
+    places = find_places(run)
+    layers = [place.layer for place in places.values() if place.layer is not None]
+    names = {min(layers): "first layer", max(layers): "last layer"} if layers else {}
+    found: dict[tuple[bool, str], tuple[int, int]] = {}
+    for tick, live_bytes in run.curve:
+        place = places[tick]
+        if place.layer is None:
+            name = "behind the layers" if place.is_behind else "before the layers"
+        else:
+            name = names.get(place.layer, "")
+        if name and live_bytes > found.get((place.is_backward, name), (0, -1))[1]:
+            found[place.is_backward, name] = tick, live_bytes
+    return found

@@ -1,0 +1,134 @@
+"""`mindswap dryrun` as it is called, without MindSpore: what is refused, and what is printed."""
+
+import json
+
+import pytest
+
+from mindswap import cli
+from mindswap.api.dry_run_stages import DryRunOptions, choose_depths
+from mindswap.config.parse import parse_document
+from mindswap.config.step import read_step_settings
+from mindswap.errors import LaunchError
+from mindswap.policy.model import Layers, OpSwap, Policy
+from mindswap.report.answer import answer_text
+from mindswap.report.dryrun import dry_run_to_json, format_dry_run
+from mindswap.report.dryrun_html import format_dry_run_html
+from mindswap.training.dryrun.stages import DryRunReport, stage_run
+from tests.schema import answer_of
+from tests.training.dryrun.test_stages import model
+
+CASE4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
+
+
+def report_of(num_layers: int = 2, budget_bytes: int | None = 200) -> DryRunReport:
+    stage = stage_run(0, num_layers, {2: model(2)})
+    return DryRunReport("case", (stage,), (), num_layers, (2,), budget_bytes, False, ("a note",))
+
+
+def settings(text: str):
+    return read_step_settings(parse_document(text.encode(), "x.yaml"))
+
+
+def depths(text: str, num_layers: int, policy: Policy | None = None, **options) -> list[tuple[int, ...]]:
+    return [
+        depth.kept for depth in choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
+    ]
+
+
+def test_a_short_model_is_run_whole():
+    assert depths("a: 1", 4) == [(0, 1, 2, 3)]
+
+
+def test_a_long_one_at_two_short_depths():
+    assert depths("a: 1", 32) == [(0, 31), (0, 16, 31)]
+
+
+def test_the_depths_have_as_many_layers_of_each_kind_as_the_line_takes():
+    policy = Policy(op_swap=(OpSwap("attention", Layers(range(8)), 1),))
+    kept = depths("a: 1", 32, policy)
+    low, high = map(len, kept)
+    first, second = (sum(layer < 8 for layer in each) for each in kept)
+    # 8 of 32 layers are swapped, and so many layers that are must the line have at 32
+    assert second + (second - first) * (32 - high) / (high - low) == pytest.approx(8, abs=2)
+
+
+def test_full_is_all_layers():
+    assert depths("a: 1", 32, is_full=True) == [tuple(range(32))]
+
+
+PIPELINE = "use_parallel: True\nparallel_config: {data_parallel: 2, pipeline_stage: 2, micro_batch_num: 4}\n"
+
+
+def test_every_stage_keeps_layers_of_its_own():
+    assert depths(PIPELINE, 32) == [(0, 16), (0, 15, 16, 31)]
+
+
+def test_layers_that_stages_cannot_share():
+    with pytest.raises(LaunchError, match="--layers 3: every stage and chunk needs as many layers\n.*multiple of 2"):
+        depths(PIPELINE, 32, layers=(3,))
+
+
+def test_a_configuration_with_mistakes_ends_as_in_check(tmp_path, capsys):
+    path = tmp_path / "wrong.yaml"
+    path.write_text("swap_config: {swap: True, op_swap: 3}\nmodel: {model_config: {num_layers: 2}}\n")
+    assert cli.main(["dryrun", str(path)]) == 1
+    shown = capsys.readouterr().err
+    assert cli.main(["check", str(path)]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layers", "2,3,4"], "--layers 2,3,4: one depth, or two"),
+        (["--layers", "0"], "no number from 1"),
+        (["--layers", "2", "--full"], "not allowed with"),
+        (["--jobs", "0"], "no number from 1 to 64"),
+    ],
+)
+def test_options_that_do_not_fit(words, message, capsys):
+    assert cli.main(["dryrun", CASE4, *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_without_mindspore_it_says_what_is_missing(capsys):
+    try:
+        import mindspore  # noqa: F401 TID253
+    except ImportError:
+        assert cli.main(["dryrun", CASE4]) == 1
+        shown = capsys.readouterr().err
+        assert "Traceback" not in shown and "fix:" in shown
+
+
+def test_what_is_printed():
+    shown = format_dry_run(report_of())
+    assert "0 (0)" in shown
+    assert "needs 127 B with fragments and workspace: fits in 200 B with 73 B to spare" in shown
+    assert "rank 0, peak: forward, outside the layers: Default/network" in shown
+    assert "copies: none" in shown
+    assert "note: a note" in shown
+    assert "launches no kernel: no times, no values" in shown
+
+
+def test_what_does_not_fit():
+    report = report_of(budget_bytes=100)
+    assert not report.fits
+    assert ": does NOT fit, 27 B more than 100 B" in format_dry_run(report)
+
+
+def test_json_is_as_the_schema_says():
+    report = report_of()
+    data = dry_run_to_json(report) | {"against": dry_run_to_json(report)}
+    answer = answer_of(answer_text("dryrun", data, report.fits))
+    assert answer["stages"][0]["used_peak_bytes"] == 120
+    assert answer["against"]["peak_bytes"] == 127
+
+
+def test_the_page_has_the_curve():
+    assert "<polyline" in format_dry_run_html(report_of())
+
+
+def test_errors_are_one_object_with_json(capsys):
+    assert cli.main(["dryrun", "--json", "no_such.yaml"]) == 1
+    assert json.loads(capsys.readouterr().out)["schema"] == "mindswap.dryrun"
