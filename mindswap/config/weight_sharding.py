@@ -13,6 +13,9 @@ OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
 # Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).
 WHOLE_WEIGHTS = (".bias", ".gamma", ".beta")
+# The table of a legacy Llama and its like stays whole, too, unless `model_config.parallel_optimizer` is True
+# (models/llama/llama_layer.py, LlamaEmbedding).
+LEGACY_EMBEDDING = ".embedding_weight"
 KIB = 1024
 DEFAULT_THRESHOLD_KIB = 64
 
@@ -30,8 +33,7 @@ class WeightSharding:
     # ranks that have the same experts, whose weights tensor parallelism does not cut
     # (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep)
     num_expert_copies: int = 1
-    # shapes of weights that stay whole whatever their names, for tensors without one
-    whole_shapes: frozenset[tuple[int, ...]] = frozenset()
+    whole_names: tuple[str, ...] = (*WHOLE_WEIGHTS, LEGACY_EMBEDDING)  # ends of the names of weights that stay whole
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:
         """Whether a weight is cut.
@@ -40,9 +42,9 @@ class WeightSharding:
             name: of the parameter.
             shape, size_bytes: as it is stored on one rank, cut by tensor parallel only.
         """
-        if self.num_ranks < 2 or name.endswith(WHOLE_WEIGHTS) or size_bytes < self.threshold_bytes:
+        if self.num_ranks < 2 or name.endswith(self.whole_names) or size_bytes < self.threshold_bytes:
             return False
-        if shape in self.whole_shapes or (is_expert_weight(name) and self.num_expert_copies != self.num_ranks):
+        if is_expert_weight(name) and self.num_expert_copies != self.num_ranks:
             return False  # assumed where there are several copies: that MindSpore cuts over those is not modelled
         return math.prod(shape) > 0 and bool(shape) and shape[0] % self.num_ranks == 0
 
@@ -63,12 +65,14 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     ranks = num_sharing_ranks(document)
     size = document.value(*OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
     threshold = document.value(*OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
+    cuts_embedding = document.value("model", "model_config", "parallel_optimizer") is True
     return WeightSharding(
         num_ranks=size if is_whole_number(size) and size > 1 and ranks % size == 0 else ranks,
         threshold_bytes=(threshold if is_whole_number(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
         is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=document.count("parallel_config", "model_parallel"),
         num_expert_copies=num_expert_copies(document),
+        whole_names=WHOLE_WEIGHTS if cuts_embedding else (*WHOLE_WEIGHTS, LEGACY_EMBEDDING),
     )
 
 

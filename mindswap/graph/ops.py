@@ -103,6 +103,9 @@ class Trait(Flag):
     # `jit_level: O1` makes it part of a larger kernel (backend/common/graph_kernel, `dvm`): of the operators that dvm
     # clusters take, those that the models here use.
     FUSED = auto()
+    # May be the last operator of such a kernel: what it sums up need not be in memory, what it gives is. Seen in dry
+    # runs of 2.9.0: GraphKernel_Sub_Exp_ReduceSum, GraphKernel_Log_Sub_Mul_ReduceSum, GraphKernel_Square_SumExt.
+    ENDS_FUSION = auto()
     # Writes into its first input, a parameter: no memory of its own.
     WRITES = auto()
     # As a kernel in a profile its work follows from its shapes: each input once, the output once. Not so where it only
@@ -202,8 +205,8 @@ TABLE = (
          "Log1p MaskedFill Mod OnesLike PowTensorScalar ReLU ReLUGrad Reciprocal Round RsqrtGrad Sign SqrtGrad "
          "ZerosLike", cut=Cut.ELEMENTWISE),
     _ops("CumSum DropoutGradExt ScatterNd TopK TopKRouter", cut=Cut.LIKE_FIRST),
-    _ops("ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin ReduceSum SumExt",
-         cut=Cut.REDUCTION),
+    _ops("ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin", cut=Cut.REDUCTION),
+    _ops("ReduceSum SumExt", traits=_T.ENDS_FUSION, cut=Cut.REDUCTION),
     _ops("OneHotExt", cut=Cut.ONE_HOT),
     _ops("Outer", cut=Cut.OUTER),
     _ops("DropoutExt", _C.ELEMENTWISE, _T.RANDOM, cut=Cut.DROPOUT),
@@ -246,6 +249,7 @@ UNJOINING_OPS = _having(Trait.UNJOINS)
 RANDOM_OPS = _having(Trait.RANDOM)
 PARTIAL_READ_OPS = _having(Trait.READS_PART)
 FUSED_OPS = _having(Trait.FUSED)
+FUSED_READERS = FUSED_OPS | _having(Trait.ENDS_FUSION)
 COUNTED_OPS = _having(Trait.COUNTED)
 WRITING_OPS = _having(Trait.WRITES)
 

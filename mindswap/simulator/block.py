@@ -13,7 +13,7 @@ from mindswap.simulator.program import MemoryKind
 OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_once": np.int64, "is_weight": bool}
 TENSOR_TYPES = {
     **dict.fromkeys(("size_bytes", "made_at", "prefetch", "num_copies"), np.int64),
-    **dict.fromkeys(("is_forward", "is_held", "is_final"), bool),
+    **dict.fromkeys(("is_forward", "is_held", "is_final", "is_early"), bool),
 }
 
 
@@ -39,7 +39,8 @@ class TensorArrays:
     """Tensors; shape (num_tensors,); positions count within the pass.
 
     `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped; `is_final`
-    says that it stays until the optimizer; `uses` has a row for each field of `Uses`.
+    says that it stays until the optimizer, `is_early` that it is there when the pass begins; `uses` has a row for each
+    field of `Uses`.
     """
 
     size_bytes: np.ndarray
@@ -51,6 +52,7 @@ class TensorArrays:
     num_copies: np.ndarray
     is_held: np.ndarray
     is_final: np.ndarray
+    is_early: np.ndarray
     uses: np.ndarray
 
     @property

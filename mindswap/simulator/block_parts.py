@@ -74,6 +74,7 @@ class BlockTensor:
     is_once: bool = False  # made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it
     is_gradient: bool = False  # of a weight
     is_final: bool = False  # stays until the optimizer
+    is_early: bool = False  # there from the begin of the pass on
 
 
 @dataclass(frozen=True)

@@ -144,10 +144,15 @@ class _BlockMaker:
             taken = taken._replace(first_weight=taken_in_half, last_weight=taken_in_half)
         else:
             taken = taken._replace(first_input=taken_in_half, last_input=taken_in_half)
-        rule, is_cut = self.rule, self.rule.is_cut(tensor.type)
-        passing_bytes = rule.passing_bytes(size_bytes, is_cut)
-        kept_bytes = rule.kept_bytes(size_bytes, is_cut)
-        for size, uses, is_final in ((passing_bytes, taken, False), (kept_bytes, Uses(), True)):
+        rule = self.rule
+        where = -1 if tensor.section < 0 else int(tensor.section == self.step.num_layers)
+        is_cut, is_sent = rule.is_cut(tensor.type, where), rule.is_sent(tensor.type, where)
+        parts = (
+            (rule.passing_bytes(size_bytes, is_sent), taken, False),
+            (rule.waiting_bytes(size_bytes, is_sent), Uses(), True),
+            (rule.kept_bytes(size_bytes, is_cut), Uses(), True),
+        )
+        for size, uses, is_final in parts:
             if size:
                 yield BlockTensor(
                     tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,
@@ -168,4 +173,5 @@ def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Uses, role: Role | 
         num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
         is_held=bool(tensor.prefetch) and tensor.has_keeper,  # stays in spite of its copies
         is_once=tensor.place.is_once,
+        is_early=tensor.is_early,
     )

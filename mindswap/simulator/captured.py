@@ -14,6 +14,7 @@ from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.gather import WEIGHT_MARK, is_gathering, weight_name
 from mindswap.policy.cell_tree import CellNode
 from mindswap.simulator.cost.static_memory import Parameter
+from mindswap.simulator.gradients import GradientKey
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,12 @@ class PlacedParameter:
     parameter: Parameter  # the part of it that the rank has
     layer_index: int | None  # position of its layer among the compiled ones; None outside the layers
     is_behind: bool  # outside the layers and read behind them (final norm, head)
+    shape: tuple[int, ...] = ()  # of the part that the rank has
+
+    @property
+    def gradient_key(self) -> GradientKey:
+        """Under what `GradientRule` knows it."""
+        return (0 if self.layer_index is not None else 1 if self.is_behind else -1), self.shape
 
 
 def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[PlacedParameter, ...]:
@@ -59,7 +66,8 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Pla
             is_cut = sharding.cuts(name, known.shape, known.size_bytes)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
             parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut, copies)
-            found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
+            is_behind = has_layers_begun and node.layer_index is None
+            found[name] = PlacedParameter(parameter, node.layer_index, is_behind, known.shape)
     return tuple(found.values())
 
 

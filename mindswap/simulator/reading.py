@@ -7,7 +7,7 @@ from typing import NamedTuple
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.names import Label, Names
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
-from mindswap.graph.rewrite.fusion import fuse_work
+from mindswap.graph.rewrite.fusion import find_unwritten, fuse_work
 from mindswap.graph.rewrite.halves import find_weight_gradients
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.ring import RING, list_rounds
@@ -15,7 +15,7 @@ from mindswap.graph.work import Work, measure_work
 from mindswap.simulator.block_parts import BlockOp, Uses
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.ring import ring_buffers, ring_ops
-from mindswap.simulator.sections import backward_sections, count_layers, forward_sections
+from mindswap.simulator.sections import backward_sections, count_layers, find_early, forward_sections
 
 
 class Place(NamedTuple):
@@ -43,6 +43,7 @@ class StepTensor:
     has_keeper: bool = False  # backward holds it under a name that is not copied
     is_gradient: bool = False  # backward hands it out
     is_one_way: bool = False  # its copy never comes back
+    is_early: bool = False  # there from the begin of forward on
 
     @property
     def section(self) -> int:
@@ -88,6 +89,8 @@ class StepReader:
     ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
+    unwritten: set[str] = field(default_factory=set)  # values that stay within a kernel
+    early: Set[str] = frozenset()  # operators behind the layers that run when forward begins
 
     def __post_init__(self) -> None:
         self.num_layers = count_layers(self.graph)  # that were compiled
@@ -99,6 +102,8 @@ class StepReader:
         if self.is_fused:
             works = fuse_work(graph, works)
         sections = forward_sections(graph, self.num_layers)
+        self._note_unwritten(graph.forward, sections)
+        self.early = find_early(graph, sections, self.num_layers)
         for node, section, work in zip(graph.forward, sections, works[0], strict=True):
             self._read(node, Place(section, True, node.name in self.once), work)
         for value in saved:
@@ -107,10 +112,22 @@ class StepReader:
             node.name for node, section in zip(graph.forward, sections, strict=True) if section == self.num_layers
         }
         sections = backward_sections(graph, self.num_layers, behind)
+        self._note_unwritten(graph.backward, sections)
         for node, section, work in zip(graph.backward, sections, works[1], strict=True):
             self._read(node, Place(section, False), work)
         self._note_copies()
         self._note_gradients()
+
+    def _note_unwritten(self, nodes: Sequence[Node], sections: Sequence[int]) -> None:
+        """A kernel is of one section, and communication reads what is in memory."""
+        if not self.is_fused:
+            return
+        place = {node.name: section for node, section in zip(nodes, sections, strict=True)}
+        self.unwritten.update(
+            name
+            for name, reader in find_unwritten(self.graph).items()
+            if name in place and place[name] == place.get(reader) and name not in self.collectives
+        )
 
     def _read(self, node: Node, place: Place, work: Work) -> None:
         if node.op in VIEW_OPS or node.op == "MoveTo":
@@ -189,8 +206,13 @@ class StepReader:
 
     def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
+        if node.name in self.unwritten:  # whoever reads it reads what it is made of
+            self.values[node.name] = tuple(dict.fromkeys(self._tensors_of(node.inputs)))
+            return []
         outputs = tuple(
-            StepTensor(label, known, place, position, is_again) if known.size_bytes else None
+            StepTensor(label, known, place, position, is_again, is_early=node.name in self.early)
+            if known.size_bytes
+            else None
             for known in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs

@@ -8,7 +8,7 @@ Sections are numbered in forward order, here with n layers:
     backward <-------------------------------------------------------
 """
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph
@@ -49,6 +49,28 @@ def forward_sections(graph: Graph, num_layers: int) -> list[int]:
         node.layer_index if node.layer_index is not None else (num_layers if position >= first else -1)
         for position, node in enumerate(nodes)
     ]
+
+
+def find_early(graph: Graph, sections: Sequence[int], num_layers: int) -> frozenset[str]:
+    """Operators behind the layers that run when forward begins.
+
+    The backend's order of execution goes on from what is made to all that it makes ready. Labels that are cut out of
+    the same input as the tokens (legacy models have one input) are ready at once, and so is what follows from them
+    alone: OneHot has its memory through all layers. Labels that are an input of their own come when the loss asks for
+    them. Both seen in `execute_order.csv` of dry runs of 2.9.0.
+    """
+    inputs = {name for name, known in graph.types.items() if len(known.shape) == 2}
+    inputs -= {saved.backward_name for saved in graph.saved}
+    first: set[str] = set()
+    for node, section in zip(graph.forward, sections, strict=True):
+        first.update(inputs.intersection(node.inputs) if section < 0 else ())
+    made = graph.forward_nodes
+    early: set[str] = set()
+    for node, section in zip(graph.forward, sections, strict=True):
+        own = [name for name in node.inputs if name in made or name in first]
+        if section == num_layers and own and all(name in first or name in early for name in own):
+            early.add(node.name)
+    return frozenset(early)
 
 
 def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[int]:

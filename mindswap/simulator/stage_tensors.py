@@ -48,7 +48,8 @@ class TensorTable:
         again_at = self.turns.placed(made_at + backward)
         uses = self.turns.placed_uses(_joined(tables, "uses"), forward, backward)
         columns = _labelled(self.model, sections, tables)
-        columns["begin"] = np.where(columns["is_forward"], made_at + forward, again_at)
+        begin = np.where(_joined(tables, "is_early"), 0, made_at + forward)
+        columns["begin"] = np.where(columns["is_forward"], begin, again_at)
         return columns | dict(zip(("last_forward", "first_backward", "last_backward"), uses, strict=True))
 
     def _handed(self) -> dict[str, np.ndarray]:

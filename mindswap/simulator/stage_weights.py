@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from mindswap.config.step import StepSettings
-from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes
-from mindswap.graph.sharding.gather import weight_name
 from mindswap.simulator.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.outside_memory import workspace_bytes
@@ -106,14 +105,15 @@ def _place_parameters(
 
 
 def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
-    """Gradients of experts stay whole where each of their ranks has its own experts."""
-    sharding = settings.sharding
-    experts = frozenset(
-        node.outputs[0].shape
-        for node in graph.forward
-        if is_expert_weight(weight_name(node)) and sharding.num_expert_copies != sharding.num_ranks
+    """What the names of the weights say of their gradients, which have none."""
+    placed = find_parameters(graph, settings.sharding)
+    return GradientRule(
+        settings.num_turns > 1,
+        settings.sharding,
+        frozenset(weight.gradient_key for weight in placed if not weight.parameter.is_cut),
+        max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,
+        frozenset(weight.gradient_key for weight in placed if weight.parameter.num_copies == 1),
     )
-    return GradientRule(settings.num_turns > 1, replace(sharding, whole_shapes=experts))
 
 
 def _static_memory(
@@ -149,10 +149,13 @@ def _static_memory(
 
 
 def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule) -> int:
-    return sum(
+    """Scaled gradients beside those that backward left; what waited for communication has gone by then."""
+    waiting = sum(rule.waiting_bytes(p.size_bytes, rule.is_shared and p.num_copies != 1) for p in parameters)
+    scaled = sum(
         max(0, rule.final_bytes(p.size_bytes, p.num_elements, p.is_cut) - rule.kept_bytes(p.size_bytes, p.is_cut))
         for p in parameters
     )
+    return max(0, scaled - waiting)
 
 
 def _exchange_ns(

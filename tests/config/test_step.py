@@ -191,3 +191,14 @@ def test_pieces_of_sequences_are_of_a_pipeline():
     settings = read(text)
     assert (settings.num_sequences, settings.num_turns, settings.num_tokens) == (3, 12, 24)
     assert read("parallel_config: {seq_split_num: 3}").num_sequences == 1
+
+
+def test_the_embedding_of_a_legacy_model_is_whole_unless_the_model_says_otherwise():
+    # MindSpore's dry run of 4 layers of Llama2-7B on 8 ranks holds 500 MiB of tok_embeddings and 62.5 of lm_head.
+    on = "parallel: {parallel_mode: 1, enable_parallel_optimizer: True}\nparallel_config: {data_parallel: 8}\n"
+    big = ((32000, 4096), 32000 * 4096 * 4)
+    sharding = read(on).sharding
+    assert not sharding.cuts("model.tok_embeddings.embedding_weight", *big)
+    assert sharding.cuts("lm_head.weight", *big)
+    own = read(f"{on}model: {{model_config: {{parallel_optimizer: True}}}}").sharding
+    assert own.cuts("model.tok_embeddings.embedding_weight", *big)

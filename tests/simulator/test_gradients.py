@@ -22,30 +22,48 @@ from tests.simulator.steps import SETTINGS, captured, gradient_of, hand_graph
 
 CUT_BY_4 = WeightSharding(num_ranks=4, threshold_bytes=KIB)
 KEEP_ALL = Policy(True)
-KEPT, CUT, SUMMED = GradientRule(), GradientRule(sharding=CUT_BY_4), GradientRule(True, CUT_BY_4)
+KEPT, SENT = GradientRule(), GradientRule(is_shared=True)
+CUT, SUMMED = GradientRule(sharding=CUT_BY_4, is_shared=True), GradientRule(True, CUT_BY_4, is_shared=True)
+RELEASED = replace(CUT, sharding=replace(CUT_BY_4, is_released=True))
 
 
 @pytest.mark.parametrize(
-    "rule,is_cut,passing,kept,final",
+    "rule,is_cut,passing,waiting,kept,final",
     [
         # 1024 bytes of 512 numbers: the optimizer gets 2048 bytes of float32, or a quarter of them.
-        (KEPT, False, 0, 1024, 2048),
-        (CUT, True, 1024, 256, 512),
-        (CUT, False, 0, 1024, 2048),
+        (KEPT, False, 0, 0, 1024, 2048),
+        # What a ReduceScatter or an AllReduce has read stays beside what it gives,
+        (CUT, True, 0, 1024, 256, 512),
+        (CUT, False, 0, 1024, 1024, 2048),
+        (SENT, False, 0, 1024, 1024, 2048),
+        # but where backward waits for the AllGathers of the same ranks.
+        (RELEASED, True, 1024, 0, 256, 512),
         # With a sum the optimizer gets a new tensor of its type, and nothing of the gradient stays.
-        (SUMMED, True, 1024, 0, 256),
+        (SUMMED, True, 1024, 0, 0, 256),
     ],
 )
-def test_what_becomes_of_a_gradient(rule, is_cut, passing, kept, final):
-    assert rule.passing_bytes(1024, is_cut) == passing
+def test_what_becomes_of_a_gradient(rule, is_cut, passing, waiting, kept, final):
+    known = TensorType((4, 128) if is_cut else (5, 128), "float16", 1024)
+    assert rule.is_cut(known, 0) == is_cut
+    is_sent = rule.is_sent(known, 0)
+    assert is_sent == (rule is not KEPT)
+    assert rule.passing_bytes(1024, is_sent) == passing
+    assert rule.waiting_bytes(1024, is_sent) == waiting
     assert rule.kept_bytes(1024, is_cut) == kept
     assert rule.final_bytes(1024, 512, is_cut) == final
 
 
 def test_small_weights_and_odd_first_dimensions_are_whole():
-    assert CUT.is_cut(TensorType((4, 64), "float32", 1024))
-    assert not CUT.is_cut(TensorType((4, 32), "float32", 512))
-    assert not CUT.is_cut(TensorType((5, 64), "float32", 1280))
+    assert CUT.is_cut(TensorType((4, 64), "float32", 1024), 0)
+    assert not CUT.is_cut(TensorType((4, 32), "float32", 512), 0)
+    assert not CUT.is_cut(TensorType((5, 64), "float32", 1280), 0)
+
+
+def test_a_weight_before_the_layers_is_whole_and_one_of_its_shape_behind_them_is_not():
+    known = TensorType((4, 64), "float32", 1024)
+    rule = replace(CUT, whole=frozenset({(-1, (4, 64))}), own=frozenset({(0, (4, 64))}))
+    assert [rule.is_cut(known, where) for where in (-1, 0, 1)] == [False, True, True]
+    assert [rule.is_sent(known, where) for where in (-1, 0, 1)] == [True, False, True]
 
 
 def with_gradients(casts: bool = False) -> Graph:
@@ -83,11 +101,16 @@ def test_gradients_stay_from_their_maker_to_the_end():
     assert gradient_bytes(model(), Policy(True, layer_recompute=ALL_LAYERS)) == [KIB, 2 * KIB, 3 * KIB, 4 * KIB, 0]
 
 
-def test_the_parallel_optimizer_keeps_a_part_of_each():
+def test_the_parallel_optimizer_keeps_a_part_of_each_and_what_was_sent():
+    each = KIB + KIB // 4
+    assert gradient_bytes(model(sharding=CUT_BY_4)) == [each, 2 * each, 3 * each, 4 * each, 0]
+
+
+def test_with_level3_only_the_part_stays():
     # The whole and a quarter of it for two operators, then the quarter. The embedding comes right behind layer 0.
     whole, part = KIB, KIB // 4
     expected = [whole + part, part, whole + 2 * part, 2 * part, whole + 3 * part, whole + 4 * part, 0]
-    assert gradient_bytes(model(sharding=CUT_BY_4)) == expected
+    assert gradient_bytes(model(sharding=replace(CUT_BY_4, is_released=True))) == expected
 
 
 def test_the_whole_gradient_is_cast_and_sent():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import SimulationError
-from mindswap.graph.model import Saved
-from mindswap.simulator.sections import backward_sections, count_layers, forward_sections
+from mindswap.graph.model import Saved, TensorType
+from mindswap.simulator.sections import backward_sections, count_layers, find_early, forward_sections
 from tests.graph.builders import node
 from tests.simulator.steps import hand_graph
 
@@ -62,3 +62,23 @@ def test_what_follows_from_the_loss_alone_and_several_layers_read_is_behind_them
     layers[9] = replace(layers[9], inputs=(*layers[9].inputs, "share"))
     step = replace(step, backward=(loss, share, alone, *layers))
     assert backward_sections(step, 3, {"loss"})[:3] == [3, 3, 2]
+
+
+def test_labels_of_the_input_of_the_tokens_are_ready_at_once():
+    """`tokens` is read before the layers. The loss asks for labels of their own, and for the weight of the head."""
+    embed = next(
+        made.name for made, section in zip(STEP.forward, forward_sections(STEP, 2), strict=True) if section < 0
+    )
+    *layers, loss = STEP.forward
+    first = [replace(made, inputs=(*made.inputs, "tokens")) if made.name == embed else made for made in layers]
+    behind = [
+        node("labels", "StridedSlice", "tokens", layer=None),
+        node("one_hot", "OneHot", "labels", layer=None),
+        node("other", "OneHot", "targets", layer=None),
+        node("head", "Cast", "weight", layer=None),
+        node("mul", "Mul", f"one_hot {layers[-1].name}", layer=None),
+    ]
+    types = {name: TensorType((2, 8), "int32", 64) for name in ("tokens", "targets")}
+    step = replace(STEP, forward=(*first, *behind, loss), types={**STEP.types, **types})
+    sections = [*forward_sections(STEP, 2)[:-1], *[2] * 6]
+    assert find_early(step, sections, 2) == {"labels", "one_hot"}

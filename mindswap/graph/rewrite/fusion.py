@@ -3,14 +3,14 @@
 MindSpore's graph kernel fusion (backend/common/graph_kernel, `dvm` on Ascend) clusters arithmetic that follows
 arithmetic. A value that only the next operator of the cluster reads never gets to memory; one that others need
 too is written, and not read again. Clusters across matrix products, norms, transposes and slices are not formed
-here. Only times change: positions of operators stay those of the single operators.
+here. Positions of operators stay those of the single operators.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import FUSED_OPS, VALUE_PASSING_OPS
+from mindswap.graph.ops import FUSED_OPS, FUSED_READERS, VALUE_PASSING_OPS
 from mindswap.graph.storage import resolve_storage
 from mindswap.graph.work import Work
 
@@ -26,19 +26,38 @@ def fuse_forward(graph: Graph, works: Sequence[Work], is_saved: bool = True) -> 
 
 
 def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tuple[Work, ...]:
-    readers, is_handed = _readers(nodes, handed)
     position = {node.name: index for index, node in enumerate(nodes)}
     fused = list(works)
-    for index, node in enumerate(nodes):
-        users = readers.get(node.name, [])
-        if node.op not in FUSED_OPS or len(users) != 1 or users[0].op not in FUSED_OPS:
-            continue
-        user = position[users[0].name]
+    for node, reader, is_written in _fused_pairs(nodes, handed):
+        index, user = position[node.name], position[reader.name]
         size = node.size_bytes
         fused[user] = replace(fused[user], read_bytes=max(fused[user].read_bytes - size, 0), is_fused=True)
-        if node.name not in is_handed:
+        if not is_written:
             fused[index] = replace(fused[index], written_bytes=max(fused[index].written_bytes - size, 0))
     return tuple(fused)
+
+
+def find_unwritten(graph: Graph) -> dict[str, str]:
+    """Values that are never in memory, with the operators that take them over.
+
+    Only where one operator reads the other at once: a Reshape between them keeps their kernels apart (a dry run of
+    2.9.0 has GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
+    """
+    found = {}
+    for nodes, handed in ((graph.forward, {saved.forward_name for saved in graph.saved}), (graph.backward, set())):
+        for node, reader, is_written in _fused_pairs(nodes, handed):
+            if not is_written and node.name in reader.inputs:
+                found[node.name] = reader.name
+    return found
+
+
+def _fused_pairs(nodes: Sequence[Node], handed: set[str]) -> Iterator[tuple[Node, Node, bool]]:
+    """Operators with the one that goes on in the same kernel; whether what is between them is written all the same."""
+    readers, is_handed = _readers(nodes, handed)
+    for node in nodes:
+        users = readers.get(node.name, [])
+        if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS:
+            yield node, users[0], node.name in is_handed
 
 
 def least_work_again(
@@ -65,9 +84,10 @@ def least_work_again(
 
     least = []
     for node, work in zip(graph.forward, works, strict=True):
-        if node.op in FUSED_OPS:
+        if node.op in FUSED_READERS:
             own = users.get(node.name, ())
-            is_fused = len(own) + is_read_twice < 2 and all(user.op in FUSED_OPS for user in own)
+            is_fused = len(own) + is_read_twice < 2 and all(user.op in FUSED_READERS for user in own)
+            is_fused &= node.op in FUSED_OPS
             fed_bytes = sum(map(feeds_one, node.inputs))
             work = replace(
                 work,

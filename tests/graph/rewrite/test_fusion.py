@@ -1,6 +1,6 @@
 """Bytes that element-wise operators do not move when they are fused; every tensor has 1 KiB."""
 
-from mindswap.graph.rewrite.fusion import fuse_forward, fuse_work, least_work_again, readers_of_saved
+from mindswap.graph.rewrite.fusion import find_unwritten, fuse_forward, fuse_work, least_work_again, readers_of_saved
 from mindswap.graph.work import measure_work
 from tests.graph.builders import KIB, graph, node
 
@@ -98,3 +98,19 @@ def test_a_copy_may_get_what_it_reads_from_another_copy():
 
 def test_what_is_not_element_wise_takes_what_it_takes():
     assert again([START], [node("g", "Mul", "start_b")], "start") == [(0, 1, False)]  # its inputs have no types here
+
+
+def test_a_sum_ends_a_kernel_and_what_it_sums_up_is_not_in_memory():
+    steps = [
+        START,
+        node("exp", "Exp", "start"),
+        node("sum", "ReduceSum", "exp"),
+        node("log", "Log", "sum"),
+        node("mul", "Mul", "log"),
+        node("view", "Reshape", "mul"),
+        node("end", "Mul", "view"),
+    ]
+    step = graph(steps, saved="end")
+    # `sum` is written, and `mul`, which another kernel reads behind the Reshape.
+    assert find_unwritten(step) == {"exp": "sum", "log": "mul"}
+    assert find_unwritten(graph(steps, saved="exp end")) == {"log": "mul"}
