@@ -73,9 +73,11 @@ class Builder:
         """What was put together."""
         allowed = "a mapping, as in `swap_config:`"
         if not self._problems and (self._root is None or self._root.is_null):
-            self.report(Location(self.file, 1, 1), "yaml-syntax", "the file is empty", allowed)
+            self.report(Location(self.file, 1, 1), "yaml-syntax", "the file is empty", allowed, "begin with a key")
         elif self._root is not None and self._root.entries is None:
-            self.report(self._root.location, "yaml-syntax", f"the top level is {self._root.kind}", allowed)
+            self.report(
+                self._root.location, "yaml-syntax", f"the top level is {self._root.kind}", allowed, "begin with a key"
+            )
         root = self._root if self._root is not None and self._root.entries is not None else None
         return Document(self.file, root, tuple(self._problems), tuple(self._duplicates), self._span)
 

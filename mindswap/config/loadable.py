@@ -30,7 +30,7 @@ def find_load_problem(text: str, file: str) -> Problem | None:
         too_deep = _deepest(node)
         if too_deep is not None:
             depth, place = too_deep
-            message = f"{depth} mappings stand in each other, and MindFormers refuses the file"
+            message = f"{depth} nested mappings, and MindFormers refuses the file"
             return _problem(file, place, "yaml-depth", message, f"at most {MAX_MAPPING_DEPTH}")
         data = loader.construct_document(node)
         sorted(data.items())

@@ -104,6 +104,35 @@ def test_what_is_wrong_becomes_a_problem_with_its_place(content, expected):
     assert problems(content) == expected
 
 
+@pytest.mark.parametrize(
+    ("content", "message", "fix"),
+    [
+        ("a:\n  b: true\n   c: 3\n", "wrong indentation: 3 spaces", "indent the line by 2 spaces"),
+        ("a:\n    b: true\n  c: 3\n", "wrong indentation: 2 spaces", "indent the line by 4 spaces"),
+        ("a: 1\n b: 2\n", "wrong indentation: 1 space,", "indent the line by 0 spaces"),
+        ("a:\n  - b: 1\n   c: 2\n", "wrong indentation: 3 spaces", "indent the line by 4 spaces"),
+        (
+            'a:\n  - op_name: "attention\\.x"\n',
+            "in double quotes '\\' begins an escape",
+            r"single quotes: 'attention\.x'",
+        ),
+        ("a: b: c\n", "a second ': ' in one line", "put the value in quotes, or begin a new line"),
+        ("a: [1, 2\nb: 3\n", "the list in brackets that begins in line 1 is not closed", "add ']', or ',' before this"),
+        ("a: {b: 1\nc: 2\n", "the mapping in brackets that begins in line 1", "add '}', or ',' before this"),
+        ('a: "x\nb: 2\n', "the quoted text that begins in line 1 is not closed", "add the closing quote"),
+        (
+            "a:\n  b: 1\n  word\nc: 2\n",
+            "line 3 is no 'key: value'",
+            "write 'key: value', or put the text behind its key",
+        ),
+        ("a: @x\n", "", "put the value in quotes, if it is a text"),
+    ],
+)
+def test_a_mistake_in_the_text_says_what_to_do(content, message, fix):
+    (problem,) = parse_document(content, "x.yaml").problems
+    assert problem.message.startswith(message) and problem.fix == fix
+
+
 def test_key_paths_stay_short():
     nested = "{" + "k" * 1000 + ": "
     document = parse_document(nested * 10 + "{a: 1, a: 2}" + "}" * 10, "x")
@@ -229,7 +258,7 @@ def test_tabs_are_judged_as_by_pyyaml(text):
     except yaml.YAMLError:
         document = parse_document(text, "x")
         if loadable.loader_for(text) is yaml.SafeLoader:
-            assert document.problems[0].message == "a tab stands where YAML takes spaces only"
+            assert document.problems[0].message == "tab used for indentation"
     else:
         assert parse_document(text, "x").problems == ()
 

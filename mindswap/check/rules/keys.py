@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.config.ignored import misused_ignore
-from mindswap.config.nodes import MappingEntry, key_text, show
+from mindswap.config.nodes import DocumentNode, MappingEntry, key_text, show
 from mindswap.config.problem import Level, Problem
 from mindswap.config.rules import Finding, rule
+from mindswap.policy.read_parts import is_empty
 from mindswap.policy.settings import PolicySettings
 from mindswap.policy.unread import MissingKey
 from mindswap.policy.words import closest_names
@@ -37,7 +38,8 @@ def missing_key(context: Context) -> Iterator[Finding]:
 def unknown_key(context: Context) -> Iterator[Finding]:
     """A key that nothing reads stands in swap_config, in one of its entries, or in recompute_config.
 
-    A misspelt `swap_config` at the top level is a warning: MindFormers lets any key stand there.
+    A misspelt `swap_config` or `recompute_config` at the top level, too, if it asks for something: MindFormers lets any
+    key stand there, and trains without.
 
     PASS: swap_config: {swap: True, default_prefetch: 10}
     FAIL: swap_config: {swap: True, default_prefech: 10}
@@ -59,9 +61,17 @@ def unknown_key(context: Context) -> Iterator[Finding]:
         meant = closest_names(key_text(entry.key), SECTIONS, max_distance=3)
         if meant and context.document.get(meant[0]) is None:
             message = f"{key_text(entry.key)}: this key is not used by anything"
-            yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=Level.WARNING)
+            level = None if _asks_for_something(entry.value) else Level.WARNING
+            yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=level)
         else:
             yield from _misplaced(context, entry)
+
+
+def _asks_for_something(section: DocumentNode) -> bool:
+    """Whether a section of ours, or one that is meant to be, switches swap or recompute on."""
+    if section.entry("swap") is not None:
+        return any(entry.key == "swap" and entry.value.value is True for entry in section.entries or ())
+    return any(not is_empty(entry.value) for entry in section.entries or ())
 
 
 def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
@@ -99,13 +109,19 @@ def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
 def duplicate_key(context: Context) -> Iterator[Finding]:
     """A key stands twice in one mapping; YAML readers silently take the last one.
 
-    An error where it concerns swap; a warning elsewhere and while swap is off, since MindFormers runs.
+    An error where it concerns swap, and where it switches swap off; a warning elsewhere and while swap is off, since
+    MindFormers runs.
 
     PASS: swap_config: {swap: True}
     FAIL: swap_config: {swap: True, swap: False}
     """
+    root = context.document.root
+    sections = [entry.value for entry in (root.entries or () if root is not None else ()) if entry.key == "swap_config"]
+    is_dropped = not context.settings.is_swap_enabled and any(_asks_for_something(section) for section in sections)
     for duplicate in context.document.duplicates:
         level = context.error_with_swap if duplicate.section in READ_SECTIONS else Level.WARNING
+        if duplicate.path in ("swap_config", "swap_config.swap") and is_dropped:
+            level = Level.ERROR
         yield Finding(duplicate.location, duplicate.message, "each key once", "delete one of them", level)
 
 

@@ -45,7 +45,8 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
         message = f"{path}: there {what} {format_indices(indices)}"
         meant = [index + limit for index in sorted(indices) if index + limit >= 0]
         is_negative = min(indices) < 0 and meant and context.num_layers
-        fix = f"count from the front: {format_indices(meant)}" if is_negative else ""
+        last = f"delete it; the last layer is {limit - 1}" if context.num_layers else "delete it"
+        fix = f"count from the front: {format_indices(meant)}" if is_negative else last
         yield Finding(location, message, f"0 to {limit - 1}{known_from}", fix)
 
 

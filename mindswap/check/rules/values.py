@@ -115,7 +115,8 @@ def number_of_layers(context: Context) -> Iterator[Finding]:
         return
     number = str(node.value).strip() if isinstance(node.value, (str, float)) else ""
     whole = number.removesuffix(".0")
-    fix = f"{key}: {int(whole)}" if whole.isdecimal() and 1 <= int(whole[:6]) <= MAX_NUM_LAYERS else ""
+    is_number = whole.isdecimal() and 1 <= int(whole[:6]) <= MAX_NUM_LAYERS
+    fix = f"{key}: {int(whole) if is_number else 'the number of layers of the model'}"
     what = f"is {node.kind}" if node.kind != "an integer" else "is out of range"
     message = f"model.model_config.{key}: {show(node)} {what}"
     yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.error_with_swap)

@@ -20,12 +20,14 @@ from mindswap.policy.convert.compare import first_difference, resolve_policy
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.expand import expand_stage_recompute
-from mindswap.policy.model import Layers, Policy
+from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 from mindswap.policy.settings import PolicySettings, Statement
 from mindswap.policy.words import format_layers
 
 RULE = "convert"
+# Options that select operators.
+SELECTED = ("select_recompute", "select_comm_recompute")
 ONLY_OPERATORS = "MindFormers excludes operators only"
 DIFFERENCE = "recompute_config: the other form would not mean the same: "
 
@@ -61,6 +63,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     dropped = dict(_ineffective_flags(document))
     flags: dict[str, Any] = {name: RECOMPUTE_FLAGS[name] for name in dropped}
     policy = replace(as_applied(expansion.policy, trees), **flags)
+    policy = _if_equal(policy, _without_whole(policy, num_layers), num_layers, trees)
     problems = list(dropped.values())
     for named in cells_excluded(expansion.statements, trees) if trees is not None else ():
         rest = "only the operators it names beside are written" if named.has_operators else "so it is left out"
@@ -74,6 +77,9 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
             problems.append(_warning(entry.location, message, "write it again to swap"))
     problems += _attention_problem(document, policy, "the index form has only what is written")
     sections = policy_sections(policy, document.data(), num_layers)
+    if not (policy.layer_recompute or any(getattr(policy, option) for option in SELECT_OPTIONS)):
+        sections["swap_config"] = {"swap": False}  # nothing is recomputed: both forms say that, and this one quietly
+        return Converted(sections, sort_problems(problems), policy)
     read_back = check_shape(document_from_data({**document.data(), **sections}, document.file), num_layers)
     if read_back.policy is None:
         raise PolicyError(read_back.problems)
@@ -102,6 +108,7 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
         layout = read_pipeline(document).layout(num_layers)
     except LayoutError as error:
         raise PolicyError((_error(Location(document.file), f"parallel_config.pipeline_stage: {error}"),)) from None
+    policy = _if_equal(policy, _with_whole(policy, layout), num_layers, trees)
     problems = [*_lost_swaps(settings), *_obstacles(policy, settings, layout)]
     problems += _unknown_excludes(settings.recompute, trees)
     for named in cells_excluded(settings.recompute, trees) if trees is not None else ():
@@ -140,6 +147,37 @@ def _judged(
         raise PolicyError(tuple(_error(place, reason) for reason in dict.fromkeys(reasons)))
     other = "the index form has only what it says"
     return Converted(sections, tuple(_attention_problem(document, policy, other)), policy)
+
+
+def _if_equal(before: Policy, after: Policy, num_layers: int, trees: LayerTrees | None) -> Policy:
+    """The second policy, if it recomputes the same."""
+    return before if first_difference(before, after, num_layers, trees) else after
+
+
+def _without_whole(policy: Policy, num_layers: int) -> Policy:
+    """What is selected without the layers that are recomputed whole, where it has no effect."""
+    changes: dict[str, Any] = {}
+    whole = set(policy.layer_recompute.resolve(num_layers))
+    for option in SELECTED:
+        left = ((entry.pattern, set(entry.layers.resolve(num_layers)) - whole) for entry in getattr(policy, option))
+        changes[option] = tuple(OpRecompute(pattern, Layers(layers)) for pattern, layers in left if layers)
+    return replace(policy, **changes)
+
+
+def _with_whole(policy: Policy, layout: Layout) -> Policy:
+    """What is selected with the layers recomputed whole that a count has to take in, too: the inverse."""
+    changes: dict[str, Any] = {}
+    for option in SELECTED:
+        filled = []
+        for entry in getattr(policy, option):
+            layers: set[int] = set()
+            for cell in layout.cells():
+                named = [position for position, index in enumerate(cell.layers) if index in entry.layers]
+                reach = cell.layers[: max(named, default=-1) + 1]
+                layers |= {index for index in reach if index in entry.layers or index in policy.layer_recompute}
+            filled.append(OpRecompute(entry.pattern, Layers(layers)))
+        changes[option] = tuple(filled)
+    return replace(policy, **changes)
 
 
 def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | None) -> Iterator[Problem]:

@@ -1,3 +1,5 @@
+import pytest
+
 from tests.builders import check, found
 
 
@@ -33,6 +35,15 @@ def test_it_is_a_warning_while_swap_is_off():
         context: {mode: 0, mode: 0}
     """
     assert levels(text) == [(3, "duplicate-key", "warning"), (4, "duplicate-key", "warning")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["swap_config:\n  swap: True\n  swap: False", "swap_config: {swap: True}\nswap_config: {default_prefetch: 1}"],
+)
+def test_it_is_an_error_where_it_switches_swap_off(text):
+    """Else the training runs, and swaps nothing."""
+    assert ("duplicate-key", "error") in [(p.rule, p.level.value) for p in check(text).problems]
 
 
 def test_the_last_one_decides_whether_swap_is_on():

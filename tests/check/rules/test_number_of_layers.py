@@ -5,7 +5,9 @@ TEXT = "{model: {model_config: {num_layers: %s}}, swap_config: {swap: True}}"
 
 
 def test_a_number_that_is_none():
-    for value, fix in (("'32'", "num_layers: 32"), ("4.0", "num_layers: 4"), ("0", ""), ("True", ""), ("[4]", "")):
+    unknown = "num_layers: the number of layers of the model"
+    known = (("'32'", "num_layers: 32"), ("4.0", "num_layers: 4"))
+    for value, fix in (*known, ("0", unknown), ("True", unknown), ("[4]", unknown)):
         (problem,) = check(TEXT % value, None).problems
         assert (problem.rule, problem.location.column, problem.fix) == ("number-of-layers", 37, fix)
         assert problem.allowed == "an integer, 1 to 10000"

@@ -1,3 +1,5 @@
+import pytest
+
 from mindswap.config.problem import Level
 from tests.builders import check, found
 
@@ -21,9 +23,21 @@ def test_the_closest_key_is_the_fix():
     assert check("swap_config: {swap: True, something_else: 10}").problems[0].fix == "delete it"
 
 
-def test_a_misspelt_section_is_a_warning_only():
-    result = check("swap_cfg: {swap: True}")
-    assert [(p.rule, p.level.value) for p in result.problems] == [("unknown-key", "warning")]
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("swap_cfg: {swap: True}", "error"),
+        ("recompute_confg: {recompute: True}", "error"),
+        ("recompute_confg: {select_recompute: ['a']}", "error"),
+        ("swap_cfg: {swap: False, default_prefetch: 3}", "warning"),
+        ("recompute_confg: {recompute: False}", "warning"),
+        ("swap_cfg: ", "warning"),
+    ],
+)
+def test_a_misspelt_section_is_an_error_if_it_asks_for_something(text, level):
+    """MindFormers trains without it, and says nothing."""
+    result = check(text)
+    assert [(p.rule, p.level.value) for p in result.problems] == [("unknown-key", level)]
 
 
 def test_other_top_level_keys_are_no_concern():

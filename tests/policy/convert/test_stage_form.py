@@ -2,12 +2,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindswap.check.check import check_shape
+from mindswap.check.check import check_document, check_shape
 from mindswap.config.plain_data import document_from_data
 from mindswap.config.problem import Level
 from mindswap.errors import PolicyError
 from mindswap.policy.applied import as_applied, recomputed_operators
-from mindswap.policy.convert.compare import resolve_policy
+from mindswap.policy.convert.compare import first_difference, resolve_policy
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.policy.convert.stage_form import to_index_form, to_stage_form
 from mindswap.policy.expand import expand_stage_recompute
@@ -42,8 +42,16 @@ def test_counts_become_indices_and_nothing_is_swapped():
     converted = index("{" + STAGES.format("{recompute: [1, 2], select_recompute: {'feed_forward': [2, 0]}}") + "}")
     assert converted.sections == {
         "swap_config": {"swap": True, "op_swap": []},
-        "recompute_config": {"recompute": [0, 4, 5], "select_recompute": {"feed_forward": [0, 1]}},
+        "recompute_config": {"recompute": [0, 4, 5], "select_recompute": {"feed_forward": [1]}},  # 0 is whole
     }
+
+
+def test_what_is_written_passes_its_own_check():
+    """Of what is selected in layers recomputed whole, and of swap that moves nothing, `check` would warn."""
+    for counts in ("{recompute: [1, 2], select_recompute: {'feed_forward': [2, 0]}}", "{recompute: False}", "{}"):
+        before = document("{" + STAGES.format(counts) + "}")
+        after = written(before.data(), to_index_form(before, 8, MODEL))
+        assert check_document(after, 8, MODEL).problems == ()
 
 
 def test_all_layers_become_true_and_defaults_are_not_added():
@@ -229,12 +237,17 @@ def test_to_indices_and_back_is_the_same_policy(case):
     model = trees(num_layers)
     before = expand_stage_recompute(document_from_data(config, "x"), num_layers).policy
     by_index = written(config, to_index_form(document_from_data(config, "x"), num_layers, model))
+    checked = check_document(by_index, num_layers, model)
+    assert "select-in-recomputed-layer" not in [problem.rule for problem in checked.problems]
     policy = check_shape(by_index, num_layers).policy
-    assert policy.is_swap_enabled and policy.op_swap == ()
+    if not policy.is_swap_enabled:
+        assert not (before.layer_recompute or before.select_recompute or before.select_comm_recompute)
+        return
+    assert policy.op_swap == ()
     assert resolve_policy(policy, num_layers).layer_recompute == resolve_policy(before, num_layers).layer_recompute
     by_stage = written(config, to_stage_form(by_index, num_layers, model))
     after = expand_stage_recompute(by_stage, num_layers).policy
-    assert resolve_policy(after, num_layers) == resolve_policy(before, num_layers)
+    assert first_difference(as_applied(after, model), as_applied(before, model), num_layers, model) == ""
     again = check_shape(written(config, to_index_form(by_stage, num_layers, model)), num_layers).policy
     assert resolve_policy(again, num_layers) == resolve_policy(policy, num_layers)
 
