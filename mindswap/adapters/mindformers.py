@@ -27,6 +27,7 @@ from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.graph.sharding.collectives import Collective, find_collectives
+from mindswap.graph.sharding.embedding import cut_embedding, load_embedding
 from mindswap.graph.sharding.experts import is_exchange, restore_names
 from mindswap.graph.sharding.sharding import shard_graph
 from mindswap.graph.sharding.split_table import Unresolved
@@ -197,7 +198,9 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     sharding = shard_graph(whole.graph)
     collectives = find_collectives(sharding)
     unresolved = (*sharding.unresolved, *collectives.unresolved)
-    graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(unresolved)]
+    token_ranks = placement.data_parallel * placement.context_parallel if placement.has_strategies else 1
+    graph = cut_embedding(sharding.graph, placement.model_parallel if placement.has_strategies else 1, token_ranks)
+    notes = [*whole.notes, *_describe_unresolved(unresolved)]
     inserted = (node for node in graph.forward if node.op in REDISTRIBUTION_OPS and not is_exchange(node))
     if any(node.layer_index is not None for node in inserted):
         notes.append(
@@ -241,4 +244,4 @@ def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
     inputs = example_inputs(config, data_parallel)
     with compiled_experts():
         graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
-    return restore_names(graph)
+    return load_embedding(restore_names(graph))
