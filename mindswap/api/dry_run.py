@@ -65,7 +65,6 @@ def dry_run(
         place.mkdir(parents=True, exist_ok=True)
         file = write_config(document, place, num_ranks, layers_per_chunk)
         if not has_cann():
-            say("stand-ins for CANN")
             stand_ins()
 
         def run(rank: int) -> DryRun:

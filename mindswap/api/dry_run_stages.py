@@ -88,9 +88,9 @@ def run_stages(
     whole = _depth(settings, num_layers, None)
     depths = choose_depths(options, settings, num_layers, policy)
     folder = _make_folder(options.folder)
-    is_stopped = threading.Event()
+    is_stopped, is_started = threading.Event(), threading.Event()
     if not has_cann():
-        say("stand-ins for CANN")
+        say("making stand-ins for CANN, or taking those that are there")
         stand_ins()
 
     def one(task: tuple[_Depth, int]) -> DryRun:
@@ -99,9 +99,13 @@ def run_stages(
 
         def tell(line: str) -> None:
             say(name + line)
+            is_started.set()
 
         place = folder / f"layers_{len(depth.kept)}_rank_{rank}"
-        (found,) = dry_run(document, [rank], depth.per_chunk, place, 1, tell, is_stopped.is_set)
+        try:
+            (found,) = dry_run(document, [rank], depth.per_chunk, place, 1, tell, is_stopped.is_set)
+        finally:
+            is_started.set()
         tell(f"rank {rank}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
         return found
 
@@ -110,6 +114,7 @@ def run_stages(
     with ThreadPoolExecutor(options.num_jobs) as pool:
         try:
             results = pool.map(one, tasks)  # begins at once
+            is_started.wait()  # the compiler, which the simulation asks, lets no other thread run
             simulated = tuple(simulate())
             found = dict(zip(tasks, results, strict=True))
         except BaseException:

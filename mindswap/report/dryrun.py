@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Any
 
-from mindswap.policy.words import name_indices
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_moment
 from mindswap.report.tables import format_table
@@ -136,9 +135,9 @@ def _verdict(report: DryRunReport) -> str:
 
 
 def describe_place(place: StepPlace) -> str:
-    """`backward, layer 3: attention/wq MatMul`."""
-    layer = name_indices("layer", [place.layer]) if place.layer is not None else "outside the layers"
-    return f"{'backward' if place.is_backward else 'forward'}, {layer}: {place.operator}"
+    """`forward, layer 3: Default/.../MatMul-op3`."""
+    where = place.where if place.layer is None else f"layer {place.layer}"
+    return f"{'backward' if place.is_backward else 'forward'}, {where}: {place.operator}"
 
 
 def _mib(size_bytes: int) -> str:
@@ -176,6 +175,7 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
         "simulated_peak_bytes": simulated_peak(report, stage),
         "moment": {
             "phase": "backward" if stage.place.is_backward else "forward",
+            "where": stage.place.where,
             "layer": stage.place.layer,
             "operator": stage.place.operator,
         },

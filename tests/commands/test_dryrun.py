@@ -105,7 +105,7 @@ def test_what_is_printed():
     shown = format_dry_run(report_of())
     assert "0 (0)" in shown
     assert "needs 127 B with fragments and workspace: fits in 200 B with 73 B to spare" in shown
-    assert "rank 0, peak: forward, outside the layers: Default/network" in shown
+    assert "rank 0, peak: forward, behind the layers: Default/network" in shown
     assert "copies: none" in shown
     assert "note: a note" in shown
     assert "launches no kernel: no times, no values" in shown

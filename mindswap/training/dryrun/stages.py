@@ -1,7 +1,7 @@
 """Dry runs of pipeline stages: of all their layers, or of short models and the straight line through them.
 
 The highest of several lines bends upwards, so a line through two peaks is too low where another moment takes over. So
-each part of the step (forward of the first layer, the loss, backward of the last layer, ...) has a line of its own.
+each part of the step (the first half of forward, the loss, the second half of backward, ...) has a line of its own.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ class StepPlace:
     """Where in a step an operator runs."""
 
     is_backward: bool  # of the gradient, or computed again for it
-    layer: int | None  # of the model that was run; None outside the layers
+    where: str  # before the layers, in the layers or behind them, in the order of the pass
+    layer: int | None  # of the model that was run; None outside the layers, and in backward
     operator: str  # its name with its cells
-    is_behind: bool = False  # outside the layers: behind them in the order of the pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,15 +147,19 @@ def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun]) -> StageR
     return StageRun(stage, num_layers, runs, used, actual, find_places(longest)[last[key][0]], parts)
 
 
+BEFORE, INSIDE, BEHIND = "before the layers", "in the layers", "behind the layers"
+
+
 def find_places(run: DryRun) -> dict[int, StepPlace]:
     """Tick of each change of the curve -> the operator that runs then.
 
     Operators that were fused, or made by a pass of the backend, have no cell: they are where the one before them is.
+    Layers that are compiled once share the names of their gradients, so a name does not say which layer of backward.
     """
     places: dict[int, StepPlace] = {}
     ticks = sorted(run.operators)
     position = 0
-    now = StepPlace(False, None, "")
+    now = StepPlace(False, BEFORE, None, "")
     has_layers = {False: False, True: False}
     for tick, _ in run.curve:
         while position < len(ticks) and ticks[position] <= tick:
@@ -163,28 +167,27 @@ def find_places(run: DryRun) -> dict[int, StepPlace]:
             position += 1
             match = LAYER.search(name)
             if match is None and name.count("/") < 2:
-                now = StepPlace(now.is_backward, now.layer, name, now.is_behind)
+                now = StepPlace(now.is_backward, now.where, now.layer, name)
                 continue
             is_backward = name.startswith(("Gradients/", "recompute_"))
             has_layers[is_backward] |= match is not None
-            layer = int(match[1]) if match else None
-            now = StepPlace(is_backward, layer, name, layer is None and has_layers[is_backward])
+            where = INSIDE if match else BEHIND if has_layers[is_backward] else BEFORE
+            now = StepPlace(is_backward, where, int(match[1]) if match and not is_backward else None, name)
         places[tick] = now
     return places
 
 
 def segments(run: DryRun) -> dict[tuple[bool, str], tuple[int, int]]:
-    """Part of a step -> the tick at which most is live in it, and how much."""
+    """Part of a step -> the tick at which most is live in it, and how much; the layers are cut into two halves."""
     places = find_places(run)
-    layers = [place.layer for place in places.values() if place.layer is not None]
-    names = {min(layers): "first layer", max(layers): "last layer"} if layers else {}
+    inside = {side: [tick for tick, place in places.items() if (place.is_backward, place.where) == (side, INSIDE)]
+              for side in (False, True)}  # fmt: skip
+    middle = {side: ticks[len(ticks) // 2] for side, ticks in inside.items() if ticks}
     found: dict[tuple[bool, str], tuple[int, int]] = {}
     for tick, live_bytes in run.curve:
         place = places[tick]
-        if place.layer is None:
-            name = "behind the layers" if place.is_behind else "before the layers"
-        else:
-            name = names.get(place.layer, "")
-        if name and live_bytes > found.get((place.is_backward, name), (0, -1))[1]:
-            found[place.is_backward, name] = tick, live_bytes
+        half = "" if place.where != INSIDE else ", second half" if tick >= middle[place.is_backward] else ", first half"
+        key = place.is_backward, place.where + half
+        if live_bytes > found.get(key, (0, -1))[1]:
+            found[key] = tick, live_bytes
     return found

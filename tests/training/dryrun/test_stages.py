@@ -41,19 +41,19 @@ def model(num_layers: int) -> DryRun:
 
 def test_a_fused_operator_is_where_the_one_before_it_is():
     places = find_places(run_of([(layer(3), 10), ("Default/GraphKernel_Mul_fusion-op0", 20)]))
-    assert places[2] == StepPlace(False, 3, "Default/GraphKernel_Mul_fusion-op0")
+    assert places[2] == StepPlace(False, "in the layers", 3, "Default/GraphKernel_Mul_fusion-op0")
 
 
 def test_the_parts_of_a_step():
     found = {part: live for part, (_, live) in segments(model(2)).items()}
     assert found == {
         (False, "before the layers"): 20,
-        (False, "first layer"): 50,
-        (False, "last layer"): 60,
+        (False, "in the layers, first half"): 50,
+        (False, "in the layers, second half"): 60,
         (False, "behind the layers"): 120,
         (True, "before the layers"): 60,
-        (True, "last layer"): 40,
-        (True, "first layer"): 40,
+        (True, "in the layers, first half"): 40,
+        (True, "in the layers, second half"): 40,
         (True, "behind the layers"): 100,
     }
 
@@ -61,7 +61,7 @@ def test_the_parts_of_a_step():
 def test_all_layers_are_taken_as_they_are():
     stage = stage_run(0, 3, {3: model(3)})
     assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (130, 137)
-    assert (stage.place.is_backward, stage.place.layer, stage.place.is_behind) == (False, None, True)
+    assert (stage.place.is_backward, stage.place.where, stage.place.layer) == (False, "behind the layers", None)
 
 
 @pytest.mark.parametrize(("num_layers", "peak", "is_backward"), [(2, 120, False), (4, 160, True), (32, 1000, True)])
