@@ -1,13 +1,16 @@
 """Plans that MindSpore's Ascend backend has seen: plan, dry run, budget corrected by the difference, and again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mindswap.api.dry_run_stages import DryRunOptions, Say, run_stages
 from mindswap.api.plan import StepPlan
 from mindswap.api.step import Step
 from mindswap.config.plain_data import document_from_data
 from mindswap.policy.convert.sections import policy_sections
+from mindswap.report.dryrun import dry_run_to_json
+from mindswap.report.tables import format_table
 from mindswap.training.dryrun.stages import DryRunReport
 
 MAX_ATTEMPTS = 3
@@ -19,7 +22,12 @@ class DryRunPlan:
 
     asked_bytes: int  # budget that the planner was given
     plan: StepPlan
-    dry_run: DryRunReport | None  # None where nothing fits
+    dry_run: DryRunReport | None  # None where nothing fits in the simulation
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits on the backend, too."""
+        return self.dry_run is not None and self.dry_run.fits
 
 
 def plan_with_dry_runs(
@@ -69,3 +77,32 @@ def dry_run_plan(
     document = document_from_data({**data, **sections}, step.document.file)
     stages = plan.run().report().stages
     return run_stages(document, options, say, f"{step.title}, planned", lambda: stages, budget_bytes)
+
+
+def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
+    """A row for each plan: simulated, and on the Ascend backend."""
+    header = ("plan for", "planned peak", "dry run", "with fragments", "and workspace", "fits")
+    rows = []
+    for attempt in attempts:
+        sizes = [attempt.asked_bytes, attempt.plan.peak_bytes]
+        report = attempt.dry_run
+        if report is not None:
+            sizes += [report.used_peak_bytes, report.actual_peak_bytes, report.peak_bytes]
+        cells = [f"{size / 2**20:.0f} MiB" for size in sizes] + ["-"] * (5 - len(sizes))
+        rows.append((*cells, "yes" if attempt.fits else "NO"))
+    lines = ["on MindSpore's Ascend backend, without a card (mindswap dryrun):", format_table(header, rows)]
+    report = attempts[-1].dry_run
+    return "\n".join([*lines, *(f"note: {note}" for note in (report.notes if report else ()))])
+
+
+def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
+    """The same as plain data."""
+    return [
+        {
+            "asked_bytes": attempt.asked_bytes,
+            "planned_peak_bytes": attempt.plan.peak_bytes,
+            "fits": attempt.fits,
+            "dry_run": dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None,
+        }
+        for attempt in attempts
+    ]

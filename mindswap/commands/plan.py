@@ -6,19 +6,29 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from tqdm import tqdm
 
-from mindswap.api.plan import budget_doubt, compact, make_plan, problem_of, refuse_unwritable
+from mindswap.api.plan import (
+    StepPlan,
+    budget_doubt,
+    budget_of,
+    compact,
+    make_plan,
+    problem_of,
+    refuse_unwritable,
+)
 from mindswap.api.plan_2x import is_2x, load_step_2x
+from mindswap.api.plan_dry_run import DryRunPlan, attempts_to_json, format_attempts, plan_with_dry_runs
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.run import outside_line
 from mindswap.api.step import Step, load_step
 from mindswap.commands.options import (
     CONFIG_OR_STEP,
+    PhaseLines,
     add_common,
     add_device_arguments,
     add_target_arguments,
@@ -44,6 +54,7 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
   mindswap plan llama2_7b.yaml --memory 40GiB --safe       # fits whether or not coupling rule 2 holds
+  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
   mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
   mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
@@ -81,6 +92,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--solver", choices=sorted(SOLVERS), default="fast", help=argparse.SUPPRESS)
     parser.add_argument("--explain", action="store_true", help="say in words why these operators")
     parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three times at most",
+    )
+    parser.add_argument(
         "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
     )
     add_common(parser, "--html")
@@ -99,15 +115,23 @@ def run(args: argparse.Namespace) -> int:
     with _Bar() as bar:
         if args.sweep:
             return _sweep(args, step, allowed, objective, bar)
-        found = make_plan(step, None, allowed, objective, args.solver, bar)
+
+        def make(budget_bytes: int | None) -> StepPlan:
+            return make_plan(step, budget_bytes, allowed, objective, args.solver, bar)
+
+        attempts = _dry_runs(step, make) if args.dry_run else ()
+        found = attempts[-1].plan if attempts else make(None)
     plan = found.plan
+    fits = plan.fits and all(attempt.fits for attempt in attempts[-1:])
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
         notes = [budget_doubt(step, found.problem.budget_bytes), *step.model.doubts]
         beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         beside = [line for line in beside if line]
         print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
-    if plan.fits and target:
+        if attempts:
+            print("\n" + format_attempts(attempts), flush=True)
+    if fits and target:
         found.save(target, overwrite=args.overwrite or args.in_place)
         if not args.json:
             print(f"\nwritten: {target}; next: mindswap check {target}", flush=True)
@@ -115,7 +139,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         data = plan_to_json(plan, step.device.name, found.sections)
         data |= {"explanation": explanation} if args.explain else {}
-        print(answer_text("plan", data, plan.fits))
+        data |= {"dry_runs": attempts_to_json(attempts)} if attempts else {}
+        print(answer_text("plan", data, fits))
     elif explanation:
         print("\n".join(["", *explanation]))
     if plan.fits and (args.html or args.plot):
@@ -124,13 +149,22 @@ def run(args: argparse.Namespace) -> int:
             run.save_html(args.html)
         if args.plot:
             run.save_plot(args.plot)
-    return 0 if plan.fits else 1
+    return 0 if fits else 1
+
+
+def _dry_runs(step: Step, make: Callable[[int | None], StepPlan]) -> tuple[DryRunPlan, ...]:
+    """Plans until the Ascend backend has room for one."""
+    if is_2x(step.document):
+        raise PlanError("--dry-run: not for files of MindFormers 2.x\n    fix:     leave it out")
+    say = PhaseLines(time.monotonic(), sys.stderr)
+    return plan_with_dry_runs(step, budget_of(step)[0], make, None, say)
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
     """What can be known to fail before anything is compiled."""
     if args.sweep:
         of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
+        of_one_plan["--dry-run"] = args.dry_run
         of_one_plan["--objective memory"] = args.objective != "time"
         _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
     refuse_lone_overwrite(args)

@@ -1,0 +1,52 @@
+"""Plans that are dry run: the budget of the next is corrected by what the backend needed more."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from mindswap.api import plan_dry_run
+
+
+@dataclass(frozen=True)
+class FakePlan:
+    """A planner that fills its budget to the last byte, down to 50."""
+
+    peak_bytes: int
+
+    @property
+    def fits(self):
+        return self.peak_bytes >= 50
+
+
+@dataclass(frozen=True)
+class FakeReport:
+    peak_bytes: int
+    budget_bytes: int
+
+    @property
+    def fits(self):
+        return self.peak_bytes <= self.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("real", "asked", "fits"),
+    [
+        (lambda planned: planned, [100], True),
+        (lambda planned: planned + 20, [100, 80], True),  # always 20 more: 100 - 20
+        # a quarter more: 125 is 25 too much; then 75, of which 94 fit
+        (lambda planned: planned * 5 // 4, [100, 75], True),
+        # 40 more, then 60 more: 60, 40 is less than the least there is
+        (lambda planned: 140 if planned == 100 else planned + 60, [100, 60, 40], False),
+        # 10 more, 12, 14, ...: 90 -> 102, 88 -> 102, and three times is all
+        (lambda planned: planned + {100: 10, 90: 12, 88: 14}[planned], [100, 90, 88], False),
+    ],
+)
+def test_the_budget_is_corrected_by_the_difference(monkeypatch, real, asked, fits):
+    def dry_run(plan, budget_bytes, options, say):
+        return FakeReport(real(plan.peak_bytes), budget_bytes)
+
+    monkeypatch.setattr(plan_dry_run, "dry_run_plan", dry_run)
+    attempts = plan_dry_run.plan_with_dry_runs(None, 100, FakePlan)
+    assert [attempt.asked_bytes for attempt in attempts] == asked
+    assert attempts[-1].fits == fits
+    assert not any(attempt.fits for attempt in attempts[:-1])
