@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -18,6 +19,10 @@ from mindswap.errors import MindswapError
 
 # While stderr is redirected, a descriptor of where it went before; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
+# What takes its time now.
+_activity: ContextVar[list[str]] = ContextVar("activity")
+# Where stderr is no terminal, it is said after so many seconds, and again after twice, four times, ... as many.
+FIRST_S = 15.0
 # To the start of the line, and delete it.
 CLEAR_LINE = "\r\x1b[K"
 # The scratch folders in the temporary one, and how long they stay after a failure.
@@ -27,11 +32,23 @@ PREFIX, LOG_NAME, KEPT_S = "mindswap-", "compile.log", 7 * 24 * 3600
 def tell(text: str) -> None:
     """Say on a terminal, in a few words, what takes its time now; the line before is deleted, by "" without a new one.
 
-    Nothing is said where stderr is no terminal, and outside `quiet`.
+    Where stderr is no terminal only what takes long is said, a line each time. Nothing outside `quiet`.
     """
     descriptor = _stderr.get()
+    if descriptor < 0:
+        return
+    _activity.get()[0] = text
     if os.isatty(descriptor) and os.environ.get("TERM") != "dumb":
         os.write(descriptor, f"{CLEAR_LINE}{f'mindswap: {text} ...' if text else ''}".encode())
+
+
+def _repeat(descriptor: int, activity: list[str], is_over: threading.Event) -> None:
+    """Say now and then what still takes its time."""
+    begin_s, pause_s = time.monotonic(), FIRST_S
+    while not is_over.wait(begin_s + pause_s - time.monotonic()):
+        if activity[0]:
+            os.write(descriptor, f"mindswap: {activity[0]}, {time.monotonic() - begin_s:.0f} s so far\n".encode())
+        pause_s *= 2
 
 
 def _remove_old_folders() -> None:
@@ -59,7 +76,12 @@ def quiet() -> Iterator[Path]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    token = _stderr.set(saved[1])
+    token, is_over = _stderr.set(saved[1]), threading.Event()
+    activity = [""]
+    of_activity = _activity.set(activity)
+    repeater = threading.Thread(target=_repeat, args=(saved[1], activity, is_over), daemon=True)
+    if not os.isatty(saved[1]):
+        repeater.start()
     tell("starting MindSpore and MindFormers")
     os.chdir(folder)
     with log_path.open("wb") as log:
@@ -79,6 +101,10 @@ def quiet() -> Iterator[Path]:
         sys.stdout.flush()
         sys.stderr.flush()
         tell("")
+        is_over.set()
+        if repeater.is_alive():
+            repeater.join()
+        _activity.reset(of_activity)
         _stderr.reset(token)
         for descriptor, copy in zip((1, 2), saved, strict=True):
             os.dup2(copy, descriptor)
