@@ -181,18 +181,33 @@ class _Rewriter:
 
     def _fetch(self, name: str, gradient_of: str) -> str:
         """The name of a value of forward in backward, for the gradient of an operator; made available if need be."""
-        is_again = name in self.recomputed
-        is_copied = not is_again and self._is_swapped(name, gradient_of)
-        known = self.available.get((name, is_copied))
-        if known is None:
-            if is_again:
-                known = self._run_again(self.nodes[name])
+        asked = (name, self._is_copied(name, gradient_of))
+        pending = [asked]  # a chain of recomputed operators may be as long as the model
+        while pending:
+            name, is_copied = pending[-1]
+            if pending[-1] in self.available:
+                pending.pop()
             elif is_copied:
-                known = self._bring_back(self.nodes[name])
+                self.available[name, True] = self._bring_back(self.nodes[name])
+            elif name not in self.recomputed:
+                self.available[name, False] = self._hand_over(name)
+            elif missing := self._missing_input(self.nodes[name]):
+                pending.append(missing)
             else:
-                known = self._hand_over(name)
-            self.available[name, is_copied] = known
-        return known
+                self.available[name, False] = self._run_again(self.nodes[name])
+        return self.available[asked]
+
+    def _is_copied(self, name: str, gradient_of: str) -> bool:
+        return name not in self.recomputed and self._is_swapped(name, gradient_of)
+
+    def _is_made(self, name: str) -> bool:
+        """Whether an operator makes a value that has to be made available; weights and states are there."""
+        return name in self.nodes and self.nodes[name].op != "UpdateState" and not self._is_weight(name)
+
+    def _missing_input(self, node: Node) -> tuple[str, bool] | None:
+        """The first value that an operator reads and that backward does not have yet."""
+        wanted = ((name, self._is_copied(name, "")) for name in node.inputs if self._is_made(name))
+        return next((value for value in wanted if value not in self.available), None)
 
     def _is_swapped(self, name: str, gradient_of: str) -> bool:
         """Offload marks an operator. Members of its tuple are not marked, and only its own gradient reads the tuple."""
@@ -240,11 +255,10 @@ class _Rewriter:
         return back.name
 
     def _run_again(self, node: Node) -> str:
-        """A copy of a forward operator, after copies of what it reads."""
-        inputs = []
-        for name in node.inputs:
-            is_made = name in self.nodes and self.nodes[name].op != "UpdateState"
-            inputs.append(self._fetch(name, "") if is_made and not self._is_weight(name) else name)
+        """A copy of a forward operator, behind copies of what it reads."""
+        inputs = [
+            self.available[name, self._is_copied(name, "")] if self._is_made(name) else name for name in node.inputs
+        ]
         own = self.own_duplicates.get(node.name)
         name = own.name if own is not None else f"{node.name}@again"
         copy = replace(node, name=name, inputs=tuple(inputs), is_recomputed=True, is_duplicate=True, origin=node.name)

@@ -390,3 +390,13 @@ def test_equal_operators_with_paths_are_merged_before():
     nothing = NodeSettings(frozenset(), {})
     assert [n.name for n in rewrite_graph(merge_equal(tagged, nothing.of), nothing).forward] == ["a"]
     assert [n.name for n in rewrite_graph(tagged, nothing).forward] == ["a", "b"]
+
+
+def test_a_chain_of_recomputed_operators_may_be_of_any_length():
+    """Only the last one is read by backward, and each reads the one before: all run again, in their order."""
+    count = 5000
+    chain = [op(f"op{i}", "Gelu", f"op{i - 1}" if i else "x", i // 36) for i in range(count)]
+    step = graph(chain, [node("grad", "GeluGrad", f"op{count - 1}_b")], saved=f"op{count - 1}")
+    made = rewrite_graph(step, NodeSettings(recomputed=frozenset(made.name for made in chain)))
+    assert [made.origin for made in made.backward[:-1]] == [made.name for made in chain]
+    assert made.saved == ()
