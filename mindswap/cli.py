@@ -10,8 +10,9 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from mindswap.commands import Parser, UsageError
 from mindswap.config.model_folder import use_folder
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.version import __version__
@@ -43,26 +44,6 @@ COMMANDS = (
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
 
 
-class _UsageError(MindswapError):
-    """The words of a command line do not fit.
-
-    Args:
-        usage: how the command is called.
-        message: what is wrong.
-    """
-
-    def __init__(self, usage: str, message: str):
-        self.usage = usage
-        super().__init__(message)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Wrong options are an error like any other."""
-
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(f"{self.format_usage()}{self.prog}", message)
-
-
 def build_parser(asked: str | None) -> argparse.ArgumentParser:
     """The parser of one command line.
 
@@ -70,7 +51,7 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         asked: only this command is imported and has its options: some take as long to import as others to run.
             None lists all of them.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="mindswap", description="Fine-grained activation SWAP and recomputation for MindSpore and MindFormers."
     )
     parser.add_argument("--version", action="version", version=f"mindswap {__version__}")
@@ -142,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
             return EXIT_OK
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) and stop.code != 2 else EXIT_BAD_INPUT
+        return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("mindswap: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -153,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         from mindswap.report.problems import format_problems
 
         return refuse(format_problems(error.problems), error, error.problems)
-    except _UsageError as error:
+    except UsageError as error:
         return refuse(f"{error.usage}: error: {error}", error)
     except MindswapError as error:
         return refuse(f"mindswap: error: {error}", error)

@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import mindformers.core.context
 from mindformers.tools.register import ActionDict, MindFormerConfig
@@ -77,8 +78,15 @@ def train(argv: list[str]) -> None:
     trainer.train()
 
 
+class _Options(argparse.ArgumentParser):
+    """Wrong options are an error like any other; exit codes are the training's."""
+
+    def error(self, message: str) -> NoReturn:
+        raise LaunchError(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mindswap run", allow_abbrev=False)
+    parser = _Options(prog="mindswap run", allow_abbrev=False)
     parser.add_argument("--config", required=True)
     parser.add_argument("--register_path")
     parser.add_argument("--options", nargs="+", action=ActionDict)

@@ -3,3 +3,28 @@
 In: arguments. Out: text or JSON, and an exit code.
 Open first: `verify.py`; `options.py` has the options that several commands share, `../cli.py` is the door of errors.
 """
+
+import argparse
+from typing import NoReturn
+
+from mindswap.errors import MindswapError
+
+
+class UsageError(MindswapError):
+    """The words of a command line do not fit.
+
+    Args:
+        usage: how the command is called.
+        message: what is wrong.
+    """
+
+    def __init__(self, usage: str, message: str):
+        self.usage = usage
+        super().__init__(message)
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong options are an error like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.format_usage()}{self.prog}", message)

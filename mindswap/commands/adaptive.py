@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mindswap.adapters.installed import installed_version
 from mindswap.check.doctor.gather import host_memory
+from mindswap.commands import Parser
 from mindswap.commands.options import number_from
 from mindswap.commands.run import load_trainable
 from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
@@ -41,6 +42,7 @@ DEFAULT_DEVICE_MEMORY = "58GiB"
 # Share of the free memory of a machine without cards that its workers may take.
 HOST_SHARE_PERCENT = 80
 
+USAGE = f"mindswap run {FLAG} [OPTIONS] [--] COMMAND"
 _SWITCHES = (FLAG, "--replace")
 _VALUES = ("--memory", "--run-dir", "--max-restarts", "--measured-steps")
 
@@ -59,7 +61,7 @@ def run_adaptive(words: Sequence[str]) -> int:
     if os.environ.get("MS_ROLE"):
         raise LaunchError(f"{FLAG} inside a worker\n    fix:     mindswap run {FLAG} -- msrun ... (in front of msrun)")
     own, command_words = split_words(list(words))
-    parser = argparse.ArgumentParser(prog="mindswap run", allow_abbrev=False)
+    parser = Parser(prog="mindswap run", usage=USAGE, allow_abbrev=False)
     add_options(parser)
     args = parser.parse_args(own)
     command = parse_command(command_words)

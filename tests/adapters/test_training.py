@@ -258,7 +258,7 @@ def test_what_mindformers_cannot_train_is_its_own_error(tmp_path, data):
     assert "Traceback" in run.log and "NoSuchOptimizer" in run.log and "a bug" not in run.log
 
 
-@pytest.mark.parametrize(("ending", "exit_code"), [("raise ValueError('own failure')", 1), ("raise SystemExit(3)", 3)])
+@pytest.mark.parametrize(("ending", "exit_code"), [("raise ValueError('own failure')", 1), ("raise SystemExit(2)", 2)])
 def test_the_end_of_a_script_is_the_end_of_the_run(tmp_path, ending, exit_code):
     (tmp_path / "script.py").write_text(f"import sys\nprint(sys.argv)\n{ending}\n")
     (tmp_path / "x.yaml").write_text("seed: 0\n")

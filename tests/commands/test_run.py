@@ -39,6 +39,26 @@ def test_without_a_configuration_it_says_how(run):
     )
 
 
+@pytest.mark.parametrize("words", [("--config",), ("--config", "--run_mode", "train")])
+def test_an_option_without_its_value_is_named(run, words):
+    assert run(*words) == (1, "mindswap: error: --config: its value is missing\n    fix:     --config VALUE\n")
+
+
+def test_a_wrong_option_of_an_adaptive_run_shows_its_usage(run):
+    code, error = run("--adaptive-memory-optimization", "--max-restarts", "x", "--", "msrun")
+    assert code == 1
+    assert error.startswith("usage: mindswap run --adaptive-memory-optimization [OPTIONS] [--] COMMAND\n")
+    assert "mindswap run: error: argument --max-restarts: 'x' is no number" in error
+
+
+@pytest.mark.parametrize(("ending", "code"), [("2", 2), ("77", 77), ("0", 0), ("", 0), ("'no data'", 1)])
+def test_the_exit_code_is_that_of_the_script(monkeypatch, capsys, ending, code):
+    """Also 2, with which argparse of a script leaves."""
+    monkeypatch.setattr(run_command, "run", lambda args: exec(f"raise SystemExit({ending})"))
+    assert cli.main(["run", "train.py", "--config", "x.yaml"]) == code
+    assert capsys.readouterr().err == ("no data\n" if code == 1 else "")
+
+
 @pytest.mark.parametrize("words", [("--memory", "54GiB", "--", "msrun"), ("--config", "x.yaml")])
 def test_another_spelling_of_the_adaptive_flag_is_named(run, words):
     assert run("--adaptive-memory-optimisation", *words) == (

@@ -1,6 +1,5 @@
 """The command line of one training: a script or the package's own entry, its options, its configuration."""
 
-import argparse
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,18 @@ def parse_training(words: list[str]) -> Training:
 
 
 def find_option(options: list[str], name: str) -> str | None:
-    """Value of `--name value` or `--name=value` among options; None if it is not there."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(name, dest="value")
-    return parser.parse_known_args(options)[0].value
+    """Value of `--name value` or `--name=value` among options, the last one; None if it is not there.
+
+    Raises:
+        LaunchError: it is there without a value.
+    """
+    found = None
+    for position, word in enumerate(options):
+        key, equals, value = word.partition("=")
+        if key != name:
+            continue
+        following = options[position + 1 : position + 2]
+        if not equals and (not following or following[0].startswith("--")):
+            raise LaunchError(f"{name}: its value is missing\n    fix:     {name} VALUE")
+        found = value if equals else following[0]
+    return found
