@@ -13,7 +13,7 @@ class SwapReport:
     """All passes of a training on one rank; a pass is one forward and its backward."""
 
     device: str  # where it ran, e.g. `CPU`
-    # layers without swap were watched too, and memory was filled with NaN before it was given back
+    # layers without swap were watched too, and memory taken for copies back was filled with NaN
     is_audited: bool = False
     num_passes: int = 0  # passes that swapped
     num_as_predicted: int = 0  # those of them whose bytes were the predicted ones behind every event

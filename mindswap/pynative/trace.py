@@ -80,7 +80,8 @@ class TracedStorage:
     # index of the last operator of forward that may read it. Of what has a view, or goes in or out of a layer, that is
     # the last one of the layer: uses of a view cannot be told
     last_use: int
-    protection: str = ""  # why it may not leave the device: "weight", "input", "output"; "" if it may
+    # why it may not leave the device: "weight", "input", "output", "held" (user code still shows it); "" if it may
+    protection: str = ""
     memory: int | None = None  # its number in the values of operators; None where these were not recorded
 
 

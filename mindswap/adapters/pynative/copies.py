@@ -16,7 +16,6 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 
-from mindswap.adapters.versions.executors import pynative_executor
 from mindswap.errors import ApplyError
 from mindswap.graph.execute.memory import POISON
 
@@ -25,7 +24,7 @@ from mindswap.graph.execute.memory import POISON
 class PendingCopy:
     """A storage on its way."""
 
-    storage: Any  # its memory on the device (`UntypedStorage`)
+    storage: Any  # its memory on the device (`UntypedStorage`); None while it is away
     size_bytes: int  # of it
     host: Any  # its memory on the host
     pending: Any = None  # what the last copy is waited for with
@@ -46,13 +45,14 @@ class CopyEngine(ABC):
     def offload(self, storage) -> PendingCopy:
         """Start the copy to the host."""
 
-    @abstractmethod
-    def release(self, copy: PendingCopy, poison: bool = False) -> None:
-        """Wait for the copy to the host, and give the device memory back; with `poison` filled with NaN before."""
+    def release(self, copy: PendingCopy) -> None:
+        """Wait for the copy to the host, and let go of the device memory: it is free when nobody else holds it."""
+        self._finish(copy)
+        copy.storage = None
 
     @abstractmethod
-    def prefetch(self, copy: PendingCopy) -> None:
-        """Take device memory, and start the copy from the host."""
+    def prefetch(self, copy: PendingCopy, storage, poison: bool = False) -> None:
+        """Start the copy from the host into other memory of the device, with `poison` filled with NaN before."""
 
     def wait(self, copy: PendingCopy) -> None:
         """Wait for the last copy, whichever way it goes, and give the host memory back."""
@@ -102,17 +102,11 @@ class ThreadCopies(CopyEngine):
         copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(storage))
         return copy
 
-    def release(self, copy: PendingCopy, poison: bool = False) -> None:
+    def prefetch(self, copy: PendingCopy, storage, poison: bool = False) -> None:
         """See `CopyEngine`."""
-        self._finish(copy)
-        pynative_executor.sync()  # kernels that read it may still be in MindSpore's queue
+        copy.storage = storage
         if poison:
-            _device_view(copy.storage)[:] = POISON
-        copy.storage.resize_(0)
-
-    def prefetch(self, copy: PendingCopy) -> None:
-        """See `CopyEngine`."""
-        copy.storage.resize_(copy.size_bytes)
+            _device_view(storage)[:] = POISON
         copy.pending = self._pool.submit(np.copyto, _device_view(copy.storage), _host_view(copy))
 
     def _new_host(self, size: int) -> mmap.mmap:
@@ -137,8 +131,8 @@ def _device_view(storage) -> np.ndarray:
 class StreamCopies(CopyEngine):
     """Copies on a stream of their own, to pinned memory. Written for Ascend, and never run: there was no device.
 
-    Memory is taken on the compute stream before the copy is put on the copy stream, as the pool of MindSpore is
-    ordered by stream.
+    Memory is taken and given back on the compute stream, which has waited for the copy to the host by then, as the pool
+    of MindSpore is ordered by stream.
 
     Args:
         runtime: has streams as `mindspore.runtime` has them.
@@ -157,14 +151,9 @@ class StreamCopies(CopyEngine):
         self._run(lambda: copy.host.untyped_storage().copy_(storage, True), copy)
         return copy
 
-    def release(self, copy: PendingCopy, poison: bool = False) -> None:
+    def prefetch(self, copy: PendingCopy, storage, poison: bool = False) -> None:
         """See `CopyEngine`."""
-        self._finish(copy)
-        copy.storage.resize_(0)
-
-    def prefetch(self, copy: PendingCopy) -> None:
-        """See `CopyEngine`."""
-        copy.storage.resize_(copy.size_bytes)
+        copy.storage = storage
         self._run(lambda: copy.storage.copy_(copy.host.untyped_storage(), True), copy)
 
     def _new_host(self, size: int) -> Any:

@@ -1,32 +1,87 @@
 """Runs a schedule while a network trains in PyNative mode: storages leave the device and come back.
 
-The tensors stay in the graph of autograd; only their memory goes (`UntypedStorage.resize_(0)`) and comes back. Each
-event of a pass is held against the trace that the schedule was made from. Where they differ (another shape, another
-way through the network) everything is brought back, the pass goes on without swap, and the next one is recorded anew.
+Autograd keeps a `KeptTensor` instead of the tensor. When its values are on the host, the executor lets go of the tensor,
+and its memory is free as soon as nobody else holds it: what the user's code can still reach is never taken from it.
+Backward gets a tensor with the same values in memory of its own.
+
+Each event of a pass is held against the trace that the schedule was made from. Where they differ (another shape,
+another way through the network) everything is brought back, the pass goes on without swap, and the next one is recorded
+anew.
 """
 
 import logging
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from types import FrameType
+
+import mindspore as ms
 
 from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
+from mindswap.adapters.versions.executors import pynative_executor
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals
 from mindswap.pynative.schedule import ActionKind, StepSchedule, StorageAction
 from mindswap.pynative.trace import EventKind, Trace
 
 logger = logging.getLogger(__name__)
+# The function of MindSpore's ops/composite/base.py in which every gradient runs its forward.
+_GRADIENT = "_pynative_forward_run"
+
+
+class KeptTensor:
+    """What autograd keeps of a tensor; the tensor itself is None while its memory is away."""
+
+    __slots__ = ("dtype", "is_copy", "layout", "tensor")
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.is_copy = False  # it came back: autograd does not know how it was made
+        self.dtype = tensor.dtype
+        self.layout = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+
+    def put_into(self, storage) -> None:
+        """The same tensor in other memory."""
+        tensor = ms.mint.empty((0,), dtype=self.dtype)
+        tensor.set_(storage, *self.layout)
+        self.tensor, self.is_copy = tensor, True
+
+
+def is_nested() -> bool:
+    """The network runs for a gradient that itself is differentiated: its saved tensors must stay what they are."""
+    frame: FrameType | None = sys._getframe()
+    number = 0
+    while frame is not None:
+        number += frame.f_code.co_name == _GRADIENT
+        frame = frame.f_back
+    return number > 1
 
 
 @dataclass
 class _Live:
     """A saved storage during a pass."""
 
-    tensor: Any
-    storage: Any
     version: int
     address: int
+    itemsize: int
+    saves: list[KeptTensor] = field(default_factory=list)  # tensors on it that autograd keeps
+
+    @property
+    def storage(self):
+        """Its memory on the device."""
+        return self.saves[0].tensor.untyped_storage()
+
+    def let_go(self) -> None:
+        """Hold no tensor on it any more."""
+        for saved in self.saves:
+            saved.tensor = None
+
+    def take_memory(self, size_bytes: int):
+        """Memory of its own for all tensors on it, still without their values."""
+        storage = ms.mint.empty((size_bytes // self.itemsize,), dtype=self.saves[0].dtype).untyped_storage()
+        for saved in self.saves:
+            saved.put_into(storage)
+        return storage
 
 
 class Executor:
@@ -36,7 +91,7 @@ class Executor:
         trace: the step.
         schedule: made from it.
         copies: how bytes move.
-        poison: fill memory with NaN before it is given back, for tests.
+        poison: fill memory that is taken for a copy back with NaN before, for tests.
         on_pass: gets the totals of each pass that followed the schedule to its end.
 
     Attributes:
@@ -67,7 +122,8 @@ class Executor:
     def device_bytes(self) -> tuple[int, int]:
         """Memory that moved storages have at this moment, as the ledger says and as MindSpore says; for audits."""
         booked = sum(size for index, size in self._ledger.device.items() if index in self._moved)
-        return booked, sum(live.storage.size() for live in self._live.values())
+        there = (live for index, live in self._live.items() if index not in self._released)
+        return booked, sum(live.storage.size() for live in there)
 
     def _start(self) -> None:
         self._position = 0
@@ -85,6 +141,8 @@ class Executor:
         self.give_up()
         self._start()
         self.was_different = False
+        if is_nested():
+            self._deviate("gradients of gradients")
 
     def give_up(self) -> None:
         """Bring back what is away."""
@@ -103,27 +161,34 @@ class Executor:
         else:
             self._deviate(f"{kind.value} of layer {layer_index}")
 
-    def save(self, tensor, layer_index: int) -> tuple[int, object]:
-        """Number of the save, -1 where the schedule is not followed, and the tensor."""
+    def save(self, tensor, layer_index: int) -> tuple[int, KeptTensor]:
+        """Number of the save, -1 where the schedule is not followed, and what stands for the tensor."""
         self._has_saved = True
+        saved = KeptTensor(tensor)
         if not self._is_following:
-            return -1, tensor
-        number = self._expected_save(tensor, layer_index)
+            return -1, saved
+        number = self._expected_save(saved, layer_index)
         if number is None:
             self._deviate(f"layer {layer_index} saves {tensor.dtype} {tuple(tensor.shape)}")
-            return -1, tensor
+            return -1, saved
         self._act()
-        return number, tensor
+        return number, saved
 
     def read(self, kept):
         """The tensor of a save, its memory there."""
-        number, tensor = kept
+        number, saved = kept
         if self._is_following:
             if number >= 0 and self._expects(EventKind.READ, number):
                 self._act()
             else:
                 self._deviate(f"save {number} is read")
-        return tensor
+        if saved.is_copy and pynative_executor.requires_grad():
+            raise ApplyError(
+                "a gradient of a gradient was asked for where activations were swapped: it would be wrong\n"
+                "    allowed: gradients of gradients by nested mindspore.grad, value_and_grad or GradOperation\n"
+                "    fix:     mindswap.running_swap(network).remove() before"
+            )
+        return saved.tensor
 
     # -- following ------------------------------------------------------------------------------
 
@@ -133,14 +198,14 @@ class Executor:
         event = self.schedule.events[self._position]
         return event.kind is kind and event.index == index
 
-    def _expected_save(self, tensor, layer_index: int) -> int | None:
+    def _expected_save(self, saved: KeptTensor, layer_index: int) -> int | None:
         """The save that the schedule has next, if this tensor is it."""
         if self._position >= len(self.schedule.events):
             return None
         event = self.schedule.events[self._position]
         if event.kind is not EventKind.SAVE:
             return None
-        save = self.trace.saves[event.index]
+        save, tensor = self.trace.saves[event.index], saved.tensor
         same = (layer_index, tuple(tensor.shape), str(tensor.dtype).lower())
         if same != (save.layer_index, save.shape, save.dtype):
             return None
@@ -150,9 +215,11 @@ class Executor:
             if known is None:
                 if storage.size() != self.trace.storages[save.storage].size_bytes:
                     return None
-                self._live[save.storage] = _Live(tensor, storage, tensor._version, storage.data_ptr())
+                known = _Live(tensor._version, storage.data_ptr(), tensor.itemsize)
+                self._live[save.storage] = known
             elif known.address != storage.data_ptr():
                 return None
+            known.saves.append(saved)
         return event.index
 
     def _act(self) -> None:
@@ -171,11 +238,11 @@ class Executor:
             size = self._copies[index].size_bytes
         elif action.kind is ActionKind.RELEASE:
             self._check_version(index)
-            self.copies.release(self._copies[index], self.poison)
+            self.copies.release(self._copies[index])
+            self._live[index].let_go()
             self._released.add(index)
         elif action.kind is ActionKind.PREFETCH:
-            self.copies.prefetch(self._copies[index])
-            self._released.discard(index)
+            self._bring_back(index)
             size = self._live[index].storage.size()
         elif action.kind is ActionKind.WAIT:
             self.copies.wait(self._copies.pop(index))
@@ -185,11 +252,12 @@ class Executor:
 
     def _check_version(self, index: int) -> None:
         live = self._live[index]
-        if live.tensor._version != live.version:
+        tensor = live.saves[0].tensor
+        if tensor._version != live.version:
             self._bring_all_back()
             self._is_following = False
             raise ApplyError(
-                f"a tensor of shape {tuple(live.tensor.shape)} was changed in place after autograd saved it: "
+                f"a tensor of shape {tuple(tensor.shape)} was changed in place after autograd saved it: "
                 "its swap would change the gradients; take its operator out of the policy"
             )
 
@@ -210,10 +278,14 @@ class Executor:
             self.num_deviations += 1
             logger.warning("the step is not the one that was recorded (%s): it runs without swap", what)
 
+    def _bring_back(self, index: int) -> None:
+        copy = self._copies[index]
+        self.copies.prefetch(copy, self._live[index].take_memory(copy.size_bytes), self.poison)
+        self._released.discard(index)
+
     def _bring_all_back(self) -> None:
         for index, copy in self._copies.items():
             if index in self._released:
-                self.copies.prefetch(copy)
+                self._bring_back(index)
             self.copies.wait(copy)
         self._copies = {}
-        self._released = set()

@@ -7,6 +7,7 @@ operators take and give is written down, too, and all of it is held until the st
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -82,6 +83,7 @@ class Recorder:
         self.held: list[object] = []  # what operators gave since a layer began or ended
         self.open_inputs: set[int] | None = None  # addresses that the operator reads that runs; None for no operator
         self.num_before = 0  # storages that were saved before the layer at hand
+        self.packed: set[int] = set()  # `id` of the tensors that autograd keeps
         self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
         self.is_forward = True
         self.layer_index: int | None = None
@@ -112,6 +114,8 @@ class Recorder:
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """A layer begins or ends. What goes in or out may be used by all of its operators."""
+        if kind is EventKind.BACKWARD_BEGIN and not any(event.kind is kind for event in self.events):
+            self._protect_held()
         self.events.append(Event(kind, layer_index, len(self.operators)))
         at_border = {address_of(tensor) for tensor in tensors_in(tensors)}
         if kind is EventKind.FORWARD_BEGIN:
@@ -143,12 +147,27 @@ class Recorder:
                 protection = protection or "input"
             self.storages.append(_Storage(tensor, maker, protection))
             self.by_address[address] = index
+        self.packed.add(id(tensor))
         number = len(self.saves)
         last = len(self.operators) - 1
         self.storages[index].last_use = max(self.storages[index].last_use, last)
         self.saves.append(Save(index, layer_index, last, tuple(tensor.shape), str(tensor.dtype).lower()))
         self.events.append(Event(EventKind.SAVE, number, len(self.operators)))
         return number, tensor
+
+    def _protect_held(self) -> None:
+        """What a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
+        own = self.packed | {id(storage.tensor) for storage in self.storages}
+        others = [found for found in gc.get_objects() if isinstance(found, ms.Tensor) and id(found) not in own]
+        of_saved = {
+            id(tensor): index for tensor in others if (index := self.by_address.get(address_of(tensor))) is not None
+        }
+        shown = [tensor for tensor in others if id(tensor) in of_saved]
+        # MindSpore itself holds some of them, too: what counts is an object of Python.
+        for holder in gc.get_referrers(*shown) if shown else ():
+            if holder is not others and holder is not shown:
+                for index in (of_saved[id(found)] for found in gc.get_referents(holder) if id(found) in of_saved):
+                    self.storages[index].protection = self.storages[index].protection or "held"
 
     def read(self, kept):
         """The tensor of a save."""

@@ -35,7 +35,7 @@ class Swap:
         decisions: what the policy decides for each of them.
         unit: what its prefetch distances count.
         copies: how bytes move; default is a thread on a CPU, and an error on any other device.
-        poison: fill memory with NaN before it is given back, for tests.
+        poison: fill memory that is taken for a copy back with NaN before, for tests.
         watch_all: see the saves of all layers, so that the ledger counts what stays, too.
 
     Attributes:

@@ -42,13 +42,13 @@ class SeenCopies(ThreadCopies):
         self.calls.append(("offload", storage.size()))
         return copy
 
-    def release(self, copy, poison=False):
+    def release(self, copy):
         self.calls.append(("release", copy.storage.size()))
-        super().release(copy, poison)
-        assert copy.storage.size() == 0
+        super().release(copy)
+        assert copy.storage is None
 
-    def prefetch(self, copy):
-        super().prefetch(copy)
+    def prefetch(self, copy, storage, poison=False):
+        super().prefetch(copy, storage, poison)
         self.calls.append(("prefetch", copy.storage.size()))
 
     def wait(self, copy):

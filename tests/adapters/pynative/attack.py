@@ -1,0 +1,162 @@
+"""Networks made at random that use activations outside of their layers, trained with and without swap."""
+
+import copy
+import random
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+import mindswap
+from mindswap import Layers, LayerSwap, OpSwap, Policy
+
+WIDTH, NUM_STEPS = 16, 4
+NAMES = ("norm", "up", "down", "gate", "mul", "act", ".*")
+
+
+class Layer(nn.Cell):
+    """A gated feed-forward that leaves one of its activations where others can reach it."""
+
+    def __init__(self, leak):
+        super().__init__()
+        self.norm = nn.LayerNorm((WIDTH,))
+        self.up, self.gate = nn.Dense(WIDTH, 2 * WIDTH), nn.Dense(WIDTH, 2 * WIDTH)
+        self.down, self.act, self.mul, self.add = nn.Dense(2 * WIDTH, WIDTH), nn.GELU(), ops.Mul(), ops.Add()
+        self.leak = leak
+
+    def construct(self, x):
+        h = self.norm(x)
+        up = self.up(h)
+        act = self.act(self.gate(h))
+        both = self.mul(up, act)
+        self.__dict__["left"] = {"norm": h, "up": up, "act": act, "mul": both, "view": both.reshape(-1)}[self.leak]
+        return self.add(x, self.down(both))
+
+
+def _operator(tensor, total):
+    return total + ops.tanh(tensor).sum() * 1e-3
+
+
+def _skip(tensor, total):
+    return total + tensor.mean() * 1e-2
+
+
+def _asnumpy(tensor, total):
+    return total * float(1 + 1e-3 * np.abs(tensor.asnumpy()).mean())
+
+
+def _item(tensor, total):
+    return total * (1 + 1e-3 * tensor.reshape(-1)[3].item())
+
+
+def _printed(tensor, total):
+    return total * (1 + 1e-6 * len(str(tensor)) + 1e-6 * (sum(map(ord, str(tensor))) % 97))
+
+
+def _index(tensor, total):
+    return total + tensor[0].sum() * 1e-3
+
+
+def _deep_copy(tensor, total):
+    return total * float(1 + 1e-3 * np.abs(copy.deepcopy(tensor).asnumpy()).mean())
+
+
+def _host_copy(tensor, total):
+    return total * float(1 + 1e-3 * np.array(tensor).max())
+
+
+def _logged(tensor, total):
+    float(ops.norm(tensor).asnumpy())
+    return total
+
+
+USES = (_operator, _skip, _asnumpy, _item, _printed, _index, _deep_copy, _host_copy, _logged)
+
+
+class Network(nn.Cell):
+    """Uses what layers left behind, in some steps, in some way."""
+
+    def __init__(self, rng):
+        super().__init__()
+        num_layers = rng.randint(2, 4)
+        self.head, self.first = nn.Dense(WIDTH, 5), nn.Dense(8, WIDTH)
+        self.layers = nn.CellList([Layer(rng.choice(("norm", "up", "act", "mul", "view"))) for _ in range(num_layers)])
+        # step, layer, how; outputs of layers are used likewise
+        self.uses = [
+            (rng.choice((range(NUM_STEPS), (rng.randrange(NUM_STEPS),))), rng.randrange(num_layers), rng.choice(USES),
+             rng.random() < 0.5)
+            for _ in range(rng.randint(1, 3))
+        ]  # fmt: skip
+        self.step = 0
+
+    def construct(self, x):
+        x = self.first(x)
+        outputs = []
+        for layer in self.layers:
+            x = layer(x)
+            outputs.append(x)
+        total = ops.square(self.head(x)).mean()
+        for steps, index, use, is_output in self.uses:
+            if self.step in steps:
+                total = use(outputs[index] if is_output else self.layers[index].__dict__["left"], total)
+        return total
+
+
+def random_policy(rng, num_layers):
+    """Of a layer swap, of names, of both."""
+
+    def layers():
+        return Layers(tuple(sorted(rng.sample(range(num_layers), rng.randint(1, num_layers)))))
+
+    whole = (LayerSwap(layers(), rng.choice((1, 3, 10, 30))),) if rng.random() < 0.6 else ()
+    number = rng.randint(0 if whole else 1, 3)
+    names = tuple(OpSwap(rng.choice(NAMES), layers(), rng.choice((1, 2, 5, 20, 60))) for _ in range(number))
+    return Policy(is_swap_enabled=True, layer_swap=whole, op_swap=names)
+
+
+def train(seed, with_swap):
+    """Losses, gradients and weights of each step, and the report of the swap."""
+    rng = random.Random(seed)
+    network = Network(rng)
+    policy = random_policy(rng, len(network.layers))
+    values = np.random.default_rng(seed)
+    for parameter in network.get_parameters():
+        parameter.set_data(ms.Tensor(values.normal(0, 0.3, parameter.shape).astype(np.float32)))
+    swap = None
+    if with_swap:
+        mindswap.apply(network, policy, layers="layers")
+        swap = mindswap.running_swap(network)
+        swap.poison = True
+    optimizer = nn.SGD(network.trainable_params(), 1e-2, momentum=0.9)
+    gradient = ms.value_and_grad(network, None, network.trainable_params())
+    found = []
+    for step in range(NUM_STEPS):
+        network.step = step
+        loss, gradients = gradient(ms.Tensor(values.normal(size=(2, 6, 8)).astype(np.float32)))
+        found += [loss.asnumpy().copy(), *(each.asnumpy().copy() for each in gradients)]
+        optimizer(gradients)
+    report = swap.finish() if swap else None
+    if swap:
+        swap.remove()
+    return found, report
+
+
+def attack(seeds):
+    """Seeds whose numbers the swap changes, and how many bytes were moved in all."""
+    wrong, moved_bytes = [], 0
+    for seed in seeds:
+        plain, _ = train(seed, False)
+        swapped, report = train(seed, True)
+        same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(plain, swapped, strict=True))
+        if not same:
+            wrong.append(seed)
+        moved_bytes += report.offloaded_bytes
+    return wrong, moved_bytes
+
+
+if __name__ == "__main__":
+    import sys
+
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    first, number = int(sys.argv[1]), int(sys.argv[2])
+    print(*attack(range(first, first + number)))
