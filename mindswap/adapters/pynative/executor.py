@@ -1,8 +1,8 @@
 """Runs a schedule while a network trains in PyNative mode: storages leave the device and come back.
 
-Autograd keeps a `KeptTensor` instead of the tensor. When its values are on the host, the executor lets go of the tensor,
-and its memory is free as soon as nobody else holds it: what the user's code can still reach is never taken from it.
-Backward gets a tensor with the same values in memory of its own.
+Autograd keeps a `KeptTensor` instead of the tensor. When its values are on the host, the executor lets go of the
+tensor, and its memory is free as soon as nobody else holds it: what the user's code can still reach is never taken from
+it. Backward gets a tensor with the same values in memory of its own.
 
 Each event of a pass is held against the trace that the schedule was made from. Where they differ (another shape,
 another way through the network) everything is brought back, the pass goes on without swap, and the next one is recorded
