@@ -1,0 +1,62 @@
+"""A rank of a dry run as a process: how its end is told."""
+
+import re
+import threading
+import time
+
+import pytest
+
+from mindswap.errors import LaunchError
+from mindswap.training.dryrun import run
+
+TASK = "4,17_Default/network-Llama/1-Layer/MatMul-op3,Default/network-Llama/MatMul-op3,kernel_graph0,,,,"
+
+
+@pytest.fixture
+def python(tmp_path, monkeypatch):
+    """What stands in for the training is a shell script."""
+
+    def script(text: str) -> None:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(run.sys, "executable", str(path))
+
+    monkeypatch.setattr(run, "_environment", lambda folder, rank, num_ranks: {"PATH": "/usr/bin:/bin"})
+    return script
+
+
+def start(tmp_path, **options):
+    return run.run_rank(tmp_path / "x.yaml", tmp_path / "rank_3", 3, 8, lambda line: None, **options)
+
+
+def test_a_crash_names_the_signal_the_last_operator_and_the_log(tmp_path, python):
+    python(f"mkdir -p tracker/rank_3; echo '{TASK}' > tracker/rank_3/task.csv; kill -SEGV $$")
+    with pytest.raises(LaunchError) as error:
+        start(tmp_path)
+    first, operator, log = str(error.value).splitlines()
+    assert first == "dry run of rank 3: the backend crashed (SIGSEGV)"
+    assert operator == "    last operator: Default/network-Llama/MatMul-op3"
+    assert log == f"    log:     {tmp_path / 'rank_3' / 'log'}"
+
+
+def test_a_failure_gives_the_last_error_of_the_log(tmp_path, python):
+    python("echo 'RuntimeError: The pointer[ker_ptr] is null.'; exit 1")
+    with pytest.raises(LaunchError, match=re.escape("rank 3: RuntimeError: The pointer[ker_ptr] is null.\n    log: ")):
+        start(tmp_path)
+
+
+def test_one_that_hangs_is_given_up(tmp_path, python):
+    python("sleep 60")
+    with pytest.raises(LaunchError, match="rank 3: given up after 1 s"):
+        start(tmp_path, max_s=0.6)
+
+
+def test_it_ends_when_it_is_told_to(tmp_path, python):
+    python("sleep 60")
+    stop = threading.Event()
+    stop.set()
+    begin_s = time.monotonic()
+    with pytest.raises(LaunchError):
+        start(tmp_path, stop=stop.is_set)
+    assert time.monotonic() - begin_s < 5
