@@ -1,4 +1,4 @@
-"""The main job of the package, as `make demo` runs it: msrun workers train each of the four cases."""
+"""The main job of the package, as `make demo` runs it: the four cases on the Ascend backend, and trained on CPU."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.strength import is_nightly
 
 pytestmark = pytest.mark.mindspore
 
@@ -31,16 +33,13 @@ COPIED = {
     "case4_swap_and_recompute": (4 * 6 + 2 * 5, 4 * ATTENTION + 2 * FEED_FORWARD),
 }
 
-# Workers of each training; the case with swap and recompute has those of the specification.
-WORKERS = {"case1_default_swap": 2, "case2_layer_swap": 2, "case3_op_swap": 2, "case4_swap_and_recompute": 8}
-
 # What `mindswap run` executes in PyNative mode, and its workers.
 PYNATIVE = {"case4_swap_and_recompute": "2", "qwen3_op_swap": "1"}
 
 
 @pytest.fixture(scope="module")
 def result():
-    command = [sys.executable, str(ROOT / "tools" / "demo.py")]
+    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--cpu-only"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
 
 
@@ -56,8 +55,8 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph(result
     trained, compiled, executed, pynative = ({line[0]: line for line in table} for table in tables)
     for name, pairs in CASES.items():
         _, num_workers, log_lines, first_loss, _, last_loss, is_equal, as_asked = trained[name]
-        assert num_workers == str(WORKERS[name]) and log_lines == f"{num_workers}/{num_workers}"
-        assert float(last_loss) < float(first_loss) - 1
+        assert (num_workers, log_lines) == ("2", "2/2")
+        assert float(last_loss) < float(first_loss) - 0.5
         assert (is_equal, as_asked) == ("yes", "yes")
         assert compiled[name][1:5] == pairs
         _, num_operators, num_copies, as_plain, as_mindspore, as_simulated, peak_without, peak = executed[name]
@@ -71,6 +70,25 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph(result
         assert as_without_swap == "yes"
         assert float(kib_out) == float(kib_back) > 0
         assert float(peak) == float(predicted) < float(peak_without)
+
+
+# Four layers of 7B, 8 ranks, MiB without fragments: as MindSpore 2.9.0 printed them on 2026-11-23 (without mindswap's
+# runner, by hand); case 2 does not build there.
+PEAKS = {"swap and recompute off": 8816, "case1_default_swap": 8656, "case4_swap_and_recompute": 7661}
+
+
+@pytest.mark.skipif(not is_nightly(), reason="5 min; smaller ones by day: tests/training/dryrun/test_backend.py")
+def test_the_cases_on_the_ascend_backend(tmp_path):
+    program = (
+        f"import sys; from pathlib import Path; sys.path.insert(0, {str(ROOT / 'tools')!r})\n"
+        "from demo import CASES; from demo_ascend import show_ascend\n"
+        f"sys.exit(bool(show_ascend(CASES, Path({str(tmp_path)!r}))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, mib in PEAKS.items():
+        (row,) = (line for line in done.stdout.splitlines() if line.startswith(f"{name}  "))
+        assert int(row.removeprefix(name).split()[1]) == pytest.approx(mib, rel=0.01)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -141,5 +141,8 @@ def _for_ascend(config: dict[str, Any]) -> None:
     config["runner_config"]["sink_mode"] = False
     config["train_dataset"]["num_parallel_workers"] = 1
     config["callbacks"] = [each for each in config["callbacks"] if each["type"] != "StepReport"]
+    schedule = config.get("lr_schedule")
+    if isinstance(schedule, dict) and schedule.get("warmup_steps") is schedule.get("warmup_ratio") is None:
+        config["lr_schedule"] = {**schedule, "warmup_steps": 0}  # MindFormers refuses a file without
     if isinstance(config.get("mindswap"), dict):
         config["mindswap"] = {key: value for key, value in config["mindswap"].items() if key != "cpu_stand_ins"}

@@ -93,6 +93,8 @@ def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
         "ENABLE_LAZY_INLINE_NO_PIPELINE": "1",
         "MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{tracker}",
     }
+    # The compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
+    found.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")
     found.pop("MS_ROLE", None)  # of a cluster this process may be in
     if num_ranks == 1:
         del found["RANK_SIZE"], found["RANK_ID"]

@@ -1,0 +1,86 @@
+"""Small models on MindSpore's Ascend backend, without a card: what the simulator says of their memory is so."""
+
+from pathlib import Path
+
+import pytest
+
+from mindswap.api.dry_run_stages import DryRunOptions, dry_run_file
+from mindswap.config.source import load_document
+from mindswap.files import write_new
+from mindswap.report.dryrun import simulated_peak
+from mindswap.training.proof.derive import format_config
+
+pytestmark = pytest.mark.mindspore
+
+ROOT = Path(__file__).parents[3]
+OFF = {"swap_config": {"swap": False}, "recompute_config": {"recompute": False, "select_recompute": False}}
+FULL = {"recompute_config": {"recompute": True}}
+ALL_LAYERS = {"swap_config": {"swap": True, "layer_swap": [{"backward_prefetch": 10, "layers": True}]}}
+OPERATORS = {
+    "swap_config": {
+        "swap": True,
+        "op_swap": [
+            {"op_name": "attention", "backward_prefetch": 10, "layers": True},
+            {"op_name": "feed_forward", "backward_prefetch": 10, "layers": True},
+        ],
+    }
+}
+TENSORS = {"parallel_config": {"model_parallel": 2, "data_parallel": 4, "vocab_emb_dp": False}}
+PIPELINE = {
+    "parallel_config": {
+        "pipeline_stage": 2, "model_parallel": 2, "data_parallel": 2, "micro_batch_num": 4, "vocab_emb_dp": False,
+    }
+}  # fmt: skip
+
+
+def llama(num_layers: int, *changes: dict) -> dict:
+    """Case 4 of the specification with hidden size 1024, 2048 tokens, 4 samples; 8 ranks."""
+    data = load_document(str(ROOT / "configs/llama2_7b/case4_swap_and_recompute.yaml")).data()
+    sizes = {"hidden_size": 1024, "num_heads": 8, "num_layers": num_layers, "seq_length": 2048, "vocab_size": 8000}
+    data["model"]["model_config"].update(sizes, batch_size=4)
+    data["runner_config"]["batch_size"] = 4
+    return changed(data, OFF, *changes)
+
+
+def qwen3(*changes: dict) -> dict:
+    """A Qwen3 of hidden size 1024 with as many tokens; 8 ranks."""
+    data = load_document(str(ROOT / "tests/data/qwen3_small.yaml")).data()
+    data["model"]["model_config"].update(
+        hidden_size=1024, intermediate_size=3072, num_attention_heads=8, num_key_value_heads=4, head_dim=128,
+        vocab_size=8000, seq_length=2048, max_position_embeddings=2048, compute_dtype="bfloat16",
+    )  # fmt: skip
+    data["parallel_config"].update(data_parallel=4, model_parallel=2, micro_batch_num=1)
+    return changed(data, {"swap_config": {"swap": False}}, *changes)
+
+
+def changed(data: dict, *changes: dict) -> dict:
+    for change in changes:
+        for key, value in change.items():
+            data[key] = {**data[key], **value}
+    return data
+
+
+# Peaks of rank 0 without fragments, MiB, as MindSpore 2.9.0 printed them on 2026-11-23.
+CASES = {
+    "nothing moved": (llama(2), 1663),
+    "full recompute": (llama(2, FULL), 1047),
+    "swap of operators": (llama(2, OPERATORS), 1223),
+    "tensor parallel": (llama(2, TENSORS), 949),
+    "pipeline, tensor parallel, swap of layers": (llama(4, PIPELINE, ALL_LAYERS), 582),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_backend_needs_what_is_simulated(name, tmp_path):
+    data, peak_mib = CASES[name]
+    path = tmp_path / "case.yaml"
+    write_new(path, format_config(data, name))
+    report = dry_run_file(path, DryRunOptions(ranks=(0,), is_full=True))
+    (stage,) = report.stages
+    assert stage.used_peak_bytes >> 20 == pytest.approx(peak_mib, rel=0.01)
+    assert stage.used_peak_bytes <= stage.actual_peak_bytes < 1.3 * stage.used_peak_bytes
+    simulated = simulated_peak(report, stage)
+    assert 0.97 <= simulated / stage.used_peak_bytes <= 1.08
+    has_swap = data["swap_config"]["swap"]
+    assert len(stage.run.copied_out) == len(stage.run.copied_back)
+    assert bool(stage.run.copied_out) == has_swap == bool(stage.run.set_lines)
