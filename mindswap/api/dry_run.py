@@ -20,7 +20,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import file_name, write_new
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.training.dryrun.read import DryRun, read_run
-from mindswap.training.dryrun.run import run_rank
+from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
 from mindswap.training.proof.cut import cut_policy
 from mindswap.training.proof.data import write_synthetic_data
@@ -71,7 +71,14 @@ def dry_run(
             def tell(line: str) -> None:
                 say(f"rank {rank}: {line}")
 
-            return read_run(run_rank(file, place / f"rank_{rank}", rank, num_ranks, tell, stop))
+            try:
+                return read_run(run_rank(file, place / f"rank_{rank}", rank, num_ranks, tell, stop))
+            except LaunchError as error:
+                if INLINE_FAULT not in str(error):
+                    raise
+            tell("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
+            again = place / f"rank_{rank}_not_inlined"
+            return read_run(run_rank(file, again, rank, num_ranks, tell, stop, is_inlined=False))
 
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             return tuple(pool.map(run, chosen))

@@ -28,6 +28,10 @@ from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
 MOST_LAYERS = 6
+NOT_BUILT = (
+    "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
+    "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
+)
 Say = Callable[[str], None]
 
 
@@ -137,7 +141,10 @@ def run_stages(
         depths=tuple(len(depth.kept) for depth in depths),
         budget_bytes=budget_bytes,
         has_cann=has_cann(),
-        notes=_notes(depths, whole, policy),
+        notes=(
+            *_notes(depths, whole, policy),
+            *([NOT_BUILT] if any(not run.is_inlined for run in found.values()) else []),
+        ),
     )
 
 

@@ -81,6 +81,7 @@ class DryRun:
         kernels: operators of a step in order of launch.
         set_lines: the `Set ...` lines of its log.
         wall_s: how long the dry run took.
+        is_inlined: the backend put conditionals into the graph around them, as it does by default.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class DryRun:
     kernels: tuple[Kernel, ...]
     set_lines: tuple[str, ...]
     wall_s: float
+    is_inlined: bool = True
 
     # derived: live bytes after each change, by tick; when most is live; ticks of operators of the gradient, rising;
     # operators that read what an AllGather of forward made
@@ -198,6 +200,7 @@ def read_run(run: RankRun) -> DryRun:
         kernels=tuple(_read_kernels(_find(run.folder, "execute_order.csv"))),
         set_lines=tuple(line.text for line in log.set_lines),
         wall_s=run.wall_s,
+        is_inlined=run.is_inlined,
     )
 
 

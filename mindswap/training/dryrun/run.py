@@ -18,6 +18,9 @@ PACKAGE_FOLDER = Path(__file__).parents[3]
 POLL_S = 0.2
 MAX_S = 1800.0
 LOG = "log"
+# What builds where MindSpore 2.9.0 fails: layer_swap leaves a graph that is not inlined, for which there is no kernel.
+NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
+INLINE_FAULT = "The pointer[ker_ptr] is null"
 TRACKER = "tracker"
 
 
@@ -28,6 +31,7 @@ class RankRun:
     rank: int
     folder: Path  # what it wrote: its log, the tracker's tables, the order of execution
     wall_s: float
+    is_inlined: bool = True  # the backend put conditionals into the graph around them, as it does by default
 
 
 def run_rank(
@@ -38,6 +42,7 @@ def run_rank(
     say: Callable[[str], None],
     stop: Callable[[], bool] = lambda: False,
     max_s: float = MAX_S,
+    is_inlined: bool = True,
 ) -> RankRun:
     """Run one rank of a configuration to its end, in a folder that it makes.
 
@@ -47,6 +52,7 @@ def run_rank(
         say: takes a line about how far it is, now and then.
         stop: whether to end it now.
         max_s: after so many seconds it is given up.
+        is_inlined: False keeps conditionals as graphs of their own (`NOT_INLINED`).
 
     Raises:
         LaunchError: it failed; with the signal or the last error, the last operator, and where its log is.
@@ -55,11 +61,12 @@ def run_rank(
     log = folder / LOG
     words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]
     words += ["--output_dir", str(folder.absolute() / "output")]
+    variables = _environment(folder, rank, num_ranks) | ({} if is_inlined else NOT_INLINED)
     begin_s = time.monotonic()
     with log.open("wb") as file, lifeline() as held:
         process = subprocess.Popen(
             [sys.executable, "-m", "mindswap", "run", *words], cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
-            env=_environment(folder, rank, num_ranks) | {VARIABLE: held}, stderr=subprocess.STDOUT,
+            env=variables | {VARIABLE: held}, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -71,7 +78,7 @@ def run_rank(
     wall_s = time.monotonic() - begin_s
     if code != 0:
         raise LaunchError(_why(code, folder, rank, wall_s))
-    return RankRun(rank, folder, wall_s)
+    return RankRun(rank, folder, wall_s, is_inlined)
 
 
 def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:

@@ -60,3 +60,25 @@ def test_it_ends_when_it_is_told_to(tmp_path, python):
     with pytest.raises(LaunchError):
         start(tmp_path, stop=stop.is_set)
     assert time.monotonic() - begin_s < 5
+
+
+def test_what_does_not_build_inlined_is_run_again_without(tmp_path, monkeypatch):
+    from mindswap.api import dry_run as api
+
+    ends = []
+
+    def run_rank(file, folder, rank, num_ranks, tell, stop, is_inlined=True):
+        ends.append((folder.name, is_inlined))
+        if is_inlined:
+            raise LaunchError("dry run of rank 0: RuntimeError: The pointer[ker_ptr] is null.\n    log:     x")
+        return "a run"
+
+    monkeypatch.setattr(api, "run_rank", run_rank)
+    monkeypatch.setattr(api, "read_run", lambda run: run)
+    monkeypatch.setattr(api, "write_config", lambda *arguments: tmp_path / "x.yaml")
+    monkeypatch.setattr(api, "has_cann", lambda: True)
+    said = []
+    found = api.dry_run("configs/llama2_7b/case2_layer_swap.yaml", [0], folder=tmp_path, say=said.append)
+    assert found == ("a run",)
+    assert ends == [("rank_0", True), ("rank_0_not_inlined", False)]
+    assert "switch_inline:False" in said[0]
