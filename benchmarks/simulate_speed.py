@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from reference.program_bounds import lower_bound_ns
 
-from mindswap.adapters.installed import require_mindformers
 from mindswap.api.step import load_step
+from mindswap.check.doctor.installed import require_mindformers
 from mindswap.errors import MindswapError
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy

@@ -31,22 +31,6 @@ ORDER = (
     "cli",
     "__main__",
 )
-# `Policy.from_file`: users look for it on the class, and reading a file takes the rules.
-UPWARD = {
-    "policy/model.py": ("mindswap.check.check",),
-    # Left by the move into rooms; to be opened.
-    "policy/convert/stage_form.py": ("mindswap.check.check",),
-    "check/doctor/gather.py": ("mindswap.training.launch.msrun",),
-    "check/doctor/machine.py": ("mindswap.training.launch.arguments",),
-    "check/doctor/model.py": ("mindswap.training.launch.arguments",),
-    "check/doctor/software.py": ("mindswap.adapters.installed",),
-    "check/doctor/text.py": ("mindswap.report.problems",),
-    "training/adaptive/planner.py": ("mindswap.api.plan", "mindswap.api.step"),
-    "training/adaptive/summary.py": ("mindswap.report.tables",),
-    "training/launch/launcher.py": ("mindswap.report.problems", "mindswap.commands.adaptive"),
-    "training/proof/data.py": ("mindswap.adapters.mindrecord",),
-    "training/proof/proving.py": ("mindswap.api.step",),
-}
 # Starts a program: it may import what it starts.
 ENTRIES = ("training/launch/__main__.py",)
 HEAVY = ("mindspore", "mindformers", "torch")
@@ -82,7 +66,7 @@ def test_a_file_imports_only_what_stands_before_it(path):
         return
     allowed = ORDER[: ORDER.index(part(path)) + 1]
     for name in imports(path):
-        if name.split(".")[0] == "mindswap" and name not in UPWARD.get(str(path.relative_to(PACKAGE)), ()):
+        if name.split(".")[0] == "mindswap":
             used = name.split(".")[1] if "." in name else "__init__"
             assert used in allowed, f"{path}: {name}"
 

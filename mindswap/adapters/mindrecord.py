@@ -9,6 +9,7 @@ size in bytes, then the int32 tokens. A frame of size 0 says that the samples ar
 import contextlib
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -20,10 +21,16 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindswap.config.step import StepSettings
 from mindswap.errors import DataError
 from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
+from mindswap.training.proof.derive import SyntheticData
 
 INDEX_SUFFIX = ".db"
+SYNTHETIC_NAME = "synthetic.mindrecord"
+# Few tokens occur, so that a model learns within a few steps that the others do not.
+NUM_TOKENS = 64
+SEED = 0
 # A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.
 MAX_SAMPLE_LENGTH = (1 << 20) + 1
 _TOKENS_PER_WRITE = 1 << 18
@@ -155,6 +162,22 @@ def _write(path: str, sample_length: int, columns: Sequence[str]) -> int:
     if num_written != num_samples:
         raise RuntimeError(f"{num_written} of {num_samples} samples reached the file")
     return 0
+
+
+def write_synthetic_data(
+    folder: Path, settings: StepSettings, num_steps: int, vocab_size: int, *, is_legacy: bool
+) -> SyntheticData:
+    """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`."""
+    require_mindspore()
+    numbers = random.Random(SEED)
+    choices = range(min(3, vocab_size - 1), min(NUM_TOKENS, vocab_size))
+    # One step more than needed: what is read ahead of the last one.
+    num_samples = (num_steps + 1) * settings.num_tokens // settings.seq_length
+    path = (folder / SYNTHETIC_NAME).absolute()
+    with MindRecordWriter(path, settings.seq_length, is_legacy) as writer:
+        for _ in range(num_samples):
+            writer.write(array("i", numbers.choices(choices, k=settings.seq_length + 1)))
+    return SyntheticData(str(path), writer.columns)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mindswap.adapters.installed import installed_code
+from mindswap.check.doctor.installed import installed_code
 from mindswap.config.nodes import Document
 from mindswap.graph.cache import cache_folder, cached, make_key
 from mindswap.graph.model import Graph, Node, Saved, TensorType

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
+from mindswap.check.doctor.installed import require_mindformers
 from mindswap.config.rank import RankPlacement
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import WeightSharding, read_weight_sharding

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.api.step import policy_of
-from mindswap.check.check import check_document, require_num_layers
+from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.plain_data import document_from_data
@@ -23,7 +23,6 @@ from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
 from mindswap.training.proof.cut import cut_policy
-from mindswap.training.proof.data import write_synthetic_data
 from mindswap.training.proof.derive import Wanted, derive, format_config
 
 CONFIG_NAME = "dryrun.yaml"

@@ -3,9 +3,9 @@
 from importlib.metadata import version
 from pathlib import Path
 
-from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document
+from mindswap.check.doctor.installed import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.render import block_lines

@@ -12,7 +12,7 @@ from mindswap.api.compilable import require_compilable
 from mindswap.api.device import find_costs
 from mindswap.api.recorded import capture_of, is_trace_path, read_trace
 from mindswap.api.run import Run
-from mindswap.check.check import CheckResult, check_document, require_num_layers
+from mindswap.check.check import check_document, policy_of
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.plain_data import document_from_data
@@ -25,7 +25,6 @@ from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE
 from mindswap.simulator.cost.hardware import Device
@@ -246,14 +245,3 @@ def find_compute_dtype(graph: Graph) -> str:
         if classify(node.op).unit is ComputeUnit.MATRIX and node.outputs:
             flops[node.outputs[0].dtype] += work.flops
     return max(flops, key=flops.__getitem__, default="float16")
-
-
-def policy_of(document: Document, checked: CheckResult) -> Policy:
-    """What a configuration asks for in layer indices; with swap off what MindFormers makes of its recompute.
-
-    Raises:
-        PolicyError: if it is wrong.
-    """
-    policy = checked.require_policy()
-    num_layers = require_num_layers(document, checked.num_layers)
-    return policy if policy.is_swap_enabled else expand_stage_recompute(document, num_layers).policy

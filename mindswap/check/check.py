@@ -10,6 +10,7 @@ from mindswap.check.rules import find_rules
 from mindswap.config.ignored import split_ignored
 from mindswap.config.model_folder import FOLDER_KEY, FOLDER_RULE
 from mindswap.config.nodes import Document, to_data
+from mindswap.config.plain_data import document_from_data
 from mindswap.config.problem import Problem, find_errors, sort_problems
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.config.source import load_document
@@ -18,9 +19,10 @@ from mindswap.policy.build import build_policy
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.expand import RULE as STAGE_RULE
+from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.mindformers_2x.form import form_problem
-from mindswap.policy.model import Policy
+from mindswap.policy.model import READERS, Policy
 from mindswap.policy.read import find_num_layers, read_settings
 from mindswap.policy.settings import PolicySettings
 
@@ -138,6 +140,14 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     return policy_of_document(load_document(path))
 
 
+def policy_of_data(config: Mapping[str, Any]) -> Policy:
+    """As `load_policy`, of plain data: `{"swap_config": {...}, "recompute_config": {...}}`."""
+    return policy_of_document(document_from_data(config, "the configuration"))
+
+
+READERS.update(file=load_policy, data=policy_of_data)
+
+
 def policy_of_document(document: Document) -> Policy:
     """As `load_policy`, of what was read."""
     return check_document(document, ignore={STAGE_RULE}).require_policy()
@@ -154,6 +164,17 @@ def require_num_layers(document: Document, num_layers: int | None, asked_by: str
     missing = missing_model(document)
     text = f"{asked_by}the configuration does not say how many layers the model has"
     raise GraphError(f"{text}\n{missing}" if missing else text)
+
+
+def policy_of(document: Document, checked: CheckResult) -> Policy:
+    """What a configuration asks for in layer indices; with swap off what MindFormers makes of its recompute.
+
+    Raises:
+        PolicyError: if it is wrong.
+    """
+    policy = checked.require_policy()
+    num_layers = require_num_layers(document, checked.num_layers)
+    return policy if policy.is_swap_enabled else expand_stage_recompute(document, num_layers).policy
 
 
 def missing_model(document: Document) -> str | None:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.adapters.installed import installed_version
 from mindswap.check.doctor.gather import host_memory
+from mindswap.check.doctor.installed import installed_version
 from mindswap.commands import Parser
 from mindswap.commands.options import number_from
-from mindswap.commands.run import load_trainable
 from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
 from mindswap.config.mode import device_target, is_on_cpu
 from mindswap.config.nodes import Document, show
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
+from mindswap.report.adaptive import format_summary
 from mindswap.training.adaptive.command import (
     FLAG,
     TrainingCommand,
@@ -30,9 +30,9 @@ from mindswap.training.adaptive.command import (
 from mindswap.training.adaptive.exclusions import find_exclusions, is_excluded
 from mindswap.training.adaptive.model import Planner, Settings
 from mindswap.training.adaptive.planner_child import planner_in_child
-from mindswap.training.adaptive.summary import format_summary
 from mindswap.training.adaptive.supervise import MARKER, AdaptiveRun, supervise
 from mindswap.training.launch.msrun import plain_name, worker_environment
+from mindswap.training.launch.training import load_trainable
 from mindswap.training.logs.scan import REPORT_MEMORY
 from mindswap.units import format_bytes, parse_bytes
 from mindswap.version import __version__

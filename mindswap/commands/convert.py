@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from mindswap.api.convert import to_index_form, to_stage_form
 from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatron
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
@@ -17,7 +18,6 @@ from mindswap.config.sections import rewrite_section
 from mindswap.config.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.files import require_folders, write_new
-from mindswap.policy.convert.stage_form import to_index_form, to_stage_form
 from mindswap.policy.convert.swap_on import rewrite_for_swap
 from mindswap.policy.megatron.options import OPTIONS, OptionKind
 from mindswap.policy.mindformers_2x.form import refuse_pynative

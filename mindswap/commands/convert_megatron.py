@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mindswap.api.convert import to_index_form
 from mindswap.api.trees import known_or_real
 from mindswap.commands.converted import Request, table_trees
 from mindswap.config.nodes import Document
@@ -15,7 +16,6 @@ from mindswap.config.problem import Level, Location, Problem, find_errors, sort_
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.convert.sections import policy_sections
-from mindswap.policy.convert.stage_form import to_index_form
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
 from mindswap.policy.megatron.placement import place_layers

@@ -7,6 +7,7 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
+from mindswap.api.convert import to_index_form
 from mindswap.check.check import check_document, check_shape
 from mindswap.check.check_2x import check_pynative
 from mindswap.commands.convert_tensors import Tensors, read_tensors
@@ -17,7 +18,6 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.convert.stage_form import to_index_form
 from mindswap.policy.mindformers_2x.convert import ConvertedSettings, to_1_9, to_2x
 from mindswap.policy.mindformers_2x.form import Form, find_form
 from mindswap.policy.mindformers_2x.read import find_num_layers_2x

@@ -7,11 +7,11 @@ from mindswap.check.doctor.examine import examine
 from mindswap.check.doctor.gather import gather_machine, gather_software
 from mindswap.check.doctor.job import gather_job
 from mindswap.check.doctor.model import MachineFacts
-from mindswap.check.doctor.text import doctor_to_json, format_doctor
 from mindswap.commands.options import add_common
 from mindswap.config.problem import Level
 from mindswap.config.source import load_document
 from mindswap.report.answer import answer_text
+from mindswap.report.doctor import doctor_to_json, format_doctor
 
 HELP = "Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables."
 EXAMPLES = """\

@@ -16,7 +16,6 @@ from mindswap.commands.options import (
     device_overrides,
     number_from,
 )
-from mindswap.commands.run import load_trainable
 from mindswap.config.plain_data import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
@@ -24,6 +23,7 @@ from mindswap.report.answer import answer_text
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.signals import StoppedBySignal, signals_raise
+from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.derive import switched_off
 
 HELP = "Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it."

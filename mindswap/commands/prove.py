@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.adapters.installed import require_mindformers
+from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.check.doctor.installed import count_cards, require_mindformers
 from mindswap.commands.options import PhaseLines, add_device_arguments, device_overrides, number_from
-from mindswap.commands.run import cards_missing, load_trainable
+from mindswap.commands.run import cards_missing
 from mindswap.config.mode import is_on_cpu
 from mindswap.config.nodes import Document
 from mindswap.errors import LaunchError
@@ -17,9 +18,9 @@ from mindswap.report.answer import answer_text
 from mindswap.report.proof_html import format_proof_html
 from mindswap.report.proof_text import format_proof, proof_to_json
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.training.launch.msrun import count_cards
 from mindswap.training.launch.processes import adopt_orphans, stop_descendants
 from mindswap.training.launch.signals import StoppedBySignal, signals_raise
+from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.checks import make_checks
 from mindswap.training.proof.derive import Wanted
 from mindswap.training.proof.model import Proof
@@ -123,6 +124,7 @@ def _bench(args: argparse.Namespace, begin_s: float) -> Bench:
         wants_synthetic_data=args.synthetic_data,
         device_words=tuple(device_words),
         say=PhaseLines(begin_s, sys.stderr if args.json else sys.stdout),
+        write_data=write_synthetic_data,
     )
 
 

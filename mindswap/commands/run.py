@@ -8,16 +8,12 @@ import sys
 import traceback
 from pathlib import Path
 
-from mindswap.adapters.installed import require_mindformers
+from mindswap.check.doctor.installed import count_cards, has_cards, require_mindformers
 from mindswap.config.mode import ASCEND, device_target, is_on_cpu
 from mindswap.config.nodes import Document
-from mindswap.config.problem import find_errors
-from mindswap.config.source import load_document
-from mindswap.errors import LaunchError, MindswapError, PolicyError
-from mindswap.policy.mindformers_2x.form import refuse_pynative
+from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.launch.lifeline import hold_lifeline
-from mindswap.training.launch.msrun import count_cards, has_cards
-from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, parse_training
+from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, load_trainable, parse_training
 
 HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
 EXAMPLES = """\
@@ -78,19 +74,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"mindswap: {hint}", file=sys.stderr)
         return 1
     return 0
-
-
-def load_trainable(path: Path) -> Document:
-    """A configuration of a form that `mindswap run` takes, read.
-
-    Raises:
-        PolicyError: it cannot be read, or is for MindFormers 2.x.
-    """
-    document = load_document(str(path))
-    if find_errors(document.problems):
-        raise PolicyError(document.problems)
-    refuse_pynative(document)
-    return document
 
 
 # What a Llama needs to train on a CPU; configs/llama2_7b/cpu says why.

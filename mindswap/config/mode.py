@@ -1,4 +1,4 @@
-"""Whether a configuration trains in graph mode or in PyNative mode. Pure."""
+"""How a configuration trains: in graph mode or in PyNative mode, on what."""
 
 from mindswap.config.nodes import Document
 
@@ -6,6 +6,8 @@ from mindswap.config.nodes import Document
 GRAPH = (0, "GRAPH_MODE")
 PYNATIVE = (1, "PYNATIVE_MODE")
 ASCEND = "Ascend"
+# Where the scheduler of a job listens (MindFormers' scripts/msrun_launcher.sh).
+DEFAULT_MASTER_PORT = 8118
 
 
 def is_pynative(document: Document) -> bool:

@@ -6,7 +6,7 @@ back, that gives an equal policy.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -217,9 +217,7 @@ class Policy:
         Raises:
             PolicyError: with every problem, if there is an error.
         """
-        from mindswap.check.check import load_policy  # upward: users look for it on the class
-
-        return load_policy(path)
+        return READERS["file"](path)
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> "Policy":
@@ -228,10 +226,7 @@ class Policy:
         Raises:
             PolicyError: with every problem, if there is an error.
         """
-        from mindswap.check.check import policy_of_document
-        from mindswap.config.plain_data import document_from_data
-
-        return policy_of_document(document_from_data(config, "the configuration"))
+        return READERS["data"](config)
 
     def to_config(self) -> dict[str, Any]:
         """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""
@@ -257,6 +252,11 @@ class Policy:
         if self.output_recompute:
             config["mindswap"] = {"output_recompute": self.output_recompute.to_config()}
         return config
+
+
+# What reads a policy, by what it reads: `check.check` puts it here, as reading takes the rules, and users look for
+# it on the class. Importing `mindswap` brings it along.
+READERS: dict[str, Callable[[Any], Policy]] = {}
 
 
 def _to_config(entry: LayerSwap | OpSwap) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mindswap.check.doctor.installed import count_cards
 from mindswap.check.doctor.model import Machine, Package, Software
 from mindswap.graph.cache import cache_folder, cache_size
-from mindswap.training.launch.msrun import count_cards
 from mindswap.version import __version__
 
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mindswap.adapters.installed import describe_pair, is_known_pair
+from mindswap.check.doctor.installed import describe_pair, is_known_pair
 from mindswap.check.doctor.model import Diagnosis, MachineFacts, error, warning
 
 _PYTHONS = ((3, 11), (3, 12))

@@ -14,7 +14,7 @@ from mindswap.graph.codec import from_plain, to_plain
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, Planner, TrainingPlan
 from mindswap.training.launch.lifeline import tie_to_parent
 
-_MODULE = "mindswap.training.adaptive.planner"
+_MODULE = "mindswap.api.adaptive_planner"
 # Of what a child prints before it crashes.
 NUM_LAST_LINES = 5
 

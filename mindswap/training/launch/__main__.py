@@ -2,6 +2,6 @@
 
 import sys
 
-from mindswap.training.launch.launcher import main
+from mindswap.commands.launcher import main
 
 sys.exit(main())

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mindswap.config.mode import DEFAULT_MASTER_PORT
 from mindswap.errors import LaunchError
 
-DEFAULT_MASTER_PORT = 8118
 DEFAULT_LOG_DIR = "output/msrun_log"
 USAGE = """\
 usage: bash scripts/msrun_launch.sh EXECUTE_ORDER

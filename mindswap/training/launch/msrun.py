@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -66,16 +65,6 @@ def find_msrun() -> list[str]:
         )
     beside = Path(sys.executable).with_name("msrun")
     return [str(beside)] if beside.exists() else [sys.executable, "-P", "-m", "mindspore.parallel.cluster.run"]
-
-
-def has_cards() -> bool:
-    """Ascend cards are here, so binding workers to the cores near them pays; on a CPU it takes cores away."""
-    return shutil.which("npu-smi") is not None
-
-
-def count_cards(devices: Path = Path("/dev")) -> int:
-    """Ascend cards that the driver shows; 0 also where it shows them elsewhere."""
-    return len(list(devices.glob("davinci[0-9]*")))
 
 
 def log_folder(job: Job, environment: Mapping[str, str]) -> Path:

@@ -4,7 +4,11 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.errors import LaunchError
+from mindswap.config.nodes import Document
+from mindswap.config.problem import find_errors
+from mindswap.config.source import load_document
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.policy.mindformers_2x.form import refuse_pynative
 
 ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
@@ -33,6 +37,19 @@ def parse_training(words: list[str]) -> Training:
     if script and not config_path.is_absolute():  # upstream's script reads it beside itself
         config_path = script.resolve().parent / config_path
     return Training(script, options, config_path)
+
+
+def load_trainable(path: Path) -> Document:
+    """A configuration of a form that `mindswap run` takes, read.
+
+    Raises:
+        PolicyError: it cannot be read, or is for MindFormers 2.x.
+    """
+    document = load_document(str(path))
+    if find_errors(document.problems):
+        raise PolicyError(document.problems)
+    refuse_pynative(document)
+    return document
 
 
 def find_option(options: list[str], name: str) -> str | None:

@@ -1,19 +1,9 @@
 """The data of a proof: the user's where it is there, else a MindRecord made on the spot."""
 
-import random
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindswap.adapters.mindrecord import MindRecordWriter, require_mindspore
-from mindswap.config.step import StepSettings
-from mindswap.training.proof.derive import SyntheticData
-
-FILE_NAME = "synthetic.mindrecord"
-# Few tokens occur, so that a model learns within a few steps that the others do not.
-NUM_TOKENS = 64
-SEED = 0
 PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir")
 
 
@@ -44,19 +34,3 @@ def _absolute(value: Any) -> Any:
     if isinstance(value, list):
         return [_absolute(item) for item in value]
     return str(Path(value).absolute()) if isinstance(value, str) and value and Path(value).exists() else value
-
-
-def write_synthetic_data(
-    folder: Path, settings: StepSettings, num_steps: int, vocab_size: int, *, is_legacy: bool
-) -> SyntheticData:
-    """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`."""
-    require_mindspore()
-    numbers = random.Random(SEED)
-    choices = range(min(3, vocab_size - 1), min(NUM_TOKENS, vocab_size))
-    # One step more than needed: what is read ahead of the last one.
-    num_samples = (num_steps + 1) * settings.num_tokens // settings.seq_length
-    path = (folder / FILE_NAME).absolute()
-    with MindRecordWriter(path, settings.seq_length, is_legacy) as writer:
-        for _ in range(num_samples):
-            writer.write(array("i", numbers.choices(choices, k=settings.seq_length + 1)))
-    return SyntheticData(str(path), writer.columns)

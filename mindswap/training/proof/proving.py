@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.api.step import policy_of
-from mindswap.check.check import check_document
+from mindswap.check.check import check_document, policy_of
+from mindswap.check.doctor.installed import count_cards
 from mindswap.config.mode import device_target
 from mindswap.config.nodes import Document
 from mindswap.config.plain_data import document_from_data
@@ -15,10 +15,9 @@ from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.simulator.cost.settings import read_cost_settings
-from mindswap.training.launch.msrun import count_cards
 from mindswap.training.proof.children import Answer, ask
 from mindswap.training.proof.cut import cut_policy, kept_layers
-from mindswap.training.proof.data import has_own_data, with_absolute_paths, write_synthetic_data
+from mindswap.training.proof.data import has_own_data, with_absolute_paths
 from mindswap.training.proof.derive import SyntheticData, Wanted, derive, format_config, switched_off
 from mindswap.training.proof.model import Proof, Simulated, Variant
 from mindswap.training.proof.results import read_simulated
@@ -47,6 +46,7 @@ class Bench:
     wants_synthetic_data: bool  # also where the configuration has data
     device_words: tuple[str, ...]  # options of the simulated device
     say: Callable[[str], None]  # takes a line for the user
+    write_data: Callable[..., SyntheticData]  # `adapters.mindrecord.write_synthetic_data`
 
     def file(self, name: str) -> Path:
         """The configuration of a run."""
@@ -119,7 +119,7 @@ def _make_data(bench: Bench, document: Document) -> SyntheticData:
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
     settings = read_step_settings(document)
-    return write_synthetic_data(bench.folder, settings, bench.wanted.num_steps, size, is_legacy=document.is_legacy)
+    return bench.write_data(bench.folder, settings, bench.wanted.num_steps, size, is_legacy=document.is_legacy)
 
 
 def _simulate_all(bench: Bench, proof: Proof) -> Proof:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.plain_data import document_from_data
 from mindswap.config.step import read_step_settings
-from mindswap.training.proof.data import has_own_data, with_absolute_paths, write_synthetic_data
+from mindswap.training.proof.data import has_own_data, with_absolute_paths
 
 
 def loader(**keys):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from mindswap.check.doctor.installed import has_cards
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.report.problems import format_problems
 from mindswap.training.launch.arguments import USAGE, Job, parse_arguments
@@ -18,7 +19,6 @@ from mindswap.training.launch.logs import failure_report, put_old_logs_aside, wo
 from mindswap.training.launch.msrun import (
     find_msrun,
     find_python,
-    has_cards,
     log_folder,
     msrun_arguments,
     plain_name,

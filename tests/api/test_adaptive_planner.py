@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mindswap.api.adaptive_planner import corrected_device, corrected_step, make_plan
 from mindswap.api.step import Step
 from mindswap.check.check import check_document
 from mindswap.config.problem import Level
@@ -18,7 +19,6 @@ from mindswap.errors import PlanError
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.training.adaptive.model import Corrections, NothingFits, TrainingPlan
-from mindswap.training.adaptive.planner import corrected_device, corrected_step, make_plan
 from mindswap.training.adaptive.planner_child import planner_in_child
 from mindswap.training.adaptive.state import StateFile
 from tests import forked

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -98,3 +99,13 @@ def require_mindformers() -> None:
         f"mindformers {mindformers} with mindspore {mindspore}: mindswap was never tried with this pair\n"
         f"    fix: {describe_pair(mindformers)}; {ANY_VERSION}=1 tries it all the same"
     )
+
+
+def has_cards() -> bool:
+    """Ascend cards are here, so binding workers to the cores near them pays; on a CPU it takes cores away."""
+    return shutil.which("npu-smi") is not None
+
+
+def count_cards(devices: Path = Path("/dev")) -> int:
+    """Ascend cards that the driver shows; 0 also where it shows them elsewhere."""
+    return len(list(devices.glob("davinci[0-9]*")))

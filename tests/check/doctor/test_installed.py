@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.adapters.installed import (
+from mindswap.check.doctor.installed import (
     ANY_VERSION,
     PAIRS,
     describe_pair,

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mindswap.api.convert import to_index_form, to_stage_form
 from mindswap.check.check import check_document, check_shape
 from mindswap.config.plain_data import document_from_data
 from mindswap.config.problem import Level
@@ -9,7 +10,6 @@ from mindswap.errors import PolicyError
 from mindswap.policy.applied import as_applied, recomputed_operators
 from mindswap.policy.convert.compare import first_difference, resolve_policy
 from mindswap.policy.convert.sections import policy_sections
-from mindswap.policy.convert.stage_form import to_index_form, to_stage_form
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.model import Policy
 from tests.builders import document, trees
