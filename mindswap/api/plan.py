@@ -161,6 +161,12 @@ def budget_of(step: Step, memory: str | int | None = None) -> tuple[int, str]:
         require("memory", named_bytes, int)
         if named_bytes < 1:
             raise PlanError(f"memory: {named_bytes} bytes\n    allowed: 1 or more")
+        if named_bytes > device.memory_bytes:
+            whole = format_bytes(device.memory_bytes)
+            raise PlanError(
+                f"memory: {format_bytes(named_bytes)} is more than the {whole} of the device\n"
+                f"    allowed: up to {whole}\n    fix:     a smaller budget, or another device"
+            )
         return named_bytes, ""
     usable_bytes = device.usable_memory_bytes
     is_named = device.sources["usable_memory"] == SET_BY_USER

@@ -3,6 +3,7 @@ import pytest
 from mindswap.api.device import with_environment, within_configuration
 from mindswap.api.plan import budget_doubt, budget_of
 from mindswap.api.step import Step
+from mindswap.errors import PlanError
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.cost.outside_memory import communication_bytes
@@ -71,3 +72,9 @@ def test_buffers_of_hccl_follow_the_configuration_then_the_environment(value, te
     device = with_environment(device, {"HCCL_BUFFSIZE": value})
     assert communication_bytes(("world", "tensor parallel", "data parallel"), device) == size_mib * 2**20
     assert device.sources["hccl_buffer"].startswith(source)
+
+
+def test_a_budget_above_the_memory_of_the_device_is_refused_before_anything_is_planned():
+    with pytest.raises(PlanError, match=r"memory: 73.0 GiB is more than the 64.0 GiB of the device\n *allowed: up to"):
+        budget_of(step(), "73GiB")
+    assert budget_of(step(), "64GiB") == (64 * GIB, "")

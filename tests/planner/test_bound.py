@@ -10,7 +10,7 @@ from reference.exact import count_choices, enumerate_all
 
 from mindswap.graph.rewrite.fusion import readers_of_saved
 from mindswap.graph.work import measure_work
-from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
+from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
 from mindswap.planner.bound.facts import Stage, StageLayers
 from mindswap.planner.bound.flow import Flow, Window, handed_ns
 from mindswap.planner.bound.moments import BusyMoment, Presence, presence_of, upper_hull
@@ -58,6 +58,20 @@ def bound(known: Facts, budget_bytes: int, allow: Allow = COUPLED, host_bytes: i
 
 def test_what_fits_takes_its_time():
     assert bound(facts(), 300) == 1000
+
+
+@pytest.mark.parametrize(("solved_by", "expected_ns"), [("highs", 1010), ("highs-ipm", 1010), (None, 0)])
+def test_a_programme_that_a_method_of_highs_gives_up_on_goes_to_the_next(monkeypatch, solved_by, expected_ns):
+    """HiGHS answers "Unknown" (status 4) to one of ten thousand; where nothing solves it, 0 is below any time."""
+    solve = relaxation.linprog
+
+    def give_up(*args, method, **options):
+        found = solve(*args, method=method, **options)
+        found.status = found.status if method == solved_by else 4
+        return found
+
+    monkeypatch.setattr(relaxation, "linprog", give_up)
+    assert bound(facts(), 200, Allow(swap=False)) == expected_ns
 
 
 def test_the_cheaper_byte_runs_again():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindswap.planner.solvers.mixture import Mixture, in_front, spread
+from mindswap.planner.solvers.mixture import Mixture, in_front, least_whole, spread
 from mindswap.planner.space import Figures, Worth
 from tests.planner.builders import Tensor, ToySpace
 
@@ -77,3 +77,16 @@ def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
     again_ns = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
     space.figures = Figures(freed, again_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
     assert Mixture(space).choice(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]
+
+
+def test_whole_numbers_at_the_least_cost():
+    """Two kinds of rows for 5 layers, at least 12 freed: 3 of the dear one (4 each) cost 9, with 2 of the cheap one."""
+    cost = np.array([3.0, 0.0, 100.0])  # the last is what is missing
+    sums = np.array([[-4.0, 0.0, -1.0], [1.0, 1.0, 0.0]])
+    found = least_whole(cost, sums, np.array([-np.inf, 5]), np.array([-12.0, 5]), {})
+    assert found.round(6).tolist() == [3, 2, 0]
+
+
+def test_numbers_that_cannot_be_are_none():
+    sums = np.array([[1.0, 0.0]])
+    assert least_whole(np.ones(2), sums, np.array([3.0]), np.array([2.0]), {}) is None

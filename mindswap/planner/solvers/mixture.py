@@ -5,12 +5,12 @@ three limits, memory, link and host, so three rows are enough. Prices of the lim
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import highspy
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.optimize import linprog
 
-from mindswap.planner.solvers.silence import silence
 from mindswap.planner.space import KEEP, Figures, Space, Worth
 
 MAX_ROUNDS = 20
@@ -53,6 +53,41 @@ def spread(rows: Sequence[Entry]) -> list[Entry]:
         placed.append(((seen[key] + shift[key]) / number[key], position, entry))
         seen[key] += 1
     return [entry for *_, entry in sorted(placed, key=lambda one: one[:2])]
+
+
+def least_whole(
+    cost: np.ndarray, sums: np.ndarray, least: np.ndarray, greatest: np.ndarray, options: Mapping[str, float]
+) -> np.ndarray | None:
+    """Variables, whole numbers but the last, at the least cost with their sums within limits; None if none were found.
+
+    By HiGHS itself: `scipy.optimize.milp` prints to the terminal in some solutions, whatever it is told
+    (github.com/jump-dev/HiGHS.jl, issue 312).
+
+    Args:
+        cost: shape (variables,).
+        sums: factors, shape (limits, variables).
+        least, greatest: shape (limits,).
+        options: of HiGHS.
+    """
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    programme = highspy.HighsLp()
+    num_limits, num_variables = sums.shape
+    programme.num_col_, programme.num_row_ = num_variables, num_limits
+    programme.col_cost_, programme.row_lower_, programme.row_upper_ = cost, least, greatest
+    programme.col_lower_, programme.col_upper_ = np.zeros(num_variables), np.full(num_variables, np.inf)
+    places, variables = np.nonzero(sums)
+    programme.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    programme.a_matrix_.start_ = np.searchsorted(places, np.arange(num_limits + 1))
+    programme.a_matrix_.index_, programme.a_matrix_.value_ = variables, sums[places, variables]
+    kinds = highspy.HighsVarType
+    programme.integrality_ = [kinds.kInteger] * (num_variables - 1) + [kinds.kContinuous]
+    solver.passModel(programme)
+    solver.run()
+    is_found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    return np.array(solver.getSolution().col_value) if is_found else None
 
 
 class Mixture:
@@ -135,26 +170,24 @@ class Mixture:
         """Prices of the limits, where parts of layers may get rows."""
         cost, limited, most, kinds, sizes, scale = self._programme(limits)
         found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs")
-        assert found.status == 0, found.message
+        if found.status:  # HiGHS gives up on a few in thousands; by interior points it does not
+            found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs-ipm")
+        if found.status:
+            return np.zeros(len(limits))  # no further rows: those that are known serve
         prices: Prices = -found.ineqlin.marginals * scale
         return prices
 
     def _numbers(self, limits: np.ndarray) -> list[list[int]]:
         """How many layers of each kind get which of the rows known."""
         cost, limited, most, kinds, sizes, _ = self._programme(limits)
-        for options in ({"node_limit": MAX_NODES, "mip_rel_gap": NEAR}, {}):
-            with silence():
-                found = milp(
-                    cost,
-                    integrality=np.append(np.ones(len(cost) - 1), 0),
-                    bounds=Bounds(0, np.inf),
-                    constraints=[LinearConstraint(limited, -np.inf, most), LinearConstraint(kinds, sizes, sizes)],
-                    options=options,
-                )
-            if found.x is not None:
-                break  # else so few steps were too few to find any choice
-        assert found.x is not None, found.message  # what is missing is a variable, so there is always a choice
-        numbers = np.rint(found.x[:-1]).astype(np.int64)
+        sums = np.vstack([limited, kinds])
+        least, greatest = np.append(np.full(len(most), -np.inf), sizes), np.append(most, sizes)
+        options = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR}
+        found = least_whole(cost, sums, least, greatest, options)
+        if found is None:  # so few steps were too few to find any choice
+            found = least_whole(cost, sums, least, greatest, {})
+        assert found is not None  # what is missing is a variable, so there is always a choice
+        numbers = np.rint(found[:-1]).astype(np.int64)
         ends = np.cumsum([len(known) for known in self.rows])[:-1]
         return [part.tolist() for part in np.split(numbers, ends)]
 
