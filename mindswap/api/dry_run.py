@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Pipeline, read_pipeline
@@ -18,12 +18,14 @@ from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import file_name, write_new
+from mindswap.graph.cache import cache_folder, make_key
 from mindswap.policy.convert.sections import policy_sections
+from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
 from mindswap.training.proof.cut import cut_policy
-from mindswap.training.proof.derive import Wanted, derive, format_config
+from mindswap.training.proof.derive import SyntheticData, Wanted, derive, format_config
 
 CONFIG_NAME = "dryrun.yaml"
 
@@ -104,7 +106,7 @@ def write_config(document: Document, folder: Path, num_ranks: int, layers_per_ch
     settings = read_step_settings(document)
     wanted = Wanted(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
     config, _ = derive(document.data(), wanted)
-    data = _write_data(document_from_data(config, CONFIG_NAME), folder, settings)
+    data = _samples(document_from_data(config, CONFIG_NAME), settings)
     config, changes = derive(document.data(), replace(wanted, data=data))
     if kept is not None:
         cut = replace(cut_policy(policy, kept), is_swap_enabled=True)
@@ -131,13 +133,28 @@ def sampled_layers(pipeline: Pipeline, num_layers: int, per_chunk: int) -> tuple
     return tuple(found)
 
 
-def _write_data(document: Document, folder: Path, settings: StepSettings) -> Any:
+def _samples(document: Document, settings: StepSettings) -> SyntheticData:
     size = document.count("model", "model_config", "vocab_size")
     if size < 2:
         raise LaunchError(
             "model.model_config.vocab_size: is missing\n    fix:     write it, a dry run makes data of it"
         )
-    return write_synthetic_data(folder, settings, 1, size, is_legacy=document.is_legacy)
+    num_samples = settings.num_tokens // settings.seq_length
+    key = make_key(seq_length=settings.seq_length, num_samples=num_samples, size=size, is_legacy=document.is_legacy)
+    kept = cache_folder() / "samples" / key
+    if not kept.exists():  # what writes it takes five seconds to start
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept.parent) as place:
+            made = Path(place) / "made"
+            made.mkdir()
+            write_synthetic_data(made, settings, 1, size, is_legacy=document.is_legacy)
+            try:
+                made.rename(kept)
+            except OSError:  # another process was first
+                if not kept.exists():
+                    raise
+    columns = LEGACY_COLUMNS if document.is_legacy else NEWER_COLUMNS
+    return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 
 def _for_ascend(config: dict[str, Any]) -> None:
