@@ -67,6 +67,7 @@ CASES = {
     "swap of operators": (llama(2, OPERATORS), 1223),
     "tensor parallel": (llama(2, TENSORS), 949),
     "pipeline, tensor parallel, swap of layers": (llama(4, PIPELINE, ALL_LAYERS), 582),
+    "Qwen3, tensor parallel": (qwen3(), 841),
 }
 
 
