@@ -96,8 +96,8 @@ def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) 
     if report.simulated:
         lines.append(f"    simulated peak: {describe_moment(report.simulated[stage.stage].moment)}")
     lines += [f"    {line}" for line in format_table(*part_rows(report, stage, other)).split("\n")]
-    if cells := saved_cells(run):
-        shown = ", ".join(f"{name} {_mib(size)}" for name, size in cells.most_common(NUM_CELLS))
+    if cells := [(name, size) for name, size in saved_cells(run).most_common(NUM_CELLS) if size >= MIB]:
+        shown = ", ".join(f"{name} {_mib(size)}" for name, size in cells)
         lines.append(f"    saved activations by cell, largest first: {shown}")
     return [*lines, *(f"    {line}" for line in _copy_lines(run))]
 
