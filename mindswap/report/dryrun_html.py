@@ -41,16 +41,17 @@ def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def real_curve(run: DryRun) -> tuple[np.ndarray, np.ndarray]:
-    """Share of the step, by operators, and live bytes; from the first operator that a step launches."""
+    """Place in the step by operators, 0 at its start and 1 at the end of backward, and live bytes."""
     points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
     begin = min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
     points = points[points[:, 0] >= begin]
-    span = max(int(points[-1, 0] - points[0, 0]), 1) if len(points) else 1
+    end = max((tick for tick, name in run.operators.items() if name.startswith("Gradients/")), default=begin)
+    span = max(end - begin, 1)
     return (points[:, 0] - begin) / span, points[:, 1]
 
 
 def simulated_curve(stage: StageReport, workspace_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Share of the step, by time, and bytes without workspace."""
+    """Place in the step by time, 1 at the end of backward, and bytes without workspace."""
     time_ns = stage.memory.time_ns
     live = stage.memory.by_kind_bytes.sum(axis=0) + stage.static_bytes - workspace_bytes
     return time_ns / max(int(time_ns[-1]) if len(time_ns) else 1, 1), live
@@ -65,15 +66,20 @@ def _picture(report: DryRunReport, stage: StageRun, other: StageRun | None) -> s
         simulated = simulated_curve(report.simulated[stage.stage], report.workspace_bytes(stage))
         curves.append(("simulated", "var(--budget)", *simulated))
     highest = max(int(live.max()) for *_, live in curves if len(live))
+    furthest = max(float(shares.max()) for _, _, shares, _ in curves if len(shares))
     lines, names = [], []
     for position, (name, colour, shares, live) in enumerate(curves):
-        line = " ".join(f"{MARGIN + x * (WIDTH - MARGIN):.1f},{y:.1f}" for x, y in _thin(shares, live, highest))
+        line = " ".join(
+            f"{MARGIN + x / furthest * (WIDTH - MARGIN):.1f},{y:.1f}" for x, y in _thin(shares, live, highest)
+        )
         lines.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         at = MARGIN + 10 + 180 * position
         names.append(f'<text x="{at}" y="{HEIGHT + 16}" fill="{colour}">{name}</text>')
     names.append(f'<text x="0" y="12" fill="currentColor">{format_bytes(highest)}</text>')
     view = f'viewBox="0 0 {WIDTH} {HEIGHT + 24}" width="100%" style="max-width:{WIDTH}px" font-size="12"'
-    note = "From left to right: operators in the order of launch; of the simulated step: time."
+    note = (
+        "From left to right: operators in the order of launch, the optimizer at the end; of the simulated step: time."
+    )
     return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{"".join(lines + names)}</svg><p>{note}</p>'
 
 
