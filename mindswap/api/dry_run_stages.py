@@ -91,6 +91,7 @@ def run_stages(
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
     whole = _depth(settings, num_layers, None)
     depths = choose_depths(options, settings, num_layers, policy)
+    is_cut = len(depths) == 1 and depths[0].per_chunk is not None  # of another model than the one that is simulated
     folder = _make_folder(options.folder)
     is_stopped, is_started = threading.Event(), threading.Event()
     if not has_cann():
@@ -119,7 +120,7 @@ def run_stages(
         try:
             results = pool.map(one, tasks)  # begins at once
             is_started.wait()  # the compiler, which the simulation asks, lets no other thread run
-            simulated = tuple(simulate())
+            simulated = () if is_cut else tuple(simulate())
             found = dict(zip(tasks, results, strict=True))
         except BaseException:
             is_stopped.set()
@@ -139,7 +140,7 @@ def run_stages(
         simulated=simulated,
         num_layers=num_layers,
         depths=tuple(len(depth.kept) for depth in depths),
-        budget_bytes=budget_bytes,
+        budget_bytes=None if is_cut else budget_bytes,
         has_cann=has_cann(),
         notes=(
             *_notes(depths, whole, policy),
@@ -259,7 +260,7 @@ def _notes(depths: Sequence[_Depth], whole: _Depth, policy: Policy) -> tuple[str
         return ()
     ran = " and ".join(str(len(depth.kept)) for depth in depths)
     if len(depths) == 1:
-        return (f"{ran} of {len(whole.kept)} layers were run, and all figures are of those alone",)
+        return (f"{ran} of {len(whole.kept)} layers were run: all figures are of those alone, and nothing is compared",)
     notes = [f"{ran} of {len(whole.kept)} layers were run: the figures are on the straight line through them"]
     if off := _mismatch(depths[0], depths[-1], whole, policy):
         notes.append(

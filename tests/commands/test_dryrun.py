@@ -7,6 +7,7 @@ import pytest
 from mindswap import cli
 from mindswap.api.dry_run_stages import DryRunOptions, choose_depths
 from mindswap.config.parse import parse_document
+from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.policy.model import Layers, OpSwap, Policy
@@ -132,3 +133,26 @@ def test_the_page_has_the_curve():
 def test_errors_are_one_object_with_json(capsys):
     assert cli.main(["dryrun", "--json", "no_such.yaml"]) == 1
     assert json.loads(capsys.readouterr().out)["schema"] == "mindswap.dryrun"
+
+
+def test_one_short_model_is_not_compared_with_the_whole(monkeypatch):
+    from mindswap.api import dry_run_stages
+
+    monkeypatch.setattr(dry_run_stages, "require_mindformers", lambda: None)
+    monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
+    monkeypatch.setattr(dry_run_stages, "dry_run", lambda *arguments: (model(2),))
+    options = DryRunOptions(layers=(2,))
+    report = dry_run_stages.run_stages(load_document(CASE4), options, simulate=lambda: pytest.fail(), budget_bytes=1)
+    assert (report.simulated, report.budget_bytes, report.fits) == ((), None, True)
+    assert report.notes == ("2 of 4 layers were run: all figures are of those alone, and nothing is compared",)
+
+
+def test_two_short_models_are_a_line(monkeypatch):
+    from mindswap.api import dry_run_stages
+
+    monkeypatch.setattr(dry_run_stages, "require_mindformers", lambda: None)
+    monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
+    monkeypatch.setattr(dry_run_stages, "dry_run", lambda document, ranks, layers, *rest: (model(layers or 4),))
+    report = dry_run_stages.run_stages(load_document(CASE4), DryRunOptions(layers=(1, 2)), budget_bytes=100)
+    # backward of 4 layers: 40 + 30 * 4, fragments: 140 + 7 of the loss
+    assert (report.used_peak_bytes, report.depths, report.fits) == (160, (1, 2), False)
