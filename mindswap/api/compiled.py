@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindswap.adapters.quiet import quiet
 from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.check.doctor.installed import require_mindformers
+from mindswap.config.nodes import Document
 from mindswap.config.rank import RankPlacement
-from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import WeightSharding, read_weight_sharding
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.sharding.gather import gather_weights
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def compile_pair(
-    config_path: str,
+    document: Document,
     judged: Policy,
     other: Policy,
     placement: RankPlacement | None,
@@ -33,7 +34,7 @@ def compile_pair(
     anew for every answer.
 
     Args:
-        config_path: MindFormers YAML.
+        document: MindFormers YAML, read; MindFormers reads its file.
         judged: the policy that is judged.
         other: what is the same on both sides, without swap.
         placement: as this rank has it; None for one rank that has the whole model.
@@ -44,7 +45,7 @@ def compile_pair(
         GraphError: if the network cannot be built or compiled.
     """
     require_mindformers()
-    document = load_document(config_path)
+    config_path = str(Path(document.file).resolve())
     with quiet():
         from mindswap.adapters.mindformers import Capture, capture
 

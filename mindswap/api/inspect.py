@@ -9,6 +9,7 @@ from mindswap.api.compilable import require_compilable
 from mindswap.api.compiled import compile_pair, layer_indices
 from mindswap.api.recorded import capture_of, is_trace_path, read_trace
 from mindswap.check.check import check_document, require_num_layers
+from mindswap.config.nodes import Document
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.config.source import load_document
 from mindswap.files import file_name
@@ -55,7 +56,6 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
     checked = check_document(document, environ=dict(os.environ))
     policy = checked.require_policy()
     require_compilable(document)
-    config_path = str(Path(path).resolve())
     placement = None
     if rank is not None:
         placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
@@ -63,7 +63,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
         document,
         policy,
         REPORT_CLASSES,
-        lambda: inspect_config(config_path, policy, placement, use_cache),
+        lambda: inspect_config(document, policy, placement, use_cache),
         use_cache,
         ask="inspect",
         rank=rank,
@@ -86,12 +86,12 @@ def _inspect_trace(path: str) -> Inspection:
 
 
 def inspect_config(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+    document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> LayerMemoryReport:
     """Compile with and without the policy, and measure what is kept.
 
     Args:
-        config_path: MindFormers YAML.
+        document: MindFormers YAML, read.
         policy: what it asks for.
         placement: measure as this rank has it; default is one rank that has the whole model.
         use_cache: False compiles without the policy again and keeps nothing.
@@ -100,7 +100,7 @@ def inspect_config(
         GraphError: if the network cannot be built or compiled.
     """
     plain_policy = Policy(is_swap_enabled=True)
-    compiled, plain, like = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
+    compiled, plain, like = compile_pair(document, policy, plain_policy, placement, use_cache, with_tags=True)
     names = OperatorNames(plain.layers, plain.graph)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))

@@ -19,6 +19,7 @@ from mindswap.planner.planner import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
 from mindswap.planner.result import Plan
 from mindswap.planner.solvers.search import Progress
+from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan
 from mindswap.policy.convert.swap_on import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Policy
@@ -125,6 +126,31 @@ def make_plan(
     else:
         plan = compact(step, Planner(step.model, allow, step.known_layers).plan(problem, progress))
     return StepPlan(step, problem, plan, budget_of(step, memory)[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Plans for many budgets, from all that is kept to the least."""
+
+    planner: Planner
+    problem: PlanProblem
+    plans: tuple[Plan, ...]
+
+    def bound(self) -> list[tuple[int, int]]:
+        """Bytes of device memory, and the time in ns below which no policy was found to be possible."""
+        return list(bound_curve(self.planner, self.problem, list(self.plans)))
+
+
+def sweep(
+    step: Step,
+    allow: Allow = DEFAULT_ALLOW,
+    objective: Objective = Objective.TIME,
+    progress: Progress = lambda: None,
+) -> Sweep:
+    """Plans for many budgets; arguments as of `make_plan`."""
+    problem = problem_of(step, None, allow, objective)
+    planner = Planner(step.model, allow, step.known_layers)
+    return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
 
 
 def problem_of(

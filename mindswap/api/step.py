@@ -122,7 +122,7 @@ class Step:
 
 
 def load_step(
-    config: str | os.PathLike[str],
+    config: str | os.PathLike[str] | Document,
     device: str | os.PathLike[str] | None = None,
     overrides: dict[str, str] | None = None,
     use_cache: bool = True,
@@ -133,7 +133,7 @@ def load_step(
     """Capture the network of a configuration without its policy.
 
     Args:
-        config: MindFormers YAML, or a step that `mindswap trace` recorded (.json).
+        config: MindFormers YAML, or a step that `mindswap trace` recorded (.json); or a YAML file that was read.
         device: name or file; default is what `mindswap:` of the configuration says.
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
@@ -145,8 +145,11 @@ def load_step(
         GraphError: if the network cannot be built or compiled.
         CostError: if the device is not known.
     """
-    config = file_name(config)
-    recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
+    document = config if isinstance(config, Document) else None
+    config = document.file if document is not None else file_name(config)
+    recorded = None
+    if document is None:
+        recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
     checked = check_document(document, environ=dict(os.environ))
     if recorded is None and not checked.errors:
         require_compilable(document)

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindswap.api.cache import cached_result
@@ -94,7 +93,7 @@ def verify(
     asked = checked.require_policy()
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
     policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
-    found = _verify_graph(config, document, checked, policy, rank, use_cache)
+    found = _verify_graph(document, checked, policy, rank, use_cache)
     if execute:
         from mindswap.api.execute import execute_config  # brings the simulator along
 
@@ -103,38 +102,37 @@ def verify(
     if workers is None:
         return found
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
-    predicted = _predict_peak(config, use_cache) if has_peaks else None
+    predicted = _predict_peak(document, use_cache) if has_peaks else None
     num_stages = read_pipeline(document).num_stages
     report = compare_logs(found.log_lines, workers, predicted, num_stages)
     return found.and_also("logs", report.is_ok, format_logs(report), logs_to_json(report))
 
 
-def _predict_peak(config: str, use_cache: bool) -> int | None:
+def _predict_peak(document: Document, use_cache: bool) -> int | None:
     """Simulated highest use of device memory of any pipeline stage; None for what cannot be simulated."""
     from mindswap.api.step import load_step  # brings the simulator along
 
     try:
-        loaded = load_step(config, use_cache=use_cache)
+        loaded = load_step(document, use_cache=use_cache)
         return loaded.simulate().peak_bytes
     except MindswapError:
         return None
 
 
 def _verify_graph(
-    config: str, document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool
+    document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool
 ) -> Verification:
     """What the compiled graph says, or that there is nothing to ask it."""
     if not checked.is_swap_enabled and policy == Policy():
         return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
-    config_path = str(Path(config).resolve())
     require_compilable(document, takes_trace=False)
     placement = None
     if rank is not None:
         placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
     if checked.is_swap_enabled:
-        make = partial(_answer_swap, config_path, policy, placement, use_cache, checked.num_layers)
+        make = partial(_answer_swap, document, policy, placement, use_cache, checked.num_layers)
     else:
-        make = partial(_answer_recompute, config_path, policy, placement, use_cache)
+        make = partial(_answer_recompute, document, policy, placement, use_cache)
     return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank)
 
 
@@ -152,9 +150,9 @@ def _stage_policy(document: Document, num_layers: int | None) -> Policy:
 
 
 def _answer_swap(
-    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool, num_layers: int | None
+    document: Document, policy: Policy, placement: RankPlacement | None, use_cache: bool, num_layers: int | None
 ) -> Verification:
-    effects, swapped = verify_policy(config_path, policy, placement, use_cache)
+    effects, swapped = verify_policy(document, policy, placement, use_cache)
     # Not so where only recompute is in layer indices, nor on a stage of which no entry names a layer.
     named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
     asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
@@ -168,13 +166,13 @@ def _answer_swap(
         notes = (*notes, f"behind the layers, as in multi-token prediction: {len(behind)} MoveTo pairs, {size} swapped")
     text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
     is_whole = placement is None or placement.num_stages == 1
-    return Verification(is_ok, text, data, _expected_lines(config_path, policy, swapped, is_whole, num_layers))
+    return Verification(is_ok, text, data, _expected_lines(document, policy, swapped, is_whole, num_layers))
 
 
 def _answer_recompute(
-    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool
+    document: Document, policy: Policy, placement: RankPlacement | None, use_cache: bool
 ) -> Verification:
-    effects, compiled = verify_recompute(config_path, policy, placement, use_cache)
+    effects, compiled = verify_recompute(document, policy, placement, use_cache)
     is_ok = all(effect.is_as_asked for effect in effects)
     notes = _notes(compiled, placement)
     text = format_recompute_effect(effects, is_ok, notes)
@@ -186,25 +184,25 @@ def _notes(compiled: "Capture", placement: RankPlacement | None) -> tuple[str, .
 
 
 def _expected_lines(
-    config_path: str, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
+    document: Document, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
 ) -> tuple[tuple[str, ...], ...]:
     """What every worker should have logged, layer by layer of the model: each worker builds all layers."""
     if is_whole or num_layers is None:
         layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
     else:
-        layers = read_real_trees(config_path, num_layers).layers
+        layers = read_real_trees(document.file, num_layers).layers
     return tuple(format_log_lines(resolve_layer(policy, index, layer)) for index, layer in enumerate(layers))
 
 
 def verify_policy(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+    document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> tuple[tuple[LayerEffect, ...], "Capture"]:
     """Compile with and without swap, and compare with what the policy asks of each layer.
 
     Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
     """
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
-    swapped, baseline, like = compile_pair(config_path, policy, without_swap, placement, use_cache)
+    swapped, baseline, like = compile_pair(document, policy, without_swap, placement, use_cache)
     decided = [
         dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
@@ -218,14 +216,14 @@ def verify_policy(
 
 
 def verify_recompute(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+    document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
     """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
 
     With swap off in the YAML, and `policy` from `policy.expand`. Gives one effect per layer of the model, and the
     compiled network.
     """
-    compiled, plain, like = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
+    compiled, plain, like = compile_pair(document, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)
     built = dict(zip(indices, compiled.sample.layer_map, strict=True))
     # Layers of other stages are not built; what the policy asks of them is not looked at.

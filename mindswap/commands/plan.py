@@ -16,10 +16,9 @@ from mindswap.api.plan import (
     StepPlan,
     budget_doubt,
     budget_of,
-    compact,
     make_plan,
-    problem_of,
     refuse_unwritable,
+    sweep,
 )
 from mindswap.api.plan_2x import is_2x, load_step_2x
 from mindswap.api.plan_dry_run import DryRunPlan, attempts_to_json, format_attempts, plan_with_dry_runs
@@ -40,11 +39,9 @@ from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
-from mindswap.planner.planner import Planner
 from mindswap.planner.problem import Allow, Objective
 from mindswap.planner.solvers import SOLVERS
 from mindswap.planner.solvers.search import Progress, Stop
-from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.report.answer import answer_text
 from mindswap.report.plan_text import plan_to_json
 
@@ -194,7 +191,8 @@ def _load(args: argparse.Namespace, is_written: bool) -> Step:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
     if document is not None and is_written:
         refuse_unwritable(document)
-    return load_step(args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
+    config = document or args.config
+    return load_step(config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 
 
 def _allowed(text: str, is_safe: bool) -> Allow:
@@ -214,9 +212,8 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
     """Plans for many budgets, as a table and a picture."""
     from mindswap.report.plan_text import format_sweep, sweep_to_json
 
-    problem = problem_of(step, None, allowed, objective)
-    planner = Planner(step.model, allowed, step.known_layers)
-    plans = [compact(step, plan) for plan in sweep_budgets(planner, problem, progress)]
+    swept = sweep(step, allowed, objective, progress)
+    plans = swept.plans
     if args.plot:
         from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 
@@ -227,7 +224,7 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
             caption=step.device.title,
             budget_bytes=step.device.usable_memory_bytes,
             curve=[TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans],
-            bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
+            bound=[TradeOff("", bound_ns, size) for size, bound_ns in swept.bound()],
         )
     if args.json:
         print(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))

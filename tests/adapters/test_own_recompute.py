@@ -35,8 +35,8 @@ def answer():
         own = compile_network(path, Policy())
         plain = compile_network(path, Policy(is_swap_enabled=True), own.sample, with_tags=True)
     mindformers.capture = lambda _, policy, *rest, **options: plain if policy.is_swap_enabled else own
-    report = memory_to_json(inspect.inspect_config(path, Policy(), use_cache=False))
-    effects, compiled = verify.verify_recompute(path, asked, use_cache=False)
+    report = memory_to_json(inspect.inspect_config(load_document(path), Policy(), use_cache=False))
+    effects, compiled = verify.verify_recompute(load_document(path), asked, use_cache=False)
     sample = compiled.sample
     return [sample.indices, sample.layer_map, report, recompute_effect_to_json(effects, True, ())]
 
@@ -48,7 +48,8 @@ whole = answer()
 mindformers.capture, mindformers.sample_layers = compile_network, sample_layers
 for rank in (0, 2):
     with quiet():
-        effects, compiled = verify.verify_recompute(path, asked, place_rank(document, rank, 6), use_cache=False)
+        placement = place_rank(document, rank, 6)
+        effects, compiled = verify.verify_recompute(document, asked, placement, use_cache=False)
     stages.append([compiled.sample.indices, recompute_effect_to_json(effects, True, ())["layers"]])
 print(json.dumps([sampled, whole, stages]))
 """

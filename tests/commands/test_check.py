@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.commands import check
+from mindswap.api import check
 from mindswap.errors import GraphError
 from tests.builders import trees
 from tests.schema import answer_of

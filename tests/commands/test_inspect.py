@@ -101,6 +101,7 @@ from mindswap.adapters.quiet import quiet
 from mindswap.api import inspect
 from mindswap.graph.sample import LayerSample
 from mindswap.check.check import load_policy
+from mindswap.config.source import load_document
 from mindswap.policy.model import Policy
 from mindswap.report.memory import memory_to_json
 with quiet():
@@ -108,9 +109,9 @@ with quiet():
 policy, plain = load_policy({str(config)!r}), Policy(is_swap_enabled=True)
 with quiet():
     sizes = [len(mindformers.choose_layers({str(config)!r}, each).indices) for each in (policy, plain)]
-sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
+sampled = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))
 mindformers.sample_layers = lambda _: LayerSample(tuple(range(5)), tuple(range(5)))
-whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
+whole = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))
 print(json.dumps([sizes, sampled, whole]))
 """
     result = forked.run(["-c", script], check=True, cwd=ROOT)

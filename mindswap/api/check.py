@@ -1,0 +1,133 @@
+"""Every problem of a configuration of either form, and what it asks for layer by layer.
+
+The rules are in `check`; here they meet the real network, where a table of its operators is missing.
+"""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from mindswap.api.trees import has_mindformers, read_real_trees
+from mindswap.check.check import MODEL_RULES, CheckResult, check_document
+from mindswap.check.check_2x import check_pynative
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Problem, sort_problems
+from mindswap.policy.mindformers_2x.form import Form, find_form
+from mindswap.report.policy_text import format_policy, group_layers
+from mindswap.report.pynative import effect_to_json, format_layers_2x, pynative_notes
+from mindswap.simulator.cost.settings import read_cost_settings
+
+
+class NameSource(Enum):
+    """Where operator names come from."""
+
+    EITHER = "a table of models, else the network"
+    TABLE = "a table of models"
+    NETWORK = "the network that MindFormers builds"
+
+
+@dataclass(frozen=True)
+class _CheckRequest:
+    num_layers: int | None
+    ignore: Collection[str]
+    names: NameSource
+    can_build: bool
+
+
+@dataclass(frozen=True)
+class CheckedConfig:
+    """Findings about a file, in either form."""
+
+    form: Form  # of the file
+    # problems, ignored: found; and those that only count
+    problems: tuple[Problem, ...]
+    ignored: tuple[Problem, ...]
+    notes: Sequence[str]  # what could not be looked at
+    layers: str  # what happens in each layer, as text; "" where that is not known
+    data: Mapping[str, Any]  # what `--json` says besides
+
+    @property
+    def form_name(self) -> str:
+        """As `--json` says it."""
+        return "2.x" if self.form is Form.PYNATIVE else "1.9"
+
+
+def check_config(
+    document: Document,
+    num_layers: int | None = None,
+    ignore: Collection[str] = (),
+    names: NameSource = NameSource.EITHER,
+    can_build: bool = True,
+) -> CheckedConfig:
+    """Findings about a configuration.
+
+    Args:
+        document: the configuration, of either form.
+        num_layers: layers of the model; None takes what the configuration states.
+        ignore: rules whose warnings are only counted.
+        names: where operator names come from.
+        can_build: the document is a file that MindFormers can read, too.
+    """
+    asked = _CheckRequest(num_layers, ignore, names, can_build)
+    return _check_2x(document, asked) if find_form(document) is Form.PYNATIVE else _check_1_9(document, asked)
+
+
+def _check_2x(document: Document, asked: _CheckRequest) -> CheckedConfig:
+    checked = check_pynative(document, asked.num_layers, silence=asked.ignore)
+    effect, problems = checked.effect, checked.problems
+    layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
+    data = effect_to_json(effect, problems)
+    return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, pynative_notes(effect), layers, data)
+
+
+def _check_1_9(document: Document, asked: _CheckRequest) -> CheckedConfig:
+    result, notes = _with_real_names(document, asked)
+    # Also what is wrong with the figures of the simulated device, which rules of policies do not know.
+    known = {(problem.location, problem.rule) for problem in result.problems}
+    found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
+    policy, trees = result.policy, result.trees
+    groups = group_layers(policy, result.num_layers, trees) if policy is not None else ()
+    data = {
+        "num_layers": result.num_layers,
+        "operators_from": trees.source if trees is not None else None,
+        "policy": policy.to_config() if policy is not None else None,
+        "layers": [group.to_data() for group in groups],
+    }
+    layers = format_policy(policy, result.num_layers, trees) if policy is not None else ""
+    return CheckedConfig(Form.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data)
+
+
+def _with_real_names(document: Document, asked: _CheckRequest) -> tuple[CheckResult, list[str]]:
+    """What the rules say, by the operators of a table or of the real network, and what could not be looked at."""
+    result = check_document(document, asked.num_layers, environ=os.environ, silence=asked.ignore)
+    is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
+    if not result.is_swap_enabled or not is_about_model:
+        return result, []
+    notes = []
+    # The network takes seconds to build, so a table goes first.
+    wants_network = asked.names is NameSource.NETWORK or (result.trees is None and asked.names is not NameSource.TABLE)
+    if asked.can_build and wants_network and result.num_layers is not None and has_mindformers():
+        try:
+            trees = read_real_trees(document.file, result.num_layers)
+        except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
+            reason = str(error).strip().splitlines()
+            notes.append(f"the real network could not be built ({reason[0] if reason else type(error).__name__})")
+        else:
+            if not trees.uses and result.trees is not None:
+                trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
+            return check_document(document, asked.num_layers, trees, os.environ, silence=asked.ignore), []
+    if result.num_layers is None:
+        notes.append(
+            "the number of layers is not known, so layers and operator names were not checked; use --num-layers"
+        )
+    elif result.trees is None:
+        hint = "run this where MindFormers is installed"
+        if has_mindformers():
+            on_table = asked.names is NameSource.TABLE
+            hint = "leave out --table" if on_table else "mindswap run, which looks at the real network"
+        notes.append(f"operator names were not checked: no table has this model; to check them: {hint}")
+    elif notes:
+        notes.append(f"operator names were checked against {result.trees.source}")
+    return result, notes
