@@ -83,6 +83,7 @@ class _Builder:
         self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
         self.sends: dict[_Hand, int] = {}
         self.receives: dict[int, _Hand] = {}
+        self.sent: list[tuple[int, int, bool]] = []  # of the stage that is laid out: SEND, bytes, is forward
 
     def build(self, stages: Sequence[int]) -> Program:
         starts, tables = [0], []
@@ -116,6 +117,7 @@ class _Builder:
 
     def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
         """Adds the operators of a stage; its tensors."""
+        self.sent = []
         passes = self.layout.passes(stage)
         has_later = any(entry.micro_batch or entry.sequence for entry in passes)
         chunks = [self._chunk(sections, has_later) for sections in self.layout.chunks[stage]]
@@ -139,7 +141,27 @@ class _Builder:
             label = self.model.label("gradients for the optimizer")
             row = (closing_bytes, False, last, *no_use, MemoryKind.GRADIENT, label, NO_OP, NO_OP, 0, 0, False)
             tables.append({name: np.array([value]) for name, value in zip(TENSOR_COLUMNS, row, strict=True)})
+        if self.sent:
+            sends, sizes, is_forward = map(np.array, zip(*self.sent, strict=True))
+            for table in tables:
+                _drop_unsent(table, sends, sizes)
+            tables.append(self._copies_sent(sends, sizes, is_forward))
         return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
+
+    def _copies_sent(self, sends: np.ndarray, sizes: np.ndarray, is_forward: np.ndarray) -> dict[str, np.ndarray]:
+        """The output that `Send` has: as large as what it sends, and read by nobody. Seen in a dry run of 2.9.0."""
+        none, zero = np.full(len(sends), NO_OP), np.zeros(len(sends), np.int64)
+        columns = dict.fromkeys(TENSOR_COLUMNS, none)
+        columns |= dict.fromkeys(("micro_batch", "prefetch", "num_copies", "is_held"), zero)
+        return columns | {
+            "size_bytes": sizes,
+            "is_forward": is_forward,
+            "begin": sends,
+            "last_forward": np.where(is_forward, sends, NO_OP),
+            "last_backward": np.where(is_forward, NO_OP, sends),
+            "kind": np.full(len(sends), MemoryKind.TRANSIENT),
+            "label": np.full(len(sends), self.model.label("sent")),
+        }
 
     def _chunk(self, sections: tuple[int, ...], has_later: bool) -> _Chunk:
         first = self.model.make_pass(sections, True, None)
@@ -180,10 +202,22 @@ class _Builder:
         self.position += part.num_ops
         if part.send is not None:
             self.sends[(part.send, *hand)] = self.position - 1
+            if self.stages.get(part.send) != self.stages.get(chunk.sections[0]):
+                size_bytes = self.model.handed_bytes(part.send, which == 0)
+                self.sent.append((self.position - 1, size_bytes, which == 0))
 
     def _send_ns(self, section: int, target: int, size_bytes: int) -> int:
         """Nothing moves where both sections are on one stage: the turn of a V."""
         return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
+
+
+def _drop_unsent(table: dict[str, np.ndarray], sends: np.ndarray, sizes: np.ndarray) -> None:
+    """Copies of what is sent in another type are made where it is received: here they go before it is sent."""
+    for name in ("last_forward", "last_backward"):
+        column = table[name]
+        place = np.minimum(np.searchsorted(sends, column), len(sends) - 1)
+        is_other = (sends[place] == column) & (sizes[place] != table["size_bytes"])
+        table[name] = np.where(is_other, np.maximum(column - 1, table["begin"]), column)
 
 
 def _key(entry: Pass) -> tuple[int, int, int]:

@@ -8,20 +8,31 @@ import numpy as np
 
 from mindswap.errors import SimulationError
 from mindswap.simulator.jit import compiled
-from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
 from mindswap.simulator.timeline import MemoryProfile, Timeline
 
 
 def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """Begin and end of each interval of the program: int64 ns, shape (num_intervals,) each.
 
+    MindSpore's pool gives and takes memory when the host launches operators, in the order of execution; streams only
+    hold back what is given again. So whatever another stream does begins, as memory, where it stands between the
+    operators of the compute stream, and ends where the compute stream waits for it:
+
+    - what communication makes, or a copy in, is there from the operator before it on, however late it begins;
+    - what communication reads goes when the first operator that waits for it begins; what is sent to another stage
+      when the next one that waits for what is received does: both are on the stream of one group of ranks.
+
     Raises:
         SimulationError: an interval ended before it began: its end waits for nothing that begins it.
     """
-    intervals = timeline.program.intervals
+    intervals, copies = timeline.program.intervals, timeline.program.copies
+    op_begin_ns, op_end_ns, launched_ns = _launch_times(timeline)
+    behind = np.where(copies.prefetch_op == NO_OP, copies.producer_op, copies.prefetch_op)
     # `~c` is -1 for copy 0, -2 for copy 1: positions from the end, if the copies stand there in reverse.
-    begin_ns = np.concatenate((timeline.op_start_ns, timeline.in_start_ns[::-1]))[intervals.begin]
-    end_ns = np.concatenate((timeline.op_end_ns, timeline.release_ns[::-1]))[intervals.end]
+    begin_ns = np.concatenate((op_begin_ns, launched_ns[behind][::-1]))[intervals.begin]
+    release_ns = np.maximum(timeline.release_ns, launched_ns[copies.release_op])
+    end_ns = np.concatenate((op_end_ns, release_ns[::-1]))[intervals.end]
     wrong = end_ns < begin_ns
     if wrong.any():
         first = int(np.argmax(wrong))
@@ -30,6 +41,31 @@ def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
             f"interval {first} ({label}) ends at {end_ns[first]} ns, before it begins at {begin_ns[first]} ns"
         )
     return begin_ns, end_ns
+
+
+def _launch_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each operator, when the memory that it makes begins, when that which it reads last ends, and when the next one
+    is launched: int64 ns, shape (num_ops,) each.
+    """
+    program = timeline.program
+    ops, starts = program.ops, program.stage_starts
+    position = np.arange(len(ops))
+    is_compute = ops.kind < OpKind.COLLECTIVE
+    before = np.maximum.accumulate(np.where(is_compute, position, NO_OP))  # the last compute operator up to each
+    before = np.where(before < np.repeat(starts[:-1], np.diff(starts)), NO_OP, before)
+    before_ns = np.where(before == NO_OP, 0, timeline.op_end_ns[before])
+    waiter = np.full(len(ops), len(ops))
+    waits = is_compute & (ops.wait_op != NO_OP)
+    np.minimum.at(waiter, ops.wait_op[waits], position[waits])
+    sends, receives = np.flatnonzero(ops.kind == OpKind.SEND), np.flatnonzero(ops.kind == OpKind.RECEIVE)
+    if len(sends):
+        following = np.append(receives, 0)[np.searchsorted(receives, sends)]
+        end_of_stage = starts[np.searchsorted(starts, sends, side="right")]
+        is_here = (following > sends) & (following < end_of_stage)
+        waiter[sends] = np.where(is_here, waiter[following], end_of_stage - 1)
+    begins = np.append(timeline.op_start_ns, 0)[np.minimum(waiter, len(ops))]
+    ends = np.where(is_compute, timeline.op_end_ns, np.maximum(begins, before_ns))
+    return np.where(is_compute, timeline.op_start_ns, before_ns), ends, before_ns
 
 
 def peak_memory(timeline: Timeline) -> np.ndarray:

@@ -154,7 +154,7 @@ class ModelSections:
         if has_receive:
             columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NO_OP)
         if target is not None:
-            duration_ns = self.send_ns(order[-1], target, self._handed_bytes(target, is_forward))
+            duration_ns = self.send_ns(order[-1], target, self.handed_bytes(target, is_forward))
             columns = self._with_transfer(columns, end, OpKind.SEND, duration_ns, end - 1)
         receive = order[0] if has_receive else None
         return StagePass(columns, starts, begun, receive, target, is_held_back[0] and not has_receive)
@@ -174,7 +174,7 @@ class ModelSections:
         }
         return {name: np.insert(column, at, values[name], axis=0) for name, column in columns.items()}
 
-    def _handed_bytes(self, section: int, is_forward: bool) -> int:
+    def handed_bytes(self, section: int, is_forward: bool) -> int:
         """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
 
         Copies of it in another type (for a norm) are made on the other side.

@@ -95,8 +95,9 @@ def test_every_copied_byte_leaves_and_returns_once(program):
     leaves, returns = np.flatnonzero(intervals.end < 0), np.flatnonzero(intervals.begin < 0)
     assert sorted(~intervals.end[leaves]) == sorted(~intervals.begin[returns]) == list(range(len(copies)))
     assert intervals.size_bytes[leaves].sum() == intervals.size_bytes[returns].sum() == copies.size_bytes.sum()
-    assert (end_ns[leaves] == timeline.release_ns[~intervals.end[leaves]]).all()
-    assert (begin_ns[returns] == timeline.in_start_ns[~intervals.begin[returns]]).all()
+    assert (end_ns[leaves] >= timeline.release_ns[~intervals.end[leaves]]).all()
+    # Its memory is taken when it is launched, however late the link is free.
+    assert (begin_ns[returns] <= timeline.in_start_ns[~intervals.begin[returns]]).all()
 
 
 @many

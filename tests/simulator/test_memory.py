@@ -89,10 +89,20 @@ def test_no_memory_at_all():
 
 
 def test_memory_freed_before_it_is_taken_is_an_error():
-    # The collective (0 to 5) does not wait for operator 0, which begins at 0; operator 1 begins at 10.
-    timeline = simulate(program_of("F10 F10 C5", spans=[Span(10, 1, 2)]))
-    message = r"interval 0 \(forward 0\) ends at 5 ns, before it begins at 10 ns"
+    # Operator 0 ends at 10, operator 1 begins at 10 and operator 2 at 20.
+    timeline = simulate(program_of("F10 F10 F10", spans=[Span(10, 2, 0)]))
+    message = r"interval 0 \(forward 0\) ends at 10 ns, before it begins at 20 ns"
     with pytest.raises(SimulationError, match=message):
         peak_memory(timeline)
     with pytest.raises(SimulationError, match=message):
         profile_memory(timeline, 0)
+
+
+def test_memory_is_taken_in_the_order_of_execution_whenever_other_streams_run():
+    """A collective at place 1 that runs from 10 to 15; operator 2 does not wait for it, operator 3 does.
+
+    What it makes is there from the end of operator 0 on, what it reads goes when operator 3 begins.
+    """
+    program = program_of("F10 C5@0 F10 F10@1", spans=[Span(1, 1, 3), Span(2, 0, 1)])
+    begin_ns, end_ns = interval_times(simulate(program))
+    assert list(zip(begin_ns.tolist(), end_ns.tolist(), strict=True)) == [(10, 30), (0, 20)]

@@ -8,11 +8,10 @@ import numpy as np
 
 from mindswap.planner.bound.flow import Flow, flows_of
 from mindswap.planner.bound.moments import BusyMoment, Presence, alive_bytes, presence_of
-from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.placing import TransferCosts
-from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import SimulatedStep, StepModel
 from mindswap.simulator.timeline import StallCause, Timeline
 
@@ -68,17 +67,12 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     """
     # Exposed communication of gradients gets less where backward takes longer.
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
-    fast = keep.timeline
-    has_floor = model.layers.gathers and not model.captured.collectives
-    if has_floor and model.settings.is_fused and not model.layers.reads_caches:
-        # Forward writes least, and so is fastest, where backward holds nothing of the layers.
-        fast = model.simulate(Policy(True, layer_recompute=ALL_LAYERS)).timeline
     num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
     presence = presence_of(model, num_turns // model.layout.num_sequences)
     stages = range(model.layout.num_stages)
     return Facts(
         flows=flows_of(model),
-        stages=tuple(_look_at_stage(model, keep.timeline, fast, presence, stage) for stage in stages),
+        stages=tuple(_look_at_stage(model, keep.timeline, presence, stage) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
@@ -87,7 +81,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     )
 
 
-def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, presence: Presence, stage: int) -> Stage:
+def _look_at_stage(model: StepModel, timeline: Timeline, presence: Presence, stage: int) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
     positions = np.arange(begin, end)
@@ -130,8 +124,6 @@ def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, presenc
     }
     static_bytes = model.static[stage].total_bytes
     moments = presence.moments(stage, static_bytes, own)
-    # Communication of layers waits for them, and holds up the gathering of weights behind it.
-    ahead_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, fast, stage)
     return Stage(
         peak_bytes=int(alive[peak_op - begin]) + static_bytes,
         layers=Counter(own.values()),
@@ -142,7 +134,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, presenc
         once_ns=alone.once_ns,
         backward_ns=alone.backward_ns,
         is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
-        floor_bytes=max(ahead_bytes + static_bytes, *(moment.fixed_bytes for moment in moments)),
+        floor_bytes=max(static_bytes, *(moment.fixed_bytes for moment in moments)),
         moments=moments,
     )
 
@@ -184,35 +176,6 @@ def _waits_for_communication(timeline: Timeline) -> np.ndarray:
     """Operators of the compute stream that wait for communication: bool, shape (num_ops,)."""
     on_compute = timeline.program.ops.kind < OpKind.COLLECTIVE
     return on_compute & (timeline.stall_cause == StallCause.COMMUNICATION)
-
-
-def _gathered_ahead_bytes(timeline: Timeline, fast: Timeline, stage: int) -> int:
-    """Most that is gathered before its turn in forward, up to the first message to another stage.
-
-    No policy gathers it later, or has a turn come sooner than where forward is fastest.
-
-    Args:
-        timeline: without any policy.
-        fast: where forward is fastest; its operators of forward are the same.
-        stage: which one.
-    """
-    intervals, kind = timeline.program.intervals, timeline.program.ops.kind
-    begin, end = timeline.program.stage_starts[stage : stage + 2].tolist()
-    is_last = ~np.isin(kind[begin:end], (OpKind.FORWARD, OpKind.COLLECTIVE, OpKind.RECEIVE))
-    last = begin + int(np.argmax(is_last))
-    fast_begin = int(fast.program.stage_starts[stage])
-    start_ns, end_ns = (times[fast_begin:][: last - begin] for times in (fast.op_start_ns, fast.op_end_ns))
-    if not np.array_equal(fast.program.ops.kind[fast_begin:][: last - begin], kind[begin:last]):
-        return 0
-    is_ahead = (intervals.stage == stage) & (intervals.kind != MemoryKind.KEPT)
-    is_ahead &= (intervals.begin >= begin) & (intervals.end >= begin) & (intervals.end < last)
-    ahead = np.flatnonzero(is_ahead)
-    ahead = ahead[kind[intervals.begin[ahead]] == OpKind.COLLECTIVE]
-    size_bytes = intervals.size_bytes[ahead]
-    # Of equal moments what ends goes first.
-    moments_ns = np.concatenate([end_ns[intervals.end[ahead] - begin], start_ns[intervals.begin[ahead] - begin]])
-    change = np.concatenate([-size_bytes, size_bytes])[np.argsort(moments_ns, kind="stable")]
-    return int(np.cumsum(change).max(initial=0))
 
 
 def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:
