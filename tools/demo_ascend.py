@@ -4,6 +4,7 @@ As `mindswap dryrun` does it, without a card: the log lines, the peak of memory 
 the order of launch, as the backend itself has them.
 """
 
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def show_ascend(cases: dict[str, list[str]], folder: Path) -> list[str]:
         copies = [word for copies in (one.copied_out, one.copied_back) for word in describe_copies(one, copies)]
         peaks = [str(one.used_peak_bytes >> 20), str(one.actual_peak_bytes >> 20)]
         if not one.is_inlined:
-            remarks.append(f"{case}: {NOT_BUILT}")
+            remarks.append(textwrap.fill(f"{case}: {NOT_BUILT}", 115))
         rows.append([case, "yes" if checks["log lines"] else "NO", *peaks, *copies])
     print("\n".join(["", format_table(HEADER, rows), "", *remarks, ABOUT]), flush=True)
     return failures
