@@ -40,7 +40,7 @@ def apply_policy(
     if not policy.is_swap_enabled:
         return ()
     logger = logger or logging.getLogger(__name__)
-    _give_own_primitives(layers)
+    _unshare_primitives(layers)
     trees = [read_tree(layer) for layer in layers]
     if indices is None:
         indices = range(len(layers))
@@ -96,7 +96,7 @@ def _children(cell) -> Iterator[tuple[str, Any]]:
     return ((name, child) for name, child in cell._cells.items() if child is not None and name != RECOMPUTE_CELL)
 
 
-def _give_own_primitives(layers: Sequence[Any]) -> None:
+def _unshare_primitives(layers: Sequence[Any]) -> None:
     """Of a primitive that several layers share, a copy for each: what is set on one would act in all of them.
 
     MindFormers 1.9.0 has one for the gating of all its routers (`GATING_ACTIVATION` of moe/router.py).

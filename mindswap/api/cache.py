@@ -20,7 +20,7 @@ GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collecti
 # Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 # Rooms that read, write or show what was found, and the planner: none of them decides a captured step or a verdict.
-WITHOUT_A_SAY = ("commands", "planner", "training", "policy/convert", "policy/megatron", "check/doctor")
+NOT_IN_CACHE_KEY = ("commands", "planner", "training", "policy/convert", "policy/megatron", "check/doctor")
 # Variables with which the same compiles otherwise, by how they begin; those that a compile sets itself do not count.
 _COMPILE_VARIABLES = ("ENABLE_LAZY_INLINE", "MS_DEV_")
 _SET_BY_COMPILES = (
@@ -76,8 +76,8 @@ def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in names}
 
 
-def _has_a_say(path: Path) -> bool:
-    return not any(path.is_relative_to(room) for room in WITHOUT_A_SAY)
+def _is_in_cache_key(path: Path) -> bool:
+    return not any(path.is_relative_to(room) for room in NOT_IN_CACHE_KEY)
 
 
 def _versions() -> dict[str, str]:
@@ -85,5 +85,5 @@ def _versions() -> dict[str, str]:
     found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
-    texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files if _has_a_say(path)]
+    texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files if _is_in_cache_key(path)]
     return {**found, "mindswap": make_key(files=texts)}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from mindswap.check.nearby import Nearby
+from mindswap.check.nearby import StatementIndex
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Level
 from mindswap.policy.build import build_policy
@@ -16,7 +16,7 @@ from mindswap.policy.settings import PolicySettings, Statement
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Overlap:
     """Where two statements concern the same operators."""
 
     layers: Layers  # the layers they share
@@ -72,7 +72,7 @@ class Context:
         """The level of what stops MindFormers: with swap off nothing here may stop the run, which is its own affair."""
         return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
-    def meeting(self, left: Statement, right: Statement) -> Meeting | None:
+    def overlap(self, left: Statement, right: Statement) -> Overlap | None:
         """Where two statements concern the same operators; None if nowhere.
 
         Where the model is not known, only what the texts of the patterns show counts: equal parts
@@ -84,27 +84,27 @@ class Context:
         if self.coverage is not None:
             indices, operators = self.coverage.shared_operators(left.pattern, right.pattern, layers)
             is_everywhere = layers.indices is None and len(indices) == self.coverage.num_layers
-            return Meeting(layers if is_everywhere else Layers(indices), operators) if operators else None
+            return Overlap(layers if is_everywhere else Layers(indices), operators) if operators else None
         if left.pattern is None or right.pattern is None:
-            return Meeting(layers)
+            return Overlap(layers)
         left_parts, right_parts = split_pattern(left.pattern), split_pattern(right.pattern)
         length = min(len(left_parts), len(right_parts))
-        return Meeting(layers) if left_parts[:length] == right_parts[:length] else None
+        return Overlap(layers) if left_parts[:length] == right_parts[:length] else None
 
-    def meetings(
+    def overlaps(
         self, lefts: Iterable[Statement], rights: Iterable[Statement]
-    ) -> Iterator[tuple[Statement, Statement, Meeting]]:
+    ) -> Iterator[tuple[Statement, Statement, Overlap]]:
         """Every pair of statements, one of each side, that concern the same operators."""
         nearby = self.nearby(rights)
         for left in lefts:
-            for right in nearby.to(left):
-                meeting = self.meeting(left, right)
-                if meeting is not None:
-                    yield left, right, meeting
+            for right in nearby.candidates(left):
+                overlap = self.overlap(left, right)
+                if overlap is not None:
+                    yield left, right, overlap
 
-    def nearby(self, statements: Iterable[Statement] = ()) -> Nearby:
+    def nearby(self, statements: Iterable[Statement] = ()) -> StatementIndex:
         """Statements, with those of the same layers and operators found quickly."""
-        nearby = Nearby(self.coverage)
+        nearby = StatementIndex(self.coverage)
         for statement in statements:
             nearby.add(statement)
         return nearby

@@ -1,6 +1,6 @@
 """Statements by what they concern, so that those of the same layers and operators are found without trying all pairs.
 
-What is found may meet; `Context.meeting` decides. Time grows with the statements, their layers and what is found.
+What is found may meet; `Context.overlap` decides. Time grows with the statements, their layers and what is found.
 """
 
 from collections.abc import Collection, Hashable, Iterator
@@ -15,7 +15,7 @@ from mindswap.policy.settings import Statement
 EVERY, ANY = "every layer", "any layer"
 
 
-class Nearby:
+class StatementIndex:
     """Statements, added one after another.
 
     A statement stands under keys of (operators, layer); those it may meet stand under the keys it asks for. For whole
@@ -37,7 +37,7 @@ class Nearby:
         for key in self._keys(statement, asks=False):
             self._found.setdefault(key, {}).setdefault(statement.pattern, []).append(position)
 
-    def to(self, statement: Statement, with_own_pattern: bool = True) -> list[Statement]:
+    def candidates(self, statement: Statement, with_own_pattern: bool = True) -> list[Statement]:
         """Those that a statement may meet, in the order in which they were added."""
         positions: set[int] = set()
         for key in self._keys(statement, asks=True):

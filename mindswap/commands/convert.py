@@ -9,7 +9,13 @@ from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatron
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, target_of
-from mindswap.commands.options import MOST_LAYERS, add_common, add_target_arguments, number_from, refuse_lone_overwrite
+from mindswap.commands.options import (
+    MOST_LAYERS,
+    add_common,
+    add_target_arguments,
+    number_from,
+    reject_overwrite_without_output,
+)
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.parse import parse_document
 from mindswap.config.plain_data import COMMAND_LINE
@@ -83,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert one configuration; 1 if the result does not pass `mindswap check`; it is written all the same."""
     request = _read_request(args)
     require_folders(args.output)
-    refuse_lone_overwrite(args)
+    reject_overwrite_without_output(args)
     if args.trace and args.to not in VERSIONS:
         raise LaunchError("--trace: is for --to 2.x and --to 1.9")
     made = convert_versions(args, request) if args.to in VERSIONS else _convert_sections(args, request)

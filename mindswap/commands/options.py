@@ -38,7 +38,7 @@ def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer between {least} and {most}")
         return int(text)
 
     return parse
@@ -77,7 +77,7 @@ def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> Non
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
 
 
-def refuse_lone_overwrite(args: argparse.Namespace) -> None:
+def reject_overwrite_without_output(args: argparse.Namespace) -> None:
     """Refuse `--overwrite` without `-o`. Raises DataError: it is there."""
     if args.overwrite and not args.output:
         raise DataError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")

@@ -33,7 +33,7 @@ from mindswap.commands.options import (
     add_target_arguments,
     device_overrides,
     optional_path,
-    refuse_lone_overwrite,
+    reject_overwrite_without_output,
 )
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
@@ -164,7 +164,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
         of_one_plan["--dry-run"] = args.dry_run
         of_one_plan["--objective memory"] = args.objective != "time"
         _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
-    refuse_lone_overwrite(args)
+    reject_overwrite_without_output(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
         raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
     require_folders(args.output, args.html, args.plot)

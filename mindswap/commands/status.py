@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     print(format_summary(state))
     if is_at_work:
         print("running")
-    elif not state.last_words:
+    elif not state.exit_reason:
         print("not running, and it did not end by itself: the same command goes on with it")
     return 0
 

@@ -8,7 +8,7 @@ from mindswap.config.problem import Location
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, Expect, is_index, is_pattern
 from mindswap.policy.settings import LayerRef
-from mindswap.policy.unread import Unread
+from mindswap.policy.unread import ParseIssues
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 
@@ -27,7 +27,7 @@ class Parts:
     """Reads parts for a model of this many layers; `unread` collects what does not fit."""
 
     num_layers: int | None
-    unread: Unread = field(default_factory=Unread)
+    unread: ParseIssues = field(default_factory=ParseIssues)
 
     def section(self, node: DocumentNode | None, path: str) -> DocumentNode | None:
         """A section that says something and can be read; else None."""

@@ -9,7 +9,7 @@ from mindswap.config.nodes import DocumentNode
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.problem import Location
 from mindswap.policy.model import Layers
-from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
+from mindswap.policy.unread import InvalidValue, MissingKey, UnknownKey
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PolicySettings:
     recompute: tuple[Statement, ...] = ()  # statements of `recompute` and the select options
     flags: tuple[tuple[str, bool], ...] = ()
     # misfits, stage_counts, unknown_keys, missing_keys: what could not be read
-    misfits: tuple[Misfit, ...] = ()
+    misfits: tuple[InvalidValue, ...] = ()
     stage_counts: tuple[StageCounts, ...] = ()
     unknown_keys: tuple[UnknownKey, ...] = ()
     missing_keys: tuple[MissingKey, ...] = ()

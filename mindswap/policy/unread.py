@@ -8,7 +8,7 @@ from mindswap.policy.words import closest_names
 
 
 @dataclass(frozen=True, eq=False)
-class Misfit:
+class InvalidValue:
     """A value that does not fit its place; `expect` says what does."""
 
     path: str
@@ -41,16 +41,16 @@ class MissingKey:
 
 
 @dataclass(eq=False)
-class Unread:
+class ParseIssues:
     """Collects what a reader could not read."""
 
-    misfits: list[Misfit] = field(default_factory=list)
+    misfits: list[InvalidValue] = field(default_factory=list)
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     missing_keys: list[MissingKey] = field(default_factory=list)
 
     def misfit(self, path: str, node: DocumentNode, expect: Enum) -> None:
         """Keep a value that does not fit."""
-        self.misfits.append(Misfit(path, node, expect))
+        self.misfits.append(InvalidValue(path, node, expect))
 
     def check_keys(self, node: DocumentNode, path: str, known: tuple[str, ...], is_entry: bool = False) -> None:
         """Keep the keys of a mapping that are not known; of an entry of a list the missing ones, too."""

@@ -19,7 +19,7 @@ def count_lost_steps(attempts: Sequence[Attempt]) -> list[int]:
 def format_summary(state: State) -> str:
     """One row per attempt, then what was learned."""
     if not state.attempts:
-        return state.last_words or "nothing was started yet"
+        return state.exit_reason or "nothing was started yet"
     lost = count_lost_steps(state.attempts)
     header = [
         "attempt", "plan", "budget", "predicted peak", "measured", "predicted step", "measured", "steps", "lost",
@@ -36,10 +36,10 @@ def format_summary(state: State) -> str:
         f"compute {correction.compute_permille / 1000:.2f} x, links {correction.link_permille / 1000:.2f} x",
     ]
     if state.out_of_memory:
-        lines.append(f"never again: {', '.join(state.out_of_memory)} (out of memory)")
+        lines.append(f"excluded (out of memory): {', '.join(state.out_of_memory)} (out of memory)")
     lines.append("predicted figures are simulated")
-    if state.last_words:
-        lines.append(state.last_words)
+    if state.exit_reason:
+        lines.append(state.exit_reason)
     return "\n".join(lines)
 
 
@@ -78,7 +78,7 @@ def summary_to_json(state: State, is_at_work: bool) -> dict[str, Any]:
         "out_of_memory": list(state.out_of_memory),
         "corrections": asdict(state.corrections),
         "attempts": [_attempt_to_json(attempt, steps) for attempt, steps in zip(state.attempts, lost, strict=True)],
-        "reason": state.last_words,
+        "reason": state.exit_reason,
     }
 
 

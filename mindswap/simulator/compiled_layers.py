@@ -15,7 +15,7 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Label, Names
 from mindswap.graph.rewrite.merge import merge_equal
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
-from mindswap.graph.rewrite.settle import settle_layers
+from mindswap.graph.rewrite.settle import assign_layer_indices
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import gather_weights
 from mindswap.graph.sharding.overlap import order_halves
@@ -35,7 +35,7 @@ class CompiledLayers:
 
     def __init__(self, source: CapturedStep, settings: StepSettings):
         self.source = source
-        gathered = gather_weights(settle_layers(source.graph), settings.sharding)
+        gathered = gather_weights(assign_layer_indices(source.graph), settings.sharding)
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.is_inlined)
         # The step before equal operators are merged; communication that makes weights whole, by name of its node;

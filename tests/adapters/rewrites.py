@@ -17,7 +17,7 @@ from mindswap.config.step import read_step_settings
 from mindswap.graph.ops import is_kernel
 from mindswap.graph.rewrite.merge import merge_equal
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
-from mindswap.graph.rewrite.settle import settle_layers
+from mindswap.graph.rewrite.settle import assign_layer_indices
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.resolve import resolve_layer
@@ -48,11 +48,11 @@ def main():
 def compiled_under(config, policy, sample):
     from mindswap.adapters.mindformers import capture
 
-    return settle_layers(capture(config, policy, sample).graph)
+    return assign_layer_indices(capture(config, policy, sample).graph)
 
 
 def compare_rewrites(config, plain, family):
-    names, graph = plain.names(), settle_layers(plain.graph)
+    names, graph = plain.names(), assign_layer_indices(plain.graph)
     results = {}
     for name, policy in rewrite_policies.policies(family).items():
         actions = [resolve_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]

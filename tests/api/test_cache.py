@@ -33,7 +33,7 @@ def test_the_installed_package_and_a_copy_agree(copy, monkeypatch):
     assert there == cache._versions()
 
 
-@pytest.mark.parametrize("room", cache.WITHOUT_A_SAY)
+@pytest.mark.parametrize("room", cache.NOT_IN_CACHE_KEY)
 def test_a_room_without_a_say_exists_and_changes_nothing(copy, room):
     before = cache._versions()
     file = next(iter(sorted((copy / room).glob("*.py"))))

@@ -59,7 +59,7 @@ def pairwise_overlap(context):
     ordered = sorted(op_swap, key=lambda statement: first_place[statement.pattern])
     for index, stronger in enumerate(ordered):
         pairs += [(weaker, stronger) for weaker in ordered[:index] if weaker.pattern != stronger.pattern]
-    meetings = [(weaker, stronger, context.meeting(weaker, stronger)) for weaker, stronger in pairs]
+    meetings = [(weaker, stronger, context.overlap(weaker, stronger)) for weaker, stronger in pairs]
     return [overlap_finding(*found) for found in meetings if found[2] is not None]
 
 
@@ -79,7 +79,7 @@ def pairwise_places(statements, group_of, contradicts):
 
 def all_pairs(context, lefts, rights):
     """What `Context.meetings` was before."""
-    tried = [(left, right, context.meeting(left, right)) for left in lefts for right in rights]
+    tried = [(left, right, context.overlap(left, right)) for left in lefts for right in rights]
     return [found for found in tried if found[2] is not None]
 
 
@@ -108,7 +108,7 @@ def test_the_same_as_all_pairs(model):
             (settings.statements, settings.statements),
         ):
             expected = all_pairs(context, lefts, rights)
-            assert list(context.meetings(lefts, rights)) == expected
+            assert list(context.overlaps(lefts, rights)) == expected
             num_found["meetings"] += len(expected)
 
         swap = [s for s in settings.swap if s.num_prefetch_ops is not None and s.prefetch_location is not None]
@@ -135,7 +135,7 @@ def test_the_same_as_all_pairs(model):
 def test_entries_that_share_nothing_are_not_compared(name, layer_of, monkeypatch):
     """400 entries, so 79,800 pairs; none of them is looked at."""
     looked_at = []
-    monkeypatch.setattr(Context, "meeting", lambda self, left, right: looked_at.append(left))
+    monkeypatch.setattr(Context, "overlap", lambda self, left, right: looked_at.append(left))
     entries = [
         f"    - {{op_name: {name.format(n)}, backward_prefetch: {n % 7 + 1}, layers: [{layer_of(n)}]}}\n"
         for n in range(400)
@@ -143,5 +143,5 @@ def test_entries_that_share_nothing_are_not_compared(name, layer_of, monkeypatch
     source = document("swap_config:\n  swap: True\n  op_swap:\n" + "".join(entries))
     context = Context(source, read_settings(source, 400), Coverage(trees(400)))
     assert list(find_rules()["overlap"].check(context)) == []
-    assert list(context.meetings(context.settings.swap[:200], context.settings.swap[200:])) == []
+    assert list(context.overlaps(context.settings.swap[:200], context.settings.swap[200:])) == []
     assert looked_at == []

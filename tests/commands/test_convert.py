@@ -265,5 +265,7 @@ def test_write_new_follows_a_link_and_refuses_a_folder(tmp_path):
 
 @pytest.mark.parametrize("to", ["index", "2.x"])
 def test_a_number_of_layers_that_is_none_or_another_is_refused(run, write, to):
-    assert "--num-layers: 'x' is no number from 1" in run(write(STAGE_TEXT), "--to", to, "--num-layers", "x")[2]
+    assert (
+        "--num-layers: 'x': expected an integer between 1" in run(write(STAGE_TEXT), "--to", to, "--num-layers", "x")[2]
+    )
     assert "has 8 layers" in run(write(STAGE_TEXT), "--to", to, "--num-layers", "4")[2]

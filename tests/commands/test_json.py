@@ -118,7 +118,7 @@ def test_ranges_of_numbers():
     """Layers are looked at one by one; steps, restarts and workers are only counted."""
     assert number_from(0)("999999") == 999_999 and number_from(1, MOST_LAYERS)("10000") == 10_000
     for parse, text in ((number_from(0), "1000000"), (number_from(3), "2"), (number_from(1, MOST_LAYERS), "10001")):
-        with pytest.raises(ArgumentTypeError, match="is no number from"):
+        with pytest.raises(ArgumentTypeError, match="expected an integer between"):
             parse(text)
 
 

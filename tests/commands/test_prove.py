@@ -162,8 +162,8 @@ def test_a_folder_that_is_there_is_left_alone(prove, tmp_path, monkeypatch):
     ("options", "message"),
     [
         (("--variants", "off,on"), "write one or more of off,yaml,plan"),
-        (("--layers", "0"), "is no number from 1"),
-        (("--steps", "2"), "is no number from 3"),
+        (("--layers", "0"), "expected an integer between 1 and"),
+        (("--steps", "2"), "expected an integer between 3 and"),
         (("--memory", "40"), "write a number with its unit"),
         (("--device", "910B"), "device '910B': no such device"),
     ],

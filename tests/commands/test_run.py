@@ -48,7 +48,7 @@ def test_a_wrong_option_of_an_adaptive_run_shows_its_usage(run):
     code, error = run("--adaptive-memory-optimization", "--max-restarts", "x", "--", "msrun")
     assert code == 1
     assert error.startswith("usage: mindswap run --adaptive-memory-optimization [OPTIONS] [--] COMMAND\n")
-    assert "mindswap run: error: argument --max-restarts: 'x' is no number" in error
+    assert "mindswap run: error: argument --max-restarts: 'x': expected an integer between" in error
 
 
 @pytest.mark.parametrize(("ending", "code"), [("2", 2), ("77", 77), ("0", 0), ("", 0), ("'no data'", 1)])

@@ -20,7 +20,7 @@ STATE = State(
     Corrections(GIB, 980),
     ("p0",),
     limit_bytes=50 * GIB,
-    last_words="the training finished",
+    exit_reason="the training finished",
 )
 TEXT = """\
 attempt  plan    budget  predicted peak  measured  predicted step  measured    steps  lost          ended
@@ -30,7 +30,7 @@ attempt  plan    budget  predicted peak  measured  predicted step  measured    s
 
 restarts: 1 of 8 allowed, 4 steps done again; memory 54.0 GiB, budget now 51.0 GiB
 corrections of the model: peak +1.0 GiB, compute 0.98 x, links 1.00 x
-never again: p0 (out of memory)
+excluded (out of memory): p0 (out of memory)
 predicted figures are simulated
 the training finished
 """

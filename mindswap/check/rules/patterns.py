@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, Meeting
+from mindswap.check.context import Context, Overlap
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.cell_tree import CellNode
@@ -197,13 +197,13 @@ def exclude_select(context: Context) -> Iterator[Finding]:
         for excluded in context.settings.of(f"{option}_exclude"):
             if excluded.is_default:
                 continue
-            pairs = ((statement, context.meeting(statement, excluded)) for statement in choosing.to(excluded))
-            meetings = [(statement, meeting) for statement, meeting in pairs if meeting is not None]
-            for statement, meeting in meetings:
-                if _takes_all(context, statement, meeting):
+            pairs = ((statement, context.overlap(statement, excluded)) for statement in choosing.candidates(excluded))
+            meetings = [(statement, overlap) for statement, overlap in pairs if overlap is not None]
+            for statement, overlap in meetings:
+                if _takes_all(context, statement, overlap):
                     message = (
                         f"{excluded.pattern_path}: excludes all that {statement.path} ({statement.location}) selects "
-                        f"in {format_layers(meeting.layers)}; the exclude option acts"
+                        f"in {format_layers(overlap.layers)}; the exclude option acts"
                     )
                     yield Finding(excluded.pattern_location, message, fix="delete one of the two")
             if not meetings:
@@ -211,10 +211,10 @@ def exclude_select(context: Context) -> Iterator[Finding]:
                 yield Finding(excluded.pattern_location, message, fix="delete it")
 
 
-def _takes_all(context: Context, statement: Statement, meeting: Meeting) -> bool:
+def _takes_all(context: Context, statement: Statement, overlap: Overlap) -> bool:
     if statement.pattern is None:
         return False
     if context.coverage is None:
         return True
-    by_kind = context.coverage.layers_by_kind(meeting.layers)
-    return all(context.coverage.operators(statement.pattern, kind) <= set(meeting.operators) for kind in by_kind)
+    by_kind = context.coverage.layers_by_kind(overlap.layers)
+    return all(context.coverage.operators(statement.pattern, kind) <= set(overlap.operators) for kind in by_kind)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, Meeting, shared_layers
+from mindswap.check.context import Context, Overlap, shared_layers
 from mindswap.check.nearby import FirstOfLayer
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
@@ -84,23 +84,23 @@ def overlap(context: Context) -> Iterator[Finding]:
     """
     settings = context.settings
     op_swap = [statement for statement in settings.of("op_swap") if not statement.is_default]
-    for weaker, stronger, meeting in context.meetings(settings.of("layer_swap"), op_swap):
-        yield overlap_finding(weaker, stronger, meeting)
+    for weaker, stronger, overlap in context.overlaps(settings.of("layer_swap"), op_swap):
+        yield overlap_finding(weaker, stronger, overlap)
     first_place: dict[str | None, int] = {}
     for statement in op_swap:
         first_place.setdefault(statement.pattern, len(first_place))
     earlier = context.nearby()
     for stronger in sorted(op_swap, key=lambda statement: first_place[statement.pattern]):
-        for weaker in earlier.to(stronger, with_own_pattern=False):
-            shared = context.meeting(weaker, stronger)
+        for weaker in earlier.candidates(stronger, with_own_pattern=False):
+            shared = context.overlap(weaker, stronger)
             if shared is not None:
                 yield overlap_finding(weaker, stronger, shared)
         earlier.add(stronger)
 
 
-def overlap_finding(weaker: Statement, stronger: Statement, meeting: Meeting) -> Finding:
+def overlap_finding(weaker: Statement, stronger: Statement, overlap: Overlap) -> Finding:
     """What is said of two entries that swap the same operators."""
-    operators = f" ({format_names(meeting.operators)})" if meeting.operators else ""
+    operators = f" ({format_names(overlap.operators)})" if overlap.operators else ""
     if weaker.num_prefetch_ops == stronger.num_prefetch_ops:
         what_acts, fix = "with the same distance", "leave it out, the other entry covers it"
     else:
@@ -109,7 +109,7 @@ def overlap_finding(weaker: Statement, stronger: Statement, meeting: Meeting) ->
         fix = "name each operator in one entry"
     message = (
         f"{stronger.pattern_path}: '{stronger.pattern}' and {weaker.path} ({weaker.pattern_location}) swap the same "
-        f"operators in {format_layers(meeting.layers)}{operators}; {what_acts}"
+        f"operators in {format_layers(overlap.layers)}{operators}; {what_acts}"
     )
     return Finding(stronger.pattern_location, message, fix=fix)
 
@@ -130,12 +130,12 @@ def recompute_wins(context: Context) -> Iterator[Finding]:
         recompute_config: {select_recompute: {'attention\\.wq': [0]}}
     """
     recompute = (*context.settings.of("recompute"), *context.settings.of("select_recompute"))
-    for swap, winner, meeting in context.meetings(context.settings.swap, recompute):
-        operators = [name for name in meeting.operators if not context.is_excluded(name, meeting.layers)]
-        if meeting.operators and not operators:
+    for swap, winner, overlap in context.overlaps(context.settings.swap, recompute):
+        operators = [name for name in overlap.operators if not context.is_excluded(name, overlap.layers)]
+        if overlap.operators and not operators:
             continue
         what = format_names(operators) if operators else "what they share"
-        layers = format_layers(meeting.layers)
+        layers = format_layers(overlap.layers)
         message = (
             f"{swap.pattern_path}: {winner.path} ({winner.location}) recomputes {what} in {layers}, so swap has no "
             "effect there"

@@ -9,7 +9,7 @@ from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.read import NUM_LAYERS_KEYS, find_num_layers
 from mindswap.policy.schema import MAX_NUM_LAYERS, PREFETCH_DEFAULT, Expect
-from mindswap.policy.unread import Misfit
+from mindswap.policy.unread import InvalidValue
 from mindswap.policy.words import last_key
 
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
@@ -137,7 +137,7 @@ def wrong_type(context: Context) -> Iterator[Finding]:
             yield Finding(misfit.node.location, message, misfit.expect.value, _right_type(misfit))
 
 
-def _what(misfit: Misfit) -> str:
+def _what(misfit: InvalidValue) -> str:
     if misfit.expect is Expect.SMALL_SECTION:
         return "the section is too large"
     if misfit.node.value == "":
@@ -147,7 +147,7 @@ def _what(misfit: Misfit) -> str:
     return f"{show(misfit.node)} is {misfit.node.kind}"
 
 
-def _right_type(misfit: Misfit) -> str:
+def _right_type(misfit: InvalidValue) -> str:
     value = misfit.node.value
     key = last_key(misfit.path)
     word = value.strip().lower() if isinstance(value, str) else ""

@@ -8,7 +8,7 @@ from mindswap.config.nodes import show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
 from mindswap.policy.mindformers_2x.settings import Expect2x
-from mindswap.policy.unread import Misfit
+from mindswap.policy.unread import InvalidValue
 from mindswap.policy.words import closest_names, last_key
 
 RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-|~|:|to|\.\.+)\s*(\d{1,6})\s*", re.ASCII)
@@ -37,7 +37,7 @@ def wrong_type(context: Context2x) -> Iterator[Finding]:
         yield Finding(misfit.node.location, message, misfit.expect.value, _right_type(misfit, context))
 
 
-def _right_type(misfit: Misfit, context: Context2x) -> str:
+def _right_type(misfit: InvalidValue, context: Context2x) -> str:
     key, value = last_key(misfit.path), misfit.node.value
     if misfit.expect is Expect2x.BOOL:
         return f"{key}: {str(value).strip().lower() in ('yes', 'on', 'true', '1', 'y')}"
@@ -69,7 +69,7 @@ def single_mapping(context: Context2x) -> Iterator[Finding]:
             yield Finding(misfit.node.location, message, misfit.expect.value, fix)
 
 
-def _is_single_mapping(misfit: Misfit) -> bool:
+def _is_single_mapping(misfit: InvalidValue) -> bool:
     return misfit.expect is Expect2x.ENTRIES and misfit.node.entries is not None
 
 

@@ -14,7 +14,7 @@ def has_scope(node: Node) -> bool:
     return "-" in node.scope.rpartition("/")[0]
 
 
-def settle_layers(graph: Graph) -> Graph:
+def assign_layer_indices(graph: Graph) -> Graph:
     """The step with the layer of three kinds of operators put right.
 
     - What the compiler wrote anew stands with its input. If it is read in another layer only, it belongs there: the

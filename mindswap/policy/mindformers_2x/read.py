@@ -5,7 +5,7 @@ from mindswap.config.problem import Location
 from mindswap.policy.mindformers_2x.layers import parse_spec
 from mindswap.policy.mindformers_2x.settings import SECTION_KEYS, Expect2x, Settings2x, Target
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, is_index, is_pattern, is_prefetch
-from mindswap.policy.unread import Unread
+from mindswap.policy.unread import ParseIssues
 
 NUM_LAYERS_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_layers")
@@ -42,7 +42,7 @@ class _Reader:
         self.num_mtp_layers = find_mtp_layers(document)
         self.num_layers = num_layers + self.num_mtp_layers if num_layers is not None else None
         self.targets: list[Target] = []
-        self.unread = Unread()
+        self.unread = ParseIssues()
 
     def read(self) -> Settings2x:
         is_swap_enabled, prefetch = self._read_swap()

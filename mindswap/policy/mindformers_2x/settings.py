@@ -6,7 +6,7 @@ from enum import Enum
 from mindswap.config.problem import Location
 from mindswap.policy.mindformers_2x.layers import LayerSpec, indices_of
 from mindswap.policy.schema import MAX_NUM_LAYERS
-from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
+from mindswap.policy.unread import InvalidValue, MissingKey, UnknownKey
 
 # Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.
 SECTION_KEYS = {
@@ -63,7 +63,7 @@ class Settings2x:
     targets: tuple[Target, ...]  # all that acts or is meant to act, in order
     # misfits, unknown_keys, missing_keys: what could not be read; of unknown keys upstream ignores those in an entry
     # and refuses those in a section
-    misfits: tuple[Misfit, ...]
+    misfits: tuple[InvalidValue, ...]
     unknown_keys: tuple[UnknownKey, ...]
     missing_keys: tuple[MissingKey, ...]
 
@@ -71,7 +71,7 @@ class Settings2x:
         """The targets under one option."""
         return tuple(target for target in self.targets if target.option == option)
 
-    def misfits_of(self, expect: Expect2x) -> tuple[Misfit, ...]:
+    def misfits_of(self, expect: Expect2x) -> tuple[InvalidValue, ...]:
         """Values that stand where this is expected."""
         return tuple(misfit for misfit in self.misfits if misfit.expect is expect)
 

@@ -15,7 +15,7 @@ from mindswap.units import format_bytes, format_time
 # one request that failed, not all that would have followed.
 TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4
 # Starts that a signal ended one after the other without getting further.
-MAX_FRUITLESS_KILLS = 3
+MAX_KILLS_WITHOUT_PROGRESS = 3
 
 Next = tuple[State, events.Action]
 
@@ -45,14 +45,14 @@ def decide(state: State, event: events.Event) -> Next:
                 return _end(state, 0, "the training finished")
             if outcome is Outcome.INTERRUPTED:
                 return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
-            return _end(state, exit_code, f"the training failed, and not for want of memory:\n{text}")
+            return _end(state, exit_code, f"the training failed (not out of memory):\n{text}")
 
 
 def _open(state: State) -> Next:
     state = _close(state, Outcome.INTERRUPTED, 0, "mindswap itself was killed")
     if state.is_finished:
         state = replace(state, attempts=(), tried=())  # a new training; what was learned about memory stays
-    state = replace(state, num_fixed_attempts=len(state.attempts), is_stable=False, candidate=None, last_words="")
+    state = replace(state, num_fixed_attempts=len(state.attempts), is_stable=False, candidate=None, exit_reason="")
     reason = f"planning for {format_bytes(state.budget_bytes)}"
     if state.out_of_memory:
         reason += f"; {len(state.out_of_memory)} plans are known to run out of memory"
@@ -150,7 +150,7 @@ def _at_checkpoint(state: State, step: int) -> Next:
 
 def _stopped(state: State, step: int) -> Next:
     assert state.candidate is not None
-    return _close(state, Outcome.LOOSENED, step, f"for plan {state.candidate.key}"), events.Start(state.candidate)
+    return _close(state, Outcome.REPLANNED, step, f"for plan {state.candidate.key}"), events.Start(state.candidate)
 
 
 def _out_of_memory(state: State, event: events.OutOfMemory) -> Next:
@@ -219,12 +219,12 @@ def _killed(state: State, step: int, text: str) -> Next:
     state = replace(_close(state, Outcome.KILLED, step, text), candidate=None)
     if _has_no_restart(state):
         return _give_up(state, text)
-    if _num_fruitless_kills(state) >= MAX_FRUITLESS_KILLS:
-        return _end(state, 1, f"{text}, {MAX_FRUITLESS_KILLS} times without getting further")
-    return _start(state, plan, f"{text} at step {step}, and no log speaks of memory: once more with the same plan")
+    if _num_kills_without_progress(state) >= MAX_KILLS_WITHOUT_PROGRESS:
+        return _end(state, 1, f"{text}, {MAX_KILLS_WITHOUT_PROGRESS} times without getting further")
+    return _start(state, plan, f"{text} at step {step}, no log speaks of memory: retrying with the same plan")
 
 
-def _num_fruitless_kills(state: State) -> int:
+def _num_kills_without_progress(state: State) -> int:
     """How many of the last attempts were killed before they got further than those before them."""
     count, attempts = 0, state.attempts[state.num_fixed_attempts :]
     for index in range(len(attempts) - 1, -1, -1):
@@ -255,4 +255,4 @@ def _close(state: State, outcome: Outcome, step: int, reason: str = "") -> State
 
 
 def _end(state: State, exit_code: int, reason: str) -> Next:
-    return replace(state, last_words=reason, candidate=None), events.End(exit_code, reason)
+    return replace(state, exit_reason=reason, candidate=None), events.End(exit_code, reason)

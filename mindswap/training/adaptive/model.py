@@ -53,7 +53,7 @@ class Outcome(enum.StrEnum):
     OUT_OF_MEMORY = "out of memory"
     KILLED = "killed"
     FAILED = "failed"
-    LOOSENED = "stopped for a faster plan"
+    REPLANNED = "stopped for a faster plan"
     INTERRUPTED = "interrupted"
 
 
@@ -99,7 +99,7 @@ class State:
     candidate: TrainingPlan | None = None
     num_fixed_attempts: int = 0  # attempts before this call of the command; they do not count as restarts
     is_stable: bool = False  # the plan is not changed any more, unless it fails
-    last_words: str = ""  # why it ended; "" while it has not
+    exit_reason: str = ""  # why it ended; "" while it has not
     ignored_checkpoints: tuple[str, ...] = ()  # marks of checkpoint files that were there before the first start
 
     @property

@@ -16,7 +16,7 @@ from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 from mindswap.training.adaptive.model import CLASSES, State
 
-FORMAT = 2  # one more where a class of the state is renamed or loses a field
+FORMAT = 3  # one more where a class of the state is renamed or loses a field
 MAX_BYTES = 64 << 20
 
 

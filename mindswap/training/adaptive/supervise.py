@@ -118,7 +118,7 @@ class _Supervisor:
 
     def fail(self, reason: str) -> None:
         """Keep the reason for which the run cannot go on."""
-        self.state = replace(self.state, last_words=reason)
+        self.state = replace(self.state, exit_reason=reason)
         self._save()
 
     def _last_step(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.rewrite.settle import settle_layers
+from mindswap.graph.rewrite.settle import assign_layer_indices
 from tests.graph.builders import graph, node
 
 
@@ -21,14 +21,14 @@ def test_a_cast_without_scope_belongs_to_the_layer_that_reads_it():
         node("cast", "Cast", "add", layer=0),
         scoped("norm", "RmsNorm", "cast", 1),
     ]
-    assert layers(settle_layers(graph(forward, []))) == {"weight": None, "add": 0, "cast": 1, "norm": 1}
+    assert layers(assign_layer_indices(graph(forward, []))) == {"weight": None, "add": 0, "cast": 1, "norm": 1}
 
 
 def test_one_that_several_layers_read_stays():
     forward = [scoped("add", "Add", "weight", 0), node("cast", "Cast", "add", layer=0)]
     forward += [scoped("near", "Mul", "cast", 0), scoped("far", "Mul", "cast", 1)]
     forward.insert(0, node("weight", "Load", "w", layer=0))
-    assert layers(settle_layers(graph(forward, [])))["cast"] == 0
+    assert layers(assign_layer_indices(graph(forward, [])))["cast"] == 0
 
 
 def test_a_table_that_all_layers_read_belongs_to_none():
@@ -40,7 +40,7 @@ def test_a_table_that_all_layers_read_belongs_to_none():
         scoped("second", "Mul", "first cos", 1),
     ]
     again = replace(node("cos_again", "Cos", "angle_b", layer=0, is_duplicate=True), origin="cos")
-    step = settle_layers(graph(forward, [again], saved="angle"))
+    step = assign_layer_indices(graph(forward, [again], saved="angle"))
     # angle is needed for cos only.
     assert layers(step) == {"angle": None, "cos": None, "embedding": None, "first": 0, "second": 1}
     assert step.backward[0].layer_index is None
@@ -52,7 +52,7 @@ def test_what_a_weight_goes_into_stays_in_its_layer():
         scoped("first", "Mul", "ids weight", 0),
         scoped("second", "Mul", "first", 1),
     ]
-    assert layers(settle_layers(graph(forward, []))) == {"weight": 0, "first": 0, "second": 1}
+    assert layers(assign_layer_indices(graph(forward, []))) == {"weight": 0, "first": 0, "second": 1}
 
 
 def test_no_layer_reads_what_a_later_one_makes():
@@ -64,6 +64,6 @@ def test_no_layer_reads_what_a_later_one_makes():
         scoped("attention", "FlashAttentionScore", "turned", 1),
     ]
     gradient = replace(node("back", "Reshape", "grad turned_b", layer=0), origin="turned")
-    step = settle_layers(graph(forward, [gradient], saved="turned"))
+    step = assign_layer_indices(graph(forward, [gradient], saved="turned"))
     assert layers(step) == {"weight": None, "one": 1, "turned": 1, "attention": 1}
     assert step.backward[0].layer_index == 1

@@ -110,7 +110,7 @@ def test_headroom_loosens_at_the_next_checkpoint():
     after, action = decide(after, NewCheckpoint(12))
     assert isinstance(action, StopWorkers)
     after, action = decide(after, Stopped(14))
-    assert action == Start(fast) and after.current.outcome is Outcome.LOOSENED
+    assert action == Start(fast) and after.current.outcome is Outcome.REPLANNED
     assert after.current.last_step == 14  # two steps after the checkpoint are done again
     after, _ = decide(after, Started(12))
     assert (after.num_restarts, after.current.first_step) == (1, 12)
@@ -182,7 +182,7 @@ def test_three_kills_without_getting_further_are_enough():
 
 def test_a_failure_of_the_training_is_its_own():
     _, action = play(state(), *RUNNING, Ended(Outcome.FAILED, 3, "    worker_0.log: ValueError: x", 7))
-    assert action == End(7, "the training failed, and not for want of memory:\n    worker_0.log: ValueError: x")
+    assert action == End(7, "the training failed (not out of memory):\n    worker_0.log: ValueError: x")
 
 
 def test_restarts_have_a_limit():
@@ -267,7 +267,7 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
 
 def test_a_start_that_was_killed_before_it_was_measured_is_no_fast_one():
     """Plan b takes 2 s a step, a takes 1 s: it goes back to a, although the last start of b has no time."""
-    measured_a = Attempt(1, plan("a", 6000), outcome=Outcome.LOOSENED, measured_step_ns=SECOND)
+    measured_a = Attempt(1, plan("a", 6000), outcome=Outcome.REPLANNED, measured_step_ns=SECOND)
     measured_b = Attempt(2, plan("b", 5000), outcome=Outcome.KILLED, measured_step_ns=2 * SECOND)
     killed_b = Attempt(3, plan("b", 5000), outcome=Outcome.KILLED)
     before = State(Settings(MEMORY), attempts=(measured_a, measured_b, killed_b))

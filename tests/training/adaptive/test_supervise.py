@@ -81,7 +81,7 @@ def test_a_killed_worker_is_started_again_with_the_same_plan(place):
     os.kill(place.workers()[0][0], signal.SIGKILL)
     code, out = finish(process)
     assert code == 0, out
-    assert "worker 0 was killed by SIGKILL" in out and "once more with the same plan" in out
+    assert "worker 0 was killed by SIGKILL" in out and "retrying with the same plan" in out
     first, last = place.steps(2)
     assert first in (5, 7) and last == 12
     assert place.outcomes() == ["killed", "finished"]
@@ -103,7 +103,7 @@ def test_a_training_that_fails_by_itself_is_not_repeated(place):
     place.stub["fail_at"] = 3
     code, out = place.run()
     assert code == 1
-    assert "the training failed, and not for want of memory:" in out
+    assert "the training failed (not out of memory):" in out
     assert "worker_0.log: ValueError: boom at step 3" in out
     assert place.outcomes() == ["failed"]
 
