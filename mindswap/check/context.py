@@ -16,7 +16,7 @@ from mindswap.policy.settings import PolicySettings, Statement
 
 
 @dataclass(frozen=True)
-class Overlap:
+class StatementOverlap:
     """Where two statements concern the same operators."""
 
     layers: Layers  # the layers they share
@@ -72,7 +72,7 @@ class Context:
         """The level of what stops MindFormers: with swap off nothing here may stop the run, which is its own affair."""
         return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
-    def overlap(self, left: Statement, right: Statement) -> Overlap | None:
+    def overlap(self, left: Statement, right: Statement) -> StatementOverlap | None:
         """Where two statements concern the same operators; None if nowhere.
 
         Where the model is not known, only what the texts of the patterns show counts: equal parts
@@ -84,16 +84,16 @@ class Context:
         if self.coverage is not None:
             indices, operators = self.coverage.shared_operators(left.pattern, right.pattern, layers)
             is_everywhere = layers.indices is None and len(indices) == self.coverage.num_layers
-            return Overlap(layers if is_everywhere else Layers(indices), operators) if operators else None
+            return StatementOverlap(layers if is_everywhere else Layers(indices), operators) if operators else None
         if left.pattern is None or right.pattern is None:
-            return Overlap(layers)
+            return StatementOverlap(layers)
         left_parts, right_parts = split_pattern(left.pattern), split_pattern(right.pattern)
         length = min(len(left_parts), len(right_parts))
-        return Overlap(layers) if left_parts[:length] == right_parts[:length] else None
+        return StatementOverlap(layers) if left_parts[:length] == right_parts[:length] else None
 
     def overlaps(
         self, lefts: Iterable[Statement], rights: Iterable[Statement]
-    ) -> Iterator[tuple[Statement, Statement, Overlap]]:
+    ) -> Iterator[tuple[Statement, Statement, StatementOverlap]]:
         """Every pair of statements, one of each side, that concern the same operators."""
         nearby = self.nearby(rights)
         for left in lefts:

@@ -1,4 +1,4 @@
-"""Where a rank stands among the parallel splits of a configuration. Pure."""
+"""Where a rank stands among the parallel splits of a configuration."""
 
 from dataclasses import dataclass
 

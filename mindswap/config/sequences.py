@@ -1,4 +1,4 @@
-"""Sequences that a pipeline cuts into pieces (`seq_split_num`), and where MindFormers does not take that. Pure.
+"""Sequences that a pipeline cuts into pieces (`seq_split_num`), and where MindFormers does not take that.
 
 Each piece goes through forward and backward by itself. Attention of a piece reads the keys and values of the pieces
 before it from caches, parameters of its layer, and adds its own to them; backward adds up gradients of keys and values

@@ -1,4 +1,4 @@
-"""What a configuration says about a training step besides its network. Pure."""
+"""What a configuration says about a training step besides its network."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How the parallel optimizer cuts weights, as a configuration says it. Pure.
+"""How the parallel optimizer cuts weights, as a configuration says it.
 
 `graph.sharding.gather` says what that does to a step, and names the sources.
 """

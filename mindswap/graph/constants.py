@@ -1,4 +1,4 @@
-"""Parameters of the compiled network that stand for constants of the step. Pure."""
+"""Parameters of the compiled network that stand for constants of the step."""
 
 from collections import Counter
 from collections.abc import Mapping

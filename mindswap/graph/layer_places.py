@@ -1,4 +1,4 @@
-"""Layer and cell of operators to which the compiler gives no place, or that of another call of the same code. Pure."""
+"""Layer and cell of operators to which the compiler gives no place, or that of another call of the same code."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

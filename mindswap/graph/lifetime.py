@@ -1,4 +1,4 @@
-"""Activation memory over one step, operator by operator, by the lifetime of each storage. Pure.
+"""Activation memory over one step, operator by operator, by the lifetime of each storage.
 
 Every storage lives from the operator that makes it to its last use. One that backward needs lives
 until its last use there; a swapped one leaves after its copy out and comes back with its copy in.

@@ -1,4 +1,4 @@
-"""Activation memory by layer and operator: what is kept, what is swapped, what recompute saves. Pure."""
+"""Activation memory by layer and operator: what is kept, what is swapped, what recompute saves."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

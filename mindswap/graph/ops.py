@@ -1,4 +1,4 @@
-"""What every operator is: one table, which all parts ask. Pure.
+"""What every operator is: one table, which all parts ask.
 
 A new operator is one line of `TABLE`: its class says how long it takes, its cut how it is split over ranks, its traits
 how the compiler and the backend treat it. An operator without a line counts as element-wise, with a kernel, no trait,

@@ -1,4 +1,4 @@
-"""Operators of the model by place, cell and type: all that a compiled graph says of most of them. Pure."""
+"""Operators of the model by place, cell and type: all that a compiled graph says of most of them."""
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS

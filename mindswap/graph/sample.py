@@ -1,4 +1,4 @@
-"""Which layers to compile when most are alike. Pure.
+"""Which layers to compile when most are alike.
 
 What a layer keeps depends on itself and on its neighbours: a recomputed layer keeps its input, which
 the layer before it made. So a stretch of layers can be left out when each of them has its like, between

@@ -1,4 +1,4 @@
-"""What forward keeps for backward: storages, not nodes, each with its fate. Pure.
+"""What forward keeps for backward: storages, not nodes, each with its fate.
 
 One tensor can be handed to backward under several names (a `MatMul` and the `Reshape` of it). It
 is one piece of memory, and it leaves the device only if every name of it does.

@@ -1,4 +1,4 @@
-"""The layer of operators that no cell owns: `x + y` or `ops.gelu(x)` in `construct`. Pure.
+"""The layer of operators that no cell owns: `x + y` or `ops.gelu(x)` in `construct`.
 
 MindSpore parses `construct` of a class once. What is written there as a function has the scope of the first cell of
 that class in all of them; primitives that are attributes of a cell have their own. So an operator without a path of

@@ -1,4 +1,4 @@
-"""Who reads whose output in forward. Pure."""
+"""Who reads whose output in forward."""
 
 from collections.abc import Callable, Iterable, Iterator
 

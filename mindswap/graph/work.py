@@ -1,4 +1,4 @@
-"""How much an operator computes and moves: the ground of every cost model. Pure.
+"""How much an operator computes and moves: the ground of every cost model.
 
 Counts only; how long it takes is for `cost/` to say.
 """

@@ -1,4 +1,4 @@
-"""Settings that everybody knows, by name: what a policy or a plan is compared with. Pure."""
+"""Settings that everybody knows, by name: what a policy or a plan is compared with."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

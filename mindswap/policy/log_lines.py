@@ -1,4 +1,4 @@
-"""The log lines that say what is set on a layer, as the specification has them. Pure."""
+"""The log lines that say what is set on a layer, as the specification has them."""
 
 from mindswap.policy.match import Match
 from mindswap.policy.resolve import LayerDecisions, matches_of

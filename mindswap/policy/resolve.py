@@ -1,4 +1,4 @@
-r"""What a policy decides for each operator of a layer, and by which entry. Pure.
+r"""What a policy decides for each operator of a layer, and by which entry.
 
 This is the one place where entries are weighed against each other. Applying, log lines, simulating, verifying,
 planning and explaining read its decisions.

@@ -1,4 +1,4 @@
-"""A compiled step cut into blocks that can be put together again in any number and order. Pure.
+"""A compiled step cut into blocks that can be put together again in any number and order.
 
 What is before the layers, each compiled layer, and what is behind them become one block each, with its
 part of forward and its part of backward. A block knows its own tensors, and which tensors of the block

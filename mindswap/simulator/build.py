@@ -1,4 +1,4 @@
-"""Blocks -> Program: the step of a whole model on all its pipeline stages. Pure.
+"""Blocks -> Program: the step of a whole model on all its pipeline stages.
 
 The rules of `backward_prefetch` are those of MindSpore's Ascend backend (acl_stream_assign.cc,
 insert_pre_fetch_depend.cc). Positions count kernels in the order in which a stage issues them.

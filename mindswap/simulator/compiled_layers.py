@@ -1,4 +1,4 @@
-"""The layers of a captured step under any policy, as graphs. Pure.
+"""The layers of a captured step under any policy, as graphs.
 
     captured graph --> settled, weights gathered --> under a policy, equal operators merged --> blocks (`blocks`)
                        `CompiledLayers.graph`        `CompiledLayers.rewritten`

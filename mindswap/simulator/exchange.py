@@ -1,4 +1,4 @@
-"""How much of the exchange of gradients between data parallel ranks backward does not hide. Pure.
+"""How much of the exchange of gradients between data parallel ranks backward does not hide.
 
 With sums that are cut (`StepSettings.is_accumulator_sharded`) each micro-batch has its exchange: a ReduceScatter before
 the gradient is added (`_VirtualAssignAdd` in ops/_grad_experimental/grad_comm_ops.py with the group that

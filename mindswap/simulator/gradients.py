@@ -1,4 +1,4 @@
-"""How long a gradient of a weight is on the device, and what of it stays until the optimizer. Pure.
+"""How long a gradient of a weight is on the device, and what of it stays until the optimizer.
 
 MindSpore 2.9.0, `ops/_grad_experimental/grad_comm_ops.py`:
 

@@ -1,4 +1,4 @@
-"""The memory curve of a step whose copies take no time: the order of events is decided by the rules alone. Pure."""
+"""The memory curve of a step whose copies take no time: the order of events is decided by the rules alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

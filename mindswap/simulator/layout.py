@@ -1,4 +1,4 @@
-"""Pipeline settings -> which section of the model is on which stage, in which order they run. Pure."""
+"""Pipeline settings -> which section of the model is on which stage, in which order they run."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Tensors of a stage -> copies and memory intervals, by the rules of MindSpore's Ascend backend. Pure.
+"""Tensors of a stage -> copies and memory intervals, by the rules of MindSpore's Ascend backend.
 
 Sources: acl_stream_assign.cc (release after three times `backward_prefetch` operators of the execution order, copies
 out and in included), insert_pre_fetch_depend.cc (prefetch `backward_prefetch + 1` operators before the first user,

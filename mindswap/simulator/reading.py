@@ -1,4 +1,4 @@
-"""A compiled step read operator by operator: what runs in each section, which tensors it makes and reads. Pure."""
+"""A compiled step read operator by operator: what runs in each section, which tensors it makes and reads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace

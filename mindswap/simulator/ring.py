@@ -1,4 +1,4 @@
-"""Ring attention as operators of a block: an exchange goes on while attention of what has come is computed. Pure."""
+"""Ring attention as operators of a block: an exchange goes on while attention of what has come is computed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

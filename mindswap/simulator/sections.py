@@ -1,4 +1,4 @@
-"""Which section of the step each operator of a graph belongs to. Pure.
+"""Which section of the step each operator of a graph belongs to.
 
 Sections are numbered in forward order, here with n layers:
 

@@ -1,4 +1,4 @@
-"""The operators of one pass through a virtual chunk, to be laid down for every micro-batch. Pure.
+"""The operators of one pass through a virtual chunk, to be laid down for every micro-batch.
 
 Positions count from the begin of the pass.
 """

@@ -1,4 +1,4 @@
-"""The tensors of a virtual chunk as columns of a table. Pure.
+"""The tensors of a virtual chunk as columns of a table.
 
 Positions are within the passes of the chunk, but for what is made once in a step: those are absolute.
 """

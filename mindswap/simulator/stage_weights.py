@@ -1,4 +1,4 @@
-"""The weights of every pipeline stage, and what follows from them whatever a policy sets. Pure."""
+"""The weights of every pipeline stage, and what follows from them whatever a policy sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

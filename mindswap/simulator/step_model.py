@@ -1,4 +1,4 @@
-"""A model ready to be simulated under any policy: captured once, asked thousands of times. Pure.
+"""A model ready to be simulated under any policy: captured once, asked thousands of times.
 
 Everything here is simulated.
 """

@@ -1,4 +1,4 @@
-"""Micro-batches of a virtual chunk that are laid down alike: where their passes begin, where their tensors live. Pure.
+"""Micro-batches of a virtual chunk that are laid down alike: where their passes begin, where their tensors live.
 
 What a chunk does is made once, at positions from the begin of its passes, and laid down for every micro-batch. Here two
 of them on one stage, F forward and B backward, and a tensor that F1 makes and B1 reads:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, Overlap
+from mindswap.check.context import Context, StatementOverlap
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.cell_tree import CellNode
@@ -211,7 +211,7 @@ def exclude_select(context: Context) -> Iterator[Finding]:
                 yield Finding(excluded.pattern_location, message, fix="delete it")
 
 
-def _takes_all(context: Context, statement: Statement, overlap: Overlap) -> bool:
+def _takes_all(context: Context, statement: Statement, overlap: StatementOverlap) -> bool:
     if statement.pattern is None:
         return False
     if context.coverage is None:

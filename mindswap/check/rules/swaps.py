@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, Overlap, shared_layers
+from mindswap.check.context import Context, StatementOverlap, shared_layers
 from mindswap.check.nearby import FirstOfLayer
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
@@ -98,7 +98,7 @@ def overlap(context: Context) -> Iterator[Finding]:
         earlier.add(stronger)
 
 
-def overlap_finding(weaker: Statement, stronger: Statement, overlap: Overlap) -> Finding:
+def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOverlap) -> Finding:
     """What is said of two entries that swap the same operators."""
     operators = f" ({format_names(overlap.operators)})" if overlap.operators else ""
     if weaker.num_prefetch_ops == stronger.num_prefetch_ops:

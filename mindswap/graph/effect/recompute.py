@@ -1,4 +1,4 @@
-"""What is asked to be recomputed against what backward of the compiled graph runs again, layer by layer. Pure."""
+"""What is asked to be recomputed against what backward of the compiled graph runs again, layer by layer."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What running a compiled step has shown. Pure."""
+"""What running a compiled step has shown."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

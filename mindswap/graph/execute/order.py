@@ -1,4 +1,4 @@
-"""In which order the operators of a compiled step run. Pure.
+"""In which order the operators of a compiled step run.
 
 The frontend gives an order that respects what operators read; the backend makes its own. Here the operators run in
 the frontend's order, changed in two ways, both of which keep every operator behind what it reads:

@@ -1,4 +1,4 @@
-"""A configuration of the same model in small: the same layers, cells and operators, less of everything else. Pure.
+"""A configuration of the same model in small: the same layers, cells and operators, less of everything else.
 
 A policy names operators and layers and counts operators, so it means the same in the small model.
 """

@@ -1,4 +1,4 @@
-"""When each piece of device memory is taken and given back, by the rules of MindSpore's Ascend backend. Pure.
+"""When each piece of device memory is taken and given back, by the rules of MindSpore's Ascend backend.
 
 Worked out from the compiled graph alone. Sources, MindSpore 2.9:
 

@@ -1,4 +1,4 @@
-"""Element-wise operators that jit_level O1 runs as one kernel: what they do not read and write. Pure.
+"""Element-wise operators that jit_level O1 runs as one kernel: what they do not read and write.
 
 MindSpore's graph kernel fusion (backend/common/graph_kernel, `dvm` on Ascend) clusters arithmetic that follows
 arithmetic. A value that only the next operator of the cluster reads never gets to memory; one that others need

@@ -1,4 +1,4 @@
-"""Which operators of backward zero_bubble_v computes apart from the rest. Pure.
+"""Which operators of backward zero_bubble_v computes apart from the rest.
 
 Source: `DetachBackward::DetachDxAndDwGraph`, mindspore/ccsrc/frontend/parallel/pipeline_transformer/detach_backward.cc
 (mindspore-ai/mindspore_test, 0b71b3f): the matrix product whose result is added to the sum of a gradient. A cast

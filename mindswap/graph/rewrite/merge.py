@@ -1,4 +1,4 @@
-"""Equal operators become one, as the compiler's common subexpression elimination makes them. Pure.
+"""Equal operators become one, as the compiler's common subexpression elimination makes them.
 
 A graph in which every primitive carries its path shows what the model computes twice (the inputs of wq, wk and wv
 are reshaped and cast by each of them). Without these tags the compiler computes it once, if the same is set on all

@@ -1,4 +1,4 @@
-"""What recompute and swap would do to a compiled step, without compiling again. Pure.
+"""What recompute and swap would do to a compiled step, without compiling again.
 
 A planner asks about thousands of settings; the compiler takes seconds for one. Here the changes that
 the compiler makes for a setting are made on the graph of the step without any: recomputed operators run

@@ -1,4 +1,4 @@
-"""To which layer operators belong where the compiler's scopes do not tell, or tell it of one layer only. Pure."""
+"""To which layer operators belong where the compiler's scopes do not tell, or tell it of one layer only."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tensors that arrive by communication and are kept as they arrived. Pure.
+"""Tensors that arrive by communication and are kept as they arrived.
 
 Where two operators cut a tensor unlike, MindSpore puts an AllGather between them, and backward of a product reads the
 output of that AllGather (step_parallel.cc, Redistribution). If a Reshape stands there, `graph.sharding.sharding` makes

@@ -1,4 +1,4 @@
-"""Halves of a layer that calls the same cells for each of them (`fine_grain_interleave`). Pure.
+"""Halves of a layer that calls the same cells for each of them (`fine_grain_interleave`).
 
 MindSpore keeps one id for an operator however often the model calls it. So the gradients of both halves carry the id of
 both forward operators, and only what they read tells whose they are.

@@ -1,4 +1,4 @@
-"""Communication between the tensor parallel ranks of a step: what MindSpore inserts for the strategies. Pure.
+"""Communication between the tensor parallel ranks of a step: what MindSpore inserts for the strategies.
 
 In forward an AllReduce follows each operator that leaves a part of a sum on every rank (a ReduceScatter where its
 `out_strategy` cuts the sum), and a tensor that is read under another cut than it was made is gathered or exchanged.

@@ -1,4 +1,4 @@
-"""The embedding of newer models: a function of one rank (`Morph`), which reads its weight itself. Pure.
+"""The embedding of newer models: a function of one rank (`Morph`), which reads its weight itself.
 
 MindFormers 1.9.0, VocabParallelEmbedding of training_graph/tensor_parallel/layers.py: tokens are cut over
 data and context parallel ranks, the rows of the weight over tensor parallel ranks if they can be divided. The compiler

@@ -1,4 +1,4 @@
-"""Experts in a captured step: names that the capture replaced, and what has the sizes of one rank already. Pure.
+"""Experts in a captured step: names that the capture replaced, and what has the sizes of one rank already.
 
 `adapters.experts` says what they stand for.
 """

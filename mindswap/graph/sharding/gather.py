@@ -1,4 +1,4 @@
-"""Weights that the parallel optimizer cuts, and the AllGather that makes them whole again. Pure.
+"""Weights that the parallel optimizer cuts, and the AllGather that makes them whole again.
 
 With `enable_parallel_optimizer` a rank holds one part of each weight that several ranks have. MindSpore inserts an
 AllGather where the weight is read (frontend/parallel/step_parallel.cc: ApplyParallelOptOnParam, InsertAllGatherOp).

@@ -1,4 +1,4 @@
-"""Layers that compute in two halves, in the order that lets communication of one hide behind the other. Pure.
+"""Layers that compute in two halves, in the order that lets communication of one hide behind the other.
 
 MindSpore gives every pair of communications of the two halves an order (micro_interleaved_order_control.cc): one half
 computes until it communicates, then the other does the same meanwhile, and so on in turn. Operators that run again in

@@ -1,4 +1,4 @@
-"""Ring attention: what one attention of `use_ring_attention` is on a rank of n that share a sequence. Pure.
+"""Ring attention: what one attention of `use_ring_attention` is on a rank of n that share a sequence.
 
 MindSpore runs it as n attentions of the rank's own queries (frontend/parallel/pass/flash_sp.cc,
 `CreateReplaceRingAttentionGraphBySendRecv`): first with its own keys and values, then with those that come round the

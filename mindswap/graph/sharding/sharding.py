@@ -1,4 +1,4 @@
-"""From logical sizes to sizes per rank, by the strategies that the model records on its operators. Pure.
+"""From logical sizes to sizes per rank, by the strategies that the model records on its operators.
 
 The compiled graph has logical shapes; `in_strategy`, `out_strategy` or `in_layout` of a primitive say
 into how many parts each dimension of its operands is cut. Splits are followed forward through operators

@@ -1,4 +1,4 @@
-"""Casts of weights that all micro-batches share, where the parallel optimizer has nothing to gather. Pure.
+"""Casts of weights that all micro-batches share, where the parallel optimizer has nothing to gather.
 
 With `enable_parallel_optimizer` and several micro-batches MindSpore casts a float32 weight before the calls of the
 lazy_inline cell, not in it: step_parallel_utils.cc, FindChildCastWithFP32ToFP16 (follows the weight into the called

@@ -1,4 +1,4 @@
-"""Splits of the operators of backward: a gradient is cut as the tensor it is of. Pure."""
+"""Splits of the operators of backward: a gradient is cut as the tensor it is of."""
 
 import math
 from collections.abc import Iterator

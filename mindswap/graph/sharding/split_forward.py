@@ -1,4 +1,4 @@
-"""Splits of the operators of forward, as MindSpore's step_parallel.cc follows them. Pure."""
+"""Splits of the operators of forward, as MindSpore's step_parallel.cc follows them."""
 
 from mindswap.graph.model import Node
 from mindswap.graph.ops import RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS, Cut, line_of

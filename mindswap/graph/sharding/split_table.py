@@ -1,4 +1,4 @@
-"""What is known of the splits of a step while they are followed through it. Pure."""
+"""What is known of the splits of a step while they are followed through it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Splits: into how many parts each dimension of a tensor is cut. Pure."""
+"""Splits: into how many parts each dimension of a tensor is cut."""
 
 import math
 from collections.abc import Sequence

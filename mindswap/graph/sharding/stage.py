@@ -1,4 +1,4 @@
-"""The part of a compiled step that is on one pipeline stage. Pure."""
+"""The part of a compiled step that is on one pipeline stage."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How the model cuts its operators, from the attributes that `shard` leaves on a primitive. Pure."""
+"""How the model cuts its operators, from the attributes that `shard` leaves on a primitive."""
 
 import math
 from collections.abc import Iterator, Mapping

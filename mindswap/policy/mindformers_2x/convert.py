@@ -1,4 +1,4 @@
-"""Swap and recompute settings of MindFormers 1.9 <-> 2.x, with a list of what is lost. Pure.
+"""Swap and recompute settings of MindFormers 1.9 <-> 2.x, with a list of what is lost.
 
 A name converts, its meaning not always: for a single operator graph mode moves its outputs, PyNative mode what it saves
 for backward (its inputs, mostly). Whole cells agree but for their rim. Where a recorded step says which names move the

@@ -1,4 +1,4 @@
-"""What MindFormers 2.x makes of the settings, layer by layer, and what it drops. Pure.
+"""What MindFormers 2.x makes of the settings, layer by layer, and what it drops.
 
 Follows `apply_recompute` and `apply_swap` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
 Where the paths of a layer are not known, a pattern stands for itself.

@@ -1,4 +1,4 @@
-"""Patterns of MindFormers 1.9 as patterns of 2.x, and back: the part of a conversion that deals with names. Pure.
+"""Patterns of MindFormers 1.9 as patterns of 2.x, and back: the part of a conversion that deals with names.
 
 Source: `mindformers/models/llama` of mindformers 1.9.0, `mindformers/pynative/transformers` of 2.1.0.
 """

@@ -1,4 +1,4 @@
-"""A profile and a device -> the device with measured figures, and how well they explain the profile. Pure."""
+"""A profile and a device -> the device with measured figures, and how well they explain the profile."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

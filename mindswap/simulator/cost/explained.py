@@ -1,4 +1,4 @@
-"""How much of the measured time of kernels a device's figures explain. Pure."""
+"""How much of the measured time of kernels a device's figures explain."""
 
 import statistics
 from collections.abc import Container, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Figures of the links from measured times: `t = a + size / b` for copies, shares of links for collectives. Pure."""
+"""Figures of the links from measured times: `t = a + size / b` for copies, shares of links for collectives."""
 
 import bisect
 import itertools

@@ -1,4 +1,4 @@
-"""Figures of kernels from measured times. Pure.
+"""Figures of kernels from measured times.
 
 Which kernels a figure is for is not written down again: a figure is fitted to the operators whose time, by the
 model, is twice as long with half of it. The fit leaves the least sum of errors without sign.

@@ -1,4 +1,4 @@
-"""Kernels of a profile -> operators of the model with their work, as far as a profile shows it. Pure."""
+"""Kernels of a profile -> operators of the model with their work, as far as a profile shows it."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""Device memory beside tensors: workspace of kernels within MindSpore's pool, buffers of HCCL outside it. Pure."""
+"""Device memory beside tensors: workspace of kernels within MindSpore's pool, buffers of HCCL outside it."""
 
 import math
 from collections.abc import Iterable, Sequence

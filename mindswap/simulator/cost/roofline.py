@@ -1,4 +1,4 @@
-"""Time of an operator from what it computes and moves: the larger of the two, and a fixed cost. Pure.
+"""Time of an operator from what it computes and moves: the larger of the two, and a fixed cost.
 
 Figures are those of kernels in real profiles; `docs/device_figures.md` has the samples.
 

@@ -1,4 +1,4 @@
-"""Device memory that is taken during the whole step. Pure.
+"""Device memory that is taken during the whole step.
 
 Follows MindFormers 1.9.0: `core/optim/` for the optimizers, `wrapper/wrapper.py` for gradients, and MindSpore's
 `context.py` for the parallel optimizer.

@@ -1,4 +1,4 @@
-"""Time of the work on weights and gradients that is no part of the network: one function per term. Pure.
+"""Time of the work on weights and gradients that is no part of the network: one function per term.
 
 Gradients are summed up over micro-batches, handed to the data parallel ranks, scaled, clipped and checked, and the
 optimizer uses them. All of it is bound by memory. A term is a list of kernels, each with the tensors that it reads

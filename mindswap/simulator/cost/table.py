@@ -1,4 +1,4 @@
-"""Operator -> duration: measured where a profile has it, by the roofline where not. Pure."""
+"""Operator -> duration: measured where a profile has it, by the roofline where not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Time of copies between device and host, and of collectives between cards. Pure."""
+"""Time of copies between device and host, and of collectives between cards."""
 
 import math
 
