@@ -22,6 +22,7 @@ from mindswap.api.plan import (
 )
 from mindswap.api.plan_2x import is_2x, load_step_2x
 from mindswap.api.plan_dry_run import DryRunPlan, attempts_to_json, format_attempts, plan_with_dry_runs
+from mindswap.api.plan_verify import PlanVerdict, verify_plan
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.run import outside_line
 from mindswap.api.step import Step, load_step
@@ -57,7 +58,9 @@ EXAMPLES = """\
   mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
 
-All times and sizes are simulated. Exit code 1 if nothing fits; then the least memory that would is named.
+What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
+compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
+least memory that would is named.
 """
 # A search that takes longer shows how far it is.
 PATIENCE_S = 2.0
@@ -87,6 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
     )
     parser.add_argument("--solver", choices=sorted(SOLVERS), default="fast", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--no-verify", action="store_true", help="write the plan without a compile that shows that it does what it says"
+    )
     parser.add_argument("--explain", action="store_true", help="say in words why these operators")
     parser.add_argument(
         "--dry-run",
@@ -128,6 +134,10 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
         if attempts:
             print("\n" + format_attempts(attempts), flush=True)
+    verdict = _verify(args, found) if fits and target else None
+    fits = fits and not (verdict and verdict.is_refused)
+    if verdict and not args.json:
+        print(f"\n{verdict.text}", flush=True)
     if fits and target:
         found.save(target, overwrite=args.overwrite or args.in_place)
         if not args.json:
@@ -136,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         data = plan_to_json(plan, step.device.name, found.sections)
         data |= {"explanation": explanation} if args.explain else {}
+        data |= {"verified": verdict.is_as_asked, "verdict": verdict.text} if verdict else {}
         data |= {"dry_runs": attempts_to_json(attempts)} if attempts else {}
         print(answer_text("plan", data, fits))
     elif explanation:
@@ -147,6 +158,13 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             run.save_plot(args.plot)
     return 0 if fits else 1
+
+
+def _verify(args: argparse.Namespace, found: StepPlan) -> PlanVerdict | None:
+    """What the compiler makes of the plan; None where nobody wants to know."""
+    if args.no_verify or found.plan.is_interrupted:
+        return None
+    return verify_plan(found, not args.no_cache)
 
 
 def _dry_runs(step: Step, make: Callable[[int | None], StepPlan]) -> tuple[DryRunPlan, ...]:

@@ -42,7 +42,7 @@ class Item:
 
 
 def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[Item, ...]:
-    """The items of one compiled layer, in order of production.
+    """The items of one compiled layer, in order of production; behind them cells that can only run again.
 
     Args:
         graph: the step without swap and recompute.
@@ -52,12 +52,26 @@ def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[It
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
     walker = _Walker(graph, names, layer_index, saved)
     own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
-    return tuple(walker.item(group) for group in _tied(own, walker))
+    groups = _tied(own, walker)
+    items = [walker.item(group) for group in groups]
+    # What no operator name reaches, functions say, runs again with a cell around it.
+    out_of_reach = (group for group in groups if not any(walker.ways(group)))
+    cells = dict.fromkeys(cell for group in out_of_reach for entry in group for cell in _cells_around(entry))
+    return (*items, *(Item(Names.of(cell), (), (), (), ((cell,),)) for cell in cells))
 
 
 def _can_leave(entry: SavedStorage) -> bool:
     """Whether a policy can change where it is: a gathered weight stays."""
     return entry.storage.producer is None or not is_gathering(entry.storage.producer)
+
+
+def _cells_around(entry: SavedStorage) -> Iterator[str]:
+    """The cells of the layer in which a storage is made, the smallest first; not the layer itself."""
+    producer = entry.storage.producer
+    cell = producer.cell_path if producer is not None else ""
+    while cell:
+        yield cell
+        cell = cell.rpartition(".")[0]
 
 
 def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
@@ -96,8 +110,7 @@ class _Walker:
         producers = tuple(dict.fromkeys(self.label(entry) for entry in group))
         keepers = [self.graph.owner(node) for entry in group for node in entry.keepers]
         makers = [entry.storage.producer for entry in group if entry.storage.producer is not None]
-        parts = [[entry] for entry in group] + [group]
-        ways = dict.fromkeys(self._way(list(self._made_again(part))) for part in parts)
+        ways = self.ways(group)
         return Item(
             label=producers[0],
             producers=producers,
@@ -105,6 +118,11 @@ class _Walker:
             swap_names=self._paths([*keepers, *makers]) if self._can_swap(keepers) else (),
             recompute_names=tuple(way for way in ways if way and self.output_names.isdisjoint(way)),
         )
+
+    def ways(self, group: list[SavedStorage]) -> dict[tuple[str, ...], None]:
+        """What to name so that some or all of the storages are made again; an empty one where a name is missing."""
+        parts = [[entry] for entry in group] + [group]
+        return dict.fromkeys(self._way(list(self._made_again(part))) for part in parts)
 
     def _can_swap(self, keepers: list[Node]) -> bool:
         """Whether each has a name, in the cell where the compiler has it.

@@ -8,6 +8,7 @@ from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_st
 from mindswap.planner.catalog import collect_items
 from mindswap.planner.coupling import without_idle_swaps
 from mindswap.planner.curve import Candidate, Curve
+from mindswap.planner.effect import is_foreseen_as_asked
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
 from mindswap.planner.result import Compared, Plan
@@ -120,12 +121,14 @@ class Planner:
         return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
 
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
-        """Whether a plan may be the policy of a common setting, which follows coupling rule 2 in any case."""
+        """Whether a plan may be the policy of a common setting: it follows coupling rule 2, and has its effect."""
         swaps = bool(policy.op_swap or policy.layer_swap)
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
         if (swaps and not allow.swap) or (again and not allow.recompute):
             return False
-        return without_idle_swaps(self.model, self.catalog.uses, policy) is None
+        if without_idle_swaps(self.model, self.catalog.uses, policy) is not None:
+            return False
+        return is_foreseen_as_asked(self.model, policy)
 
     def _least_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
         """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""

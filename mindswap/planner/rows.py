@@ -8,6 +8,7 @@ import numpy as np
 from mindswap.graph.names import Label
 from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
 from mindswap.planner.coupling import idle_swaps
+from mindswap.planner.effect import NO_FAULTS, Faults, find_faults
 from mindswap.planner.space import KEEP, Worth
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -25,6 +26,7 @@ class Rows:
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
         self._worth: dict[tuple[int, bytes], Worth] = {}
+        self._faults: dict[tuple[int, bytes], Faults] = {}
 
     def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
         """What is recomputed."""
@@ -37,7 +39,21 @@ class Rows:
         named = [recomputed_names_of(self.catalog.item(layer_index, i), -int(row[i])) for i in found]
         return tuple(dict.fromkeys(name for names in named for name in names))
 
+    def faults(self, layer_index: int, row: np.ndarray) -> Faults:
+        """What the row names for nothing: no plan has it."""
+        key = (self.catalog.kinds[layer_index], np.minimum(row, 1).tobytes())
+        if key not in self._faults:
+            is_whole = row[0] < KEEP
+            recompute, named = self.recompute(layer_index, row), self._named(layer_index, row)
+            self._faults[key] = NO_FAULTS if is_whole else find_faults(self.model, layer_index, recompute, named)
+        return self._faults[key]
+
     def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+        """Names to swap that have an effect -> distance; without items that recomputed operators use."""
+        named, idle = self._named(layer_index, row), self.faults(layer_index, row).swap
+        return {name: distance for name, distance in named.items() if name not in idle}
+
+    def _named(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
         """Names to swap that hold something -> distance; without items that recomputed operators use."""
         named: dict[str, int] = {}
         for i, names, is_idle in self._swapped(layer_index, row):
@@ -65,7 +81,10 @@ class Rows:
             if row[0] < KEEP:
                 whole.append(layer)
                 continue
+            idle = set(map(exact_pattern, self.faults(layer, row).recompute))
             for entry in self.recompute(layer, row).select_recompute:
+                if entry.pattern in idle:
+                    continue
                 again.setdefault(entry.pattern, []).append(layer)
             for name, distance in self.swaps(layer, row).items():
                 swaps.setdefault((exact_pattern(name), distance), []).append(layer)

@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from mindswap.planner.catalog import collect_items
+from mindswap.planner.effect import NO_FAULTS, is_foreseen_as_asked
 from mindswap.planner.rows import Rows
 from mindswap.planner.space import KEEP
 from mindswap.planner.step_space import WholeSpace
@@ -25,7 +26,10 @@ EDITS = {
 
 
 def test_a_row_is_simulated_as_its_policy(tmp_path):
-    """With casts several tensors have one name, of which the compiler may move some, or one that never comes back."""
+    """With casts several tensors have one name, of which the compiler may move some, or one that never comes back.
+
+    What has no effect, or is copied for nothing, is in no policy.
+    """
     config = edited(yaml.safe_load(QWEN3.read_text()), EDITS)
     (tmp_path / "casts.yaml").write_text(yaml.safe_dump(config))
     model = capture_apart(tmp_path / "casts.yaml")
@@ -35,7 +39,7 @@ def test_a_row_is_simulated_as_its_policy(tmp_path):
     can_recompute = space.figures.freed_bytes[1, :, 1:].max(axis=1) > 0
     can_recompute[0] = False  # the whole layer: there is nothing to swap then
     chance = np.random.default_rng(0)
-    num_one_way = 0
+    num_faulty = 0
     for _ in range(NUM_ROWS):
         drawn = chance.integers(3, size=len(can_swap))
         choice = np.zeros((space.figures.num_layers, len(can_swap)), np.int64)
@@ -43,5 +47,8 @@ def test_a_row_is_simulated_as_its_policy(tmp_path):
         found, expected = space.timeline(choice), model.simulate(rows.policy(choice)).timeline
         assert found.step_time_ns == expected.step_time_ns
         assert found.program.copies.size_bytes.tolist() == expected.program.copies.size_bytes.tolist()
-        num_one_way += any(tensor.num_copies == ONE_WAY for tensor in space.blocks(choice)[2].tensors)
-    assert num_one_way > 0
+        copies = [tensor.num_copies for tensor in space.blocks(choice)[2].tensors]
+        assert ONE_WAY not in copies
+        assert is_foreseen_as_asked(model, rows.policy(choice))
+        num_faulty += rows.faults(1, choice[1]) != NO_FAULTS
+    assert num_faulty > 0

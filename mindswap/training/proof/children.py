@@ -41,12 +41,20 @@ class Answer:
         return self.data
 
 
-def ask(words: Sequence[str]) -> Answer:
-    """Run `mindswap WORDS` in a process of its own: it takes the memory of MindSpore with it when it ends."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mindswap", *words], env={**_environment(), "TQDM_DISABLE": "1"}, check=False,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
+def ask(words: Sequence[str], limit_s: float | None = None) -> Answer:
+    """Run `mindswap WORDS` in a process of its own: it takes the memory of MindSpore with it when it ends.
+
+    Raises:
+        LaunchError: it took longer than `limit_s`, and was ended.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mindswap", *words], env={**_environment(), "TQDM_DISABLE": "1"}, check=False,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", start_new_session=True,
+            timeout=limit_s,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"mindswap {words[0]} took longer than {limit_s:g} s") from None
     try:
         data = json.loads(done.stdout)
     except ValueError:

@@ -1,0 +1,81 @@
+"""What of a policy the compiler would leave without effect, or copy for nothing: foreseen on the rewritten graph. Pure.
+
+`mindswap verify` asks the compiler the same; a planner asks too often for that, and asks `graph.rewrite` instead.
+"""
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
+
+from mindswap.graph.effect.swap import IdleReason, LayerEffect, compare_effect
+from mindswap.policy.match import exact_pattern
+from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
+from mindswap.policy.resolve import layer_key
+from mindswap.simulator.step_model import StepModel
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Operator names of a layer that no entry of a policy shall have."""
+
+    swap: frozenset[str] = frozenset()  # their swap moves nothing, or copies for nothing
+    recompute: frozenset[str] = frozenset()  # backward runs none of their operators again
+
+
+NO_FAULTS = Faults()
+
+
+def foresee_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerEffect:
+    """What the compiler would make of a policy in one layer of the model."""
+    layers, kind = model.layers, model.captured.sample.layer_map[layer_index]
+    plain = layers.rewritten(replace(policy, op_swap=(), layer_swap=(), default_prefetch=None), layer_index)
+    graph = layers.rewritten(policy, layer_index)
+    decided = replace(layers.decide(policy, layer_index)[kind], layer_index=kind)
+    return replace(compare_effect([decided], plain, graph)[0], layer_index=layer_index)
+
+
+def is_foreseen_as_asked(model: StepModel, policy: Policy) -> bool:
+    """Whether every entry of a policy would have its effect in every layer that it names; no copy is for nothing."""
+    kinds = model.captured.sample.layer_map
+    layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(kinds)}
+    effects = (foresee_effect(model, policy, index) for index in layers.values())
+    return all(effect.is_as_asked and not effect.wasted for effect in effects)
+
+
+def find_faults(model: StepModel, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> Faults:
+    """What has to be left out of what is recomputed and swapped in a layer, so that all that is left has its effect.
+
+    Args:
+        model: the step.
+        layer_index: a layer of it.
+        recompute: what is recomputed there.
+        swapped: operator names.
+    """
+    found, left = NO_FAULTS, frozenset(swapped)
+    while True:
+        without = set(map(exact_pattern, found.recompute))
+        again = tuple(entry for entry in recompute.select_recompute if entry.pattern not in without)
+        entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(left - found.swap))
+        policy = replace(recompute, select_recompute=again, op_swap=entries)
+        more = _faults_of(model, policy, layer_index, left - found.swap)
+        both = Faults(found.swap | more.swap, found.recompute | more.recompute)
+        if both == found:
+            return found
+        found = both
+
+
+def _faults_of(model: StepModel, policy: Policy, layer_index: int, swapped: Set[str]) -> Faults:
+    """The entries behind what a layer does not do as asked; all of `swapped` where they cannot be told."""
+    effect = foresee_effect(model, policy, layer_index)
+    patterns = {exact_pattern(name): name for name in swapped}
+    not_again = {idle.entry for idle in effect.idle if idle.reason in (IdleReason.NOT_RUN_AGAIN, IdleReason.GATHERED)}
+    found = {
+        patterns[idle.entry]
+        for idle in effect.idle
+        if idle.entry in patterns and idle.reason is not IdleReason.NOT_RUN_AGAIN
+    }
+    graph = model.layers.rewritten(policy, layer_index)
+    copied = [graph.forward_nodes[copy.inputs[0]] for copy in effect.one_way]
+    copied += [pair.producer for entry in effect.wasted for pair in entry.pairs]
+    for node in (*copied, *effect.missing):
+        found |= swapped & set(model.names(graph.owner(node))) or swapped
+    return Faults(frozenset(found), frozenset(not_again - {"recompute"} - patterns.keys()))

@@ -1,0 +1,100 @@
+"""Plans against the compiler: what the planner hands out does what it says, on networks that are really compiled."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from mindswap.api import plan_verify
+from mindswap.api.plan_verify import PlanVerdict, verify_plan
+from mindswap.config.parse import parse_document
+from mindswap.errors import LaunchError
+from mindswap.training.proof.children import Answer, ask
+from tests import forked
+from tests.adapters.edits import edited
+from tests.adapters.graphs import QWEN3, ROOT
+from tests.strength import is_nightly
+
+CASTS = {"model.model_config.compute_dtype": "bfloat16", "model.model_config.fp32_residual_connection": True}
+OFF = {"swap_config": {"swap": False}, "recompute_config": {"recompute": False}}
+MODELS = {
+    "qwen3, float32 residual": (QWEN3, {**CASTS, "model.model_config.num_hidden_layers": 4}),
+    "qwen3": (QWEN3, {"model.model_config.num_hidden_layers": 4}),
+    "llama2 7b": (ROOT / "configs/llama2_7b/pretrain_llama2_7b.yaml", {}),
+}
+PERCENT = (90, 60, 30)  # of what lies between the least that any policy needs and what everything takes
+
+
+def no_plan(path: str | None = "x.yaml") -> SimpleNamespace:
+    """Stands for a plan of a file: only where it is, and that it can be written."""
+    document = parse_document(b"swap_config:\n  swap: True\n", "x.yaml")
+    step = SimpleNamespace(path=path and Path(path), document=document)
+    return SimpleNamespace(step=step, save=lambda path: Path(path).write_text("x"))
+
+
+def layer(**faults) -> dict:
+    nothing = dict.fromkeys(("missing", "unasked", "wrong_prefetch", "one_way", "without_effect"), [])
+    return {**nothing, **faults}
+
+
+def test_a_plan_that_the_compiler_does_not_follow_is_refused(monkeypatch):
+    entry = {"entry": "linear_qkv.matmul", "reason": "recompute has no effect"}
+    faulty = layer(one_way=["Default/linear_fc1/Cast"], without_effect=[entry])
+    monkeypatch.setattr(plan_verify, "ask", lambda *_: Answer(1, {"ok": False, "layers": [faulty, faulty]}, ""))
+    verdict = verify_plan(no_plan())
+    assert verdict.is_refused
+    assert verdict.text.endswith("asks; one way: Default/linear_fc1/Cast; without effect: linear_qkv.matmul")
+
+
+def test_what_nobody_can_tell_is_said(monkeypatch):
+    def late(words, limit_s):
+        raise LaunchError(f"mindswap {words[0]} took longer than {limit_s:g} s")
+
+    monkeypatch.setattr(plan_verify, "ask", late)
+    verdict = verify_plan(no_plan(), limit_s=2)
+    assert verdict.is_as_asked is None and "verify took longer than 2 s" in verdict.text
+    assert not verdict.is_refused
+    monkeypatch.setattr(plan_verify, "ask", lambda *_: Answer(1, None, "MindFormers is not installed\nfix: x"))
+    assert verify_plan(no_plan()) == PlanVerdict(None, "not verified: MindFormers is not installed")
+    assert verify_plan(no_plan(None)).is_as_asked is None
+
+
+def test_a_question_that_takes_too_long_is_ended(monkeypatch):
+    """By the clock: a process that sleeps stands for a compile."""
+    run = subprocess.run
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(subprocess, "run", lambda words, **options: run(sleep, **options))
+    with pytest.raises(LaunchError, match="took longer than 0.2 s"):
+        ask(["verify"], 0.2)
+
+
+PLAN = """
+import sys
+from mindswap.api.plan import make_plan
+from mindswap.api.step import load_step
+from mindswap.api.verify import verify_policy
+
+step = load_step(sys.argv[1])
+everything = make_plan(step, "500GiB").plan
+least, most = everything.least_budget_bytes, everything.peak_bytes
+for percent in map(int, sys.argv[2:]):
+    found = make_plan(step, least + (most - least) * percent // 100)
+    effects, _ = verify_policy(sys.argv[1], found.policy)
+    print(percent, found.fits, *(f"{e.layer_index}: {e}" for e in effects if not e.is_as_asked or e.wasted))
+"""
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize("model", MODELS if is_nightly() else list(MODELS)[:1])
+def test_plans_do_what_they_say(tmp_path, model):
+    """Compiled: no entry without effect, no copy for nothing. In a process of its own, as a family of models needs."""
+    source, edits = MODELS[model]
+    config = tmp_path / "model.yaml"
+    config.write_text(yaml.safe_dump(edited(yaml.safe_load(source.read_text()), {**OFF, **edits})))
+    asked = PERCENT if is_nightly() else PERCENT[1:2]
+    done = forked.run(["-c", PLAN, str(config), *map(str, asked)], timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[: len(asked)] == [f"{percent} True" for percent in asked]
