@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
+from mindswap.api.plan_verify import PlanVerdict
 from mindswap.units import format_bytes, format_time
 from tests.schema import answer_of
 
@@ -107,12 +108,26 @@ def test_a_plan_is_written_checked_and_does_what_it_says(plan, tmp_path, capsys)
     assert code == 0
     assert "all figures are simulated" in out
     assert "this plan" in out
+    assert "verified: the compiled graph does what the plan asks" in out
     text = target.read_text()
     assert "# mindswap: plan for 6.0 MiB per card on" in text
     assert text.startswith(CONFIG.read_text()[:200])  # the user's comments
     assert cli.main(["check", str(target)]) == 0
     assert cli.main(["verify", str(target)]) == 0
     assert "the compiled graph does what the policy asks" in capsys.readouterr().out
+
+
+@pytest.mark.mindspore
+def test_a_plan_that_the_compiler_does_not_follow_is_not_written(plan, tmp_path, monkeypatch):
+    """The compiler's answer is made up: no plan is known that it does not follow."""
+    verdict = PlanVerdict(False, "the compiled graph does NOT do what the plan asks; one way: Cast")
+    monkeypatch.setattr("mindswap.commands.plan.verify_plan", lambda *_: verdict)
+    options = (CONFIG, "--device", "cpu", "--memory", "6MiB", "-o", tmp_path / "planned.yaml")
+    code, out, _ = plan(*options)
+    assert code == 1 and verdict.text in out
+    assert not (tmp_path / "planned.yaml").exists()
+    assert plan(*options, "--no-verify")[0] == 0
+    assert (tmp_path / "planned.yaml").exists()
 
 
 @pytest.mark.mindspore
