@@ -11,13 +11,13 @@ from mindswap.check.check import check_document
 from mindswap.config.device_memory import read_device_memory
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
-from mindswap.errors import PlanError, PolicyError, require
+from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
-from mindswap.planner.result import Plan
+from mindswap.planner.result import YOURS, Compared, Plan
 from mindswap.planner.solvers.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan
@@ -106,6 +106,8 @@ def make_plan(
     objective: Objective = Objective.TIME,
     solver: str = "fast",
     progress: Progress = lambda: None,
+    *,
+    simple: bool = False,
 ) -> StepPlan:
     """The plan for one budget.
 
@@ -116,6 +118,8 @@ def make_plan(
         objective: what shall be least.
         solver: one of `SOLVERS`.
         progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+        simple: a plan of at most 4 entries: whole layers or the cells of attention and feed-forward, one distance. Not
+            for MindFormers 2.x, whose plans have no more.
 
     Raises:
         PlanError: if the memory cannot be read.
@@ -124,7 +128,11 @@ def make_plan(
     if isinstance(step.model, LayerSwapModel):
         plan = plan_layers(problem, progress)
     else:
-        plan = compact(step, Planner(step.model, allow, step.known_layers).plan(problem, progress))
+        planner = Planner(step.model, allow, step.known_layers)
+        plan = compact(step, planner.plan(problem, progress))
+        if simple:
+            plan = compact(step, planner.plan_simple(problem, plan, progress))
+    plan = replace(plan, compared=(*own_policy(problem, step), *plan.compared))
     return StepPlan(step, problem, plan, budget_of(step, memory)[1])
 
 
@@ -151,6 +159,17 @@ def sweep(
     problem = problem_of(step, None, allow, objective)
     planner = Planner(step.model, allow, step.known_layers)
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
+
+
+def own_policy(problem: PlanProblem, step: Step) -> tuple[Compared, ...]:
+    """The step under the policy that the configuration has; nothing where there is none, or it cannot be simulated."""
+    if step.path is None or isinstance(step.model, LayerSwapModel):
+        return ()
+    try:
+        judged = evaluate(problem, step.policy)
+    except SimulationError:  # `simulate` says why; a plan replaces it in any case
+        return ()
+    return (Compared(YOURS, judged.step_time_ns, judged.peak_bytes, judged.fits),)
 
 
 def problem_of(

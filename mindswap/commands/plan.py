@@ -51,6 +51,7 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --memory 54GiB
   mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
+  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
   mindswap plan llama2_7b.yaml --memory 40GiB --safe       # fits whether or not coupling rule 2 holds
   mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
   mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
@@ -89,6 +90,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
     )
+    parser.add_argument(
+        "--simple",
+        action="store_true",
+        help="at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance; says what it "
+        "costs against the full plan",
+    )
     parser.add_argument("--solver", choices=sorted(SOLVERS), default="fast", help=argparse.SUPPRESS)
     parser.add_argument(
         "--no-verify", action="store_true", help="write the plan without a compile that shows that it does what it says"
@@ -120,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             return _sweep(args, step, allowed, objective, bar)
 
         def make(budget_bytes: int | None) -> StepPlan:
-            return make_plan(step, budget_bytes, allowed, objective, args.solver, bar)
+            return make_plan(step, budget_bytes, allowed, objective, args.solver, bar, simple=args.simple)
 
         attempts = _dry_runs(step, make) if args.dry_run else ()
         found = attempts[-1].plan if attempts else make(None)
@@ -177,9 +184,11 @@ def _dry_runs(step: Step, make: Callable[[int | None], StepPlan]) -> tuple[DryRu
 
 def _refuse_early(args: argparse.Namespace) -> None:
     """What can be known to fail before anything is compiled."""
+    if args.simple and args.objective != "time":
+        raise PlanError("--simple: not with --objective memory\n    fix:     --memory SIZE, or leave one out")
     if args.sweep:
         of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
-        of_one_plan["--dry-run"] = args.dry_run
+        of_one_plan |= {"--dry-run": args.dry_run, "--simple": args.simple}
         of_one_plan["--objective memory"] = args.objective != "time"
         _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
     reject_overwrite_without_output(args)
@@ -202,7 +211,7 @@ def _load(args: argparse.Namespace, is_written: bool) -> Step:
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
         of_1_9 = {"--sweep": args.sweep, "--explain": args.explain, "--objective memory": args.objective != "time"}
-        of_1_9["--expert-skew"] = args.expert_skew is not None
+        of_1_9 |= {"--expert-skew": args.expert_skew is not None, "--simple": args.simple}
         _refuse("{}: not for files of MindFormers 2.x\n    fix:     leave it out", of_1_9)
         return load_step_2x(document, args.trace, args.device, device_overrides(args))
     if args.trace is not None:

@@ -11,7 +11,8 @@ from mindswap.planner.curve import Candidate, Curve
 from mindswap.planner.effect import is_foreseen_as_asked
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
-from mindswap.planner.result import Compared, Plan
+from mindswap.planner.result import FULL, Compared, Plan
+from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
 from mindswap.planner.solvers.search import Interruptible, Progress
 from mindswap.policy.baselines import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.cell_tree import CellNode
@@ -92,6 +93,34 @@ class Planner:
             num_evaluations=curve.num_evaluations - num_before,
             uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
             is_interrupted=progress.is_stopped,
+        )
+
+    def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
+        """The best policy of at most `MAX_ENTRIES` entries, beside the plan without that limit.
+
+        Args:
+            problem: what to look for.
+            full: the plan of `plan` for it.
+            progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+        """
+        asked = Interruptible(progress)
+        policy, judged, number = find_simple(problem, self.shorts, self.catalog.uses, asked)
+        if full.fits and num_entries(full.policy) <= MAX_ENTRIES:
+            policy, judged = min(
+                (policy, judged), (full.policy, evaluate(problem, full.policy)),
+                key=lambda one: (not one[1].fits, one[1].step_time_ns),
+            )  # fmt: skip
+        beside = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
+        return plan_of(
+            problem,
+            self.facts,
+            full.unconstrained_ns,
+            policy,
+            judged,
+            compared=(*full.compared, beside),
+            num_evaluations=full.num_evaluations + number,
+            uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
+            is_interrupted=full.is_interrupted or asked.is_stopped,
         )
 
     def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Curve:

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from mindswap.policy.model import Policy
 
+# `Compared.name` of the policy that the configuration has.
+YOURS = "your file"
+# And of the plan without a limit of entries, beside a simple one.
+FULL = "full plan"
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -35,7 +40,7 @@ class Plan:
     host_budget_bytes: int  # host memory of a node that may be used
     # what fills the memory of the fullest stage at its peak: (name, bytes), largest first
     holders: tuple[tuple[str, int], ...]
-    compared: tuple[Compared, ...]  # well-known policies
+    compared: tuple[Compared, ...]  # that of the configuration, if it can be simulated, and well-known policies
     num_evaluations: int  # simulations made
     # highest device memory of any stage if swaps of what recomputed operators use took no effect, as the specification
     # has it; None if the policy has no such swap

@@ -1,11 +1,9 @@
 """A plan in the user's own YAML: the four interfaces and recompute in layer indices, few entries, a comment. Pure."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from mindswap.config.device_memory import read_device_memory
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.sections import rewrite_section
 from mindswap.planner.result import Plan
@@ -13,14 +11,16 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.policy.match import SEPARATOR, match_pattern, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
-from mindswap.units import format_bytes, format_time, parse_bytes
+from mindswap.units import format_bytes, format_time
 
 # More names than this in one part of a pattern are hard to read.
 MAX_ALTERNATIVES = 4
 
 
 def write_plan(text: str, document: Document, plan: Plan, num_layers: int, device_title: str) -> str:
-    """The configuration with the policy of a plan, everything else as it was.
+    """The configuration with the policy of a plan and its budget as `mindswap.memory`, everything else as it was.
+
+    Whoever reads the file then, `simulate`, `check` or another `plan`, judges it by that budget.
 
     Args:
         text: the YAML.
@@ -35,27 +35,16 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
     data = to_data(document.root) if document.root is not None else {}
     assert isinstance(data, dict)
     sections = policy_sections(plan.policy, data, num_layers)
-    own = _own_section(document, sections.get("mindswap") or data.get("mindswap") or {}, plan.budget_bytes)
-    for name, value in (sections | ({"mindswap": own} if own else {})).items():
+    own = {**(sections.get("mindswap") or data.get("mindswap") or {}), "memory": _size_text(plan.budget_bytes)}
+    for name, value in (sections | {"mindswap": own}).items():
         comment = plan_comment(plan, device_title) if name == "swap_config" else None
         text = rewrite_section(text, name, value, comment, document.file)
     return text
 
 
-def _own_section(document: Document, present: Mapping[str, Any], budget_bytes: int) -> dict[str, Any]:
-    """The section `mindswap`, with the budget where that is more than the file lets MindSpore take: `check` warns.
-
-    Args:
-        document: the configuration.
-        present: the section as it would be.
-        budget_bytes: of the plan.
-    """
-    limit = read_device_memory(document)
-    known = present.get("memory")
-    asked_bytes = parse_bytes(known) if isinstance(known, str) else 0  # one that cannot be read was refused before
-    if limit is None or max(budget_bytes, asked_bytes) <= limit.size_bytes:
-        return dict(present)
-    return {**present, "memory": f"{-(-budget_bytes // 2**20)}MiB"}
+def _size_text(size_bytes: int) -> str:
+    """A size as `mindswap.memory` takes it; rounded up, so that a plan for it fits."""
+    return f"{size_bytes // 2**30}GiB" if size_bytes % 2**30 == 0 else f"{-(-size_bytes // 2**20)}MiB"
 
 
 def plan_comment(plan: Plan, device_title: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindswap.config.device_memory import PATH
-from mindswap.planner.result import Compared, Plan
+from mindswap.planner.result import FULL, YOURS, Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
 from mindswap.units import UNITS, format_bytes, format_count, format_time
@@ -18,10 +18,12 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_so
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
     lines += [f"budget: {budget_source}", ""] if budget_source else [""]
+    lines += _own_lines(plan)
     if plan.fits:
         lines += [
             f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation",
             *_bound_lines(plan),
+            *_full_lines(plan),
             f"peak memory  {format_bytes(plan.peak_bytes)} of {budget}{_stages(plan)}",
             *_coupling_lines(plan),
             f"host memory  {format_bytes(plan.host_bytes)} of a node",
@@ -31,11 +33,34 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_so
         ]
     else:
         lines += _nothing_fits_lines(plan, budget_source)
-    rows = [_row(one, plan.unconstrained_ns, tokens_per_card) for one in plan.compared]
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}  # rows that say the same are one
+    for one in plan.compared:
+        row = _row(one, plan.unconstrained_ns, tokens_per_card)
+        known.setdefault(row[1:], row)
+    rows = list(known.values())
     if plan.fits:
         ours = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
         rows.append(_row(ours, plan.unconstrained_ns, tokens_per_card))
     return "\n".join([*lines, "", format_table(HEADER, rows)])
+
+
+def _own_lines(plan: Plan) -> list[str]:
+    """What the file comes to as it is."""
+    own = next((one for one in plan.compared if one.name == YOURS), None)
+    if own is None:
+        return []
+    verdict = "fits" if own.fits else "does not fit"
+    return [f"your file    {format_time(own.step_time_ns)}, {format_bytes(own.peak_bytes)}, {verdict}"]
+
+
+def _full_lines(plan: Plan) -> list[str]:
+    """What it costs that the plan has few entries."""
+    full = next((one for one in plan.compared if one.name == FULL and one.fits), None)
+    if full is None:
+        return []
+    return [
+        f"             {_percent(plan.step_time_ns / full.step_time_ns - 1)} over the plan with as many entries as help"
+    ]
 
 
 def _bound_lines(plan: Plan) -> list[str]:
@@ -49,14 +74,11 @@ def _bound_lines(plan: Plan) -> list[str]:
 
 
 def _coupling_lines(plan: Plan) -> list[str]:
-    """What the plan is worth where the specification of swap and the compiler differ."""
+    """What the plan is worth on a version that does as the specification of swap says, which 2.9.0 does not."""
     if plan.uncoupled_peak_bytes is None:
         return []
-    return [
-        f"             {format_bytes(plan.uncoupled_peak_bytes)} if your MindSpore follows coupling rule 2 of the",
-        "             specification: no swap of what recomputed operators use. 2.9.0 makes these copies, as",
-        "             `mindswap verify` shows. --safe plans for both readings at once",
-    ]
+    peak = format_bytes(plan.uncoupled_peak_bytes)
+    return [f"             on MindSpore 2.9.0; {peak} on a version without swap for recomputed operators: see --safe"]
 
 
 def _simulations(plan: Plan) -> str:

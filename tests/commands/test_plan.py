@@ -44,6 +44,7 @@ def test_help_ends_with_examples(plan):
         (("--objective", "speed"), "invalid choice: 'speed'"),
         (("-o", "x.yaml", "--in-place"), "not allowed with argument"),
         (("-o", CONFIG), f"already there: {CONFIG}"),
+        (("--simple", "--objective", "memory"), "--simple: not with --objective memory"),
         (("--overwrite",), "--overwrite: no file is written without -o"),
         *(
             ((option, "no_folder/x"), "cannot write no_folder/x: there is no folder no_folder")
@@ -56,6 +57,7 @@ def test_help_ends_with_examples(plan):
                 (("-o", "x.yaml"), 1),
                 (("--html", "x.html"), 1),
                 (("--explain",), 1),
+                (("--simple",), 1),
                 (("--objective", "memory"), 2),
             ]
         ),

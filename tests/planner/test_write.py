@@ -1,3 +1,8 @@
+from dataclasses import replace
+
+import pytest
+
+from mindswap.api.device import find_costs
 from mindswap.check.check import check_document, check_shape
 from mindswap.config.parse import parse_document
 from mindswap.planner.result import Plan
@@ -93,20 +98,32 @@ def test_a_second_plan_replaces_the_comment_of_the_first():
     assert twice == once.replace("backward_prefetch: 1", "backward_prefetch: 2")
 
 
-def test_a_budget_above_what_the_file_allows_is_written_for_check_to_see():
-    """The plan is for 32 GiB, 32768 MiB."""
+def written(text: str, budget_bytes: int = 2**35) -> str:
+    plan = replace(plan_of(swaps(("add", SOME, 1))), budget_bytes=budget_bytes)
+    return write_plan(text, parse_document(text.encode(), "a"), plan, 4, "card")
 
-    def written(text: str) -> str:
-        return write_plan(text, parse_document(text.encode(), "a"), plan_of(swaps(("add", SOME, 1))), 4, "card")
 
+@pytest.mark.parametrize(
+    ("budget_bytes", "memory"),
+    [(2**35, "32GiB"), (3 * 2**29, "1536MiB"), (2**30 + 1, "1025MiB"), (6 * 2**20, "6MiB")],
+)
+def test_the_budget_is_written_so_that_other_commands_judge_by_it(budget_bytes, memory):
+    assert written(TEXT, budget_bytes).endswith(f"\nmindswap:\n  memory: '{memory}'\n")
+    # One that was there is replaced, and what else the section says stays.
+    again = TEXT + "mindswap: {memory: 40GiB, ignore: [overlap]}\n"
+    assert f"mindswap: {{memory: '{memory}', ignore: [overlap]}}\n" in written(again, budget_bytes)
+
+
+def test_simulate_judges_by_the_budget_of_the_plan():
+    document = parse_document(written(TEXT, 3 * 2**29).encode(), "a")
+    assert find_costs([document], "atlas_800t_a2", {}).device.usable_memory_bytes == 3 * 2**29
+
+
+def test_a_budget_above_what_the_file_allows_is_seen_by_check():
+    """The plan is for 32 GiB."""
     small = TEXT + 'context: {max_device_memory: "30GB"}\n'
-    text = written(small)
-    assert text.endswith("\nmindswap:\n  memory: '32768MiB'\n")
-    (problem,) = [each for each in check_document(parse_document(text.encode(), "a")).problems if "memory" in each.rule]
-    assert problem.message.startswith(
-        "mindswap.memory: '32768MiB' is more than the 30.0 GiB of context.max_device_memory"
-    )
-    assert "\nmindswap:" not in written(small.replace("30GB", "32GB"))
-    # What was too much before is not any more.
-    again = small.replace("30GB", "32GB") + "mindswap: {memory: 40GiB, ignore: [overlap]}\n"
-    assert "mindswap: {memory: '32768MiB', ignore: [overlap]}\n" in written(again)
+    found = check_document(parse_document(written(small).encode(), "a")).problems
+    (problem,) = [each for each in found if "memory" in each.rule]
+    assert problem.message.startswith("mindswap.memory: '32GiB' is more than the 30.0 GiB of context.max_device_memory")
+    enough = check_document(parse_document(written(small.replace("30GB", "32GB")).encode(), "a")).problems
+    assert not [each for each in enough if "memory" in each.rule]

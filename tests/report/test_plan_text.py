@@ -1,8 +1,48 @@
-from mindswap.planner.result import Plan
+from dataclasses import replace
+
+from mindswap.planner.result import YOURS, Compared, Plan
 from mindswap.policy.model import Policy
-from mindswap.report.plan_text import format_plan
+from mindswap.report.plan_text import format_plan, plan_to_json
 
 GIB = 2**30
+
+
+PLAN = Plan(
+    fits=True, policy=Policy(), step_time_ns=2 * 10**9, stage_peak_bytes=(53 * GIB,), stage_static_bytes=(8 * GIB,),
+    host_bytes=0, budget_bytes=54 * GIB, unconstrained_ns=2 * 10**9, lower_bound_ns=2 * 10**9,
+    smallest_budget_bytes=53 * GIB, least_budget_bytes=9 * GIB, host_budget_bytes=2**40, holders=(), num_evaluations=1,
+    compared=(
+        Compared(YOURS, 3 * 10**9, 58 * GIB, False),
+        Compared("keep all", 2 * 10**9, 60 * GIB, False, "none"),
+        Compared("select recompute", 2 * 10**9, 60 * GIB, False, "select-recompute"),
+        Compared("swap everything", 3 * 10**9, 30 * GIB, True, "swap-everything"),
+    ),
+)  # fmt: skip
+
+
+def test_your_file_is_the_first_row_and_rows_that_say_the_same_are_one():
+    text = format_plan(PLAN, "card", 4000.0)
+    assert "\nyour file    3.00 s, 58.0 GiB, does not fit\nstep time    2.00 s" in text
+    table = text.partition("simulated   ")[2].splitlines()[2:]
+    assert [" ".join(row.split()) for row in table] == [
+        "your file 3.00 s 1333 +50.00 % 58.0 GiB no",
+        "keep all 2.00 s 2000 +0.00 % 60.0 GiB no",
+        "swap everything 3.00 s 1333 +50.00 % 30.0 GiB yes",
+        "this plan 2.00 s 2000 +0.00 % 53.0 GiB yes",
+    ]
+    assert len(plan_to_json(PLAN, "card", {})["compared"]) == 4  # all of them for machines
+
+
+def test_a_file_that_is_as_the_common_setting_stands_under_its_own_name():
+    own = (replace(PLAN.compared[1], name=YOURS, baseline=""), *PLAN.compared[1:])
+    table = format_plan(replace(PLAN, compared=own), "card", 4000.0).partition("simulated   ")[2].splitlines()[2:]
+    assert [row.split("  ")[0] for row in table] == ["your file", "swap everything", "this plan"]
+
+
+def test_what_a_version_that_follows_the_specification_needs_is_one_sentence():
+    plain, coupled = (format_plan(replace(PLAN, uncoupled_peak_bytes=size), "card", 1.0) for size in (None, 62 * GIB))
+    (line,) = set(coupled.splitlines()) - set(plain.splitlines())
+    assert "MindSpore 2.9.0" in line and "62.0 GiB" in line and "--safe" in line
 
 
 def fix_of(budget_source: str) -> str:

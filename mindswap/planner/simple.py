@@ -1,0 +1,227 @@
+"""A plan of few entries: whole layers, or the cells of attention and of the feed-forward net, and one distance. Pure.
+
+One part of some layers is swapped, one part of some layers recomputed. For each pair of parts and each number of
+swapped layers each pipeline stage recomputes as few layers as its memory allows; every candidate is simulated.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+
+from mindswap.errors import SimulationError
+from mindswap.planner.coupling import Uses, without_idle_swaps
+from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short
+from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.solvers.search import Interruptible, Stop
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.match import match_pattern
+from mindswap.policy.model import NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.simulator.step_model import StepModel
+
+MAX_ENTRIES = 4
+WHOLE_LAYER = ""
+# What the cells are called in legacy and in newer models.
+CELLS = ("attention", "self_attention", "feed_forward", "mlp")
+# Quarters of the layers of a stage that are swapped at first; the best are tried with a layer more or less.
+NUM_QUARTERS = 4
+PREFETCH = 30
+DISTANCES = (5, 10, 15, 20, 40, 60, 100)
+NUM_REFINED = 3  # candidates
+NUM_REPLAYED = 8  # candidates that are simulated whole, until one fits there
+
+
+@dataclass(frozen=True)
+class Simple:
+    """A policy of few entries."""
+
+    swap: str  # what is swapped: a cell, or `WHOLE_LAYER`
+    again: str  # what is recomputed
+    num_swapped: tuple[int, ...]  # layers of each stage
+    num_again: tuple[int, ...]  # layers of each stage
+    prefetch: int
+
+    def policy(self, stages: Sequence[Sequence[int]], settings: Policy) -> Policy:
+        """In layer indices.
+
+        Args:
+            stages: layers of each.
+            settings: switches of recompute.
+        """
+        swapped: list[int] = []
+        again: list[int] = []
+        for layers, num_swapped, num_again in zip(stages, self.num_swapped, self.num_again, strict=True):
+            # What comes last is needed first: there is no time for its copies.
+            out = _evenly(layers[:-1], num_swapped) if num_swapped < len(layers) else tuple(layers)
+            stay = [layer for layer in layers if layer not in out]
+            swapped += out
+            again += _evenly(stay, num_again) if num_again <= len(stay) else (*stay, *out[: num_again - len(stay)])
+        out_set, again_set = Layers(swapped), Layers(again)
+        return replace(
+            settings,
+            is_swap_enabled=True,
+            default_prefetch=None,
+            layer_swap=(LayerSwap(out_set, self.prefetch),) if swapped and self.swap == WHOLE_LAYER else (),
+            op_swap=(OpSwap(self.swap, out_set, self.prefetch),) if swapped and self.swap != WHOLE_LAYER else (),
+            layer_recompute=again_set if self.again == WHOLE_LAYER else NO_LAYERS,
+            select_recompute=(OpRecompute(self.again, again_set),) if again and self.again != WHOLE_LAYER else (),
+        )
+
+
+def num_entries(policy: Policy) -> int:
+    """Entries that a reader of the configuration sees."""
+    return (
+        len(policy.op_swap)
+        + len(policy.layer_swap)
+        + len(policy.select_recompute)
+        + len(policy.select_comm_recompute)
+        + (policy.layer_recompute != NO_LAYERS)
+    )
+
+
+def find_simple(
+    problem: PlanProblem, shorts: Sequence[StepModel], uses: Sequence[Uses], progress: Interruptible
+) -> tuple[Policy, Evaluation, int]:
+    """The fastest policy of few entries that fits, its evaluation, and how many were simulated.
+
+    If none fits it is the one that needs least memory.
+
+    Args:
+        problem: what to look for.
+        shorts: the model with few micro-batches, from `short_model`.
+        uses: of outputs in each compiled layer.
+        progress: called after each simulation.
+    """
+    search = _SimpleSearch(problem, shorts[0], progress)
+    with suppress(Stop):
+        search.run()
+    ranked = sorted(search.known, key=search.rank)
+    allowed = (p for p in ranked if problem.allow.coupled or without_idle_swaps(problem.model, uses, p) is None)
+    found: list[tuple[Policy, Evaluation]] = []
+    for policy in allowed:
+        found.append((policy, evaluate(problem, policy)))
+        if found[-1][1].fits or len(found) == NUM_REPLAYED:
+            break
+    policy, judged = min(found, key=lambda one: (not one[1].fits, one[1].peak_bytes))
+    return policy, judged, len(search.known)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What is kept of a simulation; the time lines of hundreds would fill the memory."""
+
+    fits: bool
+    step_time_ns: int  # of the short step
+    stage_peak_bytes: tuple[int, ...]
+
+
+class _SimpleSearch:
+    """Simulates policies, each once, in a short step.
+
+    Attributes:
+        known: what was simulated.
+    """
+
+    def __init__(self, problem: PlanProblem, short: StepModel, progress: Interruptible):
+        self.problem = problem
+        self.short = short
+        self.progress = progress
+        sections = [sorted(section for chunk in chunks for section in chunk) for chunks in short.layout.chunks]
+        num_layers = problem.model.captured.num_layers
+        self.stages = [[section - 1 for section in own if 1 <= section <= num_layers] for own in sections]
+        self.settings = Policy(
+            is_swap_enabled=True,
+            recompute_slice_activation=problem.settings.recompute_slice_activation,
+            mp_comm_recompute=problem.settings.mp_comm_recompute,
+            parallel_optimizer_comm_recompute=problem.settings.parallel_optimizer_comm_recompute,
+        )
+        self.known: dict[Policy, _Judged] = {}
+
+    def run(self) -> None:
+        """Fills `known`: nothing, quarters of the layers in all parts, then the best of them a little otherwise."""
+        none = (0,) * len(self.stages)
+        self._judge(Simple(WHOLE_LAYER, WHOLE_LAYER, none, none, PREFETCH))
+        found = []
+        for simple in self._coarse():
+            try:
+                found.append(self._fit(simple))
+            except SimulationError:  # such a part cannot run again in this model
+                continue
+        for simple in sorted(found, key=self._rank_of)[:NUM_REFINED]:
+            self._refine(simple)
+
+    def _coarse(self) -> Iterator[Simple]:
+        none = (0,) * len(self.stages)
+        swaps, agains = parts(self.problem.model.captured.trees, self.problem.allow)
+        if agains:
+            yield from (Simple(WHOLE_LAYER, again, none, none, PREFETCH) for again in agains)
+        for swap, again, quarters in product(swaps, agains or (None,), range(1, NUM_QUARTERS + 1)):
+            counts = tuple(len(layers) * quarters // NUM_QUARTERS for layers in self.stages)
+            yield Simple(swap, again if again is not None else swap, counts, none, PREFETCH)
+
+    def _refine(self, best: Simple) -> None:
+        """Other distances, then layers more or fewer, as long as it gets better."""
+        for distance in DISTANCES if any(best.num_swapped) else ():
+            best = min(best, self._fit(replace(best, prefetch=distance)), key=self._rank_of)
+        step = max(1, max(map(len, self.stages)) // (2 * NUM_QUARTERS))
+        while step and any(best.num_swapped):
+            tries = [self._fit(replace(best, num_swapped=self._moved(best, by))) for by in (step, -step)]
+            better = min([best, *tries], key=self._rank_of)
+            if better == best:
+                step //= 2
+            best = better
+
+    def _moved(self, simple: Simple, by: int) -> tuple[int, ...]:
+        return tuple(
+            min(len(layers), max(0, n + by)) for layers, n in zip(self.stages, simple.num_swapped, strict=True)
+        )
+
+    def _fit(self, simple: Simple) -> Simple:
+        """With as few recomputed layers in each stage as fit, found by halving in all stages at once."""
+        if not self.problem.allow.recompute:
+            self._judge(replace(simple, num_again=(0,) * len(self.stages)))
+            return replace(simple, num_again=(0,) * len(self.stages))
+        apart = simple.swap != simple.again and WHOLE_LAYER not in (simple.swap, simple.again)
+        high = [len(layers) - (0 if apart else n) for layers, n in zip(self.stages, simple.num_swapped, strict=True)]
+        low = [0] * len(high)
+        while any(a < b for a, b in zip(low, high, strict=True)):
+            middle = tuple((a + b) // 2 for a, b in zip(low, high, strict=True))
+            judged = self._judge(replace(simple, num_again=middle))
+            for stage, size in enumerate(judged.stage_peak_bytes):
+                if size <= self.problem.budget_bytes:
+                    high[stage] = middle[stage]
+                elif low[stage] < high[stage]:
+                    low[stage] = middle[stage] + 1
+        self._judge(replace(simple, num_again=tuple(high)))
+        return replace(simple, num_again=tuple(high))
+
+    def _judge(self, simple: Simple) -> _Judged:
+        policy = simple.policy(self.stages, self.settings)
+        if policy not in self.known:
+            judged = evaluate_short(self.problem, policy, (self.short,))
+            self.known[policy] = _Judged(judged.fits, judged.step_time_ns, judged.stage_peak_bytes)
+            self.progress()
+        return self.known[policy]
+
+    def _rank_of(self, simple: Simple) -> tuple[bool, int, int]:
+        return self.rank(simple.policy(self.stages, self.settings))
+
+    def rank(self, policy: Policy) -> tuple[bool, int, int]:
+        """Least is best: what fits by time, then what does not by memory."""
+        judged = self.known[policy]
+        peak_bytes = max(judged.stage_peak_bytes)
+        if judged.fits:
+            return (False, judged.step_time_ns, peak_bytes)
+        return (True, peak_bytes, judged.step_time_ns)
+
+
+def parts(trees: Sequence[CellNode], allow: Allow) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What may be swapped and what recomputed: whole layers, and cells that every layer has."""
+    cells = tuple(cell for cell in CELLS if all(match_pattern(cell, tree) for tree in trees))
+    every = (WHOLE_LAYER, *cells)
+    return every if allow.swap else (), every if allow.recompute else ()
+
+
+def _evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:
+    """So many of the layers, at even distances."""
+    return tuple(layers[position * len(layers) // number] for position in range(number))
