@@ -61,3 +61,20 @@ def test_where_the_file_is_the_limit_more_memory_for_the_plan_alone_would_not_do
     assert fix_of("") == fix_of("58.0 GiB (device d), no margin") == "fix: --memory 43.2GiB"
     source = "30.0 GiB (context.max_device_memory, a.yaml:1:1), less a margin of 5 %; --margin 0 for none"
     assert fix_of(source) == 'fix: --memory 43.2GiB, and context.max_device_memory: "44GB" in the file'
+
+
+def bound_line(lower_bound_ns: int) -> str:
+    """Of a plan of 1.02 s, where keeping everything takes 1 s."""
+    plan = Plan(
+        fits=True, policy=Policy(), step_time_ns=1_020_000_000, stage_peak_bytes=(28 * GIB,),
+        stage_static_bytes=(8 * GIB,), host_bytes=0, budget_bytes=29 * GIB, unconstrained_ns=10**9,
+        lower_bound_ns=lower_bound_ns, smallest_budget_bytes=28 * GIB, least_budget_bytes=9 * GIB,
+        host_budget_bytes=2**40, holders=(), compared=(), num_evaluations=1,
+    )  # fmt: skip
+    (line,) = [line.strip() for line in format_plan(plan, "card", 1.0, "").splitlines() if " % over " in line][1:2]
+    return line
+
+
+def test_a_bound_is_called_proven_only_where_the_programme_gives_it():
+    assert bound_line(1_010_000_000) == "0.99 % over the lower bound: no policy is faster than 1.01 s in this memory"
+    assert bound_line(10**9) == "2.00 % over keeping every activation, than which nothing faster is known"
