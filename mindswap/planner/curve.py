@@ -35,6 +35,8 @@ NEAR_PART = 100
 LEAST_REPAIR = 1000
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
+# Faster plans for more memory, the nearest first, with which a plan is mixed for the budget that was asked.
+NUM_NEIGHBOURS = 2
 # Fixed budgets that are looked at for one plan of a large model.
 MAX_RUNGS = 2
 # All of them are looked at for one whose step has fewer operators: then more memory is never slower, by `CLOSE_PPM`.
@@ -134,7 +136,11 @@ class Curve:
             found = self._least()
             best = found if found.fits(budget_bytes) else None
         if best is not None:
-            return best
+            return (
+                best
+                if self.progress.is_stopped or self._is_good(best, budget_bytes)
+                else self._refined(best, budget_bytes)
+            )
         # The least is there for every budget; what came nearer to this one may not be for another.
         nearest = self.least if self.least is not None and self.least.is_on_host else self.nearest
         assert nearest is not None
@@ -159,6 +165,28 @@ class Curve:
                 return found
             self.known[rung.knot, rung.step] = found
         return self.known[rung.knot, rung.step]
+
+    def _refined(self, best: Candidate, budget_bytes: int) -> Candidate:
+        """The best of a plan and of its mixes with those known that are faster and need more, for this very budget."""
+        known = {*self.known.values(), *self._above_knot(budget_bytes)}
+        lean = [one for one in known if one.fits(budget_bytes) and one.choice is not None]
+        rich = [one for one in known if one.is_on_host and not one.fits(budget_bytes) and one.choice is not None]
+        pairs = [
+            (min(lean, key=_time_of), one)
+            for one in sorted(rich, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
+            if lean and one.step_time_ns < best.step_time_ns
+        ]
+        for low, high in pairs:
+            if self.progress.is_stopped:
+                break
+            found = self._mixed(low, high, budget_bytes)
+            best = min(best, found, key=lambda one: self._rank(one, budget_bytes))
+        return best
+
+    def _above_knot(self, budget_bytes: int) -> list[Candidate]:
+        """The plan for the knot above a budget."""
+        knot = next((place for place, size in enumerate(self.knots) if size > budget_bytes), None)
+        return [] if knot is None else [self._at(Rung(self.knots[knot], knot, 0))]
 
     def _is_good(self, candidate: Candidate, budget_bytes: int) -> bool:
         bound_ns = self.bound_ns(budget_bytes)
@@ -211,17 +239,20 @@ class Curve:
         if self.progress.is_stopped:
             return rich
         lean = self._at(Rung(self.knots[rung.knot], rung.knot, 0))
-        assert lean.choice is not None and rich.choice is not None
         if self.progress.is_stopped or rich.fits(rung.budget_bytes):
             return rich if rich.fits(rung.budget_bytes) else lean
-        solver, budget_bytes, best = self.coupled or self.strict, rung.budget_bytes, lean
+        return self._mixed(lean, rich, rung.budget_bytes)
+
+    def _mixed(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:
+        """The best mix of the layers of two plans for a budget, or the one that needs less."""
+        assert lean.choice is not None and rich.choice is not None
+        solver, tried_bytes, best = self.coupled or self.strict, budget_bytes, lean
         for _ in range(NUM_TRIES):
-            found = self._candidate(solver.mix(lean.choice, rich.choice, budget_bytes))
-            if self._rank(found, rung.budget_bytes) < self._rank(best, rung.budget_bytes):
-                best = found
-            if found.fits(rung.budget_bytes) or self.progress.is_stopped:
+            found = self._candidate(solver.mix(lean.choice, rich.choice, tried_bytes))
+            best = min(best, found, key=lambda one: self._rank(one, budget_bytes))
+            if found.fits(budget_bytes) or self.progress.is_stopped:
                 break
-            budget_bytes -= max(1, found.peak_bytes - rung.budget_bytes)
+            tried_bytes -= max(1, found.peak_bytes - budget_bytes)
         return best
 
     def _least(self) -> Candidate:
