@@ -43,6 +43,19 @@ def test_a_longer_distance_releases_later_and_fetches_earlier():
     assert moments(schedule, 0) == {"ADD": 1, "OFFLOAD": 1, "RELEASE": 4, "PREFETCH": 10, "WAIT": 14, "DROP": 14}
 
 
+def test_a_storage_stays_until_the_operator_behind_the_distance_has_run():
+    """p = 6: operator 1 + 6 = 7 has run when 8 have begun, at f1> (5); at save 1 (4) only 7 had."""
+    assert moments(make_schedule(chain(), {0: Distance(6)}, hooked_layers=range(3)), 0)["RELEASE"] == 5
+
+
+def test_a_storage_stays_until_the_operator_behind_its_last_reader_has_begun():
+    """Operator 6 of layer 1 reads it, too. At save 1 (4) 7 had begun, so 6 may still run; at f1> (5) 8 had."""
+    trace = chain()
+    storages = (replace(trace.storages[0], last_use=6), *trace.storages[1:])
+    schedule = make_schedule(replace(trace, storages=storages), {0: Distance(0)}, hooked_layers=range(3))
+    assert moments(schedule, 0)["RELEASE"] == 5
+
+
 def test_what_is_needed_at_once_is_away_between_forward_and_backward():
     """Layer 2: released with the last event of forward, f2> (8), taken again with the first of backward, b2< (9)."""
     found = moments(make_schedule(chain(), {2: Distance(9)}, hooked_layers=range(3)), 2)
@@ -95,6 +108,16 @@ def test_live_bytes_where_layers_move():
     assert totals.device_bytes == (0, 100, 100, 100, 200, 100, 100, 200, 100, 200, 200, 200, 200, 100, 0)
     assert (totals.peak_device_bytes, totals.peak_host_bytes) == (200, 200)
     assert (totals.offloaded_bytes, totals.prefetched_bytes) == (200, 200)
+
+
+def test_host_memory_is_free_when_a_storage_is_back():
+    """Storage 1 goes when 0 is back: never two on the host."""
+    ledger = Ledger()
+    ledger.book(ActionKind.ADD, 1, 100)
+    for kind in (ActionKind.ADD, ActionKind.OFFLOAD, ActionKind.RELEASE, ActionKind.PREFETCH, ActionKind.WAIT):
+        ledger.book(kind, 0, 100)
+    ledger.book(ActionKind.OFFLOAD, 1, 100)
+    assert ledger.totals.peak_host_bytes == 100
 
 
 def test_the_ledger_refuses_what_cannot_be():

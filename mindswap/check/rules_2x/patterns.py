@@ -126,7 +126,11 @@ def covered(context: Context2x) -> Iterator[Finding]:
         "exclude_op": (maps.exclude, frozenset(), ""),
         "comm": (maps.comm, settings.full_layers, "recompute.full_recompute_layer"),
     }
+    # Of equal patterns only the last counts; `repeated_op_name` and `duplicate_key` tell of the others.
+    last = {(target.option, target.pattern): target for target in settings.targets}
     for target in settings.targets:
+        if target.pattern is not None and last[target.option, target.pattern] is not target:
+            continue
         layer_map, whole, key = kinds.get(target.option, (None, frozenset(), ""))
         matches = context.effect.matches(target)
         in_whole = [layer for layer in matches if layer in whole]

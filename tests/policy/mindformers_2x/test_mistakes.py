@@ -102,6 +102,17 @@ def test_there_are_enough_of_them():
     assert len(DEFECTS) == 18 and len(MORE) >= 25
 
 
+def test_an_entry_whose_op_name_comes_again_is_reported_once():
+    """No cell above it is named: another entry took its place."""
+    rules = [
+        rule
+        for *_, rule in found_2x(
+            "swap: {enable: True, op_swap: [{op_name: mlp, layers: [0]}, {op_name: mlp, layers: [1]}]}"
+        )
+    ]
+    assert rules == ["repeated-op-name"]
+
+
 def test_pipeline_stages_and_cpu_with_swap():
     header = "training: {}\nparallelism: {pipeline_parallel: 2}\ncontext: {device_target: CPU}\nmodel: {num_hidden_layers: 4}\n"
     found = found_2x("swap: {enable: True, layer_swap: [{layers: [0]}]}", header, model=None)
