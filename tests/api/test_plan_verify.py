@@ -78,7 +78,7 @@ from mindswap.api.step import load_step
 from mindswap.api.verify import verify_policy
 
 step = load_step(sys.argv[1])
-everything = make_plan(step, "500GiB").plan
+everything = make_plan(step, "60GiB").plan
 least, most = everything.least_budget_bytes, everything.peak_bytes
 for percent in map(int, sys.argv[2:]):
     found = make_plan(step, least + (most - least) * percent // 100)

@@ -43,3 +43,8 @@ def test_every_rung_where_all_are_looked_at():
 
 def test_all_kept_is_the_highest_rung():
     assert next(rungs_below((0, 80), 1000)) == Rung(80, 1, 0)
+
+
+def test_a_rung_is_within_a_budget_of_its_own_size():
+    assert next(rungs_below((0, 320, 640), 30)) == Rung(30, 0, 3)
+    assert next(rungs_below((0, 320, 640), 320)) == Rung(320, 1, 0)

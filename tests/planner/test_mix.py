@@ -1,6 +1,7 @@
 """Mixes of two choices, by hand."""
 
 import numpy as np
+import pytest
 
 from mindswap.planner.mix import best_mix, mixed, orders_of, stretched
 from mindswap.planner.space import KEEP, Figures, Score
@@ -24,6 +25,13 @@ def test_as_few_lean_layers_as_fit():
     found, choice = best_mix(lambda choice: score(choice, 25), [LEAN, RICH], [range(4), range(3, -1, -1)])
     assert (found.step_time_ns, found.peak_bytes) == (106, 20)
     assert choice.ravel().tolist() == [-1, -1, 0, 0]  # of equal ones the first
+
+
+@pytest.mark.parametrize(("budget_bytes", "step_ns"), [(39, 103), (30, 103), (29, 106), (10, 109), (9, 112)])
+def test_halving_finds_the_number_of_layers(budget_bytes, step_ns):
+    """10 bytes for each layer that is kept, 3 ns for each of the others."""
+    found, _ = best_mix(lambda choice: score(choice, budget_bytes), [LEAN, RICH], [range(4)])
+    assert found.step_time_ns == step_ns
 
 
 def test_what_fits_is_not_mixed():
