@@ -82,7 +82,7 @@ everything = make_plan(step, "60GiB").plan
 least, most = everything.least_budget_bytes, everything.peak_bytes
 for percent in map(int, sys.argv[2:]):
     found = make_plan(step, least + (most - least) * percent // 100)
-    effects, _ = verify_policy(sys.argv[1], found.policy)
+    effects, _ = verify_policy(step.document, found.policy)
     print(percent, found.fits, *(f"{e.layer_index}: {e}" for e in effects if not e.is_as_asked or e.wasted))
 """
 
