@@ -116,7 +116,9 @@ def test_host_memory_is_free_when_a_storage_is_back():
     ledger.book(ActionKind.ADD, 1, 100)
     for kind in (ActionKind.ADD, ActionKind.OFFLOAD, ActionKind.RELEASE, ActionKind.PREFETCH, ActionKind.WAIT):
         ledger.book(kind, 0, 100)
+    assert ledger.host == {}
     ledger.book(ActionKind.OFFLOAD, 1, 100)
+    assert ledger.host == {1: 100}
     assert ledger.totals.peak_host_bytes == 100
 
 
@@ -127,6 +129,24 @@ def test_the_ledger_refuses_what_cannot_be():
     ledger.book(ActionKind.ADD, 0, 100)
     with pytest.raises(ValueError, match="storage 0: saved in the wrong state"):
         ledger.book(ActionKind.ADD, 0, 100)
+
+
+def test_the_ledger_refuses_a_copy_of_what_is_away_or_on_the_host():
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="storage 0: offload in the wrong state"):
+        ledger.book(ActionKind.OFFLOAD, 0, 100)
+    ledger.book(ActionKind.ADD, 0, 100)
+    ledger.book(ActionKind.OFFLOAD, 0, 100)
+    with pytest.raises(ValueError, match="storage 0: offload in the wrong state"):
+        ledger.book(ActionKind.OFFLOAD, 0, 100)
+
+
+def test_what_backward_never_reads_stays():
+    trace = chain()
+    events = tuple(e for e in trace.events if (e.kind, e.index) != (EventKind.READ, 0))
+    schedule = make_schedule(replace(trace, events=events), {0: Distance(0)})
+    assert schedule.moved == ()
+    assert schedule.first_event == (EventKind.FORWARD_BEGIN, 0)
 
 
 def test_actions_of_one_event_come_in_the_order_of_a_life():
