@@ -22,8 +22,8 @@ Exit code 0: the compiled graph does what CONFIG asks, no more and no less; 1 if
 without weights, by MindSpore's own frontend with lazy_inline on, for one rank that has the whole model, or for
 the layers and sizes of --rank. With --execute, that graph is run on CPU with MindSpore's own operators: copies leave,
 come back and give memory back by the rules of the Ascend backend, and what is given back is filled with NaN. 1 also
-if a gradient is not the plain one bit for bit, or if live memory is not the simulated one at each operator; a large
-model is run as a small copy of itself. With swap off, MindFormers' own recompute is compared with recompute_config.
+if a gradient is not the plain one bit for bit; a large model is run as a small copy of itself. With swap off,
+MindFormers' own recompute is compared with recompute_config.
 With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
 is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 """

@@ -18,7 +18,8 @@ def format_execution(result: Execution) -> str:
         f"{result.num_copies + result.num_one_way} copies out and back of {format_bytes(result.offloaded_bytes)}"
         f"{for_nothing}",
         f"    gradients: {_gradients(result)}",
-        f"    memory: {_memory(result)}",
+        f"    activations at most: {format_bytes(result.peak_bytes)}, without swap {format_bytes(result.plain_peak_bytes)} "
+        "(on the Ascend backend: mindswap dryrun)",
     ]
     lines += [f"    {line}" for line in result.misreads]
     if result.witness is not None:
@@ -44,18 +45,6 @@ def _gradients(result: Execution) -> str:
     if result.misreads:
         parts.append(f"{len(result.misreads)} reads of memory that was NOT THERE")
     return "; ".join(parts)
-
-
-def _memory(result: Execution) -> str:
-    curve = result.curve
-    num = result.num_forward + result.num_backward
-    peak = f"peak {format_bytes(curve.peak_bytes)} of activations, without swap {format_bytes(result.plain_peak_bytes)}"
-    if curve.is_equal:
-        return f"live bytes are the simulated ones at each of the {num} operators; {peak}"
-    return (
-        f"live bytes DIFFER from the simulated ones at {curve.num_different} of {num} operators, first at "
-        f"{curve.first_difference}; {peak}, simulated {format_bytes(curve.simulated_peak_bytes)}"
-    )
 
 
 def _witness(witness: Witness, num_gradients: int) -> str:

@@ -30,7 +30,8 @@ def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     op_begin_ns, op_end_ns, launched_ns = _launch_times(timeline)
     behind = np.where(copies.prefetch_op == NO_OP, copies.producer_op, copies.prefetch_op)
     # `~c` is -1 for copy 0, -2 for copy 1: positions from the end, if the copies stand there in reverse.
-    begin_ns = np.concatenate((op_begin_ns, launched_ns[behind][::-1]))[intervals.begin]
+    taken_ns = np.minimum(launched_ns[behind], timeline.in_start_ns)  # communication may make it before it is launched
+    begin_ns = np.concatenate((op_begin_ns, taken_ns[::-1]))[intervals.begin]
     release_ns = np.maximum(timeline.release_ns, launched_ns[copies.release_op])
     end_ns = np.concatenate((op_end_ns, release_ns[::-1]))[intervals.end]
     wrong = end_ns < begin_ns

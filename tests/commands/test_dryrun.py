@@ -83,9 +83,9 @@ def test_a_configuration_with_mistakes_ends_as_in_check(tmp_path, capsys):
     ("words", "message"),
     [
         (["--layers", "2,3,4"], "--layers 2,3,4: one depth, or two"),
-        (["--layers", "0"], "no number from 1"),
+        (["--layers", "0"], "expected an integer between 1"),
         (["--layers", "2", "--full"], "not allowed with"),
-        (["--jobs", "0"], "no number from 1 to 64"),
+        (["--jobs", "0"], "expected an integer between 1 and 64"),
     ],
 )
 def test_options_that_do_not_fit(words, message, capsys):

@@ -7,23 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindswap.graph.execute.run import Executed
-from mindswap.graph.execute.timetable import StepTimetable
 
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
-
-
-@dataclass(frozen=True)
-class CurveCheck:
-    """Live bytes at each operator, executed and simulated."""
-
-    peak_bytes: int  # executed
-    simulated_peak_bytes: int  # simulated
-    num_different: int  # operators at which they differ
-    first_difference: str  # the first of them, in words; "" if there is none
-
-    @property
-    def is_equal(self) -> bool:
-        return not self.first_difference
 
 
 @dataclass(frozen=True)
@@ -66,7 +51,7 @@ class Execution:
     misreads: tuple[str, ...]  # operators that read memory that was not theirs, in words
     num_copies: int  # copies to the host, and back
     offloaded_bytes: int  # bytes that left
-    curve: CurveCheck  # against the simulator
+    peak_bytes: int  # highest of its live bytes, by the order of the frontend; the backend's is in a dry run
     plain_peak_bytes: int  # executed without swap and recompute
     stand_ins: Mapping[str, int]  # operators without a kernel for the CPU -> how often they ran as stand-ins
     in_float32: Mapping[str, int]  # operators that ran in float32 and were rounded
@@ -83,29 +68,7 @@ class Execution:
 
     @property
     def is_ok(self) -> bool:
-        return self.are_gradients_equal and self.curve.is_equal and (self.witness is None or self.witness.is_ok)
-
-
-def compare_curves(
-    timetable: StepTimetable, executed: Sequence[int], ops: Sequence[str], labels: Sequence[str], live: Sequence[int]
-) -> CurveCheck:
-    """Executed live bytes at each operator against the simulator's `live`, of operators `ops` with names `labels`."""
-    first, num_different = "", 0
-    for position, (operator, size) in enumerate(zip(timetable.operators, executed, strict=True)):
-        node = operator.node
-        layer = "no layer" if node.layer_index is None else f"layer {node.layer_index}"
-        where = f"operator {position} ({layer}, {node.cell_path} {node.op})"
-        if position >= len(ops) or ops[position] != node.op:
-            other = f"{labels[position]} {ops[position]}" if position < len(ops) else "nothing"
-            num_different += len(executed) - position
-            first = first or f"{where}: the simulator has {other} there"
-            break
-        if size != live[position]:
-            num_different += 1
-            first = first or f"{where}: {size} bytes executed, {live[position]} simulated"
-    if len(ops) > len(executed) and not first:
-        num_different, first = len(ops) - len(executed), f"the simulator has {len(ops) - len(executed)} operators more"
-    return CurveCheck(max(executed, default=0), max(live, default=0), num_different, first)
+        return self.are_gradients_equal and (self.witness is None or self.witness.is_ok)
 
 
 def make_reference(names: Sequence[str], plain: Executed, witness: Witness | None = None) -> Reference:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindswap.errors import GraphError
-from mindswap.graph.execute.compare import compare_curves, compare_runs, make_reference
+from mindswap.graph.execute.compare import compare_runs, make_reference
 from mindswap.graph.execute.run import run_step
 from mindswap.graph.execute.timetable import make_timetable
 from tests.graph.execute.steps import ONES, code_of, kernels, swapped_graph
@@ -30,19 +30,13 @@ def moved(lists, what, by):
     return tuple(new)
 
 
-def check_curve(timetable, executed):
-    ops = [operator.node.op for operator in timetable.operators]
-    return compare_curves(timetable, executed.curve_bytes, ops, ops, CURVE)
-
-
 def test_the_step_as_it_should_be():
-    timetable, executed = run()
+    _, executed = run()
     assert list(executed.curve_bytes) == CURVE
     assert [gradient.tolist() for gradient in executed.gradients] == [[66.0] * 256]
     assert executed.loss.tolist() == [16.0] * 256
     assert executed.misreads == ()
     assert executed.offloaded_bytes == KIB
-    assert check_curve(timetable, executed).is_equal
 
 
 def test_memory_given_back_one_operator_too_early_spoils_the_gradient_and_names_the_reader():
@@ -71,13 +65,9 @@ def test_a_copy_that_comes_back_after_its_first_user_is_seen():
 
         return change
 
-    timetable, executed = run(later(1))
+    _, executed = run(later(1))
     assert executed.misreads == ()
-    check = check_curve(timetable, executed)
-    assert (check.num_different, check.first_difference) == (
-        1,
-        "operator 6 (layer 0, mlp Double): 2048 bytes executed, 3072 simulated",
-    )
+    assert (executed.curve_bytes[6], CURVE[6]) == (2048, 3072)
     _, executed = run(later(2))
     (misread,) = executed.misreads
     assert (misread.reader.name, misread.was_taken) == ("g3", False)
@@ -85,9 +75,8 @@ def test_a_copy_that_comes_back_after_its_first_user_is_seen():
 
 
 def test_a_release_one_operator_late_shows_in_the_curve():
-    timetable, executed = run(lambda t: replace(t, releases=moved(t.releases, "b#0", 1)))
+    _, executed = run(lambda t: replace(t, releases=moved(t.releases, "b#0", 1)))
     assert [i for i, (own, other) in enumerate(zip(executed.curve_bytes, CURVE, strict=True)) if own != other] == [3]
-    assert not check_curve(timetable, executed).is_equal
 
 
 def test_a_gradient_that_differs_in_its_last_bit_is_seen():
@@ -102,12 +91,6 @@ def test_memory_is_counted_in_pieces_of_the_pool():
     step = swapped_graph(prefetch=1)
     executed = run_step(step, code_of(step), make_timetable(step, ["g3"]), {"input": ONES}, kernels, 1536)
     assert list(executed.curve_bytes) == [size * 3 // 2 for size in CURVE]
-
-
-def test_other_operators_than_the_simulator_has_are_a_difference():
-    timetable, executed = run()
-    check = compare_curves(timetable, executed.curve_bytes, ["Double", "Add"], ["x", "y"], [KIB, KIB])
-    assert check.first_difference == "operator 1 (layer 0, mlp Double): the simulator has y Add there"
 
 
 def test_an_operator_before_what_it_reads_is_an_error():
