@@ -18,8 +18,8 @@ def format_execution(result: Execution) -> str:
         f"{result.num_copies + result.num_one_way} copies out and back of {format_bytes(result.offloaded_bytes)}"
         f"{for_nothing}",
         f"    gradients: {_gradients(result)}",
-        f"    activations at most: {format_bytes(result.peak_bytes)}, without swap {format_bytes(result.plain_peak_bytes)} "
-        "(on the Ascend backend: mindswap dryrun)",
+        f"    activations at most: {format_bytes(result.peak_bytes)}, without swap "
+        f"{format_bytes(result.plain_peak_bytes)} (on the Ascend backend: mindswap dryrun)",
     ]
     lines += [f"    {line}" for line in result.misreads]
     if result.witness is not None:
