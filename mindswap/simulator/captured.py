@@ -11,7 +11,7 @@ from mindswap.graph.model import Graph
 from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.sharding.collectives import Collective
-from mindswap.graph.sharding.gather import WEIGHT_MARK, is_gathering, weight_name
+from mindswap.graph.sharding.gather import WEIGHT_MARK, weight_name
 from mindswap.policy.cell_tree import CellNode
 from mindswap.simulator.cost.static_memory import Parameter
 from mindswap.simulator.gradients import GradientKey
@@ -87,21 +87,12 @@ def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
     return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)
 
 
-def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tuple[str, ...]:
-    """What MindSpore does and is not in a step, in words; weights are whole in `captured`, gathered in `gathered`."""
-    doubts = []
-    if settings.pipeline.num_stages > 1:
-        doubts = [
-            f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every "
-            "micro-batch, and its gradient back; the memory of that is counted, its time is not"
-            for parameter in find_tied_parameters(captured)
-        ]
-    elif settings.num_micro_batches == 1 and any(node.op == "Cast" and is_gathering(node) for node in gathered.forward):
-        # Seen in MindSpore's frontend with lazy_inline on.
-        doubts = [
-            "with one micro-batch and no pipeline MindSpore 2.9 gathers these weights in float32 and casts them "
-            "behind: while forward runs up to as much again as the gathered weights may be needed, which is not in the "
-            "peak; "
-            "param_init_type equal to compute_dtype, or gradient accumulation, avoids it"
-        ]
-    return tuple(doubts)
+def list_doubts(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
+    """What MindSpore does and is not in a step, in words."""
+    if settings.pipeline.num_stages == 1:
+        return ()
+    return tuple(
+        f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every "
+        "micro-batch, and its gradient back; the memory of that is counted, its time is not"
+        for parameter in find_tied_parameters(captured)
+    )

@@ -76,7 +76,7 @@ class StepModel:
         self.settings = settings
         self.layers = CompiledLayers(captured, settings)  # the graphs under a policy, and the step as it was captured
         self.names = self.layers.labels  # what to call its operators
-        self.doubts = list_doubts(captured.graph, self.layers.graph, settings)
+        self.doubts = list_doubts(captured.graph, settings)
         # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.
         self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.doubts))
         stage_cards = settings.num_cards // settings.pipeline.num_stages
