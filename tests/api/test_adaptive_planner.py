@@ -26,7 +26,7 @@ from tests.builders import document
 from tests.simulator.test_gathered_weights import model as gathered_model
 from tests.training.adaptive.conftest import finish
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 ENVIRONMENT = {
     **os.environ,

@@ -158,7 +158,7 @@ class Recorder:
     def _protect_held(self) -> None:
         """What a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
         own = self.packed | {id(storage.tensor) for storage in self.storages}
-        others = [found for found in gc.get_objects() if isinstance(found, ms.Tensor) and id(found) not in own]
+        others = [found for found in gc.get_objects() if issubclass(type(found), ms.Tensor) and id(found) not in own]
         of_saved = {
             id(tensor): index for tensor in others if (index := self.by_address.get(address_of(tensor))) is not None
         }

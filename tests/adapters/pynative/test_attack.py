@@ -8,8 +8,11 @@ pytestmark = pytest.mark.mindspore
 
 
 def test_networks_made_at_random_train_to_the_same_bits():
+    import mindspore as ms
+
     from tests.adapters.pynative import attack
 
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     wrong, moved_bytes = attack.attack(range(examples(8, 300)))
     assert wrong == []
     assert moved_bytes > 0
