@@ -114,7 +114,12 @@ class Recorder:
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """A layer begins or ends. What goes in or out may be used by all of its operators."""
-        if kind is EventKind.BACKWARD_BEGIN and not any(event.kind is kind for event in self.events):
+        # With values the recorder itself holds them all.
+        if (
+            kind is EventKind.BACKWARD_BEGIN
+            and not self.with_values
+            and not any(event.kind is kind for event in self.events)
+        ):
             self._protect_held()
         self.events.append(Event(kind, layer_index, len(self.operators)))
         at_border = {address_of(tensor) for tensor in tensors_in(tensors)}
@@ -159,15 +164,20 @@ class Recorder:
         """What a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
         own = self.packed | {id(storage.tensor) for storage in self.storages}
         others = [found for found in gc.get_objects() if issubclass(type(found), ms.Tensor) and id(found) not in own]
-        of_saved = {
-            id(tensor): index for tensor in others if (index := self.by_address.get(address_of(tensor))) is not None
-        }
+        of_saved = {id(tensor): index for tensor in others if (index := self._index_of(tensor)) is not None}
         shown = [tensor for tensor in others if id(tensor) in of_saved]
         # MindSpore itself holds some of them, too: what counts is an object of Python.
         for holder in gc.get_referrers(*shown) if shown else ():
             if holder is not others and holder is not shown:
                 for index in (of_saved[id(found)] for found in gc.get_referents(holder) if id(found) in of_saved):
                     self.storages[index].protection = self.storages[index].protection or "held"
+
+    def _index_of(self, tensor) -> int | None:
+        """The saved storage that a tensor shows; None for none, and for a tensor that never was on the device."""
+        try:
+            return self.by_address.get(address_of(tensor))
+        except RuntimeError:
+            return None
 
     def read(self, kept):
         """The tensor of a save."""
