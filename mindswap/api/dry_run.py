@@ -24,7 +24,7 @@ from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
-from mindswap.training.proof.cut import cut_policy
+from mindswap.training.proof.cut import cut_policy, kept_layers
 from mindswap.training.proof.derive import SyntheticData, Wanted, derive, format_config
 
 CONFIG_NAME = "dryrun.yaml"
@@ -128,8 +128,7 @@ def sampled_layers(pipeline: Pipeline, num_layers: int, per_chunk: int) -> tuple
     for cell in pipeline.layout(num_layers).cells():
         if len(cell.layers) < per_chunk:
             raise LaunchError(f"{per_chunk} layers for each chunk: stage {cell.stage} has {len(cell.layers)} there")
-        last = max(per_chunk - 1, 1)
-        found += [cell.layers[(2 * i * (len(cell.layers) - 1) + last) // (2 * last)] for i in range(per_chunk)]
+        found += [cell.layers[i] for i in kept_layers(len(cell.layers), per_chunk)]
     return tuple(found)
 
 
