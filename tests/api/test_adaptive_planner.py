@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.api.adaptive_planner import corrected_device, corrected_step, make_plan
+from mindswap.api.adaptive_planner import corrected_device, corrected_step
 from mindswap.api.step import Step
 from mindswap.check.check import check_document
 from mindswap.config.problem import Level
@@ -83,10 +83,10 @@ def test_a_child_that_crashes_is_a_message(tmp_path):
 @pytest.mark.mindspore
 def test_the_answer_holds_the_corrections(config):
     """100 MiB more on every peak: the same plan for 100 MiB more. Half the speed of everything: twice the time."""
-    plain = make_plan(config, 60 * MIB, Corrections())
-    moved = make_plan(config, 160 * MIB, Corrections(static_offset_bytes=100 * MIB))
-    slow = make_plan(config, 300 * MIB, Corrections(compute_permille=500, link_permille=500))
-    fast = make_plan(config, 300 * MIB, Corrections())
+    plain = ask(config, 60 * MIB, Corrections())
+    moved = ask(config, 160 * MIB, Corrections(static_offset_bytes=100 * MIB))
+    slow = ask(config, 300 * MIB, Corrections(compute_permille=500, link_permille=500))
+    fast = ask(config, 300 * MIB, Corrections())
     assert plain.key == moved.key and plain.key != fast.key
     assert moved.peak_bytes == plain.peak_bytes + 100 * MIB <= 160 * MIB
     assert moved.raw_peak_bytes == plain.peak_bytes
@@ -95,10 +95,10 @@ def test_the_answer_holds_the_corrections(config):
 
 @pytest.mark.mindspore
 def test_the_least_budget_that_is_named_is_enough(config):
-    answer = make_plan(config, 20 * MIB, Corrections(static_offset_bytes=MIB))
+    answer = ask(config, 20 * MIB, Corrections(static_offset_bytes=MIB))
     assert isinstance(answer, NothingFits)
     least = answer.smallest_budget_bytes
-    plan = make_plan(config, least, Corrections(static_offset_bytes=MIB))
+    plan = ask(config, least, Corrections(static_offset_bytes=MIB))
     assert isinstance(plan, TrainingPlan) and plan.peak_bytes <= least
 
 
