@@ -27,12 +27,10 @@ from mindswap.config.step import DEFAULT_SEQ_LENGTHS
 from mindswap.errors import GraphError
 from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
+from mindswap.training.data.samples import TAKES_COLUMNS
 
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
-# Legacy models that take the columns of the data set as they are (models/glm2/glm2.py, construct); the others take one
-# token more and cut it into inputs and labels (models/llama/llama.py, construct), or are told not to: input_sliced_sig.
-TAKES_COLUMNS = ("ChatGLM2Config",)
 
 
 def build_network(

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mindswap.config.step import StepSettings
 from mindswap.errors import DataError
-from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
+from mindswap.training.data.samples import cut_columns
 from mindswap.training.proof.derive import SyntheticData
 
 INDEX_SUFFIX = ".db"
@@ -56,17 +56,14 @@ class MindRecordWriter:
     Args:
         path: a file that is not there yet, in a folder that is.
         seq_length: of the model; a sample has one token more.
-        is_legacy: the model reads one column of all tokens; else four of seq_length numbers.
-
-    Attributes:
-        columns: their names.
+        columns: that the model reads: one of all tokens, or several of seq_length numbers.
     """
 
-    def __init__(self, path: Path, seq_length: int, is_legacy: bool):
-        self.columns = LEGACY_COLUMNS if is_legacy else NEWER_COLUMNS
+    def __init__(self, path: Path, seq_length: int, columns: Sequence[str]):
+        self.columns = tuple(columns)
         self._path = path
         self._num_tokens = seq_length + 1
-        num_written = seq_length + 1 if is_legacy else len(self.columns) * seq_length
+        num_written = seq_length + 1 if len(columns) == 1 else len(columns) * seq_length
         search = os.pathsep.join(filter(None, [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(
@@ -87,11 +84,11 @@ class MindRecordWriter:
         Raises:
             DataError: MindSpore cannot write, for example because the disk is full.
         """
-        if self.columns == LEGACY_COLUMNS:
+        if len(self.columns) == 1:
             self._send(samples.tobytes())
             return
         for start in range(0, len(samples), self._num_tokens):
-            self._send(four_columns(samples[start : start + self._num_tokens]).tobytes())
+            self._send(cut_columns(samples[start : start + self._num_tokens], len(self.columns)).tobytes())
 
     def __exit__(self, kind, error, trace) -> None:
         try:
@@ -165,7 +162,7 @@ def _write(path: str, sample_length: int, columns: Sequence[str]) -> int:
 
 
 def write_synthetic_data(
-    folder: Path, settings: StepSettings, num_steps: int, vocab_size: int, *, is_legacy: bool
+    folder: Path, settings: StepSettings, num_steps: int, vocab_size: int, columns: Sequence[str]
 ) -> SyntheticData:
     """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`."""
     require_mindspore()
@@ -174,7 +171,7 @@ def write_synthetic_data(
     # One step more than needed: what is read ahead of the last one.
     num_samples = (num_steps + 1) * settings.num_tokens // settings.seq_length
     path = (folder / SYNTHETIC_NAME).absolute()
-    with MindRecordWriter(path, settings.seq_length, is_legacy) as writer:
+    with MindRecordWriter(path, settings.seq_length, columns) as writer:
         for _ in range(num_samples):
             writer.write(array("i", numbers.choices(choices, k=settings.seq_length + 1)))
     return SyntheticData(str(path), writer.columns)

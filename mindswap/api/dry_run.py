@@ -20,7 +20,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import file_name, write_new
 from mindswap.graph.cache import cache_folder, make_key
 from mindswap.policy.convert.sections import policy_sections
-from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS
+from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
@@ -133,26 +133,25 @@ def sampled_layers(pipeline: Pipeline, num_layers: int, per_chunk: int) -> tuple
 
 
 def _samples(document: Document, settings: StepSettings) -> SyntheticData:
-    size = document.count("model", "model_config", "vocab_size")
+    size, columns = vocabulary_size(document), data_columns(document)
     if size < 2:
         raise LaunchError(
             "model.model_config.vocab_size: is missing\n    fix:     write it, a dry run makes data of it"
         )
     num_samples = settings.num_tokens // settings.seq_length
-    key = make_key(seq_length=settings.seq_length, num_samples=num_samples, size=size, is_legacy=document.is_legacy)
+    key = make_key(seq_length=settings.seq_length, num_samples=num_samples, size=size, columns=columns)
     kept = cache_folder() / "samples" / key
     if not kept.exists():  # what writes it takes five seconds to start
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as place:
             made = Path(place) / "made"
             made.mkdir()
-            write_synthetic_data(made, settings, 1, size, is_legacy=document.is_legacy)
+            write_synthetic_data(made, settings, 1, size, columns)
             try:
                 made.rename(kept)
             except OSError:  # another process was first
                 if not kept.exists():
                     raise
-    columns = LEGACY_COLUMNS if document.is_legacy else NEWER_COLUMNS
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 

@@ -19,7 +19,7 @@ from mindswap.errors import DataError
 from mindswap.files import refuse_existing, staged
 from mindswap.report.answer import answer_text
 from mindswap.training.data.load_tokenizer import load_tokenizer
-from mindswap.training.data.samples import NEWER_COLUMNS, SampleCounts, read_samples
+from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS, SampleCounts, read_samples
 from mindswap.training.data.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.training.data.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.units import format_bytes
@@ -133,7 +133,7 @@ def _write_mindrecord(args: argparse.Namespace, sources: list[TextSource], token
             raise _too_little(counts, seq_length)
         with (
             staged(args.output, (INDEX_SUFFIX,), overwrite=args.overwrite) as path,
-            MindRecordWriter(path, seq_length, not args.newer_model) as writer,
+            MindRecordWriter(path, seq_length, NEWER_COLUMNS if args.newer_model else LEGACY_COLUMNS) as writer,
         ):
             for some in chain([first], samples):
                 writer.write(some)

@@ -4,12 +4,32 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from mindswap.config.nodes import Document
 from mindswap.training.data.text_files import TextSource, read_blocks
 from mindswap.training.data.tokenizing import Tokenizer
 
 # What the legacy models of MindFormers read, and the newer ones (BlendedMegatronDatasetDataLoader gives the same four).
 LEGACY_COLUMNS = ("input_ids",)
+SLICED_COLUMNS = ("input_ids", "labels")
 NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
+# Legacy models that take the columns of the data set as they are (models/glm2/glm2.py, construct); the others take one
+# token more and cut it into inputs and labels (models/llama/llama.py, construct), or are told not to: input_sliced_sig.
+TAKES_COLUMNS = ("ChatGLM2Config",)
+
+
+def data_columns(document: Document) -> tuple[str, ...]:
+    """Columns that the model of a configuration reads."""
+    if not document.is_legacy:
+        return NEWER_COLUMNS
+    model = ("model", "model_config")
+    takes_columns = document.value(*model, "type") in TAKES_COLUMNS
+    return SLICED_COLUMNS if takes_columns or document.value(*model, "input_sliced_sig") is True else LEGACY_COLUMNS
+
+
+def vocabulary_size(document: Document) -> int:
+    """Tokens that the model knows; 1 where the configuration does not say it."""
+    names = ("vocab_size", "padded_vocab_size")
+    return max(document.count("model", "model_config", name) for name in names)
 
 
 @dataclass
@@ -67,10 +87,13 @@ def read_samples(
             rest = rest[whole * sample_length :]
 
 
-def four_columns(tokens: "array[int]") -> "array[int]":
-    """One sample for the newer models: tokens, the tokens that follow them, a mask that takes all, positions.
+def cut_columns(tokens: "array[int]", num_columns: int) -> "array[int]":
+    """One sample in columns: tokens, the tokens that follow them, a mask that takes all, positions.
 
-    From shape (seq_length + 1,) to (4 * seq_length,), type code 'i'.
+    From shape (seq_length + 1,) to (num_columns * seq_length,), type code 'i'; one column has all tokens.
     """
+    if num_columns == 1:
+        return tokens
     length = len(tokens) - 1
-    return tokens[:-1] + tokens[1:] + array("i", [1]) * length + array("i", range(length))
+    columns = tokens[:-1] + tokens[1:] + array("i", [1]) * length + array("i", range(length))
+    return columns[: num_columns * length]

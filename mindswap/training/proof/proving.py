@@ -15,6 +15,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.simulator.cost.settings import read_cost_settings
+from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.proof.children import Answer, ask
 from mindswap.training.proof.cut import cut_policy, kept_layers
 from mindswap.training.proof.data import has_own_data, with_absolute_paths
@@ -115,11 +116,11 @@ def _own_data(document: Document) -> dict[str, Any]:
 
 
 def _make_data(bench: Bench, document: Document) -> SyntheticData:
-    size = document.count("model", "model_config", "vocab_size")
+    size = vocabulary_size(document)
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
     settings = read_step_settings(document)
-    return bench.write_data(bench.folder, settings, bench.wanted.num_steps, size, is_legacy=document.is_legacy)
+    return bench.write_data(bench.folder, settings, bench.wanted.num_steps, size, data_columns(document))
 
 
 def _simulate_all(bench: Bench, proof: Proof) -> Proof:

@@ -2,6 +2,9 @@
 
 import copy
 import random
+import resource
+import sys
+from dataclasses import dataclass, field
 
 import mindspore as ms
 import numpy as np
@@ -141,22 +144,39 @@ def train(seed, with_swap):
     return found, report
 
 
-def attack(seeds):
-    """Seeds whose numbers the swap changes, and how many bytes were moved in all."""
-    wrong, moved_bytes = [], 0
+@dataclass
+class Attack:
+    """Seeds by what the swap of their network did."""
+
+    equal: list[int] = field(default_factory=list)
+    wrong: list[int] = field(default_factory=list)  # another number, or one that is not finite, with or without swap
+    idle: list[int] = field(default_factory=list)  # nothing was moved: it proves nothing
+    num_brought_back: int = 0  # networks with a pass that went on without swap
+    moved_bytes: int = 0
+
+
+def attack(seeds, say=lambda line: None) -> Attack:
+    """Train the networks of these seeds without and with swap."""
+    found = Attack()
     for seed in seeds:
         plain, _ = train(seed, False)
         swapped, report = train(seed, True)
-        same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(plain, swapped, strict=True))
-        if not same:
-            wrong.append(seed)
-        moved_bytes += report.offloaded_bytes
-    return wrong, moved_bytes
+        same = all(np.isfinite(a).all() and np.array_equal(a, b) for a, b in zip(plain, swapped, strict=True))
+        group = found.wrong if not same else found.equal if report.offloaded_bytes else found.idle
+        group.append(seed)
+        found.num_brought_back += report.num_deviations > 0
+        found.moved_bytes += report.offloaded_bytes
+        say(f"{seed}: {'equal' if same else 'WRONG'}, {report.offloaded_bytes} bytes moved")
+    return found
 
 
 if __name__ == "__main__":
-    import sys
-
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     first, number = int(sys.argv[1]), int(sys.argv[2])
-    print(*attack(range(first, first + number)))
+    found = attack(range(first, first + number), lambda line: print(line, file=sys.stderr, flush=True))
+    print(
+        f"{len(found.equal)} networks equal bit for bit, wrong: {found.wrong}, nothing moved: {found.idle}; "
+        f"{found.num_brought_back} brought back; {found.moved_bytes} bytes moved; "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB of memory"
+    )
+    sys.exit(bool(found.wrong))

@@ -13,9 +13,8 @@ def test_networks_made_at_random_train_to_the_same_bits():
     from tests.adapters.pynative import attack
 
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
-    wrong, moved_bytes = attack.attack(range(examples(8, 300)))
-    assert wrong == []
-    assert moved_bytes > 0
+    found = attack.attack(range(examples(8, 300)))
+    assert found.wrong == [] and len(found.equal) > 0.9 * examples(8, 300)
 
 
 def test_tables_that_layers_share_stay_and_change_nothing():

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindswap.training.data.samples import SampleCounts, four_columns, read_samples
+from mindswap.config.plain_data import document_from_data
+from mindswap.training.data.samples import (
+    NEWER_COLUMNS,
+    SampleCounts,
+    cut_columns,
+    data_columns,
+    read_samples,
+    vocabulary_size,
+)
 from mindswap.training.data.text_files import TextSource
 from mindswap.training.data.tokenizing import ByteTokenizer
 
@@ -47,4 +55,25 @@ def test_nothing_is_lost_but_the_last_tokens(folder, texts, length):
 
 def test_the_four_columns_of_the_newer_models():
     """Three of four tokens are read, the next ones are the labels, every loss counts, positions from 0."""
-    assert list(four_columns(array("i", [7, 8, 9, 5]))) == [7, 8, 9, 8, 9, 5, 1, 1, 1, 0, 1, 2]
+    tokens = array("i", [7, 8, 9, 5])
+    assert list(cut_columns(tokens, 4)) == [7, 8, 9, 8, 9, 5, 1, 1, 1, 0, 1, 2]
+    assert list(cut_columns(tokens, 2)) == [7, 8, 9, 8, 9, 5]
+    assert list(cut_columns(tokens, 1)) == [7, 8, 9, 5]
+
+
+def test_columns_that_a_model_reads():
+    def columns(**model):
+        return data_columns(document_from_data({"model": {"model_config": model}}, "x"))
+
+    assert columns(type="LlamaConfig") == ("input_ids",)
+    assert (
+        columns(type="LlamaConfig", input_sliced_sig=True) == columns(type="ChatGLM2Config") == ("input_ids", "labels")
+    )
+    assert data_columns(document_from_data({"use_legacy": False}, "x")) == NEWER_COLUMNS
+
+
+def test_tokens_that_a_model_knows():
+    def size(**model):
+        return vocabulary_size(document_from_data({"model": {"model_config": model}}, "x"))
+
+    assert (size(vocab_size=9), size(padded_vocab_size=7), size()) == (9, 7, 1)

@@ -7,6 +7,7 @@ import pytest
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.plain_data import document_from_data
 from mindswap.config.step import read_step_settings
+from mindswap.training.data.samples import NEWER_COLUMNS
 from mindswap.training.proof.data import has_own_data, with_absolute_paths
 
 
@@ -47,7 +48,7 @@ def test_made_data_of_the_newer_models_is_read_back_by_mindspore(tmp_path):
 
     settings = read_step_settings(document_from_data({"model": {"model_config": {"seq_length": 8}}}, "x"))
     settings = replace(settings, batch_size=2, data_parallel=3)
-    data = write_synthetic_data(tmp_path, settings, 4, vocab_size=10, is_legacy=False)
+    data = write_synthetic_data(tmp_path, settings, 4, vocab_size=10, columns=NEWER_COLUMNS)
     rows = list(MindDataset(data.path, shuffle=False).create_dict_iterator(output_numpy=True))
     # Four steps and one more, of 2 x 3 samples.
     assert len(rows) == 30 and set(rows[0]) == {"input_ids", "labels", "loss_mask", "position_ids"}

@@ -1,0 +1,211 @@
+"""Memory as simulated against MindSpore's own Ascend backend in a dry run, over a declared set of configurations.
+
+    python benchmarks/dryrun/compare.py                   # all that is not known yet, then the table
+    python benchmarks/dryrun/compare.py llama "qwen3 pp2" # rows whose names begin so
+    python benchmarks/dryrun/compare.py --again qwen3     # dry run anew
+    python benchmarks/dryrun/compare.py --write           # the table of docs/dryrun_set.md and its Chinese page
+
+set.yaml declares the rows. Peaks of the dry runs are kept in measured.json by content of the configuration and version
+of MindSpore, so that an interrupted run goes on; the simulated ones are made each time. A row takes about a minute on
+two cores. Exit code 1 if a target is missed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mindswap.api.dry_run import stage_ranks
+from mindswap.config.plain_data import document_from_data
+from mindswap.config.step import read_step_settings
+from mindswap.graph.cache import make_key
+from mindswap.training.proof.derive import format_config
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+MEASURED = FOLDER / "measured.json"
+PAGES = (ROOT / "docs/dryrun_set.md", ROOT / "docs/dryrun_set_CN.md")
+BEGIN, END = "<!-- set -->\n", "<!-- end of set -->\n"
+MIB = 1 << 20
+# Percent: mean absolute error, the most above and below the dry run.
+MOST_MEAN, MOST_ABOVE, MOST_BELOW = 3.0, 8.0, 3.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A stage of a configuration."""
+
+    name: str
+    stage: int
+    used_bytes: int  # peak of the dry run without fragments
+    actual_bytes: int  # with fragments
+    simulated_bytes: int | None  # without workspace, which a dry run does not know
+    error: str = ""  # why there is no figure
+
+    @property
+    def percent(self) -> float | None:
+        """How far the simulated peak is above that of the dry run."""
+        return self.simulated_bytes and 100 * (self.simulated_bytes / self.used_bytes - 1)
+
+
+def main(words: Sequence[str]) -> int:
+    """Compare the rows that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", help="beginnings of names; default is all")
+    parser.add_argument("--again", action="store_true", help="dry run rows that are known, too")
+    parser.add_argument("--jobs", type=int, default=1, help="rows at a time (1)")
+    parser.add_argument("--write", action="store_true", help="write the table into the docs")
+    args = parser.parse_args(words)
+    declared = yaml.safe_load((FOLDER / "set.yaml").read_text(encoding="utf-8"))
+    names = [name for name in declared["rows"] if not args.rows or name.startswith(tuple(args.rows))]
+
+    def one(name: str) -> list[Row]:
+        rows = compare(name, configuration(declared, name), args.again)
+        for row in rows:
+            print(*cells(row), sep=" | ", flush=True)
+        return rows
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        rows = [row for found in pool.map(one, names) for row in found]
+    print(f"\n{summary(rows)}")
+    if args.write:
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
+            page.write_text(text[: text.index(BEGIN)] + BEGIN + table(rows) + text[text.index(END) :], encoding="utf-8")
+    return 0 if is_good(rows) else 1
+
+
+def configuration(declared: dict[str, Any], name: str) -> dict[str, Any]:
+    """The data of a row."""
+    family, *settings = name.split()
+    base = declared["families"][family]
+    data = yaml.safe_load((ROOT / base["file"]).read_text(encoding="utf-8"))
+    for change in (base["set"], base.get("then", {}), *(declared["settings"][key] for key in settings)):
+        data = merged(data, change)
+    return data
+
+
+def merged(data: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """`change` laid over `data`."""
+    result = deepcopy(data)
+    for key, value in change.items():
+        if key.startswith("="):
+            result[key[1:]] = deepcopy(value)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = deepcopy(value)
+    return result
+
+
+def compare(name: str, data: dict[str, Any], is_again: bool) -> list[Row]:
+    """The rows of a configuration: a dry run, if it is not known, and a simulated step."""
+    settings = read_step_settings(document_from_data(data, name))
+    ranks = stage_ranks(settings.num_cards, settings.pipeline.num_stages)
+    key = make_key(data=json.dumps(data, sort_keys=True), mindspore=version("mindspore"))
+    known = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "row.yaml")
+        path.write_text(format_config(data, name), encoding="utf-8")
+        if is_again or key not in known:
+            known[key] = {"name": name, **dry_run(path)}
+            _keep(key, known[key])
+        if error := known[key].get("error"):
+            return [Row(name, 0, 0, 0, None, error)]
+        simulated, error = simulate(path)
+    rows = []
+    for stage, _ in enumerate(ranks):
+        used, actual = known[key]["peaks"][stage]
+        rows.append(Row(name, stage, used, actual, simulated[stage] if simulated else None, error))
+    return rows
+
+
+def dry_run(path: Path) -> dict[str, Any]:
+    """Peaks of each stage, without and with fragments; or the reason why there are none."""
+    answer = _mindswap("dryrun", path, "--full")
+    if "stages" not in answer:
+        return {"error": answer["error"]}
+    notes = [note for note in answer["notes"] if "switch_inline" in note]
+    peaks = [[stage["used_peak_bytes"], stage["actual_peak_bytes"]] for stage in answer["stages"]]
+    return {"peaks": peaks, "notes": notes}
+
+
+def simulate(path: Path) -> tuple[list[int], str]:
+    """Peaks of each stage without workspace; or why there are none."""
+    answer = _mindswap("simulate", path)
+    if "stages" not in answer:
+        return [], answer["error"]
+    return [stage["peak_bytes"] - stage["static_bytes"]["workspace"] for stage in answer["stages"]], ""
+
+
+def _mindswap(command: str, path: Path, *options: str) -> dict[str, Any]:
+    words = [sys.executable, "-m", "mindswap", command, str(path), *options, "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return {"error": (done.stdout + done.stderr)[-500:]}
+    if done.returncode and not answer.get("stages"):
+        answer.setdefault("error", str(answer)[:500])
+    return answer
+
+
+def _keep(key: str, found: dict[str, Any]) -> None:
+    known = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    known[key] = found
+    rows = sorted(known.items(), key=lambda item: item[1]["name"])
+    MEASURED.write_text(json.dumps(dict(rows), indent=1) + "\n", encoding="utf-8")
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table."""
+    if row.error:
+        return [row.name, str(row.stage), "-", "-", "-", row.error.strip().splitlines()[0][:120]]
+    fragments = f"{row.actual_bytes / MIB:.0f} MiB"
+    return [
+        row.name, str(row.stage), f"{row.used_bytes / MIB:.0f} MiB", fragments,
+        f"{(row.simulated_bytes or 0) / MIB:.0f} MiB", f"{row.percent:+.1f} %",
+    ]  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> str:
+    """In Markdown."""
+    header = ["configuration", "stage", "dry run", "with fragments", "simulated", "difference"]
+    lines = [header, ["---"] * len(header), *map(cells, rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{summary(rows)}\n"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Mean absolute error, and the worst rows."""
+    errors = [row.percent for row in rows if row.percent is not None]
+    names = {row.name for row in rows}
+    if not errors:
+        return f"{len(names)} configurations, none with both figures"
+    mean = sum(map(abs, errors)) / len(errors)
+    return (
+        f"{len(names)} configurations, {len(errors)} stages with both figures: mean absolute error {mean:.1f} %, "
+        f"{min(errors):+.1f} to {max(errors):+.1f} %"
+    )
+
+
+def is_good(rows: Sequence[Row]) -> bool:
+    """Whether the targets are met."""
+    errors = [row.percent for row in rows if row.percent is not None]
+    mean = sum(map(abs, errors)) / max(len(errors), 1)
+    return bool(errors) and mean <= MOST_MEAN and min(errors) >= -MOST_BELOW and max(errors) <= MOST_ABOVE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
