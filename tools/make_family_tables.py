@@ -254,8 +254,9 @@ def _prediction_to_json(trees) -> dict:
     """The layer of multi-token prediction, without what is in the one that it is around: that is as the last."""
     tree = _tree_to_json(trees.prediction)
     inner = next(child for child in tree["children"] if child["name"] == PREDICTION["layer"])
-    if inner.pop("children") != _tree_to_json(trees.layers[-1])["children"]:
+    if inner["children"] != _tree_to_json(trees.layers[-1])["children"]:
         raise SystemExit("the layer of multi-token prediction is not as the last layer")
+    inner["children"] = []
     return tree
 
 
@@ -264,6 +265,33 @@ def _tree_to_json(node) -> dict:
     if node.is_primitive:
         return {**entry, "primitive": True}
     return {**entry, "children": [_tree_to_json(child) for child in node.children]}
+
+
+def make_outline(table: dict) -> dict:
+    """The table as its file has it, which `policy.families.expand_outline` reads: every kind of cell once."""
+    cells: dict[str, str] = {}
+
+    def kind_of(tree: dict) -> str:
+        children = " ".join(
+            f"{child['name']}:{child['type']}" if child.get("primitive") else f"{child['name']}={kind_of(child)}"
+            for child in tree.get("children", ())
+        )
+        kinds = itertools.chain([tree["type"]], (f"{tree['type']}/{number}" for number in itertools.count(2)))
+        return next(kind for kind in kinds if cells.setdefault(kind, children) == children)
+
+    variants = []
+    for variant in table["variants"]:
+        trees = {key: kind_of(variant[key]) for key in ("tree", "dense_tree") if key in variant}
+        variants.append(
+            {**variant, **trees, "uses": {path: " ".join(users) for path, users in variant["uses"].items()}}
+        )
+    common = dict(sorted(set.intersection(*(set(variant["uses"].items()) for variant in variants))))
+    for variant in variants:
+        variant["uses"] = {path: users for path, users in variant["uses"].items() if path not in common}
+    head = {key: value for key, value in table.items() if key != "variants"}
+    if "prediction" in table:
+        head["prediction"] = {**table["prediction"], "tree": kind_of(table["prediction"]["tree"])}
+    return {**head, "cells": cells, "uses": common, "variants": variants}
 
 
 def main() -> int:
@@ -280,7 +308,7 @@ def main() -> int:
     outdated = []
     for family in [args.only] if args.only else FAMILIES:
         path = TABLES / f"{family}.json"
-        text = json.dumps(make_table(family), indent=1) + "\n"
+        text = json.dumps(make_outline(make_table(family)), indent=1) + "\n"
         if args.check and (not path.exists() or path.read_text() != text):
             outdated.append(str(path))
         elif not args.check:

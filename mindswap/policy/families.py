@@ -54,7 +54,36 @@ def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[Cel
 def _tables() -> tuple[dict[str, Any], ...]:
     files = (resources.files("mindswap") / "data" / "families").iterdir()
     texts = {file.name: file.read_text("utf-8") for file in files if file.name.endswith(".json")}
-    return tuple(json.loads(texts[name]) for name in sorted(texts))
+    return tuple(expand_outline(json.loads(texts[name])) for name in sorted(texts))
+
+
+def expand_outline(table: dict[str, Any]) -> dict[str, Any]:
+    """A table with its trees in full, from the outline of a file: every kind of cell once, its children by name.
+
+    `norm:RmsNorm attention=LLamaAttention/2` are two children, a primitive and a cell; behind `/` is the number of the
+    kind, where a class has several. `uses` of all variants are with the table.
+    """
+    cells, common = table["cells"], table["uses"]
+
+    def primitive(name: str, kind: str) -> dict[str, Any]:
+        return {"name": name, "type": kind, "primitive": True}
+
+    def tree(name: str, kind: str) -> dict[str, Any]:
+        children = [
+            tree(*child.split("=")) if "=" in child else primitive(*child.split(":")) for child in cells[kind].split()
+        ]
+        return {"name": name, "type": kind.partition("/")[0], "children": children}
+
+    def variant(outline: dict[str, Any]) -> dict[str, Any]:
+        uses = {path: users.split() for path, users in sorted((common | outline["uses"]).items())}
+        return (
+            outline | {key: tree("", outline[key]) for key in ("tree", "dense_tree") if key in outline} | {"uses": uses}
+        )
+
+    expanded = {key: value for key, value in table.items() if key not in ("cells", "uses")}
+    if "prediction" in table:
+        expanded["prediction"] = table["prediction"] | {"tree": tree("", table["prediction"]["tree"])}
+    return expanded | {"variants": [variant(outline) for outline in table["variants"]]}
 
 
 def _tree(data: dict[str, Any]) -> CellNode:

@@ -1,4 +1,5 @@
 import json
+from hashlib import sha256
 from importlib import resources
 
 import pytest
@@ -7,6 +8,7 @@ from mindswap.policy import families
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.match import match_pattern
 from mindswap.policy.model import DEFAULT_SWAP_PATTERNS
+from tools.make_family_tables import make_outline
 
 TABLE = {
     "family": "toy",
@@ -91,11 +93,14 @@ def test_an_unknown_model_has_no_trees(table, section):
 
 def shipped():
     folder = resources.files("mindswap") / "data" / "families"
-    return [json.loads(file.read_text("utf-8")) for file in folder.iterdir() if file.name.endswith(".json")]
+    return [json.loads(file.read_text("utf-8")) for file in sorted(folder.iterdir()) if file.name.endswith(".json")]
 
 
-@pytest.mark.parametrize("shipped_table", shipped(), ids=lambda shipped_table: shipped_table["family"])
+@pytest.mark.parametrize("shipped_table", shipped(), ids=lambda table: table["family"])
 def test_shipped_tables_answer_for_their_variants(shipped_table):
+    """Made of its trees again, an outline is as it was."""
+    expanded = families.expand_outline(shipped_table)
+    assert make_outline(expanded) == shipped_table
     switches = shipped_table.get("switches", {})
     for variant in shipped_table["variants"]:
         settings = {key: value if key not in switches else 8 * value for key, value in variant["when"].items()}
@@ -107,6 +112,34 @@ def test_shipped_tables_answer_for_their_variants(shipped_table):
         operators = {".".join(path) for layer in trees.layers for path, _ in layer.walk()}
         assert set(trees.uses) <= operators
         assert {user for users in trees.uses.values() for user in users} <= operators
+
+
+def test_shipped_trees_are_those_that_were_read_from_networks():
+    """The tables as they were made, trees in full, have these fingerprints."""
+    found = {
+        table["family"]: sha256(json.dumps(families.expand_outline(table), sort_keys=True).encode()).hexdigest()[:16]
+        for table in shipped()
+    }
+    assert found == {
+        "deepseek3": "7c072aba5989b09c",
+        "glm2": "8f3683eeb339fba6",
+        "llama": "3ddaa16fd42c981c",
+        "qwen3": "52363084da63b74f",
+        "qwen3_moe": "cd97d72370b92516",
+        "telechat3": "8415913b5cc70986",
+        "telechat3_moe": "c718726005053063",
+    }
+
+
+def test_an_outline_names_cells_and_primitives():
+    cells = {"Layer": "act=Act cast:Cast act2=Act/2", "Act": "", "Act/2": "act:Act"}
+    variants = [{"when": {}, "tree": "Layer", "uses": {"act2.act": "cast"}}]
+    tree = families.expand_outline({"cells": cells, "uses": {"cast": "cast act2.act"}, "variants": variants})
+    assert tree["variants"][0]["uses"] == {"act2.act": ["cast"], "cast": ["cast", "act2.act"]}
+    act, cast, act2 = tree["variants"][0]["tree"]["children"]
+    assert act == {"name": "act", "type": "Act", "children": []}
+    assert cast == {"name": "cast", "type": "Cast", "primitive": True}
+    assert act2 == {"name": "act2", "type": "Act", "children": [{"name": "act", "type": "Act", "primitive": True}]}
 
 
 def test_the_layer_of_multi_token_prediction_is_around_one_like_the_last():
