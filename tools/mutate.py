@@ -122,7 +122,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
 
 def is_killed(path: Path, tree: ast.Module, tests: list[str], marker: str) -> bool:
     """Whether a test fails with this tree in place of the module; no if there is no test."""
-    compiled = tempfile.TemporaryDirectory() if "simulate.jit" in path.read_text("utf-8") else None
+    compiled = tempfile.TemporaryDirectory() if "simulator.jit" in path.read_text("utf-8") else None
     child = os.fork()
     if child == 0:
         if compiled is not None:  # machine code of a caller has what it calls in it, and is kept by the caller
@@ -180,7 +180,8 @@ def main() -> int:
     parser.add_argument("modules", type=Path, nargs="+", help="files, or folders of them, from the repository's root")
     parser.add_argument("--then", nargs="*", default=[], help="tests for what the mirrored folder does not notice")
     parser.add_argument("--marker", default="not mindspore and not ascend", help="tests to run, as -m of pytest")
-    parser.add_argument("--sample", type=int, help="only so many, chosen with a fixed seed")
+    parser.add_argument("--sample", type=int, help="only so many, chosen by --seed")
+    parser.add_argument("--seed", type=int, default=0, help="another one chooses mutants that nobody worked on")
     parser.add_argument("--results", type=Path, help="JSON file to go on from")
     parser.add_argument("--again", action="store_true", help="try those that survived again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after that")
@@ -193,7 +194,7 @@ def main() -> int:
     found = {(path, i, n): name for path in paths for i, n, name in mutants(ast.parse(path.read_text("utf-8")))}
     chosen = list(found)
     if args.sample and args.sample < len(chosen):
-        chosen = random.Random(0).sample(chosen, args.sample)
+        chosen = random.Random(args.seed).sample(chosen, args.sample)
     results = json.loads(args.results.read_text("utf-8")) if args.results and args.results.exists() else {}
     for place in chosen:
         key = f"{place[0]} {found[place]} ({place[1]}.{place[2]})"

@@ -67,6 +67,7 @@ CHINESE = {
     "pynative-section-of-graph-mode": "1.9 的 `swap_config` 或 `recompute_config` 写在 2.x 的文件中：没有程序读取。",
     "pynative-section-off": "配置段已关闭，其中的内容不起作用。",
     "pynative-select-with-full": "`mode: full` 时 `select_module` 不起作用。",
+    "pynative-shared-inputs": "MindFormers 2.0.0 会释放各层共用的 rotary cos 和 sin；2.1.0 已修复。",
     "pynative-single-mapping": "`layer_swap` 或 `op_swap` 是一个映射而不是列表。",
     "pynative-swap-below-recompute": "`op_swap` 命名的 cell 在整层重计算的层中，或在被重计算的 cell 之下：不会 SWAP。",
     "pynative-swap-of-recomputed": "层或 cell 既重计算又 SWAP：此时只移动它的输入。",

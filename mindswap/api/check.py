@@ -12,6 +12,7 @@ from typing import Any
 from mindswap.api.trees import has_mindformers, read_real_trees
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
 from mindswap.check.check_2x import check_pynative
+from mindswap.check.doctor.installed import installed_version
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
 from mindswap.policy.mindformers_2x.form import Form, find_form
@@ -75,11 +76,13 @@ def check_config(
 
 
 def _check_2x(document: Document, asked: _CheckRequest) -> CheckedConfig:
-    checked = check_pynative(document, asked.num_layers, silence=asked.ignore)
+    mindformers = installed_version("mindformers")
+    checked = check_pynative(document, asked.num_layers, silence=asked.ignore, mindformers=mindformers)
     effect, problems = checked.effect, checked.problems
     layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
     data = effect_to_json(effect, problems)
-    return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, pynative_notes(effect), layers, data)
+    notes = pynative_notes(effect, is_release_known=mindformers.startswith("2."))
+    return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, notes, layers, data)
 
 
 def _check_1_9(document: Document, asked: _CheckRequest) -> CheckedConfig:

@@ -8,6 +8,7 @@ from typing import Any
 from mindswap.api.trees import has_mindformers, known_or_real
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.check.check_2x import check_pynative
+from mindswap.check.doctor.installed import installed_version
 from mindswap.config.model_folder import FOLDER_RULE
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem
@@ -37,7 +38,7 @@ def explain_config(document: Document, num_layers: int | None = None) -> Explain
         GraphError: the number of layers is needed and not known.
     """
     if find_form(document) is Form.PYNATIVE:
-        checked_2x = check_pynative(document, num_layers)
+        checked_2x = check_pynative(document, num_layers, mindformers=installed_version("mindformers"))
         if document.root is None:
             raise PolicyError(checked_2x.problems)
         has_errors, problems = bool(checked_2x.errors), checked_2x.problems

@@ -32,6 +32,7 @@ def check_pynative(
     num_layers: int | None = None,
     model: Model | None = None,
     silence: Collection[str] = (),
+    mindformers: str = "",
 ) -> PynativeCheck:
     """Check a configuration of MindFormers 2.x with every rule.
 
@@ -40,12 +41,13 @@ def check_pynative(
         num_layers: layers of the model without those for multi-token prediction; None takes what it states.
         model: names of the layers; None takes the table of the model, if there is one.
         silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
+        mindformers: the version that is installed; "" leaves out what is wrong with one version only.
     """
     settings = read_pynative(document, num_layers)
     if model is None:
         model = load_model(document, settings.num_layers, settings.num_mtp_layers)
     effect = compute_effect(settings, model)
-    rules, context = find_rules(), Context2x(document, settings, effect)
+    rules, context = find_rules(), Context2x(document, settings, effect, mindformers)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
     found = (*document.problems, *problems, *misused_ignore(document, rules))
     return PynativeCheck(effect, *split_ignored(document, found, (), silence))

@@ -18,6 +18,7 @@ class Context2x:
     document: Document  # the configuration, as located nodes
     settings: Settings2x  # what it says, statement by statement
     effect: SettingsEffect  # what upstream makes of that
+    mindformers: str = ""  # the version that is installed here; "" if none is, or if nobody looked
 
     @property
     def num_layers(self) -> int | None:

@@ -89,14 +89,17 @@ def _dropped(effect: SettingsEffect) -> list[str]:
     return lines
 
 
-def pynative_notes(effect: SettingsEffect) -> list[str]:
+def pynative_notes(effect: SettingsEffect, is_release_known: bool = True) -> list[str]:
     """What could not be looked at."""
     if effect.settings.num_layers is None:
         return ["the number of layers is not known, so layers and names were not checked; use --num-layers"]
+    notes = []
     named = any(target.pattern is not None for target in effect.settings.targets)
     if effect.model is None and named:
-        return ["names of cells were not checked: no table has this model in PyNative mode"]
-    return []
+        notes.append("names of cells were not checked: no table has this model in PyNative mode")
+    if effect.swaps_rotary and not is_release_known:
+        notes.append("train it with mindformers 2.1.0 or later: 2.0.0 frees rotary cos and sin, which all layers read")
+    return notes
 
 
 def effect_to_json(effect: SettingsEffect, problems: tuple[Problem, ...] = ()) -> dict[str, Any]:

@@ -38,9 +38,21 @@ def run(capsys, tmp_path):
 
 def test_check_says_which_form_it_read(run):
     code, out, _ = run("check", "CONFIG")
-    assert (code, out.splitlines()[0]) == (0, "no problems; read as MindFormers 2.x (PyNative)")
+    assert (code, out.splitlines()[1]) == (0, "no problems; read as MindFormers 2.x (PyNative)")
     assert run("check", "--json", "CONFIG")[1].count('"form": "2.x"') == 1
     assert '"form": "1.9"' in run("check", "--json", "CONFIG", text="trainer: {}\n")[1]
+
+
+def test_check_names_the_release_that_frees_what_layers_share(run, monkeypatch):
+    """A note where no MindFormers 2.x is installed, a warning with 2.0.0, nothing with 2.1.0."""
+    note = "note: train it with mindformers 2.1.0 or later: 2.0.0 frees rotary cos and sin, which all layers read"
+    for version, told, fix in (("1.9.0", True, False), ("2.0.0", False, True), ("2.1.0", False, False)):
+        monkeypatch.setattr("mindswap.api.check.installed_version", lambda name, v=version: v)
+        code, out, _ = run("check", "CONFIG")
+        assert (code, note in out, "fix:     pip install mindformers==2.1.0" in out) == (0, told, fix)
+    monkeypatch.setattr("mindswap.api.check.installed_version", lambda name: "")
+    of_mlp = HEADER + "swap: {enable: True, op_swap: [{op_name: mlp, layers: [2]}]}\n"
+    assert note in run("check", "CONFIG")[1] and note not in run("check", "CONFIG", text=of_mlp)[1]
 
 
 def test_check_finds_mistakes(run):

@@ -143,6 +143,26 @@ def _one_entry(context: Context2x, entries: Iterable[Target]) -> str:
     return f"one entry for all of them: layers: {index_runs(layers)}"
 
 
+@rule(Level.WARNING)
+def shared_inputs(context: Context2x) -> Iterator[Finding]:
+    """MindFormers 2.0.0 is installed, and a swapped cell reads the rotary cos and sin: the other layers lose them.
+
+    2.0.0 moves all that a swapped layer saves for backward, also what other layers read; it keeps only attention masks.
+    2.1.0 keeps every input of the model's block on the device (MindFormers of 2026-07-18 and later, !8560;
+    hyper-parallel issue 664).
+
+    No release has the other known fault of swap, a loss of NaN: 2.0.0 has its correction (!8443). Builds of the source
+    from 2026-04-29 to 2026-06-22 have it; they call themselves 1.9.0.
+
+    PASS (mindformers 2.1.0): swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    FAIL (mindformers 2.0.0): swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    """
+    node = context.document.get("swap", "enable")
+    if node is not None and context.mindformers.startswith("2.0.") and context.effect.swaps_rotary:
+        message = f"swap.enable: mindformers {context.mindformers} also frees rotary cos and sin, which all layers read"
+        yield Finding(node.location, message, "mindformers 2.1.0 or later", "pip install mindformers==2.1.0")
+
+
 @rule(Level.ERROR)
 def nothing_swapped(context: Context2x) -> Iterator[Finding]:
     """Swap is enabled, and nothing is swapped: no `layer_swap` and no `op_swap`, or none that wraps anything.

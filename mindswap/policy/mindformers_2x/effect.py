@@ -37,6 +37,7 @@ class LayerOutcome:
     refused_cells: tuple[str, ...]  # cells that `recompute_comm` names, and refuses
 
 
+ROTARY_READERS = frozenset({"self_attention", "self_attention.apply_rotary_pos_emb"})
 # Paths by layer, as upstream prints them in a "Configuration Map".
 LayerMap = dict[int, tuple[str, ...]]
 
@@ -66,6 +67,11 @@ class SettingsEffect:
     def swaps_anything(self) -> bool:
         """Whether any layer moves anything."""
         return any(layer.is_swapped or layer.swapped for layer in self.layers)
+
+    @property
+    def swaps_rotary(self) -> bool:
+        """Whether a swapped cell reads the rotary cos and sin, which all layers share."""
+        return any(layer.is_swapped or ROTARY_READERS.intersection(layer.swapped) for layer in self.layers)
 
     def matches(self, target: Target) -> dict[int, tuple[str, ...]]:
         """For each layer of a target the paths that it names."""

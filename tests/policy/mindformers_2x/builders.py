@@ -11,9 +11,10 @@ __all__ = ["MODEL", "check_2x", "found_2x"]
 MODEL = Model((paths_from_outline(OUTLINE),) * 4, "the toy model")
 
 
-def check_2x(sections: str, header: str = HEADER, model: Model | None = MODEL) -> PynativeCheck:
+def check_2x(sections: str, header: str = HEADER, model: Model | None = MODEL, mindformers: str = "") -> PynativeCheck:
     """Check sections behind a header of three lines."""
-    return check_pynative(parse_document(f"{header}{sections}\n".encode(), "x.yaml"), model=model)
+    document = parse_document(f"{header}{sections}\n".encode(), "x.yaml")
+    return check_pynative(document, model=model, mindformers=mindformers)
 
 
 def found_2x(sections: str, header: str = HEADER, model: Model | None = MODEL) -> list[tuple[int, int, str]]:

@@ -167,3 +167,26 @@ def test_layers_for_multi_token_prediction_count():
 def test_a_pattern_that_matches_in_part_is_a_warning():
     text = "recompute: {mode: full, full_recompute_layer: [0]}\nswap: {enable: True, op_swap: [{op_name: mlp, layers: [0-1]}]}"
     assert [problem.level for problem in check_2x(text).problems] == [Level.WARNING]
+
+
+WHOLE = "swap: {enable: True, layer_swap: [{layers: [0]}]}"
+
+
+@pytest.mark.parametrize(
+    "sections,mindformers,is_warned",
+    [
+        (WHOLE, "2.0.0", True),
+        ("swap: {enable: True, op_swap: [{op_name: self_attention, layers: [1]}]}", "2.0.0", True),
+        ("swap: {enable: True, op_swap: [{op_name: mlp, layers: [1]}]}", "2.0.0", False),  # reads no cos and sin
+        (WHOLE.replace("True", "False"), "2.0.0", False),
+        (WHOLE, "2.1.0", False),
+        (WHOLE, "1.9.0", False),
+        (WHOLE, "", False),
+    ],
+)
+def test_the_release_that_frees_what_layers_share_is_named(sections, mindformers, is_warned):
+    """The wheel of 2.0.0 keeps masks only, that of 2.1.0 every input of the block (both were read)."""
+    problems = check_2x(sections, mindformers=mindformers).problems
+    found = [(p.level, p.message) for p in problems if p.rule == "pynative-shared-inputs"]
+    message = "swap.enable: mindformers 2.0.0 also frees rotary cos and sin, which all layers read"
+    assert found == ([(Level.WARNING, message)] if is_warned else [])
