@@ -2,8 +2,10 @@
 
 from types import SimpleNamespace
 
-from mindswap.planner.explain import _Found, _names, _wasted_line
+from mindswap.planner.explain import _Found, _kept_lines, _names, _wasted_line
 from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
+from mindswap.simulator.block_parts import BlockTensor, Uses
+from mindswap.simulator.program import NO_OP
 from tests.builders import trees
 
 
@@ -22,3 +24,19 @@ def test_a_copy_for_nothing_goes_by_its_maker_then():
         "copy a.AllGather in layers 0-2 for nothing: 1.0 KiB of a layer go with a.AllGather, "
         "which is swapped for something else, and stay"
     )
+
+
+def test_what_stays_comes_largest_first_and_is_five_operators():
+    """Sizes count in all layers together: 4 KiB of `big` in one, 2 of `both` in two, then 900, 800, ... bytes."""
+
+    def kept(label, size_bytes):
+        return BlockTensor(label, size_bytes, True, False, 0, Uses(NO_OP, 0, 0), None)
+
+    small = [kept(f"small{size}", size) for size in (500, 600, 700, 800, 900)]
+    layers = [SimpleNamespace(tensors=[*small, kept("both", 1024)]), SimpleNamespace(tensors=[kept("both", 1024)])]
+    layers.append(SimpleNamespace(tensors=[kept("big", 4096)]))
+    assert _kept_lines(layers) == [
+        "keep big in layer 2: 4.0 KiB of a layer",
+        "keep both in layers 0-1: 1.0 KiB of a layer",
+        *(f"keep small{size} in layer 0: {size} B of a layer" for size in (900, 800, 700)),
+    ]

@@ -108,3 +108,34 @@ def test_differences_are_named_by_their_makers():
         "2.x no longer moves feed_forward.mul, 64 B, layer 0",
         "2.x now also moves attention.wq.matmul, 16 B, layer 0",
     ]
+
+
+def test_several_tensors_of_a_cell_are_one_line():
+    """M and what `w2` makes, 64 and 32 bytes, are both of `feed_forward`."""
+    trace = step()
+    w2 = replace(trace.operators[3], outputs=(Value(3, 32, (8,), "float32"),))
+    trace = replace(
+        trace,
+        operators=(*trace.operators[:3], w2),
+        storages=(*trace.storages, TracedStorage(32, 3, 3, "", 3)),
+        saves=(*trace.saves, Save(2, 0, 3, (8,), "float32")),
+    )
+    assert differences(trace, {PRODUCT, 2}, set(), "moves", "2.x") == [
+        "2.x no longer moves 2 tensors of feed_forward, 96 B, layer 0"
+    ]
+
+
+def test_what_comes_from_outside_stays_in_2x_only_where_several_layers_save_it():
+    """M made outside of the layers: with one saver it moves with that, as an input; with one in each layer it stays."""
+    swap = "swap: {enable: True, op_swap: [{op_name: 'mlp\\.linear_fc2', layers: [0]}]}"
+    trace = step()
+    outside = replace(trace.operators[2], layer_index=None)
+    trace = replace(trace, operators=(*trace.operators[:2], outside, trace.operators[3]))
+    assert of_text(swap, trace).moved == {PRODUCT}
+    again = replace(trace.operators[3], layer_index=1)
+    both = replace(
+        trace, operators=(*trace.operators, again), saves=(*trace.saves, Save(PRODUCT, 1, 4, (16,), "float32"))
+    )
+    assert of_text(swap, both).moved == frozenset()
+    own = replace(both, operators=(*both.operators[:2], replace(outside, layer_index=0), *both.operators[3:]))
+    assert of_text(swap, own).moved == {PRODUCT}

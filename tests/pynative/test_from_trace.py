@@ -72,3 +72,13 @@ def test_nothing_of_a_trace_is_recomputed_or_a_copy_of_an_operator():
     graph = graph_of_trace(squares())
     nodes = [*graph.forward, *graph.backward]
     assert [(node.is_recomputed, node.is_duplicate) for node in nodes] == [(False, False)] * len(nodes)
+
+
+def test_the_scope_says_the_layer_and_the_cell():
+    trace = squares()
+    outside = replace(trace.operators[0], layer_index=None)
+    inside = replace(trace.operators[2], path=("ffn", "square"))
+    graph = graph_of_trace(replace(trace, operators=(outside, trace.operators[1], inside, *trace.operators[3:])))
+    scopes = {node.name: node.scope for node in graph.forward}
+    assert scopes["f0"] == "Default/network-Network/MatMul-opf0"
+    assert scopes["f2"] == "Default/layers-CellList/0-Layer/ffn-Cell/Square-opf2"

@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 from mindswap.pynative.ledger import Totals
 from mindswap.pynative.report import SwapReport
 from mindswap.report.swap_run import format_swap_report
@@ -34,3 +36,8 @@ def test_a_training_of_one_step_swapped_nothing():
 def test_the_json_has_a_schema():
     data = SwapReport("CPU").with_pass(PREDICTED, PREDICTED).to_json()
     assert (data["schema"], data["version"], data["is_as_predicted"]) == ("mindswap-swap-report", 1, True)
+
+
+def test_a_report_of_nothing_counts_nothing():
+    numbers = [value for value in asdict(SwapReport("CPU")).values() if isinstance(value, int)]
+    assert len(numbers) == 12 and not any(numbers)

@@ -154,3 +154,13 @@ def test_actions_of_one_event_come_in_the_order_of_a_life():
     trace = chain()
     schedule = make_schedule(trace, {0: Distance(1, Unit.LAYERS)}, hooked_layers=range(3))
     assert schedule.actions[11] == (StorageAction(ActionKind.DROP, 2), StorageAction(ActionKind.PREFETCH, 0))
+
+
+def test_a_storage_stays_until_all_its_saves_are_known():
+    """Layer 1 saves it too, at position 4; by its readers alone it could go at f0> (2)."""
+    trace = chain()
+    events = list(trace.events)
+    events.insert(5, replace(events[1], num_operators=7))  # save 0 once more, behind save 1
+    saves = (*trace.saves, replace(trace.saves[0], layer_index=1))
+    found = moments(make_schedule(replace(trace, events=tuple(events), saves=saves), {0: Distance(0)}, range(3)), 0)
+    assert found["RELEASE"] == 6

@@ -21,6 +21,7 @@ def test_the_step_and_what_it_yields():
     assert report.mfu == 0.4  # 1e12 of the 2.5e12 that 1e14 per second do in 25 ms
     assert report.peak_bytes == 4 * GIB + 64 * MIB
     assert report.fits is True
+    assert small_report(budget_bytes=4 * GIB + 64 * MIB).fits is True
     assert small_report(budget_bytes=4 * GIB).fits is False
     assert small_report(budget_bytes=None).fits is None
 

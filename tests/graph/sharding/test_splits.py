@@ -1,8 +1,12 @@
 """The same cut under another shape, by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from mindswap.graph.sharding.split_backward import BackwardSplits
 from mindswap.graph.sharding.splits import reshape_split
+from tests.graph.builders import node
 
 
 @pytest.mark.parametrize(
@@ -20,3 +24,10 @@ from mindswap.graph.sharding.splits import reshape_split
 )
 def test_reshape_split(source, split, target, expected):
     assert reshape_split(source, split, target) == expected
+
+
+def test_what_backward_calls_a_tensor_is_followed_over_eight_operators():
+    """Ten casts, one behind the other."""
+    nodes = {f"c{i}": node(f"c{i}", "Cast", f"c{i + 1}") for i in range(10)}
+    table = SimpleNamespace(nodes=nodes, forward_names={})
+    assert list(BackwardSplits(table, None)._forward_origins("c0")) == [f"c{i}" for i in range(8)]

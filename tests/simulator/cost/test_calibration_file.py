@@ -65,3 +65,11 @@ def test_other_figures_and_nothing_else():
     assert (after.offload.latency_ns, after.prefetch) == (GENERIC.offload.latency_ns, GENERIC.prefetch)
     assert (after.sources["d2h"], after.sources["h2d"]) == ("measured", GENERIC.sources["h2d"])
     assert with_figures(GENERIC, {}) == GENERIC
+
+
+def test_of_many_broken_entries_twenty_are_said(tmp_path):
+    path = tmp_path / "device.yaml"
+    path.write_text(format_device_file(GENERIC, {}, ()).replace("  []", "\n".join(["- {op: Mul}"] * 30)))
+    with pytest.raises(CostError) as caught:
+        load_measured(path)
+    assert len(str(caught.value).splitlines()) == 20

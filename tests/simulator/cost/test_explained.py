@@ -27,6 +27,11 @@ def test_by_class_and_what_is_left():
     assert not result.is_absurd
 
 
+def test_kernels_without_figures_come_longest_first():
+    kernels = [replace(mul(time), type=name) for name, time in (("ApplyAdamW", 5), ("DSAGen", 30_000), ("DSAGen", 10))]
+    assert explained(*kernels).others == (("DSAGen", 30_010), ("ApplyAdamW", 5))
+
+
 def test_off_by_more_than_half_is_absurd():
     # Off by 20,000 of 40,000 is not; off by 20,002 of 40,002 is.
     assert not explained(matmul(40_000)).is_absurd

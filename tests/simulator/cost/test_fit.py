@@ -111,3 +111,9 @@ def test_collectives_that_only_wait_or_are_small_say_nothing():
     waited = gather(20 * MB, 2 * MB, 9 * MB)  # busy for 22 %
     small = gather(MB, 2 * MB, 2 * MB)  # less than 1 MiB
     assert fit_share([waited, small], "HCCS", 20 * GB_PER_S) is None
+
+
+def test_links_that_are_busy_for_four_fifths_count():
+    # 1.6 of 2 ms: 20 MB in 2 ms are 10 GB/s of 20; a nanosecond less says nothing.
+    assert fit_share([gather(20 * MB, 1_600_000, 2 * MB)], "HCCS", 20 * GB_PER_S) == ShareFit(500, 1, 0)
+    assert fit_share([gather(20 * MB, 1_599_999, 2 * MB)], "HCCS", 20 * GB_PER_S) is None

@@ -26,6 +26,11 @@ def test_durations_are_the_middle_of_all_runs_the_largest_sum_first():
     )
 
 
+def test_a_tensor_of_one_number_is_no_part_of_the_key_one_of_two_is():
+    assert measured_key("Mul", [tensor(1, 1), tensor(2)], [tensor(2)]) == measured_key("Mul", [tensor(2)], [tensor(2)])
+    assert measured_key("Mul", [tensor(2)], []).inputs == (((2,), tensor(2).dtype),)
+
+
 @pytest.mark.parametrize(
     ("kernel", "is_known"),
     [

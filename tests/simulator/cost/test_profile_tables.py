@@ -158,3 +158,16 @@ def test_a_line_that_ends_too_early(path):
     path.write_text(path.read_text() + "4294967295,12,3,Default/Cast\n")
     with pytest.raises(CostError, match="table.csv:3: '' is no time or size"):
         list(read_kernels(path))
+
+
+def test_of_an_unknown_table_the_columns_of_the_framework_s_profiler_are_missed(path):
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(CostError, match=r"Type, Duration\(us\)") as caught:
+        list(read_kernels(path))
+    assert "OP Type" not in str(caught.value)
+
+
+def test_of_a_long_value_40_characters_are_shown(path):
+    with pytest.raises(CostError) as caught:
+        read(path, MATMUL | {"Duration(us)": "abcdefghij" * 9})
+    assert f": {'abcdefghij' * 4!r} is no time or size" in str(caught.value)

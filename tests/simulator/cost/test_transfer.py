@@ -85,6 +85,9 @@ def test_alone_there_is_nothing_to_send():
 def test_sending_to_one_card():
     assert send_ns(10 * MB, True, GENERIC) == 100_000
     assert send_ns(10 * MB, False, GENERIC) == 10**6
+    # One of the 7 links of a mesh of 8: 70 MB at 100/7 GB/s.
+    mesh = device(intranode=replace(GENERIC.intranode, num_mesh_cards=8))
+    assert send_ns(70 * MB, True, mesh) == 4_900_001
 
 
 @pytest.mark.parametrize(("kind", "size", "ranks"), [("Broadcast", 1, 2), ("AllReduce", -1, 2), ("AllReduce", 1, 0)])
