@@ -124,6 +124,7 @@ def make_plan(
     Raises:
         PlanError: if the memory cannot be read.
     """
+    own, step = step, step.with_swap()
     problem = replace(problem_of(step, memory, allow, objective), solver=solver)
     if isinstance(step.model, LayerSwapModel):
         plan = plan_layers(problem, progress)
@@ -132,7 +133,7 @@ def make_plan(
         plan = compact(step, planner.plan(problem, progress))
         if simple:
             plan = compact(step, planner.plan_simple(problem, plan, progress))
-    plan = replace(plan, compared=(*own_policy(problem, step), *plan.compared))
+    plan = replace(plan, compared=(*own_policy(problem, own), *plan.compared))
     return StepPlan(step, problem, plan, budget_of(step, memory)[1])
 
 
@@ -156,6 +157,7 @@ def sweep(
     progress: Progress = lambda: None,
 ) -> Sweep:
     """Plans for many budgets; arguments as of `make_plan`."""
+    step = step.with_swap()
     problem = problem_of(step, None, allow, objective)
     planner = Planner(step.model, allow, step.known_layers)
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
@@ -166,7 +168,7 @@ def own_policy(problem: PlanProblem, step: Step) -> tuple[Compared, ...]:
     if step.path is None or isinstance(step.model, LayerSwapModel):
         return ()
     try:
-        judged = evaluate(problem, step.policy)
+        judged = evaluate(replace(problem, model=step.model), step.policy)
     except SimulationError:  # `simulate` says why; a plan replaces it in any case
         return ()
     return (Compared(YOURS, judged.step_time_ns, judged.peak_bytes, judged.fits),)

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from mindswap.config.plain_data import document_from_data
 from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.source import load_document
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
+from mindswap.config.weight_sharding import has_one_turn
 from mindswap.errors import SimulationError, require
 from mindswap.files import file_name
 from mindswap.graph.model import Graph
@@ -55,6 +56,7 @@ class Step:
     model: StepModel
     known_layers: tuple[CellNode, ...] | None
     path: Path | None = None
+    _with_swap: "Step | None" = field(default=None, init=False, repr=False)
 
     @property
     def device(self) -> Device:
@@ -86,12 +88,26 @@ class Step:
         """
         chosen = self.policy if policy is None else policy
         require("policy", chosen, Policy)
+        model = self.with_swap().model if chosen.is_swap_enabled else self.model
         try:
-            simulated = self.model.simulate(chosen)
+            simulated = model.simulate(chosen)
         except SimulationError as error:
             section = self.document.get("recompute_config", "select_recompute") if policy is None else None
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
-        return Run(self.model, chosen, simulated, title or self.title)
+        return Run(model, chosen, simulated, title or self.title)
+
+    def with_swap(self) -> "Step":
+        """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""
+        settings = self.model.settings
+        sharding = settings.sharding
+        is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_one_turn(self.document)
+        if not is_other or sharding.is_cast_behind:
+            return self
+        if self._with_swap is None:
+            model = self.model.remade(settings=replace(settings, sharding=replace(sharding, is_cast_behind=True)))
+            object.__setattr__(self, "_with_swap", replace(self, model=model))
+        assert self._with_swap is not None
+        return self._with_swap
 
     def plan(self, memory: str | int | None = None, **options: Any) -> "StepPlan":
         """The swap and recompute settings that train fastest within a memory budget.

@@ -34,6 +34,8 @@ class WeightSharding:
     # (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep)
     num_expert_copies: int = 1
     whole_names: tuple[str, ...] = (*WHOLE_WEIGHTS, LEGACY_EMBEDDING)  # ends of the names of weights that stay whole
+    # a weight is gathered as it is stored, and cast where it is read: lazy_inline, one stage and one micro-batch
+    is_cast_behind: bool = False
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:
         """Whether a weight is cut.
@@ -73,7 +75,18 @@ def read_weight_sharding(document: Document) -> WeightSharding:
         stride=document.count("parallel_config", "model_parallel"),
         num_expert_copies=num_expert_copies(document),
         whole_names=WHOLE_WEIGHTS if cuts_embedding else (*WHOLE_WEIGHTS, LEGACY_EMBEDDING),
+        is_cast_behind=document.value("swap_config", "swap") is True and has_one_turn(document),
     )
+
+
+def has_one_turn(document: Document) -> bool:
+    """Whether all layers are on one stage, and a step has one micro-batch."""
+    counts = (
+        ("parallel_config", "pipeline_stage"),
+        ("runner_config", "gradient_accumulation_steps"),
+        ("micro_batch_interleave_num",),
+    )
+    return all(document.count(*path) == 1 for path in counts)
 
 
 def is_expert_weight(name: str) -> bool:

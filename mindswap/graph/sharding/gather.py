@@ -13,10 +13,11 @@ micro-batch gathers for itself, and backward gathers again (context.py, `optimiz
 Which weights: parallel_optimizer/opt_param_mgr.cc (SplitParam: `parallel_optimizer_threshold`, in KiB, against the
 stored size on one rank) and tensor_layout.cc (GenerateOptShardSliceShape: the first dimension must be divisible).
 
-tests/adapters/test_gathered_weights.py shows it in graphs of MindSpore 2.9.0. Two differences are known with
-lazy_inline on, which mindswap needs. On one stage with one micro-batch the weight is gathered as it is stored, and
-its cast stands in the function: backward holds as many bytes, the float32 copy before the cast is not simulated.
-With level3 a layer that is not recomputed hands the whole weight to backward; here it is released.
+tests/adapters/test_gathered_weights.py shows it in graphs of MindSpore 2.9.0. With lazy_inline on, which a swap needs,
+there are differences. On one stage with one micro-batch (`WeightSharding.is_cast_behind`) the weight is gathered as it
+is stored where it is read first, and its cast stands in the function like any other operator: a swap of the cell takes
+the cast along; recompute of it holds what was gathered, twice as many bytes (dry runs of 2026-11-23,
+benchmarks/dryrun). With level3 a layer that is not recomputed hands the whole weight to backward; here it is released.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
     saved = [entry for entry in graph.saved if entry.forward_name not in gathered]
     if not again:
         saved += [Saved(w.gather.name, w.saved_name) for w in weights if w.gather.name in needed]
-    forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved))
+    forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved, sharding.is_cast_behind))
     rewritten = replace(graph, forward=forward, backward=backward, saved=tuple(saved))
     collectives = {
         w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, sharding.num_ranks, stride=sharding.stride),)
@@ -135,7 +136,9 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
             values = {users[0].name}
             users = list(_users(users[0].name, readers))
         source, whole = lead[-1], nodes[0].outputs[0]
-        is_cast = len(users) == 1 and whole.dtype == "float32" and is_narrowing(users[0])
+        is_cast = (
+            not sharding.is_cast_behind and len(users) == 1 and whole.dtype == "float32" and is_narrowing(users[0])
+        )
         # Backward may need the weight for nothing else than to cast it again.
         if is_cast and not any(kept.get(value, set()) - {users[0].name} for value in values):
             source, whole = _part(users[0], sharding.num_ranks, **mark), users[0].outputs[0]
@@ -179,24 +182,38 @@ def _part(node: Node, num_ranks: int, **attributes: object) -> Node:
     return replace(node, outputs=(part,), attributes={**node.attributes, **attributes})
 
 
-def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], gone: set[str]) -> Iterator[Node]:
-    """Weights of a layer are gathered when it begins, others where they are read."""
+def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], gone: set[str], is_late: bool) -> Iterator[Node]:
+    """Weights of a layer are gathered when it begins, or as late as those of others, where they are read."""
     by_layer: dict[int, list[Node]] = {}
     by_node: dict[str, tuple[Node, ...]] = {}
     renamed: dict[str, str] = {}
+    first = _first_readers(graph, {value for weight in weights for value in weight.values}) if is_late else {}
     for weight in weights:
         renamed |= dict.fromkeys(weight.values, weight.gather.name)
-        if weight.gather.layer_index is None:
+        readers = [first[value] for value in weight.values if value in first]
+        if readers:
+            name = min(readers)[1]
+            by_node[name] = (*by_node.get(name, ()), *weight.lead)
+        elif weight.gather.layer_index is None:
             by_node[weight.lead[0].name] = weight.lead
         else:
             by_layer.setdefault(weight.gather.layer_index, []).extend(weight.lead)
     for node in graph.forward:
         if node.layer_index is not None:
             yield from by_layer.pop(node.layer_index, ())
-        if node.name in by_node:
-            yield from by_node[node.name]
-        elif node.name not in gone:
+        yield from by_node.get(node.name, ())
+        if node.name not in gone:
             yield node.renamed(renamed)
+
+
+def _first_readers(graph: Graph, values: set[str]) -> dict[str, tuple[int, str]]:
+    """Place and name of the first operator of forward that reads each of these values."""
+    found: dict[str, tuple[int, str]] = {}
+    for position, node in enumerate(graph.forward):
+        if node.op not in BOOKKEEPING_OPS:
+            for name in values.intersection(node.inputs):
+                found.setdefault(name, (position, node.name))
+    return found
 
 
 def _rewrite_backward(

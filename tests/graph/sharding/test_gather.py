@@ -217,3 +217,17 @@ def test_the_matrices_of_llama2_7b_come_to_12_gib():
             kept = sum(entry.kept_bytes for entry in classify_saved(gathered))
             assert kept == 386 * 2**20
             assert round(32 * kept / 2**30, 2) == 12.06
+
+
+def test_with_swap_on_one_stage_the_cast_is_behind_what_is_gathered():
+    """Float32 is sent where the cast stands; a swap or recompute of it is one of any operator."""
+    gathered = gather_weights(step(W), WeightSharding(8, is_cast_behind=True)).graph
+    names = [each.name for each in gathered.forward if each.op in ("Gelu", "Load", "AllGather", "Cast", "MatMul")]
+    assert names == ["x", "w_load", "w_load@gather", "w_cast", "y"]
+    gather, cast = (gathered.forward_nodes[name] for name in ("w_load@gather", "w_cast"))
+    assert (gather.size_bytes, cast.inputs, cast.size_bytes) == (64 * 1024, (gather.name,), 32 * 1024)
+    assert is_gathering(gather) and not is_gathering(cast)
+    kept = {entry.storage.name: entry.kept_bytes for entry in classify_saved(gathered)}
+    assert kept == {"w_cast": 32 * 1024}
+    again = rewrite_graph(gathered, NodeSettings(frozenset({"w_cast"}), {}))
+    assert {entry.storage.name: entry.kept_bytes for entry in classify_saved(again)} == {gather.name: 64 * 1024}

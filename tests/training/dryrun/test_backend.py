@@ -25,6 +25,9 @@ OPERATORS = {
         ],
     }
 }
+ONE_SWAP = {
+    "swap_config": {"swap": True, "op_swap": [{"op_name": "attention_norm", "backward_prefetch": 10, "layers": [0]}]}
+}
 TENSORS = {"parallel_config": {"model_parallel": 2, "data_parallel": 4, "vocab_emb_dp": False}}
 PIPELINE = {
     "parallel_config": {
@@ -64,7 +67,8 @@ def changed(data: dict, *changes: dict) -> dict:
 CASES = {
     "nothing moved": (llama(2), 1663),
     "full recompute": (llama(2, FULL), 1047),
-    "swap of operators": (llama(2, OPERATORS), 1223),
+    "swap of operators, and of the weights that they gather": (llama(4, OPERATORS), 1324),
+    "recompute with swap on, which holds weights as they are stored": (llama(4, FULL, ONE_SWAP), 1263),
     "tensor parallel": (llama(2, TENSORS), 949),
     "pipeline, tensor parallel, swap of layers": (llama(4, PIPELINE, ALL_LAYERS), 624),
     "Qwen3, tensor parallel": (qwen3(), 841),
