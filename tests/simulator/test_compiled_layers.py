@@ -1,4 +1,5 @@
 from mindswap.graph.sample import LayerSample
+from mindswap.policy.model import Policy
 from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.compiled_layers import CompiledLayers
 from tests.builders import layer
@@ -42,3 +43,10 @@ def test_equal_operators_are_one_where_tags_kept_them_apart():
     assert forward(layers.plain.graph) == ["x", "cast_q", "q", "k"]
     # Without tags of all operators the compiler has merged them already; what is left differs.
     assert forward(compiled(has_all_tags=False).plain.graph) == forward(layers.graph)
+
+
+def test_names_under_which_backward_holds_what_an_operator_makes():
+    """The two casts are one where their tags do not keep them apart: backward holds it as either."""
+    assert compiled(has_all_tags=True).keepers(Policy(), 0) == {("wq.cast", "wk.cast"): (("wq.cast", "wk.cast"),)}
+    apart = compiled(has_all_tags=False).keepers(Policy(), 0)
+    assert apart == {("wq.cast",): (("wq.cast",),), ("wk.cast",): (("wk.cast",),)}

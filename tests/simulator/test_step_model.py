@@ -11,14 +11,18 @@ from reference.program_bounds import compute_only_ns, lower_bound_ns
 from benchmarks.reference.program_check import check_program
 from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
+from mindswap.graph.model import Saved, TensorType
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.cost.transfer import send_ns
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB
-from tests.simulator.steps import captured, model
+from tests.simulator.cost.builders import device
+from tests.simulator.steps import SETTINGS, captured, hand_graph, model, placed
 from tests.strength import examples
 
 PATTERNS = ("mlp", r"mlp\.matmul", r"mlp\.gelu", "mul", "add")
@@ -267,3 +271,29 @@ def test_what_layers_share_lives_from_its_maker_to_its_last_use():
     program = model(3).program(KEEP_ALL)
     (own,) = np.flatnonzero(program.intervals.label == label_of(program, "shared by layers"))
     assert (program.intervals.begin[own], program.intervals.end[own]) == (1, 24)
+
+
+def test_labels_cut_out_of_the_tokens_are_there_from_the_begin():
+    """Behind the layers, 14 operators: `logits` is 14, `OneHot` of the tokens 15, `Square` of another input 16."""
+    step = hand_graph()
+    *layers, loss = step.forward
+    head = (
+        placed("logits", "Neg", "add2", None, "loss"),
+        placed("labels", "OneHot", "ids", None, "loss"),
+        placed("answers", "Square", "others", None, "loss"),
+        replace(loss, inputs=("logits", "labels", "answers")),
+    )
+    first = replace(step.backward[0], inputs=(*step.backward[0].inputs, "labels_b", "answers_b"))
+    step = replace(
+        step,
+        forward=(*layers, *head),
+        backward=(first, *step.backward[1:]),
+        saved=(*step.saved, Saved("labels", "labels_b"), Saved("answers", "answers_b")),
+        types={**step.types, **dict.fromkeys(("ids", "others"), TensorType.of((2, 8), "int32"))},
+    )
+    program = StepModel(replace(captured(), graph=step), CostTable(device()), SETTINGS).program(Policy(True))
+    begins = {
+        str(program.labels[label]): int(begin)
+        for label, begin in zip(program.intervals.label, program.intervals.begin, strict=True)
+    }
+    assert (begins["loss.Neg"], begins["loss.OneHot"], begins["loss.Square"]) == (14, 0, 16)
