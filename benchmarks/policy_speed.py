@@ -16,7 +16,7 @@ import yaml
 
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.tables import format_table

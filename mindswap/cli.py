@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindswap.commands import Parser, UsageError
-from mindswap.config.model_folder import use_folder
+from mindswap.config.source import use_folder
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.version import __version__
 

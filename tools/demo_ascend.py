@@ -11,7 +11,7 @@ from pathlib import Path
 from mindswap.api.dry_run import dry_run
 from mindswap.api.dry_run_stages import NOT_BUILT
 from mindswap.config.nodes import Document
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.report.tables import format_table

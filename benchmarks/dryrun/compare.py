@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from mindswap.api.dry_run import stage_ranks
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.config.step import read_step_settings
 from mindswap.graph.cache import make_key
 from mindswap.training.proof.derive import format_config

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mindswap.errors import ApplyError
+from mindswap.policy.applied import format_log_lines
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer

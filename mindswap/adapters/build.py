@@ -21,8 +21,8 @@ from mindswap.adapters.frontend_limits import masks_without_values, use_broadcas
 from mindswap.adapters.interleave import layers_as_in_model
 from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.adapters.versions.chosen import builds_form
-from mindswap.config.model_folder import given_folder
 from mindswap.config.rank import RankPlacement
+from mindswap.config.source import given_folder
 from mindswap.config.step import DEFAULT_SEQ_LENGTHS
 from mindswap.errors import GraphError
 from mindswap.policy.model import Policy

@@ -26,9 +26,9 @@ from mindswap.adapters.mindspore import enable_lazy_inline, find_lazy_inline_cel
 from mindswap.adapters.versions.chosen import builds_form
 from mindswap.adapters.versions.executors import require_pynative
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
-from mindswap.config.mode import is_pynative
 from mindswap.config.nodes import Document
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
+from mindswap.config.step import is_pynative
 from mindswap.errors import LaunchError
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems

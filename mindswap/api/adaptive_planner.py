@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from mindswap.api.plan import compact, planned_text, problem_of
 from mindswap.api.step import Step, load_step
-from mindswap.config.mode import is_on_cpu
 from mindswap.config.source import load_document
+from mindswap.config.step import is_on_cpu
 from mindswap.errors import MindswapError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.planner.evaluate import evaluate

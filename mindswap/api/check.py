@@ -15,7 +15,7 @@ from mindswap.check.check_2x import check_pynative
 from mindswap.check.doctor.installed import installed_version
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
-from mindswap.policy.mindformers_2x.form import Form, find_form
+from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.pynative import effect_to_json, format_layers_2x, pynative_notes
 from mindswap.simulator.cost.settings import read_cost_settings

@@ -1,10 +1,10 @@
 """What of a configuration stands in the way of a compile: its mode, inference, or that it has no model."""
 
 from mindswap.check.check import missing_model
-from mindswap.config.mode import is_pynative
 from mindswap.config.nodes import Document
+from mindswap.config.step import is_pynative
 from mindswap.errors import GraphError
-from mindswap.policy.mindformers_2x.form import Form, find_form
+from mindswap.policy.mindformers_2x.tables import Form, find_form
 
 
 def require_compilable(document: Document, takes_trace: bool = True) -> None:

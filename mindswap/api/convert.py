@@ -11,8 +11,8 @@ from typing import Any
 from mindswap.check.check import check_document, check_shape
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Layout, LayoutError, read_pipeline
-from mindswap.config.plain_data import document_from_data
 from mindswap.config.problem import Level, Location, Problem, sort_problems
+from mindswap.config.render import document_from_data
 from mindswap.errors import PolicyError
 from mindswap.policy.applied import EXCLUDE, as_applied, cells_excluded
 from mindswap.policy.cell_tree import LayerTrees

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mindswap.config.device_memory import read_device_memory
 from mindswap.config.nodes import Document
+from mindswap.config.step import read_device_memory
 from mindswap.errors import PolicyError
 from mindswap.simulator.cost.calibration_file import load_measured
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device

@@ -13,7 +13,7 @@ from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Pipeline, read_pipeline
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import LaunchError

@@ -19,7 +19,7 @@ from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import GraphError, LaunchError, SimulationError
 from mindswap.files import file_name
-from mindswap.policy.mindformers_2x.form import refuse_pynative
+from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.simulator.summary_model import StageReport
 from mindswap.training.dryrun.read import DryRun

@@ -9,13 +9,13 @@ from mindswap.api.trees import has_mindformers, known_or_real
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.check.check_2x import check_pynative
 from mindswap.check.doctor.installed import installed_version
-from mindswap.config.model_folder import FOLDER_RULE
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem
+from mindswap.config.source import FOLDER_RULE
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
-from mindswap.policy.mindformers_2x.form import Form, find_form
+from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.report.explain import explain, explanation_to_json, format_explanation, list_paths, list_paths_2x
 from mindswap.report.pynative import effect_to_json, format_effect
 

@@ -8,9 +8,9 @@ from mindswap.api.plan_2x import is_2x, planned_text_2x, sections_2x
 from mindswap.api.run import Run
 from mindswap.api.step import Step
 from mindswap.check.check import check_document
-from mindswap.config.device_memory import read_device_memory
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
+from mindswap.config.step import read_device_memory
 from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate

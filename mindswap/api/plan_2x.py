@@ -16,8 +16,8 @@ from mindswap.config.step import read_step_settings
 from mindswap.errors import PlanError, PolicyError
 from mindswap.planner.result import Plan
 from mindswap.planner.write import plan_comment
-from mindswap.policy.mindformers_2x.form import Form, find_form, form_problem
 from mindswap.policy.mindformers_2x.read import find_mtp_layers, find_num_layers_2x
+from mindswap.policy.mindformers_2x.tables import Form, find_form, form_problem
 from mindswap.policy.model import Policy
 from mindswap.policy.words import index_runs
 from mindswap.report.problems import format_problems

@@ -7,7 +7,7 @@ from typing import Any
 from mindswap.api.dry_run_stages import DryRunOptions, Say, run_stages
 from mindswap.api.plan import StepPlan
 from mindswap.api.step import Step
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table

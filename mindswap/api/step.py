@@ -14,9 +14,8 @@ from mindswap.api.recorded import capture_of, is_trace_path, read_trace
 from mindswap.api.run import Run
 from mindswap.check.check import check_document, policy_of
 from mindswap.config.nodes import Document
-from mindswap.config.pipeline import SCHEDULER_PATH
-from mindswap.config.plain_data import document_from_data
-from mindswap.config.sequences import find_sequence_faults
+from mindswap.config.pipeline import SCHEDULER_PATH, find_sequence_faults
+from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.config.weight_sharding import has_one_turn

@@ -20,10 +20,9 @@ from mindswap.errors import MindswapError
 from mindswap.files import file_name
 from mindswap.graph.effect.recompute import RecomputeEffect, compare_recompute
 from mindswap.graph.effect.swap import LayerEffect, compare_effect
-from mindswap.policy.applied import as_applied
+from mindswap.policy.applied import as_applied, format_log_lines
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
-from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.effect import effect_to_json, format_effect, format_recompute_effect, recompute_effect_to_json

@@ -8,22 +8,20 @@ from typing import Any
 from mindswap.check.context import Context
 from mindswap.check.rules import find_rules
 from mindswap.config.ignored import split_ignored
-from mindswap.config.model_folder import FOLDER_KEY, FOLDER_RULE
 from mindswap.config.nodes import Document, to_data
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.pipeline import SEQUENCE_KEY
 from mindswap.config.problem import Problem, find_errors, sort_problems
-from mindswap.config.sequences import SEQUENCE_KEY
-from mindswap.config.source import load_document
+from mindswap.config.render import document_from_data
+from mindswap.config.source import FOLDER_KEY, FOLDER_RULE, load_document
 from mindswap.errors import GraphError, PolicyError
-from mindswap.policy.build import build_policy
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.families import load_layer_trees
-from mindswap.policy.mindformers_2x.form import form_problem
+from mindswap.policy.mindformers_2x.tables import form_problem
 from mindswap.policy.model import READERS, Policy
-from mindswap.policy.read import find_num_layers, read_settings
+from mindswap.policy.read import build_policy, find_num_layers, read_settings
 from mindswap.policy.settings import PolicySettings
 
 # The run modes in which there is something to swap.

@@ -7,10 +7,10 @@ from functools import cached_property
 from mindswap.check.nearby import StatementIndex
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Level
-from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
 from mindswap.policy.model import Layers, Policy
+from mindswap.policy.read import build_policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.settings import PolicySettings, Statement
 

@@ -11,9 +11,8 @@ from mindswap.check.doctor.gather import host_memory
 from mindswap.check.doctor.installed import installed_version
 from mindswap.commands import Parser
 from mindswap.commands.options import number_from
-from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
-from mindswap.config.mode import device_target, is_on_cpu
 from mindswap.config.nodes import Document, show
+from mindswap.config.step import ALLOWED, PATH, device_target, is_on_cpu, read_device_memory
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.report.adaptive import format_summary

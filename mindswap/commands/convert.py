@@ -18,15 +18,15 @@ from mindswap.commands.options import (
 )
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.parse import parse_document
-from mindswap.config.plain_data import COMMAND_LINE
 from mindswap.config.problem import Level, Problem, find_errors, sort_problems
+from mindswap.config.render import COMMAND_LINE
 from mindswap.config.sections import rewrite_section
 from mindswap.config.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.files import require_folders, write_new
 from mindswap.policy.convert.swap_on import rewrite_for_swap
 from mindswap.policy.megatron.options import OPTIONS, OptionKind
-from mindswap.policy.mindformers_2x.form import refuse_pynative
+from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.read import find_num_layers
 from mindswap.report.answer import answer_text
 from mindswap.report.problems import format_problems, problems_to_data

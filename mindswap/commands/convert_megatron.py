@@ -11,16 +11,16 @@ from mindswap.api.trees import known_or_real
 from mindswap.commands.converted import Request, table_trees
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import LayoutError, read_pipeline
-from mindswap.config.plain_data import COMMAND_LINE
 from mindswap.config.problem import Level, Location, Problem, find_errors, sort_problems
+from mindswap.config.render import COMMAND_LINE
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.convert.sections import policy_sections
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
-from mindswap.policy.megatron.placement import place_layers
 from mindswap.policy.megatron.policy import policy_of_megatron
 from mindswap.policy.megatron.script import ScriptError, find_command, line_of
+from mindswap.policy.megatron.validity import place_layers
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
 

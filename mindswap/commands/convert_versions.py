@@ -19,11 +19,9 @@ from mindswap.config.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.mindformers_2x.convert import ConvertedSettings, to_1_9, to_2x
-from mindswap.policy.mindformers_2x.form import Form, find_form
 from mindswap.policy.mindformers_2x.read import find_num_layers_2x
-from mindswap.policy.mindformers_2x.renaming import LayerNames
-from mindswap.policy.mindformers_2x.replace import replace_sections
-from mindswap.policy.mindformers_2x.tables import dense_layer
+from mindswap.policy.mindformers_2x.renaming import LayerNames, replace_sections
+from mindswap.policy.mindformers_2x.tables import Form, dense_layer, find_form
 from mindswap.policy.read import find_num_layers
 from mindswap.pynative.by_tensor import choose_1_9, choose_2x, fate_in_2x
 from mindswap.report.problems import escape

@@ -16,7 +16,7 @@ from mindswap.commands.options import (
     device_overrides,
     number_from,
 )
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
 from mindswap.report.answer import answer_text

@@ -10,8 +10,8 @@ from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.check.doctor.installed import count_cards, require_mindformers
 from mindswap.commands.options import PhaseLines, add_device_arguments, device_overrides, number_from
 from mindswap.commands.run import cards_missing
-from mindswap.config.mode import is_on_cpu
 from mindswap.config.nodes import Document
+from mindswap.config.step import is_on_cpu
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.report.answer import answer_text

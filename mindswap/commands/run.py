@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 
 from mindswap.check.doctor.installed import count_cards, has_cards, require_mindformers
-from mindswap.config.mode import ASCEND, device_target, is_on_cpu
 from mindswap.config.nodes import Document
+from mindswap.config.step import ASCEND, device_target, is_on_cpu
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.launch.lifeline import hold_lifeline
 from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, load_trainable, parse_training

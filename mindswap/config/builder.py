@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from mindswap.config.nodes import Document, DocumentNode, DuplicateKey, MappingEntry, is_huge, key_text
+from mindswap.config.nodes import Document, DocumentNode, DuplicateKey, MappingEntry, Span, is_huge, key_text, span_of
 from mindswap.config.problem import Level, Location, Problem
-from mindswap.config.spans import Span, span_of
 
 # MindFormers itself refuses mappings nested deeper than 10. The limits only keep hostile files from using up memory or
 # the stack.

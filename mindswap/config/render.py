@@ -2,8 +2,13 @@ r"""Plain data -> YAML as a user would write it: `True`, `[0, 3]`, `'mlp\.mul'`,
 
 import re
 from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
 
 import yaml
+
+from mindswap.config.nodes import Document, DocumentNode, MappingEntry, is_huge
+from mindswap.config.problem import Level, Location, Problem
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -66,3 +71,89 @@ def _quoted(text: str) -> str:
         return "'" + text.replace("'", "''") + "'"
     dumped = yaml.safe_dump(text, default_style='"', allow_unicode=False, width=float("inf"))
     return dumped.removesuffix("\n")
+
+
+# Python data -> located nodes: a configuration after command-line options, or made by a program.
+
+COMMAND_LINE = "command line"
+MAX_DEPTH = 64
+MAX_NODES = 200_000
+
+
+def document_from_data(data: Mapping[Any, Any], file: str, base: Document | None = None) -> Document:
+    """A document from plain data.
+
+    Args:
+        data: the configuration as dicts, lists and scalars; objects with `to_dict()` count as dicts.
+        file: name for messages.
+        base: the file the data came from. A value that equals what stands there at the same key
+            path keeps that place; any other value is said to come from the command line.
+    """
+    location = Location(COMMAND_LINE if base is not None else file)
+    converter = _Converter(location)
+    root = converter.convert(data, base.root if base is not None else None, 0)
+    problems = (*(base.problems if base is not None else ()), *converter.problems)
+    duplicates = base.duplicates if base is not None else ()
+    if root.entries is None:
+        message = f"the configuration is {root.kind}"
+        problems += (Problem(location, "yaml-syntax", Level.ERROR, message, "a mapping"),)
+        return Document(file, None, problems, duplicates)
+    return Document(file, root, problems, duplicates)
+
+
+class _Converter:
+    def __init__(self, location: Location):
+        self.location = location
+        self.problems: tuple[Problem, ...] = ()
+        self._num_nodes = 0
+
+    def convert(self, value: object, base: DocumentNode | None, depth: int) -> DocumentNode:
+        value = _plain(value)
+        self._num_nodes += 1
+        if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
+            allowed = f"at most {MAX_DEPTH} levels and {MAX_NODES} values"
+            self.problems = (Problem(self.location, "yaml-depth", Level.ERROR, "the data is too large", allowed),)
+            return DocumentNode(self.location)
+        if isinstance(value, Mapping):
+            return self._convert_mapping(value, base, depth)
+        if isinstance(value, (list, tuple, range)):
+            return self._convert_sequence(value, base, depth)
+        if base is None or base.items is not None or base.entries is not None or type(base.value) is not type(value):
+            return DocumentNode(self.location, value)
+        return base if base.value is value or bool(base.value == value) else DocumentNode(self.location, value)
+
+    def _convert_mapping(self, value: Mapping[Any, Any], base: DocumentNode | None, depth: int) -> DocumentNode:
+        entries = []
+        for key, child in value.items():
+            below = base.entry(key) if base is not None else None
+            node = self.convert(child, below.value if below is not None else None, depth + 1)
+            entries.append(MappingEntry(_plain(key), below.location if below is not None else self.location, node))
+        location = base.location if base is not None and base.entries is not None else self.location
+        return DocumentNode(location, entries=tuple(entries))
+
+    def _convert_sequence(
+        self, value: list[Any] | tuple[Any, ...] | range, base: DocumentNode | None, depth: int
+    ) -> DocumentNode:
+        below = base.items if base is not None and base.items is not None else ()
+        items = []
+        for index, child in enumerate(value):
+            items.append(self.convert(child, below[index] if index < len(below) else None, depth + 1))
+            if self._num_nodes > MAX_NODES:
+                break
+        # A list that differs anywhere was replaced as a whole.
+        is_same = [item.location for item in items] == [item.location for item in below]
+        location = base.location if base is not None and base.items is not None and is_same else self.location
+        return DocumentNode(location, items=tuple(items))
+
+
+def _plain(value: object) -> object:
+    """Configuration objects as dicts, NumPy values as Python ones, integers only as long as can be printed."""
+    if is_huge(value):
+        return "an integer of more than 1000 digits"
+    if isinstance(value, (Mapping, list, tuple, range, str, bytes, bool, int, float, type(None))):
+        return value
+    for method in ("to_dict", "tolist"):
+        convert = getattr(value, method, None)
+        if callable(convert):
+            return convert()
+    return int(value) if isinstance(value, Integral) else value

@@ -1,10 +1,12 @@
 """What a configuration says about a training step besides its network."""
 
+import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 from mindswap.config.nodes import Document, is_whole_number
-from mindswap.config.pipeline import Pipeline, read_pipeline
-from mindswap.config.sequences import SEQUENCE_KEY
+from mindswap.config.pipeline import SEQUENCE_KEY, Pipeline, read_pipeline
+from mindswap.config.problem import Location
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 
 DEFAULT_OPTIMIZER = "AdamW"
@@ -134,3 +136,65 @@ def read_seq_length(document: Document) -> int:
     if is_whole_number(stated) and stated >= 1:
         return stated
     return DEFAULT_SEQ_LENGTHS["legacy" if document.is_legacy else "newer"]
+
+
+# How a configuration trains: in graph mode or in PyNative mode, on what.
+
+# What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
+GRAPH = (0, "GRAPH_MODE")
+PYNATIVE = (1, "PYNATIVE_MODE")
+ASCEND = "Ascend"
+# Where the scheduler of a job listens (MindFormers' scripts/msrun_launcher.sh).
+DEFAULT_MASTER_PORT = 8118
+
+
+def is_pynative(document: Document) -> bool:
+    """Operators run one by one: mindswap itself moves the memory."""
+    mode = document.value("context", "mode")
+    return not isinstance(mode, bool) and mode in PYNATIVE
+
+
+def device_target(document: Document) -> str:
+    """What MindSpore runs on: `context.device_target`, Ascend where that is missing or null."""
+    value = document.value("context", "device_target")
+    return ASCEND if value is None else str(value)
+
+
+def is_on_cpu(document: Document) -> bool:
+    """The device target is CPU."""
+    return device_target(document) == "CPU"
+
+
+# What a configuration lets MindSpore take of a card: `context.max_device_memory`.
+
+PATH = "context.max_device_memory"
+ALLOWED = 'a string such as "58GB"; GB is GiB there'
+# `_RE_PATTERN` and `set_max_device_memory` in context.py of mindspore 2.9.0; ascend_memory_adapter.cc takes
+# kGBToByte = 1024 << 20 bytes for one.
+_SIZE = re.compile(r"(?:[1-9][0-9]*\.?[0-9]*|0\.[0-9]*)GB")
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What MindSpore may take of each card."""
+
+    size_bytes: int  # how much
+    location: Location  # where that stands
+
+    @property
+    def source(self) -> str:
+        """In words."""
+        return f"{PATH}, {self.location}"
+
+
+def is_device_memory(value: object) -> bool:
+    """Whether MindSpore takes a value; no unit but GB, no blank, not 0."""
+    return isinstance(value, str) and _SIZE.fullmatch(value) is not None and Decimal(value[:-2]) > 0
+
+
+def read_device_memory(document: Document) -> DeviceMemory | None:
+    """The limit of a configuration; None if it has none, or none that MindSpore takes."""
+    node = document.get(*PATH.split("."))
+    if node is None or not is_device_memory(node.value):
+        return None
+    return DeviceMemory(int(Decimal(node.value[:-2]) * 2**30), node.location)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from mindswap.config.problem import Location
 from mindswap.policy.cell_tree import CellNode, LayerTrees
-from mindswap.policy.match import exact_pattern, match_pattern
+from mindswap.policy.match import Match, exact_pattern, match_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
-from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
+from mindswap.policy.resolve import LayerDecisions, Treatment, matches_of, resolve_layer
 from mindswap.policy.settings import Statement
 
 # Of communication both forms exclude operators only.
@@ -74,3 +74,33 @@ def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tu
     decided = layer.operators().items()
     operators = tuple(".".join(path) for path, found in decided if found.treatment is Treatment.RECOMPUTE)
     return operators, tuple(match.name for match in matches_of(layer.comm_recomputes))
+
+
+# The log lines that say what is set on a layer, as the specification has them.
+
+
+def format_log_lines(layer: LayerDecisions) -> tuple[str, ...]:
+    """The lines MindFormers users look for, recompute before swap."""
+    at = f"at layer {layer.layer_index}"
+    lines = []
+    if layer.is_fully_recomputed:
+        lines.append(f"Set full recompute {at}" + (", with its output" if layer.is_output_recomputed else ""))
+    for title, claims in (
+        ("select recompute", layer.recomputes),
+        ("select comm recompute", layer.comm_recomputes),
+        ("select recompute exclude", layer.excludes),
+        ("select comm recompute exclude", layer.comm_excludes),
+    ):
+        if matches := matches_of(claims):
+            lines.append(f"Set {title} {at}: {', '.join(match.name for match in matches)}")
+    if layer.layer_prefetch is not None:
+        lines.append(f"Set layer swap {at} and value is: {layer.layer_prefetch}")
+    if layer.op_swaps:
+        swaps = (f"{_log_name(swap.match)}, value={swap.entry.prefetch}" for swap in layer.op_swaps)
+        lines.append(f"Set op_swap {at}: {', '.join(swaps)}")
+    return tuple(lines)
+
+
+def _log_name(match: Match) -> str:
+    """The specification writes a dot before a name of one level."""
+    return f".{match.name}" if len(match.path) == 1 else match.name

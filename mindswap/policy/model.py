@@ -1,6 +1,6 @@
 """The normalised policy: what each operator of each layer does with its activations.
 
-One immutable object, made by `policy.build` from any accepted spelling, serves applying,
+One immutable object, made by `policy.read` from any accepted spelling, serves applying,
 simulating and planning alike. `Policy.to_config()` writes it as MindFormers spells it; read
 back, that gives an equal policy.
 """

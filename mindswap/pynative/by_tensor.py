@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from mindswap.policy.mindformers_2x.convert import Swapped
 from mindswap.policy.mindformers_2x.effect import SettingsEffect
-from mindswap.policy.mindformers_2x.match import LayerPaths, is_below
 from mindswap.policy.mindformers_2x.renaming import to_2x_path
+from mindswap.policy.mindformers_2x.tables import LayerPaths, is_below
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.policy.words import name_indices
 from mindswap.pynative.trace import Operator, Trace

@@ -9,8 +9,7 @@ from mindswap.policy.applied import as_applied
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.expand import StageRecompute
-from mindswap.policy.mindformers_2x.form import Form
-from mindswap.policy.mindformers_2x.tables import Model
+from mindswap.policy.mindformers_2x.tables import Form, Model
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.words import index_runs, name_indices
 from mindswap.report.policy_text import AlikeLayers, PartAction, StepKind, format_steps, group_layers

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindswap.config.device_memory import PATH
+from mindswap.config.step import PATH
 from mindswap.planner.result import FULL, YOURS, Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table

@@ -5,8 +5,8 @@ from typing import Any
 
 from mindswap.config.problem import Problem
 from mindswap.policy.mindformers_2x.effect import LayerOutcome, SettingsEffect
-from mindswap.policy.mindformers_2x.form import Form
 from mindswap.policy.mindformers_2x.log_lines import log_lines
+from mindswap.policy.mindformers_2x.tables import Form
 from mindswap.policy.words import format_indices, name_indices
 from mindswap.report.problems import escape
 from mindswap.report.tables import group_equal

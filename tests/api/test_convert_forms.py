@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from mindswap.api.convert import to_index_form, to_stage_form
 from mindswap.check.check import check_document, check_shape
-from mindswap.config.plain_data import document_from_data
 from mindswap.config.problem import Level
+from mindswap.config.render import document_from_data
 from mindswap.errors import PolicyError
 from mindswap.policy.applied import as_applied, recomputed_operators
 from mindswap.policy.convert.compare import first_difference, resolve_policy

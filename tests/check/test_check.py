@@ -6,7 +6,7 @@ import pytest
 from mindswap.check import check as check_module
 from mindswap.check.check import check_document, load_policy
 from mindswap.check.rules import find_rules
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import PolicyError
 from mindswap.policy.model import Policy

@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from mindswap.check.check import check_shape
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.policy.model import (
     ALL_LAYERS,
     DEFAULT_SWAP_PATTERNS,

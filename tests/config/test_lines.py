@@ -1,4 +1,4 @@
-from mindswap.config.lines import after_line, line_above, line_end, line_start, newline_at
+from mindswap.config.edit import after_line, line_above, line_end, line_start, newline_at
 
 TEXT = "a\r\nbc\rd\n\ne"  # lines begin at 0, 3, 6, 8, 9
 

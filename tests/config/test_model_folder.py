@@ -3,9 +3,8 @@
 import json
 
 from mindswap.check.check import require_num_layers
-from mindswap.config.model_folder import FOLDER_RULE, use_folder
 from mindswap.config.nodes import to_data
-from mindswap.config.source import load_document
+from mindswap.config.source import FOLDER_RULE, load_document, use_folder
 from mindswap.errors import GraphError
 
 

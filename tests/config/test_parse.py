@@ -4,7 +4,7 @@ import time
 import pytest
 import yaml
 
-from mindswap.config import loadable, parse
+from mindswap.config import parse
 from mindswap.config.nodes import expanded_size, show, to_data
 from mindswap.config.parse import parse_document, parse_file
 
@@ -13,9 +13,9 @@ from mindswap.config.parse import parse_document, parse_file
 def loader(request, monkeypatch):
     """Every test runs with both of PyYAML's parsers: the size of a file decides, and the machine has one or both."""
     if request.param == "Python loader":
-        monkeypatch.setattr(loadable, "LOADER", yaml.SafeLoader)
+        monkeypatch.setattr(parse, "LOADER", yaml.SafeLoader)
     else:
-        monkeypatch.setattr(loadable, "MAX_CHARS_OF_SLOW_LOADER", 0)
+        monkeypatch.setattr(parse, "MAX_CHARS_OF_SLOW_LOADER", 0)
 
 
 def problems(content):
@@ -193,7 +193,7 @@ def test_a_merge_bomb_is_stopped():
 
 
 def test_ten_megabytes_are_read(tmp_path, loader):
-    if loadable.LOADER is yaml.SafeLoader:
+    if parse.LOADER is yaml.SafeLoader:
         pytest.skip("the Python parser needs a minute")
     path = tmp_path / "big.yaml"
     path.write_text("a:\n" + "- " + "x" * 1000 + "\n" + ("- " + "y" * 1000 + "\n") * 10_000)
@@ -257,7 +257,7 @@ def test_tabs_are_judged_as_by_pyyaml(text):
         yaml.safe_load(text)
     except yaml.YAMLError:
         document = parse_document(text, "x")
-        if loadable.loader_for(text) is yaml.SafeLoader:
+        if parse.loader_for(text) is yaml.SafeLoader:
             assert document.problems[0].message == "tab used for indentation"
     else:
         assert parse_document(text, "x").problems == ()
@@ -297,10 +297,10 @@ def test_generated_files_are_loaded_as_mindformers_loads_them():
         document = parse_document(text, "x")
         if document.problems:
             continue
-        if loadable.loader_for(text) is not yaml.SafeLoader and not isinstance(data, dict):
+        if parse.loader_for(text) is not yaml.SafeLoader and not isinstance(data, dict):
             continue  # libyaml's grammar is a bit wider
         assert isinstance(data, dict), text
         num_accepted += 1
-        if loadable.loader_for(text) is yaml.SafeLoader:
+        if parse.loader_for(text) is yaml.SafeLoader:
             assert repr(dict(sorted(to_data(document.root).items()))) == repr(data), text
     assert num_accepted > 400

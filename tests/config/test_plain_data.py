@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.config.nodes import to_data
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from tests.builders import document
 
 BASE = document("""

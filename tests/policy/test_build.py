@@ -1,6 +1,5 @@
-from mindswap.policy.build import build_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.read import read_settings
+from mindswap.policy.read import build_policy, read_settings
 from tests.builders import document
 
 

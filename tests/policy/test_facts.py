@@ -6,7 +6,7 @@ One test per line that concerns the policy, named after the line.
 import pytest
 
 from mindswap.check.check import check_shape
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap
 from tests.builders import LLAMA_USES, QWEN, check, found, trees
 

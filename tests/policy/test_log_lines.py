@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.policy.log_lines import format_log_lines
+from mindswap.policy.applied import format_log_lines
 from mindswap.policy.match import PatternError
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindswap.check.context import Context
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.graph.effect.recompute import COMM_ATTRIBUTE, compare_recompute
 from mindswap.graph.effect.swap import IdleReason, compare_effect
 from mindswap.graph.memory import OperatorNames
@@ -21,10 +21,9 @@ from mindswap.graph.places import decisions_by_place
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.planner.coupling import without_idle_swaps
 from mindswap.planner.explain import _names
-from mindswap.policy.applied import recomputed_operators
+from mindswap.policy.applied import format_log_lines, recomputed_operators
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.coverage import Coverage
-from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.read import read_settings

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.policy.applied import as_applied, recomputed_operators
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute

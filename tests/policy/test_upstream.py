@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.check.check import check_shape
 from mindswap.config.pipeline import Pipeline
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.counts import layers_of_stage_counts
 from mindswap.policy.resolve import resolve_layer

@@ -8,7 +8,7 @@ from mindswap.check.doctor.model import CheckedJob
 from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.policy.expand import RULE as STAGE_RULE
-from mindswap.policy.mindformers_2x.form import Form, find_form
+from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
 
 DEFAULT_NUM_WORKERS = 8

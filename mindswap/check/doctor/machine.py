@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mindswap.check.doctor.model import Diagnosis, MachineFacts, error, warning
-from mindswap.config.mode import DEFAULT_MASTER_PORT
+from mindswap.config.step import DEFAULT_MASTER_PORT
 from mindswap.units import format_bytes, format_count
 
 # Docker gives 64 MiB. assumed: workers of a data set with python_multiprocessing hand over batches there.

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mindswap.config.mode import DEFAULT_MASTER_PORT
 from mindswap.config.problem import Level
+from mindswap.config.step import DEFAULT_MASTER_PORT
 
 
 @dataclass(frozen=True)

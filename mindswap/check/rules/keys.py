@@ -8,8 +8,7 @@ from mindswap.config.nodes import DocumentNode, MappingEntry, key_text, show
 from mindswap.config.problem import Level, Problem
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.read_parts import is_empty
-from mindswap.policy.settings import PolicySettings
-from mindswap.policy.unread import MissingKey
+from mindswap.policy.settings import MissingKey, PolicySettings
 from mindswap.policy.words import closest_names
 
 SECTIONS = ("swap_config", "recompute_config")

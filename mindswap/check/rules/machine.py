@@ -3,12 +3,21 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.config.device_memory import ALLOWED, PATH, is_device_memory, read_device_memory
-from mindswap.config.mode import ASCEND, GRAPH, PYNATIVE, is_on_cpu, is_pynative
-from mindswap.config.mode import device_target as config_target
 from mindswap.config.nodes import DocumentNode, show
 from mindswap.config.problem import Level, Location
 from mindswap.config.rules import Finding, rule
+from mindswap.config.step import (
+    ALLOWED,
+    ASCEND,
+    GRAPH,
+    PATH,
+    PYNATIVE,
+    is_device_memory,
+    is_on_cpu,
+    is_pynative,
+    read_device_memory,
+)
+from mindswap.config.step import device_target as config_target
 from mindswap.units import format_bytes, parse_bytes
 
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"

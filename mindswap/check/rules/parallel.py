@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from mindswap.check.context import Context
 from mindswap.config.nodes import is_whole_number, show
-from mindswap.config.pipeline import SCHEDULER_PATH, SCHEDULERS
+from mindswap.config.pipeline import SCHEDULER_PATH, SCHEDULERS, find_sequence_faults
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
-from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
     OPTIMIZER_LEVELS,

@@ -9,7 +9,7 @@ from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.read import NUM_LAYERS_KEYS, find_num_layers
 from mindswap.policy.schema import MAX_NUM_LAYERS, PREFETCH_DEFAULT, Expect
-from mindswap.policy.unread import InvalidValue
+from mindswap.policy.settings import InvalidValue
 from mindswap.policy.words import last_key
 
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)

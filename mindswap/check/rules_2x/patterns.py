@@ -8,9 +8,9 @@ from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
 from mindswap.policy.match import MAX_PATTERN_CHARS, PatternError
 from mindswap.policy.mindformers_2x.effect import LayerOutcome
-from mindswap.policy.mindformers_2x.match import match_paths
 from mindswap.policy.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.mindformers_2x.settings import Target
+from mindswap.policy.mindformers_2x.tables import match_paths
 from mindswap.policy.words import closest_names, format_names, name_indices
 
 # Where the model is not known, a pattern is at least tried on paths like those of real models.

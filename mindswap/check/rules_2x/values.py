@@ -8,7 +8,7 @@ from mindswap.config.nodes import show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
 from mindswap.policy.mindformers_2x.settings import Expect2x
-from mindswap.policy.unread import InvalidValue
+from mindswap.policy.settings import InvalidValue
 from mindswap.policy.words import closest_names, last_key
 
 RANGE = re.compile(r"\s*(\d{1,6})\s*(?:-|~|:|to|\.\.+)\s*(\d{1,6})\s*", re.ASCII)

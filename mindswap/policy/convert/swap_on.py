@@ -1,9 +1,9 @@
 """What else has to change in a configuration in which swap gets enabled."""
 
-from mindswap.config.mode import is_pynative
 from mindswap.config.nodes import Document, show
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.config.sections import rewrite_section
+from mindswap.config.step import is_pynative
 
 LEVEL_KEY = "memory_optimize_level"
 

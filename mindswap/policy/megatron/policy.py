@@ -1,15 +1,68 @@
 """Megatron-LM's options -> a policy in exact layer indices."""
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
 
 from mindswap.config.problem import Level, Problem, find_errors, sort_problems
-from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.megatron.modules import find_operators, known_modules, possible_modules
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.match import match_pattern
 from mindswap.policy.megatron.options import RULE, MegatronOptions, option_name
-from mindswap.policy.megatron.placement import block_layers, group_ends, place_layers
-from mindswap.policy.megatron.validity import find_problems
+from mindswap.policy.megatron.validity import block_layers, find_problems, group_ends, place_layers
 from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.words import format_layers
+
+# Megatron's module names -> operators of a model, from data/megatron/modules.json.
+
+
+@dataclass(frozen=True)
+class NamedOperators:
+    """A pattern, and the layers in which a module is what it names."""
+
+    pattern: str
+    layers: Layers
+
+
+def known_modules() -> dict[str, list[str]]:
+    """The names that Megatron takes, for `recompute` and for `offload`."""
+    return _table()["known"]
+
+
+def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
+    """What a module of Megatron is in a model; empty if the model has nothing like it.
+
+    `purpose` is `recompute` or `offload`.
+    """
+    found = []
+    for entry in _modules(purpose, use_legacy).get(module, ()):
+        layers = tuple(index for index, tree in enumerate(trees.layers) if _holds(entry, tree))
+        if layers:
+            is_everywhere = len(layers) == len(trees.layers)
+            found.append(NamedOperators(entry["pattern"], Layers(None if is_everywhere else layers)))
+    return tuple(found)
+
+
+def possible_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
+    """The names that stand for something in a model."""
+    names = _modules(purpose, use_legacy)
+    return tuple(name for name in names if find_operators(name, purpose, use_legacy, trees))
+
+
+def _modules(purpose: str, use_legacy: bool) -> dict[str, list[dict[str, str]]]:
+    return _table()["families"]["legacy" if use_legacy else "newer"][purpose]
+
+
+def _holds(entry: dict[str, str], tree: CellNode) -> bool:
+    needed = [entry[key] for key in ("pattern", "needs") if key in entry]
+    has_all = all(match_pattern(pattern, tree) for pattern in needed)
+    return has_all and not ("unless" in entry and match_pattern(entry["unless"], tree))
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return json.loads((resources.files("mindswap") / "data" / "megatron" / "modules.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mindswap.policy.match import PatternError
-from mindswap.policy.mindformers_2x.match import is_below, match_paths
 from mindswap.policy.mindformers_2x.settings import Settings2x, Target
-from mindswap.policy.mindformers_2x.tables import Model
+from mindswap.policy.mindformers_2x.tables import Model, is_below, match_paths
 
 
 @dataclass(frozen=True)

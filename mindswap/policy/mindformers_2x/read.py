@@ -2,10 +2,9 @@
 
 from mindswap.config.nodes import Document, DocumentNode, expanded_size, key_text
 from mindswap.config.problem import Location
-from mindswap.policy.mindformers_2x.layers import parse_spec
-from mindswap.policy.mindformers_2x.settings import SECTION_KEYS, Expect2x, Settings2x, Target
+from mindswap.policy.mindformers_2x.settings import SECTION_KEYS, Expect2x, Settings2x, Target, parse_spec
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, is_index, is_pattern, is_prefetch
-from mindswap.policy.unread import ParseIssues
+from mindswap.policy.settings import ParseIssues
 
 NUM_LAYERS_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_layers")

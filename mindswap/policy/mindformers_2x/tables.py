@@ -1,14 +1,51 @@
 """What can be named in a layer of known 2.x models, from tables: MindFormers 2.x cannot be installed here."""
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document
-from mindswap.policy.mindformers_2x.match import LayerPaths
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.errors import PolicyError
+from mindswap.policy.match import PART_TIMEOUT_S, PatternError, compile_part
+
+# Patterns of MindFormers 2.x against the paths of a layer: a pattern must match a whole dotted path.
+#
+# As in `_expand_select_module` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0). So `.` is any
+# character and `.*` crosses levels, unlike in graph mode.
+
+
+@dataclass(frozen=True)
+class LayerPaths:
+    """What a pattern can name in one layer."""
+
+    cells: frozenset[str]  # dotted paths of cells
+    callables: frozenset[str]  # dotted paths of callables: primitives, functions, methods
+    order: tuple[str, ...]  # all of them in the order in which upstream lists them
+
+
+@functools.lru_cache(maxsize=4096)
+def match_paths(pattern: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The paths that a pattern names, in their order.
+
+    Raises:
+        PatternError: it is no regular expression, or matching does not come to an end.
+    """
+    compiled = compile_part(pattern)
+    try:
+        return tuple(path for path in paths if compiled.fullmatch(path, timeout=PART_TIMEOUT_S) is not None)
+    except TimeoutError:
+        raise PatternError(pattern, f"takes longer than {PART_TIMEOUT_S} s on one name") from None
+
+
+def is_below(path: str, parent: str) -> bool:
+    """True if a path stands below another one."""
+    return path.startswith(parent + ".")
 
 
 @dataclass(frozen=True)
@@ -63,3 +100,45 @@ def _tables() -> tuple[_Table, ...]:
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
     tables = (json.loads(file.read_text("utf-8")) for file in files)
     return tuple(_Table(table["family"], table["model_types"], paths_from_outline(table["layer"])) for table in tables)
+
+
+# Which form a configuration has: MindFormers 1.9 (graph mode) or MindFormers 2.x (PyNative).
+
+RULE = "form-2x"
+
+
+class Form(Enum):
+    """The form of a configuration, in words."""
+
+    GRAPH = "MindFormers 1.9 (graph mode)"
+    PYNATIVE = "MindFormers 2.x (PyNative)"
+
+
+def find_form(document: Document) -> Form:
+    """The form by the top-level keys: `training` and `parallelism`, and none of `trainer`, `runner_config`.
+
+    Source: `TrainConfig` in mindformers/pynative/config/config.py of the mindformers 2.1.0 wheel.
+    """
+    has_new = all(document.get(key) is not None for key in ("training", "parallelism"))
+    has_old = any(document.get(key) is not None for key in ("trainer", "runner_config"))
+    return Form.PYNATIVE if has_new and not has_old else Form.GRAPH
+
+
+def form_problem(document: Document) -> Problem | None:
+    """What a command says that reads the graph form only; None for a file of that form."""
+    if find_form(document) is Form.GRAPH:
+        return None
+    entry = document.entry("training")
+    location = entry.location if entry is not None else Location(document.file)
+    readers = "`check`, `explain`, `convert` and `plan`"
+    message = f"this is a configuration of {Form.PYNATIVE.value}, which only {readers} read so far"
+    allowed = f"a configuration of {Form.GRAPH.value}, with `trainer` or `runner_config`"
+    fix = "use mindswap check, explain, convert or plan --trace; for the rest a 1.9 configuration of the same model"
+    return Problem(location, RULE, Level.ERROR, message, allowed, fix)
+
+
+def refuse_pynative(document: Document) -> None:
+    """Stop a command that reads the graph form only. Raises PolicyError: the file has the 2.x form."""
+    problem = form_problem(document)
+    if problem is not None:
+        raise PolicyError([problem])

@@ -10,7 +10,7 @@ from pathlib import Path
 from mindswap.config.nodes import Document, DocumentNode, key_text, show
 from mindswap.config.problem import Level, Problem
 from mindswap.policy.schema import MINDSWAP_KEYS
-from mindswap.policy.unread import UnknownKey
+from mindswap.policy.settings import UnknownKey
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.figures import parse_option
 from mindswap.simulator.cost.hardware import OPTIONS

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.config.mode import DEFAULT_MASTER_PORT
 from mindswap.config.nodes import Document, DocumentNode
 from mindswap.config.problem import Location
+from mindswap.config.step import DEFAULT_MASTER_PORT
 from mindswap.errors import LaunchError
 from mindswap.training.launch.arguments import DEFAULT_LOG_DIR
 from mindswap.training.launch.msrun import find_msrun, find_python

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from mindswap.config.nodes import Document, DocumentNode
-from mindswap.config.plain_data import COMMAND_LINE
 from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.render import COMMAND_LINE
 
 RULE = "adaptive-exclusion"
 _FIX = "delete it, or --replace: the plan takes its place, your file stays as it is"

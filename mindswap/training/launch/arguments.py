@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.config.mode import DEFAULT_MASTER_PORT
+from mindswap.config.step import DEFAULT_MASTER_PORT
 from mindswap.errors import LaunchError
 
 DEFAULT_LOG_DIR = "output/msrun_log"

@@ -8,7 +8,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.policy.mindformers_2x.form import refuse_pynative
+from mindswap.policy.mindformers_2x.tables import refuse_pynative
 
 ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 

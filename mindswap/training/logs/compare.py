@@ -72,7 +72,7 @@ def compare_logs(
     predicted_peak_bytes: int | None = None,
     num_stages: int = 1,
 ) -> LogReport:
-    """Compare what every worker logged with the lines of each layer that `policy.log_lines` gives."""
+    """Compare what every worker logged with the lines of each layer that `policy.applied` gives."""
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
     # Workers of which the same is said are one finding.

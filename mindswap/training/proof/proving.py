@@ -7,10 +7,9 @@ from typing import Any
 
 from mindswap.check.check import check_document, policy_of
 from mindswap.check.doctor.installed import count_cards
-from mindswap.config.mode import device_target
 from mindswap.config.nodes import Document
-from mindswap.config.plain_data import document_from_data
-from mindswap.config.step import read_step_settings
+from mindswap.config.render import document_from_data
+from mindswap.config.step import device_target, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.policy.convert.sections import policy_sections

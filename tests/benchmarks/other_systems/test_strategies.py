@@ -5,7 +5,7 @@ from other_systems import STRATEGIES
 from other_systems.saved import saved_tensors, swap_policy
 
 from mindswap.check.check import check_shape
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from tests.adapters.graphs import ROOT
 from tests.planner.loading import capture_apart
 from tests.planner.models import MB, small_model

@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.config.mode import device_target
+from mindswap.config.step import device_target
 from tests.builders import document, found
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from mindswap.config.device_memory import read_device_memory
 from mindswap.config.problem import Level
+from mindswap.config.step import read_device_memory
 from tests.builders import check, document, found
 
 TEXT = "{context: {max_device_memory: %s}, swap_config: {swap: True}%s}"

@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.check.check import check_document
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from tests.builders import found
 
 ENTRY = "layer_swap: [{backward_prefetch: 20, layers: [0]}]"

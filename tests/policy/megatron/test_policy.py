@@ -6,10 +6,9 @@ import pytest
 from mindswap.config.problem import Level, Location
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.match import match_pattern
-from mindswap.policy.megatron.modules import known_modules, possible_modules
 from mindswap.policy.megatron.options import read_options, read_tokens
-from mindswap.policy.megatron.placement import PlacementError, block_layers, group_ends, place_layers
-from mindswap.policy.megatron.policy import policy_of_megatron
+from mindswap.policy.megatron.policy import known_modules, policy_of_megatron, possible_modules
+from mindswap.policy.megatron.validity import PlacementError, block_layers, group_ends, place_layers
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap
 from tests.builders import layer, trees
 

@@ -3,8 +3,7 @@ import pytest
 
 from mindswap.errors import PolicyError
 from mindswap.policy.mindformers_2x.convert import to_1_9, to_2x
-from mindswap.policy.mindformers_2x.renaming import LayerNames, patterns_to_2x
-from mindswap.policy.mindformers_2x.replace import replace_sections
+from mindswap.policy.mindformers_2x.renaming import LayerNames, patterns_to_2x, replace_sections
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.builders import LLAMA, layer
 from tests.policy.mindformers_2x.builders import check_2x

@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.policy.mindformers_2x.layers import indices_of, parse_spec
+from mindswap.policy.mindformers_2x.settings import indices_of, parse_spec
 from tests.builders import document
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.policy.match import PatternError
-from mindswap.policy.mindformers_2x.match import is_below, match_paths
+from mindswap.policy.mindformers_2x.tables import is_below, match_paths
 
 PATHS = ("mlp", "mlp.linear_fc1", "mlp.linear_fc1.matmul", "self_attention")
 

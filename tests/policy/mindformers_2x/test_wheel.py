@@ -8,7 +8,7 @@ import pytest
 from mindswap.check.check import check_document
 from mindswap.check.check_2x import check_pynative
 from mindswap.config.source import load_document
-from mindswap.policy.mindformers_2x.form import Form, find_form
+from mindswap.policy.mindformers_2x.tables import Form, find_form
 
 WHEEL = os.environ.get("MINDFORMERS_2X_WHEEL", "")
 FILES = sorted(Path(WHEEL, "configs").rglob("*.yaml")) if WHEEL else []

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.config.plain_data import document_from_data
+from mindswap.config.render import document_from_data
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Node, TensorType

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.policy.log_lines import format_log_lines
+from mindswap.policy.applied import format_log_lines
 from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.logs import format_logs, logs_to_json
