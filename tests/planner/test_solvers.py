@@ -8,7 +8,7 @@ from reference.exact import count_choices, enumerate_all, solve_relaxed
 
 from mindswap.planner.solvers import SOLVERS
 from mindswap.planner.solvers.fast import solve
-from mindswap.planner.solvers.improve import forward_time_ns
+from mindswap.planner.solvers.improve import _exposed_ns, forward_time_ns
 from mindswap.planner.solvers.search import Stop
 from mindswap.simulator.timeline import StallCause
 from tests.planner.builders import Tensor, ToySpace, random_space
@@ -133,3 +133,10 @@ def test_copies_have_the_time_that_forward_waits_for_communication():
     cause, stall_ns = timeline.stall_cause.copy(), timeline.stall_ns.copy()
     cause[1], stall_ns[1] = StallCause.COMMUNICATION, 9
     assert forward_time_ns(replace(timeline, stall_cause=cause, stall_ns=stall_ns)) == 16
+
+
+def test_copies_are_exposed_where_the_link_is_busy_for_longer_than_forward():
+    """Forward takes 10 ns. From 4 ns of copies, 3, 6 and 9 more make 7, 10 and 13; from 12, 1 more is exposed whole,
+    and 5 less hide the 2 that were."""
+    assert _exposed_ns(np.array([3, 6, 9]), 4, 10).tolist() == [0, 0, 3]
+    assert _exposed_ns(np.array([1, -5]), 12, 10).tolist() == [1, -2]

@@ -1,5 +1,6 @@
 """Changes a choice step by step as long as the simulator finds it better. Pure."""
 
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -122,9 +123,7 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
     link = np.array([_link_ns(move, choice, figures) for move in moves], np.int64)
     used_ns = int(figures.copy_ns[choice > KEEP].sum())
     spare = search.space.budget_bytes - score.peak_bytes
-
-    def exposed(link_ns: np.ndarray) -> np.ndarray:
-        return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
+    exposed = functools.partial(_exposed_ns, used_ns=used_ns, forward_ns=forward_ns)
 
     is_small = choice.size <= SMALL_SPACE_CELLS
     if score.excess_bytes:
@@ -158,6 +157,11 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
         if found < score:
             return changed, found
     return start
+
+
+def _exposed_ns(link_ns: np.ndarray, used_ns: int, forward_ns: int) -> np.ndarray:
+    """How much more of forward is waiting for the link when it is busy for so much more than `used_ns`."""
+    return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
 
 
 def _link_ns(move: _Move, choice: np.ndarray, figures: Figures) -> int:
