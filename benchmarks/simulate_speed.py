@@ -18,9 +18,9 @@ import numpy as np
 from reference.program_bounds import lower_bound_ns
 
 from mindswap.api.step import load_step
-from mindswap.check.doctor.installed import require_mindformers
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.errors import MindswapError
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
 from mindswap.report.tables import format_table
 from mindswap.simulator.engine import simulate

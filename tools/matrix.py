@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.check.doctor.installed import PAIRS, Pair
+from mindswap.check.doctor.software import PAIRS, Pair
 from mindswap.report.tables import format_table
 
 ROOT = Path(__file__).resolve().parent.parent

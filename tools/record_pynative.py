@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from mindswap.check.check_2x import check_pynative  # noqa: E402 the checkout must be importable
 from mindswap.config.parse import parse_document  # noqa: E402
-from mindswap.policy.mindformers_2x.log_lines import log_lines  # noqa: E402
+from mindswap.policy.mindformers_2x.effect import log_lines  # noqa: E402
 from tests.policy.mindformers_2x.builders import MODEL  # noqa: E402
 from tests.policy.mindformers_2x.cases import CASES, HEADER, OUTLINE, text_of  # noqa: E402
 from tests.policy.mindformers_2x.random_sections import random_sections  # noqa: E402

@@ -28,7 +28,7 @@ import yaml
 
 from mindswap.config.parse import parse_document
 from mindswap.config.sections import rewrite_section
-from mindswap.policy.convert.swap_on import rewrite_for_swap
+from mindswap.policy.convert import rewrite_for_swap
 from mindswap.units import SIZE_UNITS
 
 ROOT = Path(__file__).resolve().parent.parent

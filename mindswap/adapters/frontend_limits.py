@@ -18,7 +18,7 @@ from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.replaced import replaced
-from mindswap.graph.constants import STAND_IN_NAME
+from mindswap.graph.sequences import STAND_IN_NAME
 from mindswap.graph.sharding.experts import NAME_MARK
 
 # Masks of a sequence up to this are written out, 4 Mi elements.
@@ -98,7 +98,7 @@ def masks_without_values() -> Iterator[None]:
     """While this lasts, causal masks of (sequence, sequence) have their shape and type, and no values.
 
     As a constant of the graph such a mask is written out with it: 2 GiB at a sequence of 32768 in bfloat16, which is
-    more than a protobuf takes, and 32 GiB at 131072. Here it is a parameter without data; `graph.constants` makes a
+    more than a protobuf takes, and 32 GiB at 131072. Here it is a parameter without data; `graph.sequences` makes a
     constant of it again, so that the step has the tensor that the device has. Masks of `use_attn_mask_compression` are
     constants of 2048 x 2048, and stay, as do those that are no larger.
     """

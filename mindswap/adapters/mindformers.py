@@ -23,15 +23,14 @@ from mindswap.adapters.own_recompute import OwnRecompute, read_own_recompute, re
 from mindswap.adapters.quiet import tell
 from mindswap.config.rank import RankPlacement
 from mindswap.errors import GraphError
+from mindswap.graph.lifetime import LayerSample, sample_layers
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
-from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.graph.sharding.collectives import Collective, find_collectives
-from mindswap.graph.sharding.embedding import cut_embedding, load_embedding
 from mindswap.graph.sharding.experts import is_exchange, restore_names
 from mindswap.graph.sharding.sharding import shard_graph
 from mindswap.graph.sharding.split_table import Unresolved
-from mindswap.graph.sharding.stage import drop_head
+from mindswap.graph.sharding.stage import cut_embedding, drop_head, load_embedding
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer

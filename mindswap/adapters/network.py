@@ -9,8 +9,8 @@ from mindspore import nn
 from mindswap.adapters.apply import iterate_primitives, read_tree
 from mindswap.adapters.mindspore import compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
 from mindswap.errors import ApplyError, GraphError, require
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.load import PATH_TAG
-from mindswap.graph.sample import LayerSample
 from mindswap.simulator.captured import CapturedStep
 
 # Attributes that a policy sets on primitives (`Primitive._offload`, `Primitive.recompute`).

@@ -13,7 +13,7 @@ from mindspore.ops.operations import Morph
 
 from mindswap.adapters.experts import turn_experts, turn_moe_layer
 from mindswap.errors import GraphError
-from mindswap.graph.sharding.strategies import LOCAL_MARK, read_strategy
+from mindswap.graph.sharding.splits import LOCAL_MARK, read_strategy
 
 
 def use_whole_tensors(network: nn.Cell) -> None:

@@ -16,7 +16,7 @@ from mindswap.api.step import Step, load_step
 from mindswap.config.source import load_document
 from mindswap.config.step import is_on_cpu
 from mindswap.errors import MindswapError
-from mindswap.graph.codec import from_plain, to_plain
+from mindswap.graph.cache import from_plain, to_plain
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planner import Planner as Solver
 from mindswap.planner.problem import PlanProblem

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mindswap.check.doctor.installed import installed_code
+from mindswap.check.doctor.software import installed_code
 from mindswap.config.nodes import Document
 from mindswap.graph.cache import cache_folder, cached, make_key
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.sample import LayerSample
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
 from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
-from mindswap.check.doctor.installed import require_mindformers
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.rank import place_rank
 from mindswap.config.step import StepSettings

@@ -12,7 +12,7 @@ from typing import Any
 from mindswap.api.trees import has_mindformers, read_real_trees
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
 from mindswap.check.check_2x import check_pynative
-from mindswap.check.doctor.installed import installed_version
+from mindswap.check.doctor.software import installed_version
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
 from mindswap.policy.mindformers_2x.tables import Form, find_form

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from mindswap.adapters.quiet import quiet
 from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
-from mindswap.check.doctor.installed import require_mindformers
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.rank import RankPlacement
 from mindswap.config.weight_sharding import WeightSharding, read_weight_sharding
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.sharding.gather import gather_weights
 from mindswap.policy.model import Policy
 from mindswap.units import format_bytes

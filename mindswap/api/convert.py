@@ -16,8 +16,7 @@ from mindswap.config.render import document_from_data
 from mindswap.errors import PolicyError
 from mindswap.policy.applied import EXCLUDE, as_applied, cells_excluded
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.convert.compare import first_difference, resolve_policy
-from mindswap.policy.convert.sections import policy_sections
+from mindswap.policy.convert import first_difference, policy_sections, resolve_policy
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.model import Layers, OpRecompute, Policy

@@ -19,7 +19,7 @@ from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import file_name, write_new
 from mindswap.graph.cache import cache_folder, make_key
-from mindswap.policy.convert.sections import policy_sections
+from mindswap.policy.convert import policy_sections
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank

@@ -13,7 +13,7 @@ from mindswap.api.device import find_costs
 from mindswap.api.dry_run import dry_run, sampled_layers, stage_ranks
 from mindswap.api.step import Step, load_step
 from mindswap.check.check import check_document, policy_of, require_num_layers
-from mindswap.check.doctor.installed import require_mindformers
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings

@@ -12,7 +12,7 @@ import numpy as np
 from mindswap.adapters.quiet import quiet
 from mindswap.api.cache import POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.api.step import load_step
-from mindswap.check.doctor.installed import require_mindformers
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.graph.execute.compare import (
     Execution,

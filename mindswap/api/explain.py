@@ -8,7 +8,7 @@ from typing import Any
 from mindswap.api.trees import has_mindformers, known_or_real
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.check.check_2x import check_pynative
-from mindswap.check.doctor.installed import installed_version
+from mindswap.check.doctor.software import installed_version
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem
 from mindswap.config.source import FOLDER_RULE

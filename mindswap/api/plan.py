@@ -21,7 +21,7 @@ from mindswap.planner.result import YOURS, Compared, Plan
 from mindswap.planner.solvers.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan
-from mindswap.policy.convert.swap_on import rewrite_for_swap, with_swap_enabled
+from mindswap.policy.convert import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Policy
 from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems

@@ -8,7 +8,7 @@ from mindswap.api.dry_run_stages import DryRunOptions, Say, run_stages
 from mindswap.api.plan import StepPlan
 from mindswap.api.step import Step
 from mindswap.config.render import document_from_data
-from mindswap.policy.convert.sections import policy_sections
+from mindswap.policy.convert import policy_sections
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table
 from mindswap.training.dryrun.stages import DryRunReport

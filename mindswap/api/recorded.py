@@ -5,13 +5,13 @@ from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document
-from mindswap.check.doctor.installed import require_mindformers
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.render import block_lines
 from mindswap.config.source import load_document
 from mindswap.errors import DataError, GraphError
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.pynative.from_trace import graph_of_trace
 from mindswap.pynative.trace_file import RecordedStep, load_trace
 from mindswap.simulator.captured import CapturedStep

@@ -7,11 +7,11 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.rules import find_rules
-from mindswap.config.ignored import split_ignored
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.pipeline import SEQUENCE_KEY
 from mindswap.config.problem import Problem, find_errors, sort_problems
 from mindswap.config.render import document_from_data
+from mindswap.config.rules import split_ignored
 from mindswap.config.source import FOLDER_KEY, FOLDER_RULE, load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees

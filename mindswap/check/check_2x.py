@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from mindswap.check.context_2x import Context2x
+from mindswap.check.context import Context2x
 from mindswap.check.rules_2x import find_rules
-from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, find_errors
+from mindswap.config.rules import misused_ignore, split_ignored
 from mindswap.policy.mindformers_2x.effect import SettingsEffect, compute_effect
 from mindswap.policy.mindformers_2x.read import read_pynative
 from mindswap.policy.mindformers_2x.tables import Model, load_model

@@ -1,14 +1,18 @@
 """What a rule looks at, and the questions that several rules ask."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mindswap.check.nearby import StatementIndex
+from mindswap.config import rules
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Level
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
+from mindswap.policy.mindformers_2x.effect import SettingsEffect
+from mindswap.policy.mindformers_2x.settings import Settings2x
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.read import build_policy
 from mindswap.policy.resolve import Treatment, resolve_layer
@@ -137,3 +141,23 @@ def shared_layers(left: Layers, right: Layers) -> Layers:
     if right.indices is None:
         return left
     return Layers(set(left.indices).intersection(right.indices))
+
+
+# What a rule for 2.x files looks at, and how it is made.
+
+rule = functools.partial(rules.rule, prefix="pynative-")
+
+
+@dataclass(frozen=True, eq=False)
+class Context2x:
+    """What a rule looks at."""
+
+    document: Document  # the configuration, as located nodes
+    settings: Settings2x  # what it says, statement by statement
+    effect: SettingsEffect  # what upstream makes of that
+    mindformers: str = ""  # the version that is installed here; "" if none is, or if nobody looked
+
+    @property
+    def num_layers(self) -> int | None:
+        """Layers of the model with those for multi-token prediction; None if not known."""
+        return self.settings.num_layers

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.check.doctor.gather import host_memory
-from mindswap.check.doctor.installed import installed_version
+from mindswap.check.doctor.software import installed_version
 from mindswap.commands import Parser
 from mindswap.commands.options import number_from
 from mindswap.config.nodes import Document, show

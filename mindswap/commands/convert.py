@@ -24,7 +24,7 @@ from mindswap.config.sections import rewrite_section
 from mindswap.config.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.files import require_folders, write_new
-from mindswap.policy.convert.swap_on import rewrite_for_swap
+from mindswap.policy.convert import rewrite_for_swap
 from mindswap.policy.megatron.options import OPTIONS, OptionKind
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.read import find_num_layers

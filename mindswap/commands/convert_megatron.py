@@ -15,7 +15,7 @@ from mindswap.config.problem import Level, Location, Problem, find_errors, sort_
 from mindswap.config.render import COMMAND_LINE
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.convert.sections import policy_sections
+from mindswap.policy.convert import policy_sections
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
 from mindswap.policy.megatron.policy import policy_of_megatron

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindswap.check.doctor.installed import has_cards
+from mindswap.check.doctor.software import has_cards
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.report.problems import format_problems
 from mindswap.training.launch.arguments import USAGE, Job, parse_arguments

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adapters.mindrecord import write_synthetic_data
-from mindswap.check.doctor.installed import count_cards, require_mindformers
+from mindswap.check.doctor.software import count_cards, require_mindformers
 from mindswap.commands.options import PhaseLines, add_device_arguments, device_overrides, number_from
 from mindswap.commands.run import cards_missing
 from mindswap.config.nodes import Document

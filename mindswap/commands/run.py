@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from mindswap.check.doctor.installed import count_cards, has_cards, require_mindformers
+from mindswap.check.doctor.software import count_cards, has_cards, require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import ASCEND, device_target, is_on_cpu
 from mindswap.errors import LaunchError, MindswapError

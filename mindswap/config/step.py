@@ -38,7 +38,7 @@ class StepSettings:
     is_clipping: bool = False  # gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`)
     # gradients are summed up in tensors of their own: several stages, or gradient accumulation
     is_accumulating: bool = False
-    shares_casts: bool = False  # micro-batches share casts of weights (`graph.sharding.share_casts`)
+    shares_casts: bool = False  # micro-batches share casts of weights (`graph.sharding.stage`)
     # compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap
     is_inlined: bool = False
     expert_parallel: int = 1  # ranks that share the experts of a layer

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import Node, Saved, first_source
 from mindswap.graph.ops import MATMUL_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
-from mindswap.graph.sharding.branches import Branches
+from mindswap.graph.sharding.overlap import Branches
 
 # Name of a weight of a layer: `model.decoder.layers.1.mlp.router.weight`.
 WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")

@@ -8,9 +8,8 @@ additions of a layer. What is made under one name is one `Item`; a name that hol
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mindswap.graph.memory import OperatorNames
+from mindswap.graph.memory import Names, OperatorNames
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.names import Names
 from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import is_gathering

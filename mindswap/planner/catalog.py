@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.graph.names import Names
+from mindswap.graph.memory import Names
 from mindswap.planner.candidates import Item, find_items
 from mindswap.planner.coupling import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow

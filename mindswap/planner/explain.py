@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.graph.names import Label
+from mindswap.graph.memory import Label
 from mindswap.graph.storage import Fate
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.result import Plan

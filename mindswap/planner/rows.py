@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.graph.names import Label
+from mindswap.graph.memory import Label
 from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
 from mindswap.planner.coupling import idle_swaps
 from mindswap.planner.effect import NO_FAULTS, Faults, find_faults

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.graph.names import Label, Names
+from mindswap.graph.memory import Label, Names
 from mindswap.simulator.block import Block
 from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import simulate

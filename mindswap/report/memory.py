@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.graph.lifetime import Peak
-from mindswap.graph.memory import LayerMemory, OperatorMemory, path_from_root
+from mindswap.graph.memory import LayerMemory, Names, OperatorMemory, path_from_root
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.names import Names
 from mindswap.policy.words import name_indices
 from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes

@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.config.problem import Problem
-from mindswap.policy.mindformers_2x.effect import LayerOutcome, SettingsEffect
-from mindswap.policy.mindformers_2x.log_lines import log_lines
+from mindswap.policy.mindformers_2x.effect import LayerOutcome, SettingsEffect, log_lines
 from mindswap.policy.mindformers_2x.tables import Form
 from mindswap.policy.words import format_indices, name_indices
 from mindswap.report.problems import escape

@@ -5,7 +5,7 @@ from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
-from mindswap.graph.names import Label
+from mindswap.graph.memory import Label
 from mindswap.simulator.block_parts import BlockOp, BlockTensor, Read, Uses
 from mindswap.simulator.program import MemoryKind
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from mindswap.graph.names import Label
+from mindswap.graph.memory import Label
 from mindswap.simulator.program import NO_OP, OpKind
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from mindswap.errors import SimulationError
+from mindswap.graph.memory import Names
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.names import Names
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.work import Work
 from mindswap.simulator.block import Block

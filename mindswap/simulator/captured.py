@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WHOLE, WeightSharding, is_expert_weight
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
-from mindswap.graph.sample import LayerSample
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.gather import WEIGHT_MARK, weight_name
 from mindswap.policy.cell_tree import CellNode

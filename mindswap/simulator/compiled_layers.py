@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from mindswap.config.step import StepSettings
 from mindswap.errors import SimulationError
+from mindswap.graph.memory import Label, Names
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.names import Label, Names
 from mindswap.graph.rewrite.merge import merge_equal
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.rewrite.settle import assign_layer_indices
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import gather_weights
 from mindswap.graph.sharding.overlap import order_halves
-from mindswap.graph.sharding.share_casts import share_casts
+from mindswap.graph.sharding.stage import share_casts
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.uses import find_handed_on
 from mindswap.policy.model import Policy

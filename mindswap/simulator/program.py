@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from mindswap.graph.names import Label
+from mindswap.graph.memory import Label
 
 NO_OP = -1  # "no operator" in an array of operator positions
 ONE_WAY = -1  # number of copies of a tensor that is copied out once and never comes back

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from mindswap.graph.memory import Label, Names
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.names import Label, Names
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.rewrite.fusion import find_unwritten, fuse_work
-from mindswap.graph.rewrite.halves import find_weight_gradients
+from mindswap.graph.rewrite.settle import find_weight_gradients
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.ring import RING, list_rounds
 from mindswap.graph.work import Work, measure_work

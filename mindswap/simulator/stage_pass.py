@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mindswap.graph.names import Label
+from mindswap.graph.memory import Label
 from mindswap.simulator.block import Block, PassArrays
 from mindswap.simulator.block_parts import Read, Source
 from mindswap.simulator.program import NO_OP, OpKind

@@ -6,9 +6,8 @@ from itertools import chain
 
 from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
-from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import Graph
-from mindswap.graph.sequences import cache_bytes
+from mindswap.graph.sequences import cache_bytes, constant_bytes
 from mindswap.simulator.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.outside_memory import workspace_bytes

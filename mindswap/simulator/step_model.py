@@ -10,7 +10,7 @@ from functools import partial
 
 from mindswap.config.step import StepSettings
 from mindswap.errors import SimulationError
-from mindswap.graph.names import Label
+from mindswap.graph.memory import Label
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.work import measure_work

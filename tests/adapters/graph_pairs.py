@@ -30,7 +30,7 @@ def run_job(config, how, device_target="Ascend", compiles=True):
     from mindswap.adapters.build import build_network
     from mindswap.adapters.mindspore import find_layers, find_lazy_inline_cell, has_lazy_inline
     from mindswap.check.check import load_policy
-    from mindswap.graph.sample import LayerSample
+    from mindswap.graph.lifetime import LayerSample
     from mindswap.policy.model import Policy
 
     if how == "capture":

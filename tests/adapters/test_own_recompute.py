@@ -17,7 +17,7 @@ import json, sys
 from mindswap.adapters.quiet import quiet
 from mindswap.config.rank import place_rank
 from mindswap.config.source import load_document
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.model import Policy
 from mindswap.report.effect import recompute_effect_to_json
 from mindswap.report.memory import memory_to_json

@@ -12,7 +12,7 @@ from mindswap.adapters.quiet import quiet
 from mindswap.adapters.step import capture_step
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulator.captured import CapturedStep

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from mindswap.api.compiled import find_like
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.cell_tree import CellNode
 
 DENSE, EXPERTS = CellNode("", "Dense"), CellNode("", "Experts")

@@ -8,8 +8,7 @@ from mindswap.config.problem import Level
 from mindswap.config.render import document_from_data
 from mindswap.errors import PolicyError
 from mindswap.policy.applied import as_applied, recomputed_operators
-from mindswap.policy.convert.compare import first_difference, resolve_policy
-from mindswap.policy.convert.sections import policy_sections
+from mindswap.policy.convert import first_difference, policy_sections, resolve_policy
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.model import Policy
 from tests.builders import document, trees

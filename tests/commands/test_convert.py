@@ -10,7 +10,7 @@ from mindswap.commands.convert import EXAMPLES
 from mindswap.config.source import load_document
 from mindswap.errors import DataError
 from mindswap.files import write_new
-from mindswap.policy.convert.compare import resolve_policy
+from mindswap.policy.convert import resolve_policy
 from tests.schema import answer_of
 
 STAGE_TEXT = """\

@@ -99,7 +99,7 @@ def test_a_few_compiled_layers_tell_the_same_as_all(tmp_path):
 import json
 from mindswap.adapters.quiet import quiet
 from mindswap.api import inspect
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.check.check import load_policy
 from mindswap.config.source import load_document
 from mindswap.policy.model import Policy

@@ -1,5 +1,5 @@
-from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.rules import misused_ignore, split_ignored
 from tests.builders import document
 
 

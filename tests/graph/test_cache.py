@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from mindswap.graph.cache import cache_size, cached, evict, make_key
-from mindswap.graph.codec import CodecError, from_plain, to_plain
+from mindswap.graph.cache import CodecError, cache_size, cached, evict, from_plain, make_key, to_plain
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sharding.collectives import Collective
 from tests.graph.builders import copy_in, copy_out, graph, node

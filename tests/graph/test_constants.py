@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from mindswap.graph.constants import constant_bytes, restore_constants
 from mindswap.graph.model import TensorType
+from mindswap.graph.sequences import constant_bytes, restore_constants
 from tests.graph.builders import KIB, graph, node
 
 

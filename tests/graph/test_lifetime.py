@@ -1,7 +1,6 @@
 """The peak of activation memory, by hand."""
 
-from mindswap.graph.lifetime import find_peak
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample, find_peak
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
 WHOLE = LayerSample((0,), (0,))

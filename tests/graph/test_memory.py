@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
-from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 

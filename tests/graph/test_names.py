@@ -1,4 +1,4 @@
-from mindswap.graph.names import Names
+from mindswap.graph.memory import Names
 
 
 def test_several_names_are_one_text_for_people():

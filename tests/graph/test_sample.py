@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.sample import LayerSample, sample_layers
+from mindswap.graph.lifetime import LayerSample, sample_layers
 
 
 @pytest.mark.parametrize(

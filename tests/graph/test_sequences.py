@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import TensorType
-from mindswap.graph.sequences import cache_bytes, cache_readers, is_sequence_state, with_cache_gradients
+from mindswap.graph.sequences import cache_bytes, cache_readers, constant_bytes, is_sequence_state, with_cache_gradients
 from mindswap.graph.work import measure_work
 from tests.graph.builders import graph, node
 

@@ -1,6 +1,6 @@
 """Operators that are written in `construct`, as MindSpore hands them over: with the scope of the first layer."""
 
-from mindswap.graph.untagged import place_untagged
+from mindswap.graph.load import place_untagged
 from tests.graph.builders import node
 
 

@@ -12,8 +12,8 @@ two 3 us, and a copy 100 us.
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.cost.hardware import Device

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from mindswap.check.context import Context
 from mindswap.config.render import document_from_data
-from mindswap.graph.effect.recompute import COMM_ATTRIBUTE, compare_recompute
+from mindswap.graph.effect.recompute import COMM_ATTRIBUTE, compare_recompute, decisions_by_place
 from mindswap.graph.effect.swap import IdleReason, compare_effect
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.places import decisions_by_place
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.planner.coupling import without_idle_swaps
 from mindswap.planner.explain import _names

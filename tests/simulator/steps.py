@@ -22,8 +22,8 @@ from dataclasses import replace
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
+from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.model import Graph
-from mindswap.graph.sample import LayerSample
 from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.step_model import StepModel

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from mindswap.graph.names import Names
+from mindswap.graph.memory import Names
 from mindswap.policy.model import Policy
 from mindswap.simulator.block import make_arrays
 from mindswap.simulator.program import ONE_WAY

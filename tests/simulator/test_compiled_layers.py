@@ -1,4 +1,4 @@
-from mindswap.graph.sample import LayerSample
+from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.model import Policy
 from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.compiled_layers import CompiledLayers

@@ -1,6 +1,6 @@
 """What differs between versions of MindFormers, for the installed one; 1.9 stands for the graph mode of 2.x, too."""
 
-from mindswap.check.doctor.installed import installed_version
+from mindswap.check.doctor.software import installed_version
 
 _VERSION = installed_version("mindformers")
 

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindswap.check.doctor.installed import count_cards
 from mindswap.check.doctor.model import Machine, Package, Software
+from mindswap.check.doctor.software import count_cards
 from mindswap.graph.cache import cache_folder, cache_size
 from mindswap.version import __version__
 

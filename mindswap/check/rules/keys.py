@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.config.ignored import misused_ignore
 from mindswap.config.nodes import DocumentNode, MappingEntry, key_text, show
 from mindswap.config.problem import Level, Problem
-from mindswap.config.rules import Finding, rule
+from mindswap.config.rules import Finding, misused_ignore, rule
 from mindswap.policy.read_parts import is_empty
 from mindswap.policy.settings import MissingKey, PolicySettings
 from mindswap.policy.words import closest_names

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.context_2x import Context2x, rule
+from mindswap.check.context import Context2x, rule
 from mindswap.config.nodes import key_text
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from mindswap.check.context_2x import Context2x, rule
+from mindswap.check.context import Context2x, rule
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
 from mindswap.policy.mindformers_2x.settings import Expect2x, Target

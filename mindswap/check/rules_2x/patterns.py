@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from mindswap.check.context_2x import Context2x, rule
+from mindswap.check.context import Context2x, rule
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
 from mindswap.policy.match import MAX_PATTERN_CHARS, PatternError

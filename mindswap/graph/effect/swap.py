@@ -4,10 +4,19 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.graph.effect.recompute import idle_recompute, is_marked, runs_again, to_names
+from mindswap.graph.effect.recompute import (
+    Place,
+    decisions_by_place,
+    idle_recompute,
+    is_marked,
+    places_below,
+    places_of,
+    runs_again,
+    to_names,
+    value_key,
+)
 from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
-from mindswap.graph.places import Place, decisions_by_place, places_below, places_of, value_key
 from mindswap.graph.rewrite.settle import has_scope
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import Fate, SavedStorage, classify_saved, kept_by_layer, resolve_storage

@@ -24,8 +24,7 @@ from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, clas
 from mindswap.graph.sharding.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.sharding.ring import RING, ring_axes
 from mindswap.graph.sharding.sharding import Sharding
-from mindswap.graph.sharding.split_forward import name_communication
-from mindswap.graph.sharding.split_table import PartialSum, Redistribution, Unresolved
+from mindswap.graph.sharding.split_table import PartialSum, Redistribution, Unresolved, name_communication
 from mindswap.graph.sharding.splits import equal_blocks, num_parts
 
 
@@ -104,7 +103,7 @@ class _Finder:
                 yield node.name, source.name
 
     def _add_sum(self, node: Node, partial: PartialSum) -> None:
-        """After the operator; its gradient begins with that of the sum, or an operator (`graph.sharding.arrivals`)."""
+        """After the operator; its gradient begins with that of the sum, or an operator (`graph.sharding.sharding`)."""
         kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
         first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
         is_before = first is not None and first.op != line_of(kind).gradient
@@ -157,7 +156,7 @@ class _Finder:
         return None
 
     def _gradients_of_operand(self, consumer: Node) -> list[Node]:
-        """Its gradients; of a view without any (`graph.sharding.arrivals`) those of its readers that have its size."""
+        """Its gradients; of a view without any (`graph.sharding.sharding`) those of its readers that have its size."""
         gradients = self.gradients.get(consumer.name, [])
         if gradients:
             return gradients

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.sharding.strategies import read_strategy
+from mindswap.graph.sharding.splits import read_strategy
 
 # Kind of a collective: a rank sends to the next one and receives from the one before, one after the other.
 RING = "SendReceive"

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from mindswap.graph.model import Node
 from mindswap.graph.ops import PRODUCT_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
-from mindswap.graph.sharding.split_forward import ForwardSplits
-from mindswap.graph.sharding.split_table import NodeSplits, Operand, SplitTable
-from mindswap.graph.sharding.splits import Split, num_parts, reshape_split
-from mindswap.graph.sharding.strategies import read_strategy
+from mindswap.graph.sharding.split_table import ForwardSplits, NodeSplits, Operand, SplitTable
+from mindswap.graph.sharding.splits import Split, num_parts, read_strategy, reshape_split
 
 
 class BackwardSplits:

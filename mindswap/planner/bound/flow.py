@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindswap.graph.memory import Label
 from mindswap.graph.model import Graph, Node, first_source
-from mindswap.graph.names import Label
 from mindswap.graph.ops import COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
 from mindswap.graph.rewrite.fusion import fuse_forward, least_work_again, readers_of_saved
 from mindswap.graph.sharding.gather import is_gathering

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.graph.names import Names
+from mindswap.graph.memory import Names
 from mindswap.policy.model import Policy
 from mindswap.simulator.build import build_program
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program

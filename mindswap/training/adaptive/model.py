@@ -139,7 +139,7 @@ class State:
         return replace(self, attempts=(*self.attempts[:-1], replace(self.attempts[-1], **changes)))
 
 
-# What `graph.codec` writes and reads of them.
+# What `graph.cache` writes and reads of them.
 CLASSES: dict[str, type] = {
     cls.__name__: cls for cls in (State, Settings, Attempt, TrainingPlan, NothingFits, Corrections)
 }

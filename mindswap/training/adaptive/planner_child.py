@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from mindswap.errors import PlanError
-from mindswap.graph.codec import from_plain, to_plain
+from mindswap.graph.cache import from_plain, to_plain
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, Planner, TrainingPlan
 from mindswap.training.launch.lifeline import tie_to_parent
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.files import replace_file
-from mindswap.graph.codec import CodecError, from_plain, to_plain
+from mindswap.graph.cache import CodecError, from_plain, to_plain
 from mindswap.training.adaptive.model import CLASSES, State
 
 FORMAT = 3  # one more where a class of the state is renamed or loses a field

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mindswap.policy.convert.compare import change_layers
+from mindswap.policy.convert import change_layers
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 
 

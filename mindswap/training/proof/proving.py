@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.check.check import check_document, policy_of
-from mindswap.check.doctor.installed import count_cards
+from mindswap.check.doctor.software import count_cards
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
 from mindswap.config.step import device_target, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
-from mindswap.policy.convert.sections import policy_sections
+from mindswap.policy.convert import policy_sections
 from mindswap.simulator.cost.settings import read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.proof.children import Answer, ask

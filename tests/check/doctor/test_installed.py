@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.check.doctor.installed import (
+from mindswap.check.doctor.software import (
     ANY_VERSION,
     PAIRS,
     describe_pair,

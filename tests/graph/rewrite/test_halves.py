@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.rewrite.halves import find_weight_gradients
+from mindswap.graph.rewrite.settle import find_weight_gradients
 from tests.graph.builders import graph, node
 
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.graph.model import Saved
-from mindswap.graph.sharding.arrivals import with_arrivals
 from mindswap.graph.sharding.collectives import Collective, find_collectives
-from mindswap.graph.sharding.sharding import shard_graph
+from mindswap.graph.sharding.sharding import shard_graph, with_arrivals
 from mindswap.graph.work import measure_work
 from tests.graph.builders import graph, node
 from tests.graph.cut_graphs import graph as cut_graph

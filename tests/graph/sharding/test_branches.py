@@ -1,6 +1,6 @@
 """Gradients of operators that a layer calls once for each half."""
 
-from mindswap.graph.sharding.branches import Branches
+from mindswap.graph.sharding.overlap import Branches
 from tests.graph.builders import node
 
 

@@ -5,7 +5,7 @@ import pytest
 from mindswap.graph.sharding.collectives import Collective, _cuts_of_blocks, find_collectives
 from mindswap.graph.sharding.experts import KIND, NUM_RANKS, STRIDE
 from mindswap.graph.sharding.sharding import shard_graph
-from mindswap.graph.sharding.strategies import LOCAL_MARK
+from mindswap.graph.sharding.splits import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op
 
 SEQ, HIDDEN, FFN = 8, 16, 32

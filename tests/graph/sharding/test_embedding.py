@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.sharding.embedding import cut_embedding, load_embedding
 from mindswap.graph.sharding.gather import WEIGHT_MARK, weight_name
+from mindswap.graph.sharding.stage import cut_embedding, load_embedding
 from tests.graph.builders import graph, node
 
 WEIGHT = f"{WEIGHT_MARK}embedding.weight"

@@ -2,8 +2,8 @@
 
 from mindswap.graph.sharding.sharding import shard_graph
 from mindswap.graph.sharding.split_table import Redistribution
+from mindswap.graph.sharding.splits import LOCAL_MARK
 from mindswap.graph.sharding.stage import drop_head
-from mindswap.graph.sharding.strategies import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op, shapes
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mindswap.graph.sharding.gather import GatheredStep, is_gathering
-from mindswap.graph.sharding.share_casts import share_casts
+from mindswap.graph.sharding.stage import share_casts
 from tests.graph.builders import graph, node
 
 

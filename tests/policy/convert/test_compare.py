@@ -1,4 +1,4 @@
-from mindswap.policy.convert.compare import first_difference
+from mindswap.policy.convert import first_difference
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from tests.builders import LLAMA, trees
 

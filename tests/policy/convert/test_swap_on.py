@@ -5,7 +5,7 @@ from mindswap.api.plan import refuse_unwritable
 from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
 from mindswap.errors import PolicyError
-from mindswap.policy.convert.swap_on import rewrite_for_swap, with_swap_enabled
+from mindswap.policy.convert import rewrite_for_swap, with_swap_enabled
 from tests.builders import document
 
 TEXT = """\

@@ -8,7 +8,7 @@ import pytest
 from mindswap.check.check_2x import check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level
-from mindswap.policy.mindformers_2x.log_lines import log_lines
+from mindswap.policy.mindformers_2x.effect import log_lines
 from tests.policy.mindformers_2x.builders import MODEL
 from tests.policy.mindformers_2x.cases import CASES, text_of
 

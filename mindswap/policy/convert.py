@@ -1,0 +1,118 @@
+"""Two policies layer by layer, operator by operator: the judge of every conversion."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from mindswap.config.nodes import Document, show
+from mindswap.config.render import document_from_data
+from mindswap.config.sections import rewrite_section
+from mindswap.config.step import is_pynative
+from mindswap.policy.applied import recomputed_operators
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, Policy
+from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
+from mindswap.policy.words import format_names
+
+
+def first_difference(before: Policy, after: Policy, num_layers: int, trees: LayerTrees | None) -> str:
+    """What two policies do not recompute alike, in words; "" where they agree.
+
+    Args:
+        before, after: with swap on, or from `as_applied`.
+        trees: the layers; None compares whole layers and flags only.
+    """
+    for flag in RECOMPUTE_FLAGS:
+        if getattr(before, flag) != getattr(after, flag):
+            return f"{flag} is {getattr(before, flag)} before and {getattr(after, flag)} after"
+    for index in range(num_layers):
+        for name, part in (("recompute", "layer_recompute"), ("output_recompute", "output_recompute")):
+            is_in = [index in getattr(policy, part) for policy in (before, after)]
+            if is_in[0] != is_in[1]:
+                return f"layer {index} is in {name} only {'before' if is_in[0] else 'after'}"
+        if trees is None:
+            continue
+        old = recomputed_operators(before, index, trees.layers[index])
+        new = recomputed_operators(after, index, trees.layers[index])
+        for what, was, will_be in zip(("recomputed", "recomputed in communication"), old, new, strict=True):
+            for only, when in ((set(was) - set(will_be), "before"), (set(will_be) - set(was), "after")):
+                if only:
+                    return f"in layer {index} only {when} {what}: {format_names(sorted(only))}"
+    return ""
+
+
+def change_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iterable[str] = ENTRY_FIELDS) -> Policy:
+    """The policy with every set of layers changed: of recompute, and of the entries of some options."""
+    entries: dict[str, Any] = {
+        option: tuple(replace(entry, layers=change(entry.layers)) for entry in getattr(policy, option))
+        for option in options
+    }
+    whole, output = change(policy.layer_recompute), change(policy.output_recompute)
+    return replace(policy, layer_recompute=whole, output_recompute=output, **entries)
+
+
+def resolve_policy(policy: Policy, num_layers: int) -> Policy:
+    """The policy with every set of layers written out and the operators sorted: equal ones do the same."""
+    written = change_layers(policy, lambda layers: Layers(layers.resolve(num_layers)))
+    by_name = attrgetter("pattern")
+    entries: dict[str, Any] = {option: sorted(getattr(written, option), key=by_name) for option in SELECT_OPTIONS}
+    return replace(written, **entries)
+
+
+# A policy -> the sections of a configuration that say it.
+
+
+def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
+    """The sections of a policy with swap enabled, as they are written into a configuration; all layers become True.
+
+    Keys of recompute_config that say what is the default anyway are left out where the file has none.
+    """
+    whole = Layers(range(num_layers))
+    short = change_layers(policy, lambda layers: ALL_LAYERS if layers == whole else layers, SELECT_OPTIONS)
+    config = short.to_config()
+    sections = {"swap_config": config["swap_config"]}
+    present = data.get("recompute_config") or {}
+    defaults = {"recompute": None, **dict.fromkeys(SELECT_OPTIONS, False), **RECOMPUTE_FLAGS}
+    sections["recompute_config"] = {
+        key: value for key, value in config["recompute_config"].items() if key in present or value != defaults[key]
+    }
+    own = {key: value for key, value in (data.get("mindswap") or {}).items() if key != "output_recompute"}
+    own |= config.get("mindswap", {})
+    if own or data.get("mindswap"):
+        sections["mindswap"] = own
+    return sections
+
+
+# What else has to change in a configuration in which swap gets enabled.
+
+LEVEL_KEY = "memory_optimize_level"
+
+
+def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
+    """The text of a file with `context.memory_optimize_level` as swap needs it, and a comment that says so.
+
+    The file says itself what is in `own`; `whole` has what it is based on, too.
+    """
+    node = whole.get("context", LEVEL_KEY)
+    if not _is_in_the_way(whole) or node is None:
+        return text
+    context = own.data().get("context") or {}
+    if not isinstance(context, dict):
+        return text
+    comment = f"swap needs {LEVEL_KEY} O0; it was {show(node)}"
+    return rewrite_section(text, "context", {**context, LEVEL_KEY: "O0"}, comment, own.file)
+
+
+def with_swap_enabled(document: Document) -> Document:
+    """The configuration with nothing but swap enabled, values at their places: to see whether a plan can be written."""
+    data = document.data()
+    changed = {**data, "swap_config": {"swap": True, "op_swap": []}, "recompute_config": {}}
+    if _is_in_the_way(document):
+        changed["context"] = {**data["context"], LEVEL_KEY: "O0"}
+    return document_from_data(changed, document.file, document)
+
+
+def _is_in_the_way(document: Document) -> bool:
+    node = document.get("context", LEVEL_KEY)
+    return node is not None and not node.is_null and node.value != "O0" and not is_pynative(document)

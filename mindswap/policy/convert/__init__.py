@@ -1,1 +1,0 @@
-"""One form of a configuration in another."""
