@@ -24,8 +24,7 @@ from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
-from mindswap.training.proof.cut import cut_policy, kept_layers
-from mindswap.training.proof.derive import SyntheticData, Wanted, derive, format_config
+from mindswap.training.proof.derive import SyntheticData, Wanted, cut_policy, derive, format_config, kept_layers
 
 CONFIG_NAME = "dryrun.yaml"
 

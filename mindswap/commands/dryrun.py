@@ -22,7 +22,7 @@ from mindswap.files import require_folders, write_new
 from mindswap.report.answer import answer_text
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.training.dryrun.stages import DryRunReport
-from mindswap.training.launch.signals import StoppedBySignal, signals_raise
+from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.derive import switched_off
 

@@ -14,22 +14,22 @@ from pathlib import Path
 from mindswap.check.doctor.software import has_cards
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.report.problems import format_problems
-from mindswap.training.launch.arguments import USAGE, Job, parse_arguments
-from mindswap.training.launch.logs import failure_report, put_old_logs_aside, worker_log
+from mindswap.training.launch.arguments import USAGE, Job, parse_arguments, split_order, worker_command
+from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
 from mindswap.training.launch.msrun import (
+    failure_report,
     find_msrun,
     find_python,
     log_folder,
     msrun_arguments,
     plain_name,
+    put_old_logs_aside,
     worker_environment,
+    worker_log,
 )
 from mindswap.training.launch.network import check_port
-from mindswap.training.launch.order import split_order, worker_command
-from mindswap.training.launch.precheck import check_configuration
 from mindswap.training.launch.processes import adopt_orphans, raise_process_limit, stop_descendants
-from mindswap.training.launch.signals import StoppedBySignal, signals_raise
-from mindswap.training.launch.training import ADAPTIVE_FLAG
+from mindswap.training.launch.training import ADAPTIVE_FLAG, check_configuration
 
 
 def main(words: list[str] | None = None) -> int:

@@ -18,10 +18,16 @@ from mindswap.commands.options import add_common
 from mindswap.errors import DataError
 from mindswap.files import refuse_existing, staged
 from mindswap.report.answer import answer_text
-from mindswap.training.data.load_tokenizer import load_tokenizer
-from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS, SampleCounts, read_samples
-from mindswap.training.data.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
-from mindswap.training.data.tokenizing import ByteTokenizer, Tokenizer
+from mindswap.training.data.samples import (
+    LEGACY_COLUMNS,
+    NEWER_COLUMNS,
+    TEXT_SUFFIXES,
+    SampleCounts,
+    TextSource,
+    find_text_sources,
+    read_samples,
+)
+from mindswap.training.data.tokenizing import ByteTokenizer, Tokenizer, load_tokenizer
 from mindswap.units import format_bytes
 
 HELP = "Turn text into a MindRecord that MindFormers trains on."

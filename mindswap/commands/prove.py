@@ -18,8 +18,8 @@ from mindswap.report.answer import answer_text
 from mindswap.report.proof_html import format_proof_html
 from mindswap.report.proof_text import format_proof, proof_to_json
 from mindswap.simulator.cost.device_file import load_device
+from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
 from mindswap.training.launch.processes import adopt_orphans, stop_descendants
-from mindswap.training.launch.signals import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.checks import make_checks
 from mindswap.training.proof.derive import Wanted

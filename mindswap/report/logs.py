@@ -7,7 +7,7 @@ from typing import Any
 from mindswap.policy.words import format_names, index_runs, name_indices
 from mindswap.report.tables import format_table, group_equal
 from mindswap.training.logs.compare import FindingLevel, LogFinding, LogReport
-from mindswap.training.logs.model import MemoryStatistics
+from mindswap.training.logs.oom import MemoryStatistics
 from mindswap.units import format_bytes, format_count
 
 # Of the memory of a worker, as `MemoryStatistics` has them.

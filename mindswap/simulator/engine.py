@@ -11,7 +11,6 @@ Source of the rules: facts-mindspore.md section 4 (Ascend backend of MindSpore 2
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.simulator.jit import compiled
 from mindswap.simulator.program import NO_OP, Program
 from mindswap.simulator.state import (
     COMMUNICATION,
@@ -22,6 +21,7 @@ from mindswap.simulator.state import (
     OUT,
     RECEIVING,
     EngineState,
+    compiled,
     initial_state,
 )
 from mindswap.simulator.timeline import StallCause, Timeline

@@ -7,8 +7,8 @@ taken at the same moment.
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.simulator.jit import compiled
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
+from mindswap.simulator.state import compiled
 from mindswap.simulator.timeline import MemoryProfile, Timeline
 
 

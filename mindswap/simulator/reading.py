@@ -12,9 +12,8 @@ from mindswap.graph.rewrite.settle import find_weight_gradients
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.ring import RING, list_rounds
 from mindswap.graph.work import Work, measure_work
-from mindswap.simulator.block_parts import BlockOp, Uses
+from mindswap.simulator.block_parts import BlockOp, Uses, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
-from mindswap.simulator.ring import ring_buffers, ring_ops
 from mindswap.simulator.sections import backward_sections, count_layers, find_early, forward_sections
 
 

@@ -10,8 +10,7 @@ from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes, constant_bytes
 from mindswap.simulator.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulator.cost.hardware import Device
-from mindswap.simulator.cost.outside_memory import workspace_bytes
-from mindswap.simulator.cost.static_memory import Parameter, StaticMemory, estimate_static_memory
+from mindswap.simulator.cost.static_memory import Parameter, StaticMemory, estimate_static_memory, workspace_bytes
 from mindswap.simulator.cost.step_terms import (
     accumulate_ns,
     clip_ns,

@@ -21,12 +21,11 @@ from mindswap.simulator.blocks import StepBlocks, cut_blocks
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import CapturedStep, list_doubts
 from mindswap.simulator.compiled_layers import CompiledLayers
-from mindswap.simulator.cost.outside_memory import communication_bytes, list_communicators
-from mindswap.simulator.cost.static_memory import StaticMemory
+from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, list_communicators
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.cost.transfer import collective_ns, copy_in_ns, copy_out_ns, send_ns
 from mindswap.simulator.engine import simulate
-from mindswap.simulator.exchange import backward_by_section_ns, last_forward_ns, repeated_exchange_ns
+from mindswap.simulator.gradients import backward_by_section_ns, last_forward_ns, repeated_exchange_ns
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.placing import TransferCosts

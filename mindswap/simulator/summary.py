@@ -15,8 +15,7 @@ from mindswap.simulator.host import peak_host_bytes
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.summary_model import Cause, Holder, LayerRow, Moment, StageReport
-from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline
-from mindswap.simulator.waits import find_waits
+from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline, find_waits
 
 COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
 

@@ -2,7 +2,7 @@
 
 from mindswap.report.logs import format_logs
 from mindswap.training.logs.compare import FindingLevel, LogFinding, LogReport
-from mindswap.training.logs.model import MemoryStatistics
+from mindswap.training.logs.oom import MemoryStatistics
 
 NODES = {worker: f"node_{worker // 8}" for worker in range(64)}
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mindswap.simulator.jit import compiled
+from mindswap.simulator.state import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def test_what_an_earlier_version_left_on_disk_is_made_anew(tmp_path):
     """Its index names a class that is gone: numba itself fails with an AttributeError."""
     program = """
 from typing import NamedTuple
-from mindswap.simulator.jit import compiled
+from mindswap.simulator.state import compiled
 
 class {name}(NamedTuple):
     number: int

@@ -2,9 +2,8 @@
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.sharding.ring import RingKernel, Round
-from mindswap.simulator.block_parts import BlockOp
+from mindswap.simulator.block_parts import BlockOp, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
-from mindswap.simulator.ring import ring_buffers, ring_ops
 
 CONCAT, SPLIT, ADD = RingKernel("Concat", 2), RingKernel("Split", 3), RingKernel("Add", 5)
 

@@ -3,8 +3,7 @@
 import numpy as np
 
 from mindswap.simulator.engine import simulate
-from mindswap.simulator.timeline import StallCause
-from mindswap.simulator.waits import find_waits
+from mindswap.simulator.timeline import StallCause, find_waits
 from tests.simulator.builders import program_of
 
 

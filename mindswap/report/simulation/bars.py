@@ -9,8 +9,7 @@ import numpy as np
 from mindswap.report.simulation.style import BarKind, Lane
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport
-from mindswap.simulator.timeline import StallCause, Timeline
-from mindswap.simulator.waits import find_waits
+from mindswap.simulator.timeline import StallCause, Timeline, find_waits
 
 Column = np.ndarray | int
 

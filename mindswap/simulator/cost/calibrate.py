@@ -8,8 +8,8 @@ from mindswap.simulator.cost.fit import LARGE_BYTES, MIN_COPIES, LinkFit, fit_co
 from mindswap.simulator.cost.hardware import Device, figure_values, with_figures
 from mindswap.simulator.cost.kernel_fit import MIN_KERNELS, FigureFit, fit_kernels
 from mindswap.simulator.cost.kernel_samples import can_measure, is_matrix_kernel, measure, samples_of
-from mindswap.simulator.cost.measured import Measurement
 from mindswap.simulator.cost.profile import Engine, Profile, ProfiledKernel
+from mindswap.simulator.cost.table import Measurement
 from mindswap.units import format_bytes
 
 # Kernels and the step times are from the same run: their sums agree but for what ran beside each other.

@@ -16,7 +16,7 @@ from mindswap.graph.model import BYTES_PER_ELEMENT
 from mindswap.simulator.cost.device_file import find_device_file
 from mindswap.simulator.cost.figures import Figure, FigureKind, unit_keys
 from mindswap.simulator.cost.hardware import FIGURES, Device, figure_values
-from mindswap.simulator.cost.measured import MeasuredKey, Measurement, Shapes
+from mindswap.simulator.cost.table import MeasuredKey, Measurement, Shapes
 
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 # Units that a file is written in; the first that shows the value exactly counts.

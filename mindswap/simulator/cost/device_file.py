@@ -16,7 +16,7 @@ from mindswap.units import format_bytes
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = Path(__file__).parents[2] / "data" / "hardware"
-# What `mindswap calibrate` adds; read by `simulator.cost.measured`.
+# What `mindswap calibrate` adds; read by `simulator.cost.table`.
 MEASURED_KEYS = ("calibration", "measured")
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.ops import COUNTED_OPS, ComputeUnit, OpClass, classify, is_kernel
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
-from mindswap.simulator.cost.measured import MeasuredKey, Measurement, measured_key, types_of
 from mindswap.simulator.cost.profile import Engine, ProfiledKernel
+from mindswap.simulator.cost.table import MeasuredKey, Measurement, measured_key, types_of
 
 # Layouts by number, and where batch and sequence are in them (FASInputLayoutMode of MindSpore): BSH, BNSD, SBH, BSND.
 ATTENTION_LAYOUTS = ((0, 3, 0, 1), (2, 3, 1, 0), (1, 4, 0, 2), (3, 4, 0, 1))

@@ -14,8 +14,15 @@ from typing import TypeVar
 
 from mindswap.errors import CostError
 from mindswap.simulator.cost.profile import Profile
-from mindswap.simulator.cost.profile_communication import read_transfers
-from mindswap.simulator.cost.profile_tables import Progress, Table, read_kernels, read_peak, read_steps, recognise_table
+from mindswap.simulator.cost.profile_tables import (
+    Progress,
+    Table,
+    read_kernels,
+    read_peak,
+    read_steps,
+    read_transfers,
+    recognise_table,
+)
 from mindswap.simulator.cost.profile_trace import read_copies
 
 OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")

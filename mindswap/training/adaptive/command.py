@@ -9,9 +9,8 @@ from mindswap.config.nodes import Document, DocumentNode
 from mindswap.config.problem import Location
 from mindswap.config.step import DEFAULT_MASTER_PORT
 from mindswap.errors import LaunchError
-from mindswap.training.launch.arguments import DEFAULT_LOG_DIR
+from mindswap.training.launch.arguments import DEFAULT_LOG_DIR, worker_command
 from mindswap.training.launch.msrun import find_msrun, find_python
-from mindswap.training.launch.order import worker_command
 from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
 FLAG = ADAPTIVE_FLAG

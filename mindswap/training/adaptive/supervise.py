@@ -18,12 +18,15 @@ from mindswap.training.adaptive.model import Outcome, Planner, Settings, State, 
 from mindswap.training.adaptive.state import StateFile, StateProblem, locked
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
-from mindswap.training.launch.guardian import guardian
-from mindswap.training.launch.lifeline import VARIABLE, lifeline
-from mindswap.training.launch.network import check_port, free_port
-from mindswap.training.launch.processes import adopt_orphans, marked_processes, raise_process_limit, stop_processes
-from mindswap.training.launch.room import RUN_DIR_BYTES, describe_full, require_room
-from mindswap.training.launch.signals import StoppedBySignal, signals_raise
+from mindswap.training.launch.lifeline import VARIABLE, StoppedBySignal, lifeline, signals_raise
+from mindswap.training.launch.network import RUN_DIR_BYTES, check_port, describe_full, free_port, require_room
+from mindswap.training.launch.processes import (
+    adopt_orphans,
+    guardian,
+    marked_processes,
+    raise_process_limit,
+    stop_processes,
+)
 
 # Set to the run directory for every process of a run.
 MARKER = "MINDSWAP_ADAPTIVE_RUN"

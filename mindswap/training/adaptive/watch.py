@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.training.logs.model import OomEvent, WorkerLog
+from mindswap.training.logs.oom import OomEvent, WorkerLog
 from mindswap.training.logs.scan import LogScanner
-from mindswap.training.logs.steps import StepScanner
+from mindswap.training.logs.step_report import StepScanner
 
 BLOCK_BYTES = 1 << 18
 # Of one log in one poll, so that a flood in one log does not hide the others.

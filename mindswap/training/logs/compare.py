@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mindswap.policy.words import name_indices
-from mindswap.training.logs.lines import parse_set_line, without_header
-from mindswap.training.logs.model import MemoryStatistics, SetLine, WorkerLog
+from mindswap.training.logs.oom import MemoryStatistics, SetLine, WorkerLog, parse_set_line, without_header
 
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"

@@ -4,9 +4,16 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from mindswap.training.logs.lines import clean_line, has_header, parse_set_line, split_messages
-from mindswap.training.logs.model import OomEvent, SetLine, WorkerLog
-from mindswap.training.logs.oom import parse_oom
+from mindswap.training.logs.oom import (
+    OomEvent,
+    SetLine,
+    WorkerLog,
+    clean_line,
+    has_header,
+    parse_oom,
+    parse_set_line,
+    split_messages,
+)
 
 # Environment variable that makes workers log their peak memory while they train.
 REPORT_MEMORY = "MINDSWAP_REPORT_MEMORY"

@@ -1,6 +1,7 @@
 """One line of a worker's log for each training step: its loss with every bit, and how long the step took."""
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,3 +30,46 @@ def parse_steps(lines: Iterable[str]) -> tuple[ReportedStep, ...]:
             number = int(match[1])
             found.setdefault(number, ReportedStep(number, float(match[2]), int(match[3])))
     return tuple(found[number] for number in sorted(found))
+
+
+# Training steps in a log that grows: how far, and how long each took.
+
+# `{ Epoch:[  1/  2], step:[   37/   40], loss:[...], per_step_time: 309ms, ...` of MindFormers' MFLossMonitor.
+_STEP = re.compile(
+    rb"Epoch:\[ *(\d{1,9}) */ *(\d{1,9})\], step:\[ *(\d{1,12}) */ *(\d{1,12})\]"
+    rb"(?:.{0,300}?per_step_time: (\d{1,12})ms)?"
+)
+MAX_CARRY_BYTES = 1 << 12
+MAX_TIMES = 256
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """The step a worker came to."""
+
+    number: int  # from 1, over all epochs
+    num_steps: int  # of the whole training
+
+
+class StepScanner:
+    """Takes a log in blocks and keeps the last step and the last times; a line that is cut counts once whole."""
+
+    def __init__(self) -> None:
+        self._carry = b""
+        self.last: LoggedStep | None = None
+        self.num_seen = 0
+        self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
+
+    def feed(self, block: bytes) -> None:
+        block = self._carry + block
+        end = block.rfind(b"\n") + 1
+        self._carry = block[end:][-MAX_CARRY_BYTES:]
+        if block.find(b"step:[", 0, end) < 0:
+            return
+        for match in _STEP.finditer(block, 0, end):
+            epoch, num_epochs, step, steps_per_epoch = (int(number) for number in match.groups()[:4])
+            self.last = LoggedStep((epoch - 1) * steps_per_epoch + step, num_epochs * steps_per_epoch)
+            self.num_seen += 1
+            # The first step compiles.
+            if match[5] and self.num_seen > 1:
+                self.times_ns.append(int(match[5]) * 1_000_000)

@@ -15,7 +15,7 @@ from mindswap.errors import LaunchError
 from mindswap.training.adaptive.watch import read_worker_exits
 from mindswap.training.launch.network import free_port
 from mindswap.training.launch.processes import stop_descendants
-from mindswap.training.logs.tail import find_last_step, read_tail
+from mindswap.training.logs.read import find_last_step, read_tail
 
 POLL_S = 0.3
 SAY_EVERY_S = 15.0

@@ -2,11 +2,14 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mindswap.config.render import block_lines, inline_text, is_inline
 from mindswap.errors import LaunchError
+from mindswap.policy.convert import change_layers
+from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
 # A profile of this level has sizes and directions of copies; Level1 has neither.
@@ -189,3 +192,63 @@ def _set_profile(edit: _Edit, wanted: Wanted) -> None:
     }
     edit.data.update(settings)
     edit.changes.append(f"profiler: step {wanted.num_steps} of rank 0, Level{PROFILER_LEVEL}")
+
+
+# The data of a proof: the user's where it is there, else a MindRecord made on the spot.
+
+PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir")
+
+
+def has_own_data(config: Mapping[str, Any]) -> bool:
+    """The configuration names a MindRecord that is there, or a loader of another kind, which is left to itself."""
+    loader = _loader(config)
+    if loader.get("type", "MindDataset") != "MindDataset":
+        return True
+    names = loader.get("dataset_dir") or loader.get("dataset_files") or ""
+    paths = names if isinstance(names, list) else [names]
+    return all(isinstance(path, str) and path and Path(path).exists() for path in paths)
+
+
+def _loader(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    dataset = config.get("train_dataset")
+    loader = dataset.get("data_loader") if isinstance(dataset, dict) else None
+    return loader if isinstance(loader, dict) else {}
+
+
+def with_absolute_paths(value: Any) -> Any:
+    """The configuration with paths of data that hold from any folder; those that are not there stay."""
+    if isinstance(value, dict):
+        return {key: _absolute(item) if key in PATH_KEYS else with_absolute_paths(item) for key, item in value.items()}
+    return [with_absolute_paths(item) for item in value] if isinstance(value, list) else value
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_absolute(item) for item in value]
+    return str(Path(value).absolute()) if isinstance(value, str) and value and Path(value).exists() else value
+
+
+# A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for. Pure.
+
+
+def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
+    """Layers of the whole model that the layers of the cut one stand for: the first, the last, evenly between.
+
+    Of 32 layers, 4 stand for 0, 10, 21 and 31.
+    """
+    if num_kept == 1:
+        return (0,)
+    return tuple((2 * i * (num_layers - 1) + num_kept - 1) // (2 * (num_kept - 1)) for i in range(num_kept))
+
+
+def cut_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
+    """The policy for the layers that are left, of which each stands for one of `kept`; entries without a layer go."""
+
+    def cut(layers: Layers) -> Layers:
+        if layers.indices is None:
+            return layers
+        return Layers(tuple(i for i, layer in enumerate(kept) if layer in layers))
+
+    changed = change_layers(policy, cut)
+    left: dict[str, Any] = {name: [entry for entry in getattr(changed, name) if entry.layers] for name in ENTRY_FIELDS}
+    return replace(changed, **left)

@@ -16,9 +16,17 @@ from mindswap.policy.convert import policy_sections
 from mindswap.simulator.cost.settings import read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.proof.children import Answer, ask
-from mindswap.training.proof.cut import cut_policy, kept_layers
-from mindswap.training.proof.data import has_own_data, with_absolute_paths
-from mindswap.training.proof.derive import SyntheticData, Wanted, derive, format_config, switched_off
+from mindswap.training.proof.derive import (
+    SyntheticData,
+    Wanted,
+    cut_policy,
+    derive,
+    format_config,
+    has_own_data,
+    kept_layers,
+    switched_off,
+    with_absolute_paths,
+)
 from mindswap.training.proof.model import Proof, Simulated, Variant
 from mindswap.training.proof.results import read_simulated
 from mindswap.training.proof.send_back import describe_machine

@@ -9,8 +9,7 @@ from mindswap.training.logs.read import read_worker_logs
 from mindswap.training.logs.step_report import ReportedStep, parse_steps
 from mindswap.training.proof.children import Answer
 from mindswap.training.proof.model import Fit, MeasuredRun, Simulated, VerifiedEffect, Worker
-from mindswap.training.proof.overlap import Overlap
-from mindswap.training.proof.trace import trace_overlap
+from mindswap.training.proof.overlap import Overlap, trace_overlap
 
 KERNELS, TRACE = "kernel_details.csv", "trace_view.json"
 

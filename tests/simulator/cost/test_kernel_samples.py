@@ -6,8 +6,8 @@ import pytest
 
 from mindswap.graph.ops import OpClass
 from mindswap.simulator.cost.kernel_samples import can_measure, measure, samples_of
-from mindswap.simulator.cost.measured import Measurement, measured_key
 from mindswap.simulator.cost.profile import ProfiledKernel
+from mindswap.simulator.cost.table import Measurement, measured_key
 from tests.simulator.cost.builders import matmul, mul, tensor
 
 

@@ -1,7 +1,7 @@
 """Memory beside tensors, by hand."""
 
 from mindswap.config.pipeline import Pipeline
-from mindswap.simulator.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
+from mindswap.simulator.cost.static_memory import communication_bytes, list_communicators, workspace_bytes
 from tests.simulator.cost.builders import device, operator, step_settings, tensor
 
 MIB = 2**20

@@ -3,9 +3,9 @@
 import pytest
 
 from mindswap.errors import CostError
-from mindswap.simulator.cost import profile_communication
+from mindswap.simulator.cost import profile_tables
 from mindswap.simulator.cost.profile import Transfer
-from mindswap.simulator.cost.profile_communication import read_transfers
+from mindswap.simulator.cost.profile_tables import read_transfers
 from tests.simulator.cost.profiles import collective, write_json
 
 
@@ -65,7 +65,7 @@ def test_what_is_no_json(path, content):
 
 
 def test_a_file_that_is_too_large(path, monkeypatch):
-    monkeypatch.setattr(profile_communication, "MAX_BYTES", 10)
+    monkeypatch.setattr(profile_tables, "MAX_BYTES", 10)
     write_json(path, {"hcom_allGather__4_3@99": GATHER})
     with pytest.raises(CostError, match="at most 0 are read"):
         read_transfers(path)

@@ -6,9 +6,8 @@ import pytest
 
 from mindswap.graph.work import Work
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.measured import measured_key
 from mindswap.simulator.cost.roofline import operator_ns
-from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.cost.table import CostTable, measured_key
 from tests.simulator.cost.builders import GENERIC, device, operator, tensor
 
 

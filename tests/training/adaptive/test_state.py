@@ -9,7 +9,7 @@ import pytest
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
 from mindswap.training.adaptive.state import FORMAT, StateFile, StateProblem, is_locked, locked
-from mindswap.training.launch.guardian import guardian
+from mindswap.training.launch.processes import guardian
 from tests.strength import examples
 
 PLAN = TrainingPlan("keep-1", "a: 1\n# é\n", 10, 9, 8, 7, Corrections(1, 2, 3))

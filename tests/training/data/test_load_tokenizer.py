@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.training.data.load_tokenizer import load_tokenizer
+from mindswap.training.data.tokenizing import load_tokenizer
 
 
 def make_json(path, special=("<unk>", "</s>")):

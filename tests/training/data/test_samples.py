@@ -8,12 +8,12 @@ from mindswap.config.render import document_from_data
 from mindswap.training.data.samples import (
     NEWER_COLUMNS,
     SampleCounts,
+    TextSource,
     cut_columns,
     data_columns,
     read_samples,
     vocabulary_size,
 )
-from mindswap.training.data.text_files import TextSource
 from mindswap.training.data.tokenizing import ByteTokenizer
 
 

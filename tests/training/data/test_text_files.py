@@ -4,7 +4,7 @@ import types
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.training.data.text_files import TextSource, find_text_sources, read_blocks
+from mindswap.training.data.samples import TextSource, find_text_sources, read_blocks
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.training.launch.logs import failure_report, put_old_logs_aside
+from mindswap.training.launch.msrun import failure_report, put_old_logs_aside
 
 
 def write(folder, **logs):

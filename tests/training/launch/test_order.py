@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindswap.errors import LaunchError
-from mindswap.training.launch.order import split_order, worker_command
+from mindswap.training.launch.arguments import split_order, worker_command
 
 WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mindswap.errors import PolicyError
-from mindswap.training.launch.precheck import check_configuration
+from mindswap.training.launch.training import check_configuration
 
 BAD = "swap_config:\n  swap: True\n  layer_swap: 3\n"
 

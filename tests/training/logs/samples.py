@@ -1,6 +1,6 @@
 """Logs as the workers write them: lines of real runs (tools/demo.py), shortened, and of the sources of MindSpore."""
 
-from mindswap.training.logs.model import WorkerLog
+from mindswap.training.logs.oom import WorkerLog
 from mindswap.training.logs.scan import LogScanner
 
 GLOG = "[{level}] {module}(20300,7f5b5fa1db80,python):2026-11-21-01:12:40.447.304 [mindspore/ccsrc/{file}] "

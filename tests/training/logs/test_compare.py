@@ -7,7 +7,7 @@ from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.training.logs.compare import FindingLevel, compare_logs
-from mindswap.training.logs.model import WorkerLog
+from mindswap.training.logs.oom import WorkerLog
 from tests.builders import trees
 from tests.training.logs.samples import (
     CPU_NOTE,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.training.logs.lines import clean_line, parse_set_line, split_messages, without_header
+from mindswap.training.logs.oom import clean_line, parse_set_line, split_messages, without_header
 from tests.training.logs.samples import EXPECTED, info
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mindswap.training.logs.model import MemoryStatistics
-from mindswap.training.logs.oom import FORMS
+from mindswap.training.logs.oom import FORMS, MemoryStatistics
 from mindswap.training.logs.scan import MAX_SET_LINES, NEEDLES, LogScanner
 from tests.training.logs.samples import (
     CPU_NOTE,

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindswap.training.logs.steps import LoggedStep, StepScanner
+from mindswap.training.logs.step_report import LoggedStep, StepScanner
 from tests.training.logs.samples import STEP, info, log_text, scan
 
 LINES = [info(STEP.format(step=step)) for step in (1, 2, 3)]

@@ -3,7 +3,7 @@
 import pytest
 
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.training.proof.cut import cut_policy, kept_layers
+from mindswap.training.proof.derive import cut_policy, kept_layers
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.render import document_from_data
 from mindswap.config.step import read_step_settings
 from mindswap.training.data.samples import NEWER_COLUMNS
-from mindswap.training.proof.data import has_own_data, with_absolute_paths
+from mindswap.training.proof.derive import has_own_data, with_absolute_paths
 
 
 def loader(**keys):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mindswap.training.proof.overlap import Overlap
-from mindswap.training.proof.trace import trace_overlap
+from mindswap.training.proof.overlap import Overlap, trace_overlap
 
 PROCESSES = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "Ascend Hardware"}},
