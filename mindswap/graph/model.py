@@ -156,8 +156,7 @@ class GraphIndex:
         counts: Counter[tuple[int | None, str]] = Counter()
         found = {}
         for node in self._forward:
-            scope = LAYER_NUMBER.sub("", OP_NUMBER.sub("", node.scope.removeprefix("recompute_")), count=1)
-            place = node.layer_index, scope
+            place = node.layer_index, _scope_in_layer(node.scope)
             found[node.name] = (*place, counts[place])
             counts[place] += 1
         return found
@@ -192,6 +191,11 @@ class GraphIndex:
         names = {saved.forward_name for saved in self._saved if saved.backward_name in read}
         held = (node for node in self._forward if node.name in names and node.op not in ("MoveTo", HOST_COPY))
         return tuple(node for node in held if node.size_bytes)
+
+
+@functools.lru_cache(maxsize=65536)  # each graph of a step has the same ones
+def _scope_in_layer(scope: str) -> str:
+    return LAYER_NUMBER.sub("", OP_NUMBER.sub("", scope.removeprefix("recompute_")), count=1)
 
 
 def first_source(name: str, ops: Set[str], nodes: Mapping[str, Node]) -> str:

@@ -4,6 +4,7 @@ One tensor can be handed to backward under several names (a `MatMul` and the `Re
 is one piece of memory, and it leaves the device only if every name of it does.
 """
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class SavedStorage:
         return sum(pair.size_bytes for pair in self.pairs)
 
 
+@functools.lru_cache(maxsize=16)  # a planner asks several things of one graph
 def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     """Every activation that backward needs, in order of production, with its fate.
 
@@ -122,7 +124,8 @@ def _first_users(graph: Graph) -> dict[str, int]:
         through = node.op in VIEW_OPS or node.op == "MoveTo"
         moment = first.get(node.name, len(graph.backward)) if through else position
         for name in node.inputs:
-            first[name] = min(first.get(name, moment), moment)
+            if moment < first.get(name, len(graph.backward)):
+                first[name] = moment
     return {saved.forward_name: first.get(saved.backward_name, len(graph.backward)) for saved in graph.saved}
 
 

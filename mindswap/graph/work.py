@@ -67,8 +67,10 @@ def _with_pieces(work: Work) -> Work:
 
 def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]], has_pieces: bool) -> Work:
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
-    constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
     is_attention = classify(node.op) is OpClass.ATTENTION
+    if not is_attention and node.op not in MATMUL_OPS:
+        return count_work(node.op, inputs, node.outputs)
+    constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
     work = count_work(node.op, inputs, node.outputs, tuple(constants) if is_attention else ())
     num_ranks, _ = ring_axes(graph, node) if is_attention else (1, 1)
     if num_ranks > 1:

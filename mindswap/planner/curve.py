@@ -8,6 +8,7 @@ import numpy as np
 
 from mindswap.planner.bound import Facts, least_step_ns
 from mindswap.planner.catalog import Catalog
+from mindswap.planner.effect import Foresight
 from mindswap.planner.evaluate import Evaluation, evaluate
 from mindswap.planner.ladder import Rung, knots_of, rungs_below
 from mindswap.planner.problem import PlanProblem
@@ -97,8 +98,11 @@ class Curve:
         self.keep = keep
         self.finish = finish
         self.progress = Interruptible()
-        self.strict = StageSolver(problem, short, catalog, self._count)
-        self.coupled = StageSolver(problem, short, catalog.coupled(), self._count) if problem.allow.coupled else None
+        foresight = Foresight(problem.model)
+        self.strict = StageSolver(problem, short, catalog, self._count, foresight)
+        self.coupled = (
+            StageSolver(problem, short, catalog.coupled(), self._count, foresight) if problem.allow.coupled else None
+        )
         self.knots = knots_of(facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes)
         self.is_small = len(short.program(Policy()).ops.duration_ns) < SMALL_STEP
         self.known: dict[tuple[int, int], Candidate] = {}

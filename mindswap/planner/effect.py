@@ -63,6 +63,22 @@ def find_faults(model: StepModel, layer_index: int, recompute: Policy, swapped: 
         found = both
 
 
+class Foresight:
+    """`find_faults` of a model, each question asked once; catalogs with other rules of coupling share it."""
+
+    def __init__(self, model: StepModel):
+        self.model = model
+        self._known: dict[tuple[object, ...], Faults] = {}
+
+    def faults(self, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> Faults:
+        """What has to be left out; arguments as of `find_faults`."""
+        names = frozenset(swapped)
+        key = (self.model.captured.sample.layer_map[layer_index], layer_key(recompute, layer_index), names)
+        if key not in self._known:
+            self._known[key] = find_faults(self.model, layer_index, recompute, names)
+        return self._known[key]
+
+
 def _faults_of(model: StepModel, policy: Policy, layer_index: int, swapped: Set[str]) -> Faults:
     """The entries behind what a layer does not do as asked; all of `swapped` where they cannot be told."""
     effect = foresee_effect(model, policy, layer_index)

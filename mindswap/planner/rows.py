@@ -8,7 +8,7 @@ import numpy as np
 from mindswap.graph.memory import Label
 from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
 from mindswap.planner.coupling import idle_swaps
-from mindswap.planner.effect import NO_FAULTS, Faults, find_faults
+from mindswap.planner.effect import NO_FAULTS, Faults, Foresight
 from mindswap.planner.space import KEEP, Worth
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -18,11 +18,18 @@ from mindswap.simulator.step_model import StepModel
 
 
 class Rows:
-    """What a row of a choice means for its layer: operator names, and the block that comes of it."""
+    """What a row of a choice means for its layer: operator names, and the block that comes of it.
 
-    def __init__(self, model: StepModel, catalog: Catalog):
+    Args:
+        model: the step.
+        catalog: its items.
+        foresight: what is known of what the compiler does, to be shared.
+    """
+
+    def __init__(self, model: StepModel, catalog: Catalog, foresight: Foresight | None = None):
         self.model = model
         self.catalog = catalog
+        self.foresight = foresight or Foresight(model)
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
         self._worth: dict[tuple[int, bytes], Worth] = {}
@@ -45,7 +52,7 @@ class Rows:
         if key not in self._faults:
             is_whole = row[0] < KEEP
             recompute, named = self.recompute(layer_index, row), self._named(layer_index, row)
-            self._faults[key] = NO_FAULTS if is_whole else find_faults(self.model, layer_index, recompute, named)
+            self._faults[key] = NO_FAULTS if is_whole else self.foresight.faults(layer_index, recompute, named)
         return self._faults[key]
 
     def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:

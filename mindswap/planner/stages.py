@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindswap.planner.catalog import Catalog
+from mindswap.planner.effect import Foresight
 from mindswap.planner.mix import best_mix, orders_of, stretched
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.rows import Rows
@@ -33,6 +34,7 @@ class StageSolver:
         short: the model with few micro-batches.
         catalog: its items.
         progress: called after each simulation; may raise `Stop`.
+        foresight: what is known of what the compiler does.
 
     Attributes:
         rows: what choices mean in the layers.
@@ -40,7 +42,9 @@ class StageSolver:
         fits_alone: each stage was within its budget when it was last solved, alone.
     """
 
-    def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress):
+    def __init__(
+        self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress, foresight: Foresight
+    ):
         self.model = problem.model
         self.host_bytes = problem.host_bytes_per_card
         self.short = short
@@ -48,7 +52,7 @@ class StageSolver:
         self.asked = progress
         self.num_evaluations = 0
         self.fits_alone = False
-        self.rows = Rows(self.model, catalog)
+        self.rows = Rows(self.model, catalog, foresight)
         self.num_stages = self.model.layout.num_stages
         spaces = [StepSpace(self.rows, stage, 0, self.host_bytes) for stage in range(self.num_stages)]
         self.layers = [list(space.layers) for space in spaces]

@@ -4,7 +4,8 @@ An adapter makes the tree from a real network, or it is read from a table of the
 (`data/families/`); matching and the rules need nothing else.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -32,13 +33,18 @@ class CellNode:
             yield path, child
             yield from child.walk(path)
 
-    def primitives_by_place(self) -> dict[tuple[str, str], list[tuple[str, ...]]]:
+    def primitives_by_place(self) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
         """(Cell, type) -> paths of the primitives there, in order of definition; most often one."""
-        found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-        for path, node in self.walk():
-            if node.is_primitive:
-                found.setdefault((".".join(path[:-1]), node.type_name), []).append(path)
-        return found
+        return _primitives_by_place(self)
+
+
+@functools.lru_cache(maxsize=64)  # planners ask the few trees of a model thousands of times
+def _primitives_by_place(layer: CellNode) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
+    found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    for path, node in layer.walk():
+        if node.is_primitive:
+            found.setdefault((".".join(path[:-1]), node.type_name), []).append(path)
+    return found
 
 
 @dataclass(frozen=True)

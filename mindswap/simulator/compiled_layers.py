@@ -28,6 +28,8 @@ from mindswap.simulator.captured import CapturedStep
 
 # In place of the operator paths that stand for a name: no swap takes it away.
 HELD = ("",)
+# Graphs that are kept: a planner asks several things of each, for every kind of layer in turn.
+NUM_RECENT = 16
 
 
 class CompiledLayers:
@@ -48,21 +50,24 @@ class CompiledLayers:
             self.plain = replace(source, graph=merge_equal(self.graph))
         self.labels = self.plain.names()  # paths of an operator; several where `plain` has one for them
         self._paths = source.names()  # of operators that are not merged
-        self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
+        self._recent: dict[Hashable, Graph] = {}  # what was rewritten last, by `layer_key`
 
     def decide(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
         """What a policy decides for one layer of the model, in each of the compiled ones."""
-        return tuple(resolve_layer(policy, layer_index, tree) for tree in self.source.trees)
+        decided = {tree: resolve_layer(policy, layer_index, tree) for tree in dict.fromkeys(self.source.trees)}
+        return tuple(decided[tree] for tree in self.source.trees)
 
     def rewritten(self, policy: Policy, layer_index: int) -> Graph:
         """The step in which all layers are under what a policy sets on one layer of the model."""
         key = layer_key(policy, layer_index)
-        if self._last is None or self._last[0] != key:
+        if key not in self._recent:
             settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
             self._refuse_caches(settings.recomputed)
             graph = merge_equal(self.graph, settings.of) if self.source.has_all_tags else self.graph
-            self._last = key, rewrite_graph(graph, settings)
-        return self._last[1]
+            while len(self._recent) >= NUM_RECENT:
+                del self._recent[next(iter(self._recent))]
+            self._recent[key] = rewrite_graph(graph, settings)
+        return self._recent[key]
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
         again = sorted(self.reads_caches.intersection(recomputed))

@@ -101,7 +101,8 @@ class StepReader:
         if self.is_fused:
             works = fuse_work(graph, works)
         sections = forward_sections(graph, self.num_layers)
-        self._note_unwritten(graph.forward, sections)
+        unwritten = find_unwritten(graph) if self.is_fused else {}
+        self._note_unwritten(unwritten, graph.forward, sections)
         self.early = find_early(graph, sections, self.num_layers)
         for node, section, work in zip(graph.forward, sections, works[0], strict=True):
             self._read(node, Place(section, True, node.name in self.once), work)
@@ -111,20 +112,18 @@ class StepReader:
             node.name for node, section in zip(graph.forward, sections, strict=True) if section == self.num_layers
         }
         sections = backward_sections(graph, self.num_layers, behind)
-        self._note_unwritten(graph.backward, sections)
+        self._note_unwritten(unwritten, graph.backward, sections)
         for node, section, work in zip(graph.backward, sections, works[1], strict=True):
             self._read(node, Place(section, False), work)
         self._note_copies()
         self._note_gradients()
 
-    def _note_unwritten(self, nodes: Sequence[Node], sections: Sequence[int]) -> None:
+    def _note_unwritten(self, unwritten: Mapping[str, str], nodes: Sequence[Node], sections: Sequence[int]) -> None:
         """A kernel is of one section, and communication reads what is in memory."""
-        if not self.is_fused:
-            return
         place = {node.name: section for node, section in zip(nodes, sections, strict=True)}
         self.unwritten.update(
             name
-            for name, reader in find_unwritten(self.graph).items()
+            for name, reader in unwritten.items()
             if name in place and place[name] == place.get(reader) and name not in self.collectives
         )
 

@@ -53,7 +53,7 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
 
 def _fused_pairs(nodes: Sequence[Node], handed: set[str]) -> Iterator[tuple[Node, Node, bool]]:
     """Operators with the one that goes on in the same kernel; whether what is between them is written all the same."""
-    readers, is_handed = _readers(nodes, handed)
+    readers, is_handed = _readers(nodes, handed, 2)
     for node in nodes:
         users = readers.get(node.name, [])
         if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS:
@@ -110,14 +110,25 @@ def readers_of_saved(graph: Graph) -> Mapping[str, Sequence[Node]]:
     return found
 
 
-def _readers(nodes: Sequence[Node], handed: set[str]) -> tuple[Mapping[str, list[Node]], set[str]]:
-    """Operators that compute with each value, behind views and tuples; values that are handed on under any name."""
+def _readers(
+    nodes: Sequence[Node], handed: set[str], most: int | None = None
+) -> tuple[Mapping[str, list[Node]], set[str]]:
+    """Operators that compute with each value, behind views and tuples; values that are handed on under any name.
+
+    Args:
+        nodes: in order.
+        handed: values that are handed on.
+        most: no more readers of a value are wanted.
+    """
     readers: dict[str, list[Node]] = {}
     is_handed = set(handed)
     for node in reversed(nodes):
+        is_passed = node.op in VALUE_PASSING_OPS
+        own = readers.get(node.name, ()) if is_passed else (node,)
         for name in node.inputs:
-            is_passed = node.op in VALUE_PASSING_OPS
-            readers.setdefault(name, []).extend(readers.get(node.name, ()) if is_passed else (node,))
+            known = readers.setdefault(name, [])
+            if most is None or len(known) < most:
+                known.extend(own)
             if node.op == "MoveTo" or (is_passed and node.name in is_handed):
                 is_handed.add(name)
     return readers, is_handed

@@ -5,7 +5,8 @@ are reshaped and cast by each of them). Without these tags the compiler computes
 of them.
 """
 
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved
@@ -44,13 +45,13 @@ def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tup
     """
     survivors: dict[Hashable, Node] = {}
     name_of: dict[str, str] = {}
+    attributes = _attributes(graph)
     paths: dict[str, dict[str, None]] = {}  # of each that is left, in order
     for node in graph.forward:
         own = node.renamed(name_of)
         key: Hashable = node.name
         if node.op == "TupleGetItem" or (node.paths and node.op not in RANDOM_OPS):
-            attributes = tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
-            key = (node.layer_index, node.op, own.inputs, node.outputs, attributes, settings_of(node))
+            key = (node.layer_index, node.op, own.inputs, node.outputs, attributes[node.name], settings_of(node))
         left = survivors.setdefault(key, own)
         if left is not own:
             name_of[node.name] = left.name
@@ -61,3 +62,12 @@ def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tup
         for node in survivors.values()
     )
     return forward, name_of
+
+
+@functools.lru_cache(maxsize=4)  # a step is merged under thousands of policies
+def _attributes(graph: Graph) -> Mapping[str, Hashable]:
+    """What is set on each operator of forward, as something to compare."""
+    return {
+        node.name: tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
+        for node in graph.forward
+    }

@@ -6,6 +6,7 @@ again in backward, from what they read (`recompute.cc`), and swapped values beco
 (`offload_activation.cc`). Tests hold the result against what the compiler makes of the same setting.
 """
 
+import functools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -40,35 +41,33 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
     what makes a weight whole that the parallel optimizer cut (`graph.sharding.gather`).
     """
-    readers = graph.index.forward_readers
-    place = _Placement(graph, names)
-    recomputed: set[str] = set()
+    place = _placement(graph, names)
+    recomputed = set(place.released)
     prefetch: dict[str, int] = {}
     read_again: set[str] = set()
-    for node in graph.forward:
-        owner = graph.owner(node)
-        if is_gathering(node):
-            recomputed.update([node.name] if is_released(node) else ())
-            continue
-        if owner.layer_index is None or place.is_of_compiler(owner):
-            continue
+    decisions: dict[tuple[int, tuple[Path, ...]], Decision] = {}  # layers that are alike share theirs
+    for node, owner, paths in place.of_model:
+        assert owner.layer_index is not None
         layer = layers[owner.layer_index]
-        paths = place.paths(node)
-        decision = layer.of(*paths)
+        key = id(layer), paths
+        decision = decisions.get(key) or decisions.setdefault(key, layer.of(*paths))
         is_sent_again = node.op in REDISTRIBUTION_OPS and place.is_communicated_again(node, layer)
-        if is_sent_again or place.runs_again(node, layer, decision):
+        if is_sent_again or (decision.recomputed_by and place.runs_again(node, layer, decision)):
             recomputed.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
             prefetch[node.name] = decision.prefetch
             seconds = merged_readers(node, paths, layer.layer)
             if seconds and all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds):
                 read_again.add(node.name)
-    for node in reversed(graph.forward):
-        users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
-        is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
-        if is_chosen and not is_gathering(node) and node.op != "TupleGetItem" and place.is_of_compiler(node):
+    for node, users in place.of_compiler:
+        if all(reader.name in recomputed for reader in users):
             recomputed.add(node.name)
     return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
+
+
+@functools.lru_cache(maxsize=4)  # a planner asks for thousands of policies of one step
+def _placement(graph: Graph, names: OperatorNames) -> "_Placement":
+    return _Placement(graph, names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +76,31 @@ class _Placement:
 
     graph: Graph
     names: OperatorNames
+    # what no policy decides: nodes that make a weight whole which is not kept
+    released: Sequence[str] = field(init=False)
+    # nodes of layers that policies decide about: each with the operator behind it and the paths of that
+    of_model: Sequence[tuple[Node, Node, tuple[Path, ...]]] = field(init=False)
+    of_compiler: Sequence[tuple[Node, Sequence[Node]]] = field(
+        init=False
+    )  # nodes that go with their readers, last first
+
+    def __post_init__(self) -> None:
+        graph, readers = self.graph, self.graph.index.forward_readers
+        gathering = {node.name: node for node in graph.forward if is_gathering(node)}
+        others = [(node, graph.owner(node)) for node in graph.forward if node.name not in gathering]
+        of_model = tuple(
+            (node, owner, tuple(self.paths(node)))
+            for node, owner in others
+            if owner.layer_index is not None and not self.is_of_compiler(owner)
+        )
+        of_compiler = [
+            (node, [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS])
+            for node, _ in reversed(others)
+            if node.layer_index is not None and node.op != "TupleGetItem" and self.is_of_compiler(node)
+        ]
+        object.__setattr__(self, "released", tuple(name for name, node in gathering.items() if is_released(node)))
+        object.__setattr__(self, "of_model", of_model)
+        object.__setattr__(self, "of_compiler", tuple((node, users) for node, users in of_compiler if users))
 
     def is_of_compiler(self, node: Node) -> bool:
         """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
