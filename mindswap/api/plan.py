@@ -1,5 +1,6 @@
 """Plans for a step: asked for, printed, written into the configuration and read back."""
 
+import functools
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +22,14 @@ from mindswap.planner.result import YOURS, Compared, Plan
 from mindswap.planner.solvers.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.convert import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Policy
 from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems
 from mindswap.simulator.cost.hardware import SET_BY_USER
 from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.step_model import StepModel
 from mindswap.units import format_bytes, parse_bytes
 
 
@@ -129,12 +132,17 @@ def make_plan(
     if isinstance(step.model, LayerSwapModel):
         plan = plan_layers(problem, progress)
     else:
-        planner = Planner(step.model, allow, step.known_layers)
+        planner = _planner(step.model, allow, step.known_layers)
         plan = compact(step, planner.plan(problem, progress))
         if simple:
             plan = compact(step, planner.plan_simple(problem, plan, progress))
     plan = replace(plan, compared=(*own_policy(problem, own), *plan.compared))
     return StepPlan(step, problem, plan, budget_of(step, memory)[1])
+
+
+@functools.lru_cache(maxsize=1)  # a plan is never slower than one that was made before for less memory
+def _planner(model: StepModel, allow: Allow, known: tuple[CellNode, ...] | None) -> Planner:
+    return Planner(model, allow, known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +167,7 @@ def sweep(
     """Plans for many budgets; arguments as of `make_plan`."""
     step = step.with_swap()
     problem = problem_of(step, None, allow, objective)
-    planner = Planner(step.model, allow, step.known_layers)
+    planner = _planner(step.model, allow, step.known_layers)
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
 
 

@@ -1,7 +1,7 @@
 """The plans of a model: one for each fixed budget, made when it is asked for, and the best of them for a budget."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -9,10 +9,10 @@ import numpy as np
 from mindswap.planner.bound import Facts, least_step_ns
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.effect import Foresight
-from mindswap.planner.evaluate import Evaluation, evaluate
+from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
 from mindswap.planner.ladder import Rung, knots_of, rungs_below
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.solvers.search import Interruptible
+from mindswap.planner.solvers.search import Interruptible, Stop
 from mindswap.planner.stages import StageSolver
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
@@ -23,50 +23,30 @@ COUPLING_PERMILLE = 2
 FULL_PERMILLE = 700
 # Part of them that is spent on a plan without them, before one with them is looked for.
 PROBE_PERMILLE = 400
+# Simulations of one plan: no other budget is looked at when a part of them is left, for mixes.
+MAX_EVALUATIONS = 3000
+MIX_PART = 4
+# In a small step single cells are tried, so that each search takes as many simulations as it may: so much less.
+SMALL_PART = 3
 # A plan that is so little above the bound is not looked further for: what is open, and what a plan for more memory may
 # lose to one for less.
 CLOSE_PPM = 5000
 # The same for a large model: its searches come this close to their bounds, so one for less memory is not faster.
-LARGE_CLOSE_PPM = 15_000
-# A plan that is no more above the bound is not mixed with its neighbours.
-GOOD_PPM = 10_000
+LARGE_CLOSE_PPM = 10_000
 # A plan that is over its budget by no more than this part of it is made again.
 NEAR_PART = 100
 # Part of the budget that is then taken off beside what it was over.
 LEAST_REPAIR = 1000
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
-# Faster plans for more memory, the nearest first, with which a plan is mixed for the budget that was asked.
+# Faster plans for more memory, the nearest first, with which each of the fastest that fit is mixed for the budget that
+# was asked.
 NUM_NEIGHBOURS = 2
+NUM_LEAN = 2
 # Fixed budgets that are looked at for one plan of a large model.
 MAX_RUNGS = 2
 # All of them are looked at for one whose step has fewer operators: then more memory is never slower, by `CLOSE_PPM`.
 SMALL_STEP = 1000
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A policy that was replayed."""
-
-    policy: Policy  # in layer indices
-    # step_time_ns, peak_bytes, host_bytes: as `Evaluation` has them
-    step_time_ns: int
-    peak_bytes: int
-    host_bytes: int
-    is_on_host: bool  # host memory is within its budget
-    choice: np.ndarray | None = None  # where it comes from one
-
-    @classmethod
-    def of(
-        cls, problem: PlanProblem, policy: Policy, judged: Evaluation, choice: np.ndarray | None = None
-    ) -> "Candidate":
-        """A policy with what it comes to."""
-        is_on_host = judged.host_bytes <= problem.host_bytes
-        return cls(policy, judged.step_time_ns, judged.peak_bytes, judged.host_bytes, is_on_host, choice)
-
-    def fits(self, budget_bytes: int) -> bool:
-        """Whether it is within a budget of device memory, and of the host."""
-        return self.is_on_host and self.peak_bytes <= budget_bytes
 
 
 class Curve:
@@ -105,7 +85,9 @@ class Curve:
         )
         self.knots = knots_of(facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes)
         self.is_small = len(short.program(Policy()).ops.duration_ns) < SMALL_STEP
-        self.known: dict[tuple[int, int], Candidate] = {}
+        self.known: dict[tuple[int, int, bool | None], Candidate] = {}
+        self.handed: list[Candidate] = []
+        self.left, self.has_fitting = MAX_EVALUATIONS, False  # simulations of the plan at hand; anything fits
         self.least: Candidate | None = None
         self.nearest: Candidate | None = None
 
@@ -115,40 +97,57 @@ class Curve:
         return self.strict.num_evaluations + (self.coupled.num_evaluations if self.coupled else 0)
 
     def _count(self) -> None:
+        self.left -= 1
         self.progress()
+        if self.is_over:
+            raise Stop
 
     def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
-        """The fastest of the plans for fixed budgets up to this one, and of others that fit; or what comes nearest.
+        """The fastest of the plans that are known, and of others that fit; or what comes nearest.
 
-        Fixed budgets whose bound is not below what was found, by `CLOSE_PPM`, need no look; nor does more than
-        `MAX_RUNGS` of a large model: the closest one and the knot below, by `LARGE_CLOSE_PPM`.
+        Looked at are the fixed budgets up to this one, of a large model `MAX_RUNGS`: the closest and the knot below;
+        the knot above; mixes of what these give, for this very budget; and what was handed out before. What is close
+        to the bound needs no further look.
         """
-        best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
+        self.left, self.has_fitting = MAX_EVALUATIONS, False
+        best = self._fastest(budget_bytes, [*others, *self.handed])
+        is_coupled: bool | None = None  # the solver that was better for the closest fixed budget serves for the others
         rungs = rungs_below(self.knots, budget_bytes, every=self.is_small)
-        close_ppm = CLOSE_PPM if self.is_small else LARGE_CLOSE_PPM
         for rung in rungs if self.is_small else islice(rungs, MAX_RUNGS):
-            bound_ns = self.bound_ns(rung.budget_bytes)
-            is_close = best is not None and bound_ns is not None and best.step_time_ns <= _above(bound_ns, close_ppm)
-            if self.progress.is_stopped or is_close:
+            if self.is_over or self._is_close(best, rung.budget_bytes) or self.left < MAX_EVALUATIONS // MIX_PART:
                 break
-            found = self._at(rung)
+            found = self._at(rung, is_coupled)
+            is_coupled = found.is_coupled if is_coupled is None else is_coupled
             if _is_far_over(found, rung):
                 break  # nothing fits into less
-            if found.fits(rung.budget_bytes) and (best is None or found.step_time_ns < best.step_time_ns):
-                best = found
+            best = self._fastest(budget_bytes, [found, *([best] if best else [])])
         if best is None and not self.progress.is_stopped:
-            found = self._least()
-            best = found if found.fits(budget_bytes) else None
+            best = self._fastest(budget_bytes, [self._least()])
+        if best is not None and not self.is_over and not self._is_close(best, budget_bytes):
+            best = self._refined(best, budget_bytes, is_coupled)
         if best is not None:
-            return (
-                best
-                if self.progress.is_stopped or self._is_good(best, budget_bytes)
-                else self._refined(best, budget_bytes)
-            )
+            self.handed += [] if self.progress.is_stopped else [best]
+            return best
         # The least is there for every budget; what came nearer to this one may not be for another.
         nearest = self.least if self.least is not None and self.least.is_on_host else self.nearest
         assert nearest is not None
         return nearest
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a plan is to be made of what is there."""
+        return self.progress.is_stopped or (self.left < 0 and self.has_fitting)
+
+    def _fastest(self, budget_bytes: int, candidates: Iterable[Candidate]) -> Candidate | None:
+        best = min((one for one in candidates if one.fits(budget_bytes)), key=_time_of, default=None)
+        self.has_fitting |= best is not None
+        return best
+
+    def _is_close(self, best: Candidate | None, budget_bytes: int) -> bool:
+        """Whether no plan within a budget can be faster by much."""
+        bound_ns = self.bound_ns(budget_bytes)
+        close_ppm = CLOSE_PPM if self.is_small else LARGE_CLOSE_PPM
+        return best is not None and bound_ns is not None and best.step_time_ns <= _above(bound_ns, close_ppm)
 
     def bound_ns(self, budget_bytes: int, is_coupled: bool = True) -> int | None:
         """Step time that no policy within a budget can beat; None if none can be within it."""
@@ -157,56 +156,47 @@ class Curve:
         host_bytes = self.problem.host_bytes_per_card
         return least_step_ns(self.facts, budget_bytes, host_bytes, allow, self.keep.step_time_ns)
 
-    def _at(self, rung: Rung) -> Candidate:
-        if (rung.knot, rung.step) not in self.known:
-            found = self._planned(rung)
-            # A solver looks at one stage after the other; mixes are of the whole step, where stages wait.
-            can_mix = rung.step and self.strict.num_stages > 1 and not _is_far_over(found, rung)
-            if can_mix and not self._is_good(found, rung.budget_bytes):
-                mixed = found if self.progress.is_stopped else self._mix(rung)
-                found = min(found, mixed, key=lambda candidate: self._rank(candidate, rung.budget_bytes))
-            if self.progress.is_stopped:
+    def _at(self, rung: Rung, is_coupled: bool | None = None) -> Candidate:
+        """The plan for a fixed budget, of one solver or of the better one."""
+        key = (rung.knot, rung.step, is_coupled)
+        if key not in self.known:
+            found = self._planned(rung, is_coupled)
+            if self.is_over:
                 return found
-            self.known[rung.knot, rung.step] = found
-        return self.known[rung.knot, rung.step]
+            self.known[key] = found
+        return self.known[key]
 
-    def _refined(self, best: Candidate, budget_bytes: int) -> Candidate:
-        """The best of a plan and of its mixes with those known that are faster and need more, for this very budget."""
-        known = {*self.known.values(), *self._above_knot(budget_bytes)}
+    def _refined(self, best: Candidate, budget_bytes: int, is_coupled: bool | None) -> Candidate:
+        """The best of a plan and of mixes of what fits with what is faster and needs more, for this very budget."""
+        known = {*self.known.values(), *self._above_knot(budget_bytes, is_coupled), best}
         lean = [one for one in known if one.fits(budget_bytes) and one.choice is not None]
         rich = [one for one in known if one.is_on_host and not one.fits(budget_bytes) and one.choice is not None]
         pairs = [
-            (min(lean, key=_time_of), one)
-            for one in sorted(rich, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
-            if lean and one.step_time_ns < best.step_time_ns
+            (low, high)
+            for high in sorted(rich, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
+            for low in sorted(lean, key=_time_of)[:NUM_LEAN]
+            if high.step_time_ns < best.step_time_ns
         ]
         for low, high in pairs:
-            if self.progress.is_stopped:
+            if self.is_over:
                 break
             found = self._mixed(low, high, budget_bytes)
             best = min(best, found, key=lambda one: self._rank(one, budget_bytes))
         return best
 
-    def _above_knot(self, budget_bytes: int) -> list[Candidate]:
+    def _above_knot(self, budget_bytes: int, is_coupled: bool | None) -> list[Candidate]:
         """The plan for the knot above a budget."""
         knot = next((place for place, size in enumerate(self.knots) if size > budget_bytes), None)
-        return [] if knot is None else [self._at(Rung(self.knots[knot], knot, 0))]
+        return [] if knot is None else [self._at(Rung(self.knots[knot], knot, 0), is_coupled)]
 
-    def _is_good(self, candidate: Candidate, budget_bytes: int) -> bool:
-        bound_ns = self.bound_ns(budget_bytes)
-        return (
-            candidate.fits(budget_bytes)
-            and bound_ns is not None
-            and candidate.step_time_ns <= _above(bound_ns, GOOD_PPM)
-        )
-
-    def _planned(self, rung: Rung) -> Candidate:
-        """By coupling rule 2, or a plan that breaks it where that gains much."""
+    def _planned(self, rung: Rung, is_coupled: bool | None) -> Candidate:
+        """By coupling rule 2, or a plan that breaks it where that gains much, unless one is asked for."""
         budget_bytes = rung.budget_bytes
         if rung.knot == len(self.knots) - 1:
             return self._candidate(np.zeros(self.strict.shape, np.int64))
-        if self.coupled is None:
-            return self._solved(self.strict, budget_bytes, FULL_PERMILLE)
+        if self.coupled is None or is_coupled is not None:
+            solver = self.coupled if self.coupled is not None and is_coupled else self.strict
+            return self._solved(solver, budget_bytes, FULL_PERMILLE)
         bound_ns, strict_ns = self.bound_ns(budget_bytes), self.bound_ns(budget_bytes, is_coupled=False)
         found: list[Candidate] = []
         # No search comes all the way down to its bound; where that is no higher, breaking the rule gains little.
@@ -214,10 +204,10 @@ class Curve:
         if bound_ns is not None and strict_ns is not None:
             good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
             is_equal = 10 * strict_ns <= 9 * bound_ns + good_ns
-            good_ns = max(good_ns, _above(bound_ns, GOOD_PPM)) if is_equal else good_ns
+            good_ns = max(good_ns, _above(bound_ns, LARGE_CLOSE_PPM)) if is_equal else good_ns
         if bound_ns is not None and strict_ns is not None and 2 * strict_ns <= bound_ns + good_ns:
             found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
-            if self.progress.is_stopped or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
+            if self.is_over or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
                 return found[0]
         found.append(self._solved(self.coupled, budget_bytes, FULL_PERMILLE))
         ranks = [self._rank(candidate, budget_bytes) for candidate in found]
@@ -228,24 +218,16 @@ class Curve:
 
     def _solved(self, solver: StageSolver, budget_bytes: int, effort_permille: int) -> Candidate:
         """A plan of one solver, made once more with less where the whole step is a little over its budget."""
-        found = self._candidate(solver.rows.effective(solver.solve(budget_bytes, effort_permille)))
+        is_coupled = solver is self.coupled
+        effort_permille //= SMALL_PART if self.is_small else 1
+        found = self._candidate(solver.rows.effective(solver.solve(budget_bytes, effort_permille)), is_coupled)
         over_bytes = found.peak_bytes - budget_bytes
         is_near = solver.fits_alone and 0 < over_bytes <= budget_bytes // NEAR_PART
-        if not is_near or self.progress.is_stopped:
+        if not is_near or self.is_over:
             return found
         less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
-        again = self._candidate(solver.rows.effective(solver.solve(less_bytes, effort_permille)))
+        again = self._candidate(solver.rows.effective(solver.solve(less_bytes, effort_permille)), is_coupled)
         return min(found, again, key=lambda candidate: self._rank(candidate, budget_bytes))
-
-    def _mix(self, rung: Rung) -> Candidate:
-        """Some layers of the plan for the knot below, the others of that for the knot above."""
-        rich = self._at(Rung(self.knots[rung.knot + 1], rung.knot + 1, 0))
-        if self.progress.is_stopped:
-            return rich
-        lean = self._at(Rung(self.knots[rung.knot], rung.knot, 0))
-        if self.progress.is_stopped or rich.fits(rung.budget_bytes):
-            return rich if rich.fits(rung.budget_bytes) else lean
-        return self._mixed(lean, rich, rung.budget_bytes)
 
     def _mixed(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:
         """The best mix of the layers of two plans for a budget, or the one that needs less."""
@@ -254,7 +236,7 @@ class Curve:
         for _ in range(NUM_TRIES):
             found = self._candidate(solver.mix(lean.choice, rich.choice, tried_bytes))
             best = min(best, found, key=lambda one: self._rank(one, budget_bytes))
-            if found.fits(budget_bytes) or self.progress.is_stopped:
+            if found.fits(budget_bytes) or self.is_over:
                 break
             tried_bytes -= max(1, found.peak_bytes - budget_bytes)
         return best
@@ -269,9 +251,9 @@ class Curve:
             self.least = found
         return self.least
 
-    def _candidate(self, choice: np.ndarray) -> Candidate:
+    def _candidate(self, choice: np.ndarray, is_coupled: bool | None = None) -> Candidate:
         policy = self.finish((self.coupled or self.strict).rows.policy(choice))
-        found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice)
+        found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice, is_coupled)
         if self.nearest is None or _need(found) < _need(self.nearest):
             self.nearest = found
         return found

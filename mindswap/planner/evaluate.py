@@ -27,6 +27,37 @@ class Evaluation:
         return max(self.stage_peak_bytes)
 
 
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A policy that was replayed."""
+
+    policy: Policy  # in layer indices
+    # step_time_ns, peak_bytes, host_bytes: as `Evaluation` has them
+    step_time_ns: int
+    peak_bytes: int
+    host_bytes: int
+    is_on_host: bool  # host memory is within its budget
+    choice: np.ndarray | None = None  # where it comes from one
+    is_coupled: bool | None = None  # found by the solver that may break coupling rule 2; None where by none
+
+    @classmethod
+    def of(
+        cls,
+        problem: PlanProblem,
+        policy: Policy,
+        judged: Evaluation,
+        choice: np.ndarray | None = None,
+        is_coupled: bool | None = None,
+    ) -> "Candidate":
+        """A policy with what it comes to."""
+        is_on_host = judged.host_bytes <= problem.host_bytes
+        return cls(policy, judged.step_time_ns, judged.peak_bytes, judged.host_bytes, is_on_host, choice, is_coupled)
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether it is within a budget of device memory, and of the host."""
+        return self.is_on_host and self.peak_bytes <= budget_bytes
+
+
 # A step of more operators than this is replayed with fewer micro-batches and carried on. They are more than it takes
 # for copies that fall behind to show: four times the stages of a pipeline, or more.
 MAX_OPERATORS = 60_000

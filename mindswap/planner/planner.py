@@ -7,9 +7,9 @@ from typing import Any
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.planner.catalog import collect_items
 from mindswap.planner.coupling import without_idle_swaps
-from mindswap.planner.curve import Candidate, Curve
+from mindswap.planner.curve import Curve
 from mindswap.planner.effect import is_foreseen_as_asked
-from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
+from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short, short_model
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
 from mindswap.planner.result import FULL, Compared, Plan
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
