@@ -9,7 +9,7 @@ from mindswap.config.step import read_device_memory
 from mindswap.errors import PolicyError
 from mindswap.simulator.cost.calibration_file import load_measured
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device
-from mindswap.simulator.cost.hardware import SET_BY_USER, Device
+from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE, SET_BY_USER, Device
 from mindswap.simulator.cost.settings import read_cost_settings
 from mindswap.simulator.cost.table import CostTable
 
@@ -51,7 +51,15 @@ def within_configuration(device: Device, document: Document) -> Device:
 
 
 def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
-    """The device with the buffers of HCCL that `HCCL_BUFFSIZE` asks for (in MiB, from 1), unless a figure is named."""
+    """The device with what the environment sets, unless a figure is named.
+
+    Buffers of HCCL as `HCCL_BUFFSIZE` asks for (in MiB, from 1); fragments where `MS_ALLOC_CONF` takes the pool its
+    pages (`enable_vmm:False`).
+    """
+    maps_pages = "enable_vmm:false" not in environ.get("MS_ALLOC_CONF", "").lower().replace(" ", "")
+    if not maps_pages and not device.fragments_permille and device.sources["fragments"] != SET_BY_USER:
+        sources = {**device.sources, "fragments": "environment, MS_ALLOC_CONF=enable_vmm:False"}
+        device = replace(device, fragments_permille=FRAGMENTS_PERMILLE, sources=sources)
     text = environ.get("HCCL_BUFFSIZE", "").strip()
     is_named = device.sources["hccl_buffer"] == SET_BY_USER
     if is_named or not text.isdecimal() or int(text) < 1:  # HCCL takes nothing else

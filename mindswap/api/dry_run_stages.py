@@ -62,6 +62,7 @@ def run_stages(
     title: str = "",
     simulate: Callable[[], Sequence[StageReport]] = tuple,
     budget_bytes: int | None = None,
+    counts_fragments: bool = False,
 ) -> DryRunReport:
     """Dry run a configuration on a rank of each pipeline stage.
 
@@ -72,6 +73,7 @@ def run_stages(
         title: name for reports.
         simulate: gives the stages of the simulated step, to be shown beside; called while the processes run.
         budget_bytes: memory that may be used.
+        counts_fragments: hold the peak with fragments against it.
 
     Raises:
         PolicyError: the configuration has mistakes.
@@ -142,6 +144,7 @@ def run_stages(
         depths=tuple(len(depth.kept) for depth in depths),
         budget_bytes=None if is_cut else budget_bytes,
         has_cann=has_cann(),
+        counts_fragments=counts_fragments,
         notes=(
             *_notes(depths, whole, policy),
             *([NOT_BUILT] if any(not run.is_inlined for run in found.values()) else []),
@@ -153,8 +156,9 @@ def dry_run_step(step: Step, options: DryRunOptions | None = None, say: Say = la
     """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
-    budget_bytes = step.device.usable_memory_bytes
-    return run_stages(step.document, options, say, step.title, lambda: step.simulate().report().stages, budget_bytes)
+    device = step.device
+    limits = device.usable_memory_bytes, device.fragments_permille > 0
+    return run_stages(step.document, options, say, step.title, lambda: step.simulate().report().stages, *limits)
 
 
 def dry_run_file(
@@ -166,7 +170,8 @@ def dry_run_file(
 ) -> DryRunReport:
     """The same of a file; one that cannot be simulated is dry run all the same, and a note says why."""
     document = load_document(file_name(path))
-    budget_bytes = find_costs([document], device, overrides or {}).device.usable_memory_bytes
+    known = find_costs([document], device, overrides or {}).device
+    limits = known.usable_memory_bytes, known.fragments_permille > 0
     reasons: list[str] = []
 
     def simulate() -> tuple[StageReport, ...]:
@@ -176,7 +181,7 @@ def dry_run_file(
             reasons.append(f"not simulated: {str(error).splitlines()[0]}")
             return ()
 
-    report = run_stages(document, options, say, Path(path).stem, simulate, budget_bytes)
+    report = run_stages(document, options, say, Path(path).stem, simulate, *limits)
     return replace(report, notes=(*report.notes, *reasons))
 
 

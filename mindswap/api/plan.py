@@ -27,7 +27,7 @@ from mindswap.policy.convert import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Policy
 from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems
-from mindswap.simulator.cost.hardware import SET_BY_USER
+from mindswap.simulator.cost.hardware import SET_BY_USER, with_fragments, without_fragments
 from mindswap.simulator.layer_swaps import LayerSwapModel
 from mindswap.simulator.step_model import StepModel
 from mindswap.units import format_bytes, parse_bytes
@@ -75,6 +75,10 @@ class StepPlan:
     def peak_bytes(self) -> int:
         """Highest device memory of any pipeline stage."""
         return self.plan.peak_bytes
+
+    def within(self, budget_bytes: int) -> "StepPlan":
+        """The same plan as one for another budget, which is then written beside it."""
+        return replace(self, plan=replace(self.plan, budget_bytes=budget_bytes))
 
     def run(self) -> Run:
         """The step under the plan."""
@@ -129,6 +133,7 @@ def make_plan(
     """
     own, step = step, step.with_swap()
     problem = replace(problem_of(step, memory, allow, objective), solver=solver)
+    budget_bytes, source = budget_of(step, memory)
     if isinstance(step.model, LayerSwapModel):
         plan = plan_layers(problem, progress)
     else:
@@ -137,7 +142,19 @@ def make_plan(
         if simple:
             plan = compact(step, planner.plan_simple(problem, plan, progress))
     plan = replace(plan, compared=(*own_policy(problem, own), *plan.compared))
-    return StepPlan(step, problem, plan, budget_of(step, memory)[1])
+    device = step.device
+    if device.fragments_permille:
+        lost = (
+            f"fragments of the pool, which maps no pages, counted as {device.fragments_permille / 10:g} % of the peak"
+        )
+        source = f"{source}; {lost}" if source else lost
+    plan = replace(
+        plan,
+        budget_bytes=budget_bytes,
+        smallest_budget_bytes=with_fragments(device, plan.smallest_budget_bytes),
+        least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
+    )
+    return StepPlan(step, problem, plan, source)
 
 
 @functools.lru_cache(maxsize=1)  # a plan is never slower than one that was made before for less memory
@@ -189,7 +206,7 @@ def problem_of(
     device = step.device
     return PlanProblem(
         step.model,
-        budget_of(step, memory)[0],
+        without_fragments(device, budget_of(step, memory)[0]),
         device.host_memory_bytes,
         device.num_cards_per_node,
         allow,

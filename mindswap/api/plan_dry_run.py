@@ -76,7 +76,8 @@ def dry_run_plan(
     sections = policy_sections(policy, data, step.model.captured.num_layers)
     document = document_from_data({**data, **sections}, step.document.file)
     stages = plan.run().report().stages
-    return run_stages(document, options, say, f"{step.title}, planned", lambda: stages, budget_bytes)
+    limits = budget_bytes, step.device.fragments_permille > 0
+    return run_stages(document, options, say, f"{step.title}, planned", lambda: stages, *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:

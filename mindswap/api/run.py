@@ -10,7 +10,7 @@ from mindswap.report.device_figures import device_figures
 from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
-from mindswap.simulator.cost.hardware import Device
+from mindswap.simulator.cost.hardware import Device, without_fragments
 from mindswap.simulator.host import host_bytes_per_node
 from mindswap.simulator.step_model import SimulatedStep, StepModel
 from mindswap.simulator.summary import find_causes, measure_layers, measure_stages
@@ -78,7 +78,7 @@ class Run:
             num_cards=settings.num_cards,
             model_flops=model.model_flops(),
             peak_flops=device.peak_flops[settings.compute_dtype],
-            budget_bytes=device.usable_memory_bytes,
+            budget_bytes=without_fragments(device, device.usable_memory_bytes),
             host_bytes_per_node=host_bytes_per_node(host_bytes, settings.num_cards, device.num_cards_per_node),
             notes=model.captured.notes,
             outside_bytes=model.outside_bytes,

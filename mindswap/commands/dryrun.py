@@ -38,7 +38,8 @@ EXAMPLES = """\
 Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
 minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
 out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
-Exit code 1 if the peak, with fragments and workspace, is above the memory that may be used.
+Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
+device maps no pages (--fragments, docs/dryrun.md).
 """
 
 

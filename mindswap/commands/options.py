@@ -16,6 +16,7 @@ CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded 
 # Options of the device that `--help` lists; the others are there all the same.
 COMMON_OPTIONS = (
     "memory",
+    "fragments",
     "host_memory",
     "d2h",
     "h2d",

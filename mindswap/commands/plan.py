@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
             return make_plan(step, budget_bytes, allowed, objective, args.solver, bar, simple=args.simple)
 
         attempts = _dry_runs(step, make) if args.dry_run else ()
-        found = attempts[-1].plan if attempts else make(None)
+        found = attempts[-1].plan.within(budget_of(step)[0]) if attempts else make(None)
     plan = found.plan
     fits = plan.fits and all(attempt.fits for attempt in attempts[-1:])
     # The plan first, whatever becomes of the files and the sentences: it took long to find.

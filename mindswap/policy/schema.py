@@ -26,7 +26,7 @@ RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
 DEVICE_KEYS = (
     "device", "calibration", "memory", "host_memory", "d2h", "h2d", "d2h_latency", "h2d_latency", "contended_fraction",
     "num_cards_per_node", "host_bandwidth", "compute_fraction", "memory_bandwidth_fraction", "memory_bandwidth",
-    "device_memory", "usable_memory", "margin", "hccl_buffer", "kernel_workspace", "pool_alignment",
+    "device_memory", "usable_memory", "margin", "fragments", "hccl_buffer", "kernel_workspace", "pool_alignment",
     "matrix_float16", "matrix_bfloat16", "matrix_float32", "vector_float16",
     "vector_bfloat16", "vector_float32", "matrix_op_latency", "vector_op_latency", "communication_op_latency",
     "intranode_bandwidth", "intranode_latency", "num_mesh_cards", "internode_bandwidth", "internode_latency",

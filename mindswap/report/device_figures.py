@@ -22,6 +22,7 @@ def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
         ("memory_bandwidth_fraction", "of it reached", _share(device.memory_permille)),
         ("usable_memory", "usable memory", format_bytes(device.usable_memory_bytes)),
         ("margin", "of it left free by plans", _share(device.margin_permille)),
+        ("fragments", "of what is used, lost by the pool", _share(device.fragments_permille)),
         ("d2h", "copy out (D2H)", format_bandwidth(device.offload.bandwidth_bytes_per_s)),
         ("h2d", "copy in (H2D)", format_bandwidth(device.prefetch.bandwidth_bytes_per_s)),
         ("contended_fraction", "both directions at once", f"{device.contended_permille / 10:g} % of each"),

@@ -25,7 +25,7 @@ def format_dry_run(report: DryRunReport, other: DryRunReport | None = None) -> s
     lines.append(format_table(*peak_rows(report, other)))
     for stage in report.stages:
         lines += ["", *_stage_lines(report, stage, _same_rank(other, stage))]
-    lines += ["", f"needs {format_bytes(report.peak_bytes)} with fragments and workspace{_verdict(report)}"]
+    lines += ["", f"needs {format_bytes(report.peak_bytes)} {counted(report)}{_verdict(report)}"]
     lines += [f"note: {note}" for note in report.notes]
     if other is not None:
         lines += [f"note: {other.title}: {note}" for note in other.notes]
@@ -40,8 +40,13 @@ def dry_run_cards(report: DryRunReport) -> list[tuple[str, str, str, str]]:
     return [
         ("peak", _mib(report.used_peak_bytes), "without fragments", ""),
         ("peak with fragments", _mib(report.actual_peak_bytes), "", ""),
-        ("needs", format_bytes(report.peak_bytes), f"with fragments and workspace{_verdict(report)}", judged),
+        ("needs", format_bytes(report.peak_bytes), f"{counted(report)}{_verdict(report)}", judged),
     ]
+
+
+def counted(report: DryRunReport) -> str:
+    """What is held against the budget beside what is used, in words."""
+    return "with fragments and workspace" if report.counts_fragments else "with workspace"
 
 
 def _same_rank(other: DryRunReport | None, stage: StageRun) -> StageRun | None:
@@ -156,6 +161,7 @@ def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
         "actual_peak_bytes": report.actual_peak_bytes,
         "peak_bytes": report.peak_bytes,
         "budget_bytes": report.budget_bytes,
+        "counts_fragments": report.counts_fragments,
         "fits": report.fits,
         "stages": [_stage_to_json(report, stage) for stage in report.stages],
         "notes": list(report.notes),

@@ -125,6 +125,9 @@ class Device:
     margin_permille: int = _figure(
         "margin", _K.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50
     )
+    fragments_permille: int = _figure(
+        "fragments", _K.FRACTION, "what the pool loses in fragments, of what is used; 0 where it maps pages", True, 110
+    )
     hccl_buffer_bytes: int = _figure(
         "hccl_buffer", _K.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True
     )
@@ -165,6 +168,20 @@ class Device:
         Figure("internode_latency", _K.TIME, "one step of a collective between nodes", True),
         Figure("internode_fraction", _K.FRACTION, "share of internode_bandwidth that collectives reach"),
     )
+
+
+# What the pool loses where it maps no pages: median over the dry runs of benchmarks/dryrun.
+FRAGMENTS_PERMILLE = 110
+
+
+def with_fragments(device: Device, size_bytes: int) -> int:
+    """What the pool takes for so much that is used."""
+    return size_bytes * (1000 + device.fragments_permille) // 1000
+
+
+def without_fragments(device: Device, size_bytes: int) -> int:
+    """What of so much memory can be used."""
+    return size_bytes * 1000 // (1000 + device.fragments_permille)
 
 
 _PARTS: dict[str, _Part] = {each.name: each.metadata["part"] for each in fields(Device) if each.metadata}

@@ -76,6 +76,7 @@ class DryRunReport:
         depths: layers of the models that were run.
         budget_bytes: what may be used; None for no limit.
         has_cann: CANN's own libraries were there.
+        counts_fragments: they are held against the budget; not where the pool of the device maps pages.
         notes: what a reader has to know.
     """
 
@@ -86,6 +87,7 @@ class DryRunReport:
     depths: tuple[int, ...]
     budget_bytes: int | None
     has_cann: bool
+    counts_fragments: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -104,8 +106,11 @@ class DryRunReport:
 
     @property
     def peak_bytes(self) -> int:
-        """What is held against the budget: with fragments, and with the simulated workspace."""
-        return max(stage.actual_peak_bytes + self.workspace_bytes(stage) for stage in self.stages)
+        """What is held against the budget: with the simulated workspace, and with fragments if they count."""
+        return max(
+            (stage.actual_peak_bytes if self.counts_fragments else stage.used_peak_bytes) + self.workspace_bytes(stage)
+            for stage in self.stages
+        )
 
     @property
     def fits(self) -> bool:
