@@ -25,13 +25,18 @@ from mindswap.simulator.cost.static_memory import StaticMemory, communication_by
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.cost.transfer import collective_ns, copy_in_ns, copy_out_ns, send_ns
 from mindswap.simulator.engine import simulate
-from mindswap.simulator.gradients import backward_by_section_ns, last_forward_ns, repeated_exchange_ns
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import Program
 from mindswap.simulator.stage_weights import update_terms, weigh_stages
-from mindswap.simulator.timeline import StepTerm, Timeline
+from mindswap.simulator.timeline import (
+    StepTerm,
+    Timeline,
+    backward_by_section_ns,
+    last_forward_ns,
+    repeated_exchange_ns,
+)
 
 PLAIN = Policy(is_swap_enabled=True)
 

@@ -1,6 +1,6 @@
 """Exchange of gradients beside backward, times counted by hand."""
 
-from mindswap.simulator.gradients import exposed_exchange_ns, repeated_exchange_ns
+from mindswap.simulator.timeline import exposed_exchange_ns, repeated_exchange_ns
 
 # Each of 8 layers takes 10 ns.
 BACKWARD = [0, *[10] * 8, 0]
