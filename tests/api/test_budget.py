@@ -1,11 +1,12 @@
 import pytest
 
 from mindswap.api.device import with_environment, within_configuration
-from mindswap.api.plan import budget_doubt, budget_of
+from mindswap.api.plan import budget_doubt, budget_of, problem_of
 from mindswap.api.step import Step
 from mindswap.errors import PlanError
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import load_device
+from mindswap.simulator.cost.hardware import with_fragments
 from mindswap.simulator.cost.settings import read_cost_settings
 from mindswap.simulator.cost.static_memory import communication_bytes
 from mindswap.simulator.cost.table import CostTable
@@ -72,6 +73,28 @@ def test_buffers_of_hccl_follow_the_configuration_then_the_environment(value, te
     device = with_environment(device, {"HCCL_BUFFSIZE": value})
     assert communication_bytes(("world", "tensor parallel", "data parallel"), device) == size_mib * 2**20
     assert device.sources["hccl_buffer"].startswith(source)
+
+
+@pytest.mark.parametrize(
+    ("value", "overrides", "permille", "source"),
+    [
+        ("enable_vmm: False, memory_tracker:True", {}, 110, "environment, MS_ALLOC_CONF=enable_vmm:False"),
+        ("enable_vmm:True", {}, 0, "MindSpore, AscendVmmAdapter"),
+        ("enable_vmm:False", {"fragments": "0.05"}, 50, "set by the user"),
+        ("enable_vmm:False", {"fragments": "0"}, 0, "set by the user"),
+    ],
+)
+def test_fragments_count_where_the_pool_maps_no_pages(value, overrides, permille, source):
+    device = with_environment(load_device("atlas_800t_a2", overrides), {"MS_ALLOC_CONF": value})
+    assert device.fragments_permille == permille and device.sources["fragments"].startswith(source)
+
+
+def test_a_plan_leaves_room_for_fragments():
+    """A tenth on top of what is used: of 44 GiB 40 can be used; what is used of 20 GiB takes 22."""
+    asked = step(fragments="0.1", memory="44GiB")
+    assert problem_of(asked).budget_bytes == 40 * GIB
+    assert problem_of(step(memory="44GiB")).budget_bytes == 44 * GIB
+    assert with_fragments(asked.device, 20 * GIB) == 22 * GIB
 
 
 def test_a_budget_above_the_memory_of_the_device_is_refused_before_anything_is_planned():

@@ -76,8 +76,8 @@ class DryRunReport:
         depths: layers of the models that were run.
         budget_bytes: what may be used; None for no limit.
         has_cann: CANN's own libraries were there.
-        counts_fragments: they are held against the budget; not where the pool of the device maps pages.
         notes: what a reader has to know.
+        counts_fragments: they are held against the budget; not where the pool of the device maps pages.
     """
 
     title: str
@@ -87,8 +87,8 @@ class DryRunReport:
     depths: tuple[int, ...]
     budget_bytes: int | None
     has_cann: bool
-    counts_fragments: bool = False
     notes: tuple[str, ...] = ()
+    counts_fragments: bool = False
 
     @property
     def used_peak_bytes(self) -> int:
