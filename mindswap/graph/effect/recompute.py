@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import SAME_LAYERS, Graph, Node
 from mindswap.graph.ops import VIEW_OPS
+from mindswap.graph.rewrite.settle import has_scope
+from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import Match
@@ -154,13 +156,30 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
     """What is to be recomputed and of which backward runs nothing again; None stands for the whole layer."""
     again = {node.place for node in runs_again(graph, layer.layer_index)}
     there = _places_there(layer, graph)
+    unplaced = _unplaced_types(graph, layer.layer_index)
     if layer.is_fully_recomputed and not again:
         yield None
     for match in matches_of(layer.recomputes):
         # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
         places = {place for place in places_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
-        if places and not places & again:
+        is_unplaced = match.node.is_primitive and any(op in unplaced for _, op in places)
+        if places and not places & again and not is_unplaced:
             yield match
+
+
+def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
+    """Types of operators that are marked by themselves, have lost their scope, and all run again in backward.
+
+    Their copies have no scope either, so no place says that what was asked for runs again; none of it can be idle.
+    What makes a gathered weight goes by rules of its own.
+    """
+    again = {node.origin for node in runs_again(graph, layer_index)}
+    is_again: dict[str, bool] = {}
+    for node in graph.forward:
+        is_marked_alone = node.attributes.get("recompute") is True and not has_scope(node) and not is_gathering(node)
+        if node.layer_index == layer_index and is_marked_alone:
+            is_again[node.op] = is_again.get(node.op, True) and node.name in again
+    return {op for op, is_every in is_again.items() if is_every}
 
 
 def runs_again(graph: Graph, layer_index: int) -> list[Node]:

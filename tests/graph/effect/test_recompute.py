@@ -96,6 +96,19 @@ def test_a_part_of_which_nothing_runs_again():
     assert effect.idle == ("mlp.matmul",)  # cast is in the tree and not in the graph: nothing to recompute
 
 
+def test_what_runs_again_may_have_no_place():
+    """A primitive that is marked by itself loses its scope, and its copy with it (`linear_fc1.matmul` of Qwen3)."""
+    first, second = (node(name, "Matmul", "x", cell_path="", recompute=True) for name in ("matmul", "matmul2"))
+    copies = {name: replace(node(f"{name}_again", "Matmul", "x", cell_path="", is_duplicate=True), origin=name)
+              for name in ("matmul", "matmul2")}  # fmt: skip
+    reader = node("reader", "Grad", "matmul_again", size_bytes=0)
+    policy = {"select_recompute": select(r"mlp\.matmul")}
+    assert compare(graph([first], [copies["matmul"], reader]), **policy).idle == ()
+    # Of two without a place, one of which does not run again, either may be the one that was asked for.
+    assert compare(graph([first, second], [copies["matmul2"], reader]), **policy).idle == ("mlp.matmul",)
+    assert compare(graph([first], [reader]), **policy).idle == ("mlp.matmul",)
+
+
 def test_one_of_two_primitives_of_a_type_may_run_again():
     """gelu and gelu2 look the same in the graph when both are called Gelu."""
     tree = layer("mlp\n  matmul*\n  gelu*\n  gelu2*")
