@@ -28,7 +28,7 @@ from published_memory import as_published
 from mindswap.api.step import Step, load_step
 from mindswap.errors import MindswapError
 from mindswap.graph.ops import OpClass, classify
-from mindswap.policy.baselines import baseline_policy
+from mindswap.policy.coverage import baseline_policy
 from mindswap.policy.model import Layers, Policy
 from mindswap.report.tables import format_table
 from mindswap.simulator.program import OpKind

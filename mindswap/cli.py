@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     def refuse(shown: str, error: Exception, problems: "Sequence[Problem]" = (), code: int = EXIT_BAD_INPUT) -> int:
         print(_escape(shown), file=sys.stderr)
         if wants_json:
-            from mindswap.report.answer import error_text
+            from mindswap.report.problems import error_text
 
             print(error_text(command or "", str(error), problems))
         return code

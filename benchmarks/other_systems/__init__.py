@@ -6,7 +6,7 @@ Each is a function of a model and a budget in bytes; those that know no budget i
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mindswap.policy.baselines import BASELINES, baseline_policy
+from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 from other_systems.hyper_offload import DistanceOptions, hyper_offload

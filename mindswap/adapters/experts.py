@@ -6,8 +6,12 @@ them has the sizes of a rank. `expert_exchange` has the communication. `graph.sh
 Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
 """
 
+import contextlib
+import functools
 import types
+from collections.abc import Iterator, Sequence
 
+from mindformers.models.llama import llama
 from mindspore import Tensor, nn
 from mindspore.common import dtype as mstype
 from mindspore.ops import functional as F
@@ -17,6 +21,7 @@ from mindspore.ops.operations import Morph
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.expert_exchange import use_known_sizes
+from mindswap.adapters.replaced import replaced
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
 
 STRATEGY_ATTRIBUTES = ("in_strategy", "out_strategy", "in_layout", "out_layout")
@@ -118,3 +123,42 @@ def _forward_with_own_weights(self, tokens, probs, routing_map, w1, w2, num_toke
     own1 = ToLocal(self.ep)(w1, (w1.shape[0] // self.ep, w1.shape[1]))
     own2 = ToLocal(self.ep)(w2, (w2.shape[0] // self.ep, w2.shape[1]))
     return self.forward_func(tokens, probs, routing_map, own1, own2, num_tokens_per_expert)
+
+
+# Layers of `fine_grain_interleave`, which compute in two halves so that communication of one hides behind the other.
+#
+# They differ by their place in the model: the first makes query, key and value of the whole, the last computes the
+# whole behind attention, and the last but one hands on what is gathered. Names are those of mindformers 1.9.0,
+# models/llama/llama_interleave.py.
+
+CLASS_NAME = "LLamaDecodeLayerInterleave"
+# Layers from the end that are unlike those before them.
+NUM_LAST = 2
+
+
+def place_in_model(layer: nn.Cell) -> int:
+    """What is particular about the place of a layer: 0 nothing, 1 it is the first, -1 the last, -2 the last but one.
+
+    Layers that do not interleave are alike everywhere.
+    """
+    if type(layer).__name__ != CLASS_NAME:
+        return 0
+    if layer.layer_id == 0:
+        return 1
+    return max(-NUM_LAST, layer.layer_id - layer.num_layers) if layer.layer_id >= layer.num_layers - NUM_LAST else 0
+
+
+@contextlib.contextmanager
+def layers_as_in_model(indices: Sequence[int], num_layers: int) -> Iterator[None]:
+    """While this lasts, a network of some layers builds each as the layer of the whole model that it stands for.
+
+    `indices` are the numbers in the model of the layers that are built, `num_layers` the layers of the model.
+    """
+    original = getattr(llama, CLASS_NAME)
+
+    @functools.wraps(original, updated=())
+    def build(batch_size: int, seq_length: int, layer_id: int, **settings: object) -> nn.Cell:
+        return original(batch_size, seq_length, indices[layer_id], **{**settings, "num_layers": num_layers})
+
+    with replaced(llama, **{CLASS_NAME: build}):
+        yield

@@ -11,7 +11,7 @@ from mindspore import nn
 from mindswap.adapters.apply import apply_policy, check_layers, read_tree
 from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.expert_exchange import compiled_experts
-from mindswap.adapters.interleave import place_in_model
+from mindswap.adapters.experts import place_in_model
 from mindswap.adapters.mindspore import (
     compile_training_graph,
     enable_lazy_inline,

@@ -9,15 +9,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from mindswap.api.trees import has_mindformers, read_real_trees
-from mindswap.check.check import MODEL_RULES, CheckResult, check_document
+from mindswap.api.network import has_mindformers, known_or_real, read_real_trees
+from mindswap.check.check import MODEL_RULES, CheckResult, check_document, require_num_layers
 from mindswap.check.check_2x import check_pynative
 from mindswap.check.doctor.software import installed_version
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
+from mindswap.config.source import FOLDER_RULE
+from mindswap.errors import GraphError, PolicyError
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.mindformers_2x.tables import Form, find_form
+from mindswap.report.explain import explain, explanation_to_json, format_explanation, list_paths, list_paths_2x
 from mindswap.report.policy_text import format_policy, group_layers
-from mindswap.report.pynative import effect_to_json, format_layers_2x, pynative_notes
+from mindswap.report.pynative import effect_to_json, format_effect, format_layers_2x, pynative_notes
 from mindswap.simulator.cost.settings import read_cost_settings
 
 
@@ -134,3 +139,72 @@ def _with_real_names(document: Document, asked: _CheckRequest) -> tuple[CheckRes
     elif notes:
         notes.append(f"operator names were checked against {result.trees.source}")
     return result, notes
+
+
+# Layers of a configuration of either form in words, and the names that it could use.
+
+
+@dataclass(frozen=True)
+class ExplainedConfig:
+    """A configuration in words."""
+
+    text: str
+    data: Mapping[str, Any]  # the same for `--json`
+    problems: tuple[Problem, ...]  # of the configuration
+    has_errors: bool = False  # only with a file of MindFormers 2.x; one of 1.9 is not explained then
+
+
+def explain_config(document: Document, num_layers: int | None = None) -> ExplainedConfig:
+    """Recompute and swap of each layer, stage and chunk.
+
+    Raises:
+        PolicyError: the configuration has errors; one of MindFormers 2.x cannot be read.
+        GraphError: the number of layers is needed and not known.
+    """
+    if find_form(document) is Form.PYNATIVE:
+        checked_2x = check_pynative(document, num_layers, mindformers=installed_version("mindformers"))
+        if document.root is None:
+            raise PolicyError(checked_2x.problems)
+        has_errors, problems = bool(checked_2x.errors), checked_2x.problems
+        text = format_effect(checked_2x.effect, has_errors)
+        return ExplainedConfig(text, effect_to_json(checked_2x.effect, problems), problems, has_errors)
+    checked = check_document(document, num_layers, environ=dict(os.environ))
+    policy, stages = checked.require_policy(), None
+    if not checked.is_swap_enabled:
+        if any(problem.rule == FOLDER_RULE for problem in document.problems):
+            require_num_layers(document, checked.num_layers)
+        if checked.num_layers is None:
+            raise GraphError(
+                "the configuration does not say how many layers the model has, so counts per stage mean nothing\n"
+                "    fix: mindswap explain --num-layers N"
+            )
+        stages = expand_stage_recompute(document, checked.num_layers)
+        policy = stages.policy
+    explanation = explain(policy, checked.num_layers, checked.trees, stages)
+    return ExplainedConfig(format_explanation(explanation), explanation_to_json(explanation), checked.problems)
+
+
+def list_names(document: Document, num_layers: int | None = None) -> list[dict[str, Any]]:
+    """Cells and operators of a layer: the names for `op_swap` and `select_recompute`.
+
+    Raises:
+        GraphError: the model is not known here.
+    """
+    if find_form(document) is not Form.PYNATIVE:
+        return list_paths(_find_trees(document, check_document(document, num_layers, environ=dict(os.environ))))
+    checked = check_pynative(document, num_layers)
+    if document.root is None:
+        raise PolicyError(checked.problems)
+    if checked.effect.model is None:
+        raise GraphError("no table has this model in PyNative mode, so the names of its cells are not known")
+    return list_paths_2x(checked.effect.model)
+
+
+def _find_trees(document: Document, checked: CheckResult) -> LayerTrees:
+    """The table of the model family, else the real network."""
+    trees = known_or_real(document.file, checked.trees, checked.num_layers)
+    if trees is not None:
+        return trees
+    if not has_mindformers():
+        raise GraphError("no table has this model; run this where MindFormers is installed")
+    raise GraphError("the configuration does not say how many layers the model has; use --num-layers N")

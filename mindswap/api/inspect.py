@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.api.cache import cached_result
-from mindswap.api.compilable import require_compilable
 from mindswap.api.compiled import compile_pair, layer_indices
-from mindswap.api.recorded import capture_of, is_trace_path, read_trace
+from mindswap.api.recorded import capture_of, is_trace_path, read_trace, require_compilable
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.rank import RankPlacement, place_rank

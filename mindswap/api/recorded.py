@@ -4,14 +4,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import check_document
+from mindswap.check.check import check_document, missing_model
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.render import block_lines
 from mindswap.config.source import load_document
+from mindswap.config.step import is_pynative
 from mindswap.errors import DataError, GraphError
 from mindswap.graph.lifetime import LayerSample
+from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.pynative.from_trace import graph_of_trace
 from mindswap.pynative.trace_file import RecordedStep, load_trace
 from mindswap.simulator.captured import CapturedStep
@@ -64,3 +66,38 @@ def capture_of(step: RecordedStep) -> CapturedStep:
     if step.trace.device == "CPU":
         notes.append("on CPU a kernel copies a view before it reads it, and attention is made of single operators")
     return CapturedStep(LayerSample(whole, whole), step.layers, graph, notes=(*step.notes, *notes))
+
+
+# What of a configuration stands in the way of a compile: its mode, inference, or that it has no model.
+
+
+def require_compilable(document: Document, takes_trace: bool = True) -> None:
+    """Refuse, before anything is built, what no compiled graph can tell about.
+
+    `takes_trace`: the command also reads a step that ran in PyNative mode.
+
+    Raises:
+        GraphError: if it trains in PyNative mode, is for inference, or has no model.
+    """
+    mode = document.get("context", "mode")
+    if mode is not None and is_pynative(document):
+        instead = (
+            f"mindswap trace {document.file} -o step.json, and give step.json to this command"
+            if takes_trace
+            else "the log of `mindswap run` says what was moved, and whether as predicted"
+        )
+        raise GraphError(
+            f"{mode.location}: context.mode: {mode.value}: no graph is compiled in PyNative mode, and this command "
+            f"reads the compiled graph\n    fix:     {instead}; or mode: 0, to see what graph mode makes of the network"
+        )
+    past = document.get("model", "model_config", "use_past")
+    if past is not None and past.value is True:
+        raise GraphError(
+            f"{past.location}: model.model_config.use_past: True: the file is for inference, and this command compiles "
+            "a training\n    fix:     use_past: False, or a file that trains"
+        )
+    # What cannot be read, or is a file of 2.x, has problems of its own, which say more.
+    is_read = document.root is not None and find_form(document) is Form.GRAPH
+    missing = missing_model(document) if is_read else None
+    if missing:
+        raise GraphError(missing)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindswap.files import file_name, write_new
 from mindswap.policy.model import Policy
-from mindswap.report.device_figures import device_figures
+from mindswap.report.calibration import device_figures
 from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace

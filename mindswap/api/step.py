@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindswap.api.capture import capture_config, read_skew
-from mindswap.api.compilable import require_compilable
+from mindswap.api.compiled import capture_config, read_skew
 from mindswap.api.device import find_costs
-from mindswap.api.recorded import capture_of, is_trace_path, read_trace
+from mindswap.api.recorded import capture_of, is_trace_path, read_trace, require_compilable
 from mindswap.api.run import Run
 from mindswap.check.check import check_document, policy_of
 from mindswap.config.nodes import Document

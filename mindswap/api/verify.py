@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mindswap.api.cache import cached_result
-from mindswap.api.compilable import require_compilable
 from mindswap.api.compiled import compile_pair, layer_indices
-from mindswap.api.trees import read_real_trees
+from mindswap.api.network import read_real_trees
+from mindswap.api.recorded import require_compilable
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import read_pipeline

@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from mindswap.commands.options import add_common
 from mindswap.files import refuse_existing, write_new
-from mindswap.report.answer import answer_text
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
+from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.calibrate import Calibration, calibrate
 from mindswap.simulator.cost.calibration_file import format_device_file
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices, load_device

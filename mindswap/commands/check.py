@@ -10,8 +10,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
-from mindswap.report.answer import answer_text
-from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
+from mindswap.report.problems import answer_text, escape, format_counts, format_problems, problems_to_data
 
 HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
 EXAMPLES = """\

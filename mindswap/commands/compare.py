@@ -11,8 +11,8 @@ from mindswap.commands.options import add_common, add_device_arguments, device_o
 from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
-from mindswap.policy.baselines import BASELINES, baseline_policy
-from mindswap.report.answer import answer_text
+from mindswap.policy.coverage import BASELINES, baseline_policy
+from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
 from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 from mindswap.units import format_bytes, format_time

@@ -6,9 +6,17 @@ from pathlib import Path
 
 from mindswap.api.convert import to_index_form, to_stage_form
 from mindswap.check.check import check_document
-from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatron
+from mindswap.commands.convert_megatron import (
+    FAMILIES,
+    Request,
+    Result,
+    Rewritten,
+    convert_megatron,
+    known_trees,
+    num_layers_of,
+    target_of,
+)
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
-from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, target_of
 from mindswap.commands.options import (
     MOST_LAYERS,
     add_common,
@@ -28,8 +36,7 @@ from mindswap.policy.convert import rewrite_for_swap
 from mindswap.policy.megatron.options import OPTIONS, OptionKind
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.read import find_num_layers
-from mindswap.report.answer import answer_text
-from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.report.problems import answer_text, format_problems, problems_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
 EXAMPLES = """\

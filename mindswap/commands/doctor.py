@@ -3,14 +3,13 @@
 import argparse
 import os
 
-from mindswap.check.doctor.examine import examine
 from mindswap.check.doctor.gather import gather_machine, gather_software
 from mindswap.check.doctor.model import MachineFacts, gather_job
 from mindswap.commands.options import add_common
 from mindswap.config.problem import Level
 from mindswap.config.source import load_document
-from mindswap.report.answer import answer_text
-from mindswap.report.doctor import doctor_to_json, format_doctor
+from mindswap.report.doctor import doctor_to_json, examine, format_doctor
+from mindswap.report.problems import answer_text
 
 HELP = "Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables."
 EXAMPLES = """\

@@ -19,8 +19,8 @@ from mindswap.commands.options import (
 from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
-from mindswap.report.answer import answer_text
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
+from mindswap.report.problems import answer_text
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         say("interrupted")
         return 128 + signal.number
     if args.plot:
-        from mindswap.report.dryrun_plot import plot_dry_run
+        from mindswap.report.plots import plot_dry_run
 
         plot_dry_run(report, args.plot, other)
     if args.html:

@@ -3,12 +3,11 @@
 import argparse
 import sys
 
-from mindswap.api.explain import explain_config, list_names
+from mindswap.api.check import explain_config, list_names
 from mindswap.commands.options import add_common
 from mindswap.config.source import load_document
-from mindswap.report.answer import answer_text
 from mindswap.report.explain import format_paths
-from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.report.problems import answer_text, format_problems, problems_to_data
 
 HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."
 EXAMPLES = """\

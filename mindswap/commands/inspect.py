@@ -6,8 +6,8 @@ from mindswap.api.inspect import inspect_memory
 from mindswap.commands.options import CONFIG_OR_STEP, add_common
 from mindswap.errors import GraphError
 from mindswap.policy.words import name_indices
-from mindswap.report.answer import answer_text
 from mindswap.report.memory import format_memory, memory_to_json
+from mindswap.report.problems import answer_text
 
 HELP = "Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device."
 EXAMPLES = """\

@@ -21,8 +21,14 @@ from mindswap.api.plan import (
     sweep,
 )
 from mindswap.api.plan_2x import is_2x, load_step_2x
-from mindswap.api.plan_dry_run import DryRunPlan, attempts_to_json, format_attempts, plan_with_dry_runs
-from mindswap.api.plan_verify import PlanVerdict, verify_plan
+from mindswap.api.plan_dry_run import (
+    DryRunPlan,
+    PlanVerdict,
+    attempts_to_json,
+    format_attempts,
+    plan_with_dry_runs,
+    verify_plan,
+)
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.run import outside_line
 from mindswap.api.step import Step, load_step
@@ -43,8 +49,8 @@ from mindswap.planner.explain import explain_plan
 from mindswap.planner.problem import Allow, Objective
 from mindswap.planner.solvers import SOLVERS
 from mindswap.planner.solvers.search import Progress, Stop
-from mindswap.report.answer import answer_text
 from mindswap.report.plan_text import plan_to_json
+from mindswap.report.problems import answer_text
 
 HELP = "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device."
 EXAMPLES = """\

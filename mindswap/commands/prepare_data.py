@@ -17,7 +17,7 @@ from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRe
 from mindswap.commands.options import add_common
 from mindswap.errors import DataError
 from mindswap.files import refuse_existing, staged
-from mindswap.report.answer import answer_text
+from mindswap.report.problems import answer_text
 from mindswap.training.data.samples import (
     LEGACY_COLUMNS,
     NEWER_COLUMNS,

@@ -14,9 +14,8 @@ from mindswap.config.nodes import Document
 from mindswap.config.step import is_on_cpu
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
-from mindswap.report.answer import answer_text
-from mindswap.report.proof_html import format_proof_html
-from mindswap.report.proof_text import format_proof, proof_to_json
+from mindswap.report.problems import answer_text
+from mindswap.report.proof_html import format_proof, format_proof_html, proof_to_json
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
 from mindswap.training.launch.processes import adopt_orphans, stop_descendants

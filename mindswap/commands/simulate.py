@@ -7,7 +7,7 @@ from mindswap.api.step import load_step
 from mindswap.commands.options import CONFIG_OR_STEP, add_common, add_device_arguments, device_overrides, optional_path
 from mindswap.errors import DataError
 from mindswap.files import is_recorded_step, require_folders
-from mindswap.report.answer import answer_text
+from mindswap.report.problems import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
 
 HELP = "Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device."

@@ -6,7 +6,7 @@ from pathlib import Path
 from mindswap.commands.options import add_common
 from mindswap.errors import LogError
 from mindswap.report.adaptive import format_summary, summary_to_json
-from mindswap.report.answer import answer_text
+from mindswap.report.problems import answer_text
 from mindswap.training.adaptive.attempt_files import attempt_folder
 from mindswap.training.adaptive.model import State
 from mindswap.training.adaptive.state import StateFile, StateProblem, is_locked, state_path

@@ -9,7 +9,7 @@ from mindswap.commands.options import add_common
 from mindswap.errors import DataError
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace_file import dump_trace
-from mindswap.report.answer import answer_text
+from mindswap.report.problems import answer_text
 from mindswap.units import format_bytes
 
 HELP = "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved."

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from mindswap.api.verify import verify
 from mindswap.commands.options import add_common
-from mindswap.report.answer import answer_text
+from mindswap.report.problems import answer_text
 
 HELP = "Compile the network of CONFIG without a device and show that its swap and recompute are in the graph."
 EXAMPLES = """\

@@ -14,8 +14,8 @@ from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProble
 from mindswap.planner.result import FULL, Compared, Plan
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
 from mindswap.planner.solvers.search import Interruptible, Progress
-from mindswap.policy.baselines import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.coverage import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.step_model import StepModel

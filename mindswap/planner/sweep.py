@@ -9,7 +9,7 @@ from mindswap.planner.planner import Planner
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.result import Plan
 from mindswap.planner.solvers.search import Progress
-from mindswap.policy.baselines import KEEP_ALL
+from mindswap.policy.coverage import KEEP_ALL
 
 # Plans to make, most where the step time changes most with memory; some more where a common setting would lie below.
 NUM_BUDGETS = 12

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mindswap.check.doctor.machine import find_in_job, find_in_machine
 from mindswap.check.doctor.model import Diagnosis, MachineFacts
+from mindswap.check.doctor.software import find_in_environment, find_in_software
 from mindswap.config.problem import Level
 from mindswap.graph.cache import MAX_CACHE_BYTES
 from mindswap.report.problems import escape
@@ -69,3 +71,14 @@ def _versions(facts: MachineFacts) -> str:
 def _works(facts: MachineFacts) -> str:
     has_both = facts.software.version("mindspore") and facts.software.version("mindformers")
     return f"{_TEXT_COMMANDS}, {_COMPILING_COMMANDS}" if has_both else f"{_TEXT_COMMANDS}; not {_COMPILING_COMMANDS}"
+
+
+# All findings of all checks.
+
+_CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
+
+
+def examine(facts: MachineFacts) -> tuple[Diagnosis, ...]:
+    """What is not as it should be, errors first."""
+    found = [finding for check in _CHECKS for finding in check(facts)]
+    return tuple(sorted(found, key=lambda finding: finding.severity is not Level.ERROR))

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindswap.graph.memory import LayerMemory, OperatorMemory
+from mindswap.report.dryrun_html import real_curve, simulated_curve
 from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.report.memory import LayerMemoryReport, group_layers, rows_of
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
+from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,3 +77,37 @@ def _draw_panel(
     axis.set_title(f"{name}: {format_bytes(layer.kept_bytes)} kept{each}{more}", loc="left", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.3)
+
+
+# A dry run as a picture: the real memory of every rank over the simulated one. Needs matplotlib.
+
+GIB = 1 << 30
+
+
+def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = None) -> None:
+    """A panel for each rank; the ending of the path says the format.
+
+    Raises:
+        DataError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = load_figure_class()(figsize=(11, 1 + 3 * len(report.stages)), layout="constrained")
+    axes = figure.subplots(len(report.stages), 1, squeeze=False)[:, 0]
+    for axis, stage in zip(axes, report.stages, strict=True):
+        if report.simulated and stage.num_layers in stage.runs:
+            shares, live = simulated_curve(report.simulated[stage.stage], report.workspace_bytes(stage))
+            axis.fill_between(shares, live / GIB, step="post", color="#d5dae1", label="simulated, over time")
+        for each, colour in ((report, "#3b76c4"), (other, "#e07b26")):
+            for match in each.stages if each is not None else ():
+                if each is not None and match.run.rank == stage.run.rank:
+                    shares, live = real_curve(match.run)
+                    axis.step(shares, live / GIB, where="post", color=colour, linewidth=0.9, label=each.title)
+        layers = max(stage.runs)
+        of_all = "" if layers == stage.num_layers else f", {layers} of {stage.num_layers} layers"
+        axis.set_title(f"rank {stage.run.rank}, stage {stage.stage}{of_all}", loc="left", fontsize=10)
+        axis.set_ylabel("GiB")
+        axis.set_ylim(bottom=0)
+        axis.legend(loc="lower right", frameon=False, fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("operators of a step in the order of launch; 1: end of backward")
+    figure.suptitle(f"{report.title}: memory on MindSpore's Ascend backend, dry run")
+    save_figure(figure, path)

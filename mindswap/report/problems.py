@@ -1,6 +1,7 @@
 """Problems as text: what is wrong, where, what is allowed, how to fix it."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -73,3 +74,28 @@ def _format(problem: Problem, colour: bool) -> str:
     if problem.fix:
         lines.append(f"    fix:     {escape(problem.fix)}")
     return "\n".join(lines)
+
+
+# What every command says with `--json`: one object, of one outer shape, on success and on error.
+#
+# `{"schema": "mindswap.COMMAND", "version": 1, "ok": ..., "error": ..., "problems": [...], DATA}`; `data/schema/` has
+# the rest. `ok` is exit code 0. Where there is an error there is no data; where `ok` is false without one, the data
+# says why: nothing fits, or the graph does not do what is asked.
+
+# Of the outer shape and of all data; one more where a key goes or changes its meaning, not where one is new.
+VERSION = 1
+
+
+def answer_text(command: str, data: Mapping[str, Any], is_ok: bool, error: str | None = None) -> str:
+    """The answer of a command: JSON values, `problems` among them if there are any.
+
+    `command` is "" where there is no such one; `is_ok` says that it exits with 0, `error` why there is no data.
+    """
+    name = f"mindswap.{command}" if command else "mindswap"
+    outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error}
+    return json.dumps({**outer, "problems": [], **data, **outer}, indent=1)
+
+
+def error_text(command: str, error: str, problems: Iterable[Problem] = ()) -> str:
+    """What a command answers that cannot do what it is asked: what is wrong, or what is wrong in the configuration."""
+    return answer_text(command, problems_to_data(problems), False, error)

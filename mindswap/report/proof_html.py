@@ -1,16 +1,97 @@
 """A proof as one HTML file without requests, in the style of the page of a simulated step."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
-from mindswap.report.device_figures import format_figure
+from mindswap.report.calibration import format_figure
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
-from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_rows, verdict_line
+from mindswap.report.tables import format_table
 from mindswap.training.proof.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_count, format_time
 from mindswap.version import __version__
+
+# A proof as text, and as JSON.
+
+FIGURE_HEADER = ("run", "figure", "measured", "simulated", "difference", "calibrated", "difference")
+NOTHING = "-"
+
+
+def format_proof(proof: Proof) -> str:
+    """The checks, the figures, and one line that sums up."""
+    checks = [(c.variant, c.name, c.verdict.value, c.seen) for c in proof.checks]
+    lines = [_left_table(("run", "check", "verdict", "seen"), checks)]
+    failed = [check for check in proof.checks if check.verdict is Verdict.FAIL]
+    for check in failed:
+        lines += ["", f"{check.variant}: {check.name}: expected {check.expected}; seen {check.seen}"]
+        lines += [f"    {line}" for line in check.reason.splitlines()]
+    rows = figure_rows(proof)
+    if proof.target != "CPU" and any(row[2] != NOTHING for row in rows):
+        lines += ["", format_table(FIGURE_HEADER, rows)]
+    reasons = dict.fromkeys(check.reason for check in proof.checks if check.verdict is Verdict.UNSEEN and check.reason)
+    lines += [""] + [f"not visible: {reason}" for reason in reasons] if reasons else []
+    if proof.calibration_problem:
+        lines.append(f"no calibration: {proof.calibration_problem}")
+    return "\n".join([*lines, "", verdict_line(proof)])
+
+
+def _left_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of words, all to the left."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = (zip(row, widths, strict=True) for row in (header, *rows))
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in line).rstrip() for line in lines)
+
+
+def count_verdicts(proof: Proof) -> dict[Verdict, int]:
+    """How many checks there are of each verdict."""
+    return {verdict: sum(check.verdict is verdict for check in proof.checks) for verdict in Verdict}
+
+
+def verdict_line(proof: Proof) -> str:
+    """The proof in one line."""
+    counts = count_verdicts(proof)
+    text = f"{counts[Verdict.PASS]} checks hold, {counts[Verdict.FAIL]} do not"
+    text += f", {counts[Verdict.UNSEEN]} cannot be seen here ({proof.target})" if counts[Verdict.UNSEEN] else ""
+    return text + (": interrupted before the end" if proof.is_interrupted else "")
+
+
+def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
+    """Measured beside simulated: step time, peak memory and copies of every run; the cells of `FIGURE_HEADER`."""
+    rows = []
+    for variant in proof.variants:
+        copies = variant.measured.overlap if variant.measured is not None else None
+        # Name, what was measured, where the simulation has it, how it is written.
+        figures: list[tuple[str, int | None, str, Callable[[int], str]]] = [
+            ("step time", typical_ns(variant.measured, proof.is_profiled), "step_time_ns", format_time),
+            ("peak memory", peak_bytes(variant.measured), "peak_bytes", format_bytes),
+        ]
+        if variant.simulated is not None and variant.simulated.copy_ns:
+            figures += [
+                ("copies", copies.copy_ns if copies else None, "copy_ns", format_time),
+                ("copies, exposed", copies.exposed_ns if copies else None, "exposed_copy_ns", format_time),
+                ("copied", copies.size_bytes if copies else None, "copied_bytes", format_bytes),
+            ]
+        for name, measured, attribute, form in figures:
+            cells = [NOTHING if measured is None else form(measured)]
+            for simulated in (variant.simulated, variant.calibrated):
+                figure: int | None = getattr(simulated, attribute, None)
+                difference = NOTHING
+                if measured and figure is not None and proof.target != "CPU":
+                    difference = f"{(figure - measured) * 100 / measured:+.1f} %"
+                cells += [NOTHING if figure is None else form(figure), difference]
+            rows.append((variant.name, name, *cells))
+    return rows
+
+
+def proof_to_json(proof: Proof) -> dict[str, Any]:
+    """Everything as plain data; sizes in bytes, times in ns."""
+    data = asdict(proof)
+    data["checks"] = [{**check, "verdict": check["verdict"].value} for check in data["checks"]]
+    return {"mindswap": __version__, **data}
+
 
 MARKS = {Verdict.PASS: "pass", Verdict.FAIL: "fail", Verdict.UNSEEN: "unseen"}
 CPU_HINT = (

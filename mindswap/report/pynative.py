@@ -7,8 +7,10 @@ from mindswap.config.problem import Problem
 from mindswap.policy.mindformers_2x.effect import LayerOutcome, SettingsEffect, log_lines
 from mindswap.policy.mindformers_2x.tables import Form
 from mindswap.policy.words import format_indices, name_indices
+from mindswap.pynative.report import SwapReport
 from mindswap.report.problems import escape
 from mindswap.report.tables import group_equal
+from mindswap.units import common_unit, format_bytes
 
 # How `explain` calls an option.
 _NAMES = {"op_swap": "op_swap", "select_module": "select_module", "exclude_op": "exclude_op", "comm": "recompute_comm"}
@@ -132,3 +134,26 @@ def _layer_to_json(index: int, layer: LayerOutcome) -> dict[str, Any]:
             for drop in dict.fromkeys(layer.drops)
         ],
     }
+
+
+# What a training in PyNative mode moved and held, in lines for its log.
+
+
+def format_swap_report(report: SwapReport) -> list[str]:
+    """Lines of a log."""
+    if not report.num_passes:
+        return [f"swap in PyNative mode: no pass swapped; {report.num_recorded} recorded"]
+    unlike = report.num_passes - report.num_as_predicted
+    as_predicted = "all as predicted" if not unlike else f"{unlike} NOT as predicted"
+    peaks = (report.peak_device_bytes, report.predicted_peak_bytes, report.peak_without_swap_bytes)
+    unit = common_unit(peaks)
+    peak, predicted, without = (format_bytes(size, unit) for size in peaks)
+    lines = [
+        f"swap in PyNative mode on {report.device}: {report.num_passes} passes swapped, {as_predicted}; "
+        f"{format_bytes(report.offloaded_bytes)} to the host, {format_bytes(report.prefetched_bytes)} back",
+        f"peak of saved activations of {'all' if report.is_audited else 'the swapped'} layers on the device: "
+        f"{peak}, predicted {predicted}, without swap {without}; left behind: {format_bytes(report.left_bytes)}",
+    ]
+    if report.num_deviations:
+        lines.append(f"{report.num_deviations} passes were not as recorded, and ran without swap")
+    return lines

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from mindswap.api.compilable import require_compilable
 from mindswap.api.inspect import inspect_memory
+from mindswap.api.recorded import require_compilable
 from mindswap.api.step import load_step
 from mindswap.api.verify import NOTHING_ASKED, verify
 from mindswap.config.source import load_document

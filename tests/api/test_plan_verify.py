@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from mindswap.api import plan_verify
-from mindswap.api.plan_verify import PlanVerdict, verify_plan
+from mindswap.api import plan_dry_run
+from mindswap.api.plan_dry_run import PlanVerdict, verify_plan
 from mindswap.config.parse import parse_document
 from mindswap.errors import LaunchError
 from mindswap.training.proof.children import Answer, ask
@@ -43,7 +43,7 @@ def layer(**faults) -> dict:
 def test_a_plan_that_the_compiler_does_not_follow_is_refused(monkeypatch):
     entry = {"entry": "linear_qkv.matmul", "reason": "recompute has no effect"}
     faulty = layer(one_way=["Default/linear_fc1/Cast"], without_effect=[entry])
-    monkeypatch.setattr(plan_verify, "ask", lambda *_: Answer(1, {"ok": False, "layers": [faulty, faulty]}, ""))
+    monkeypatch.setattr(plan_dry_run, "ask", lambda *_: Answer(1, {"ok": False, "layers": [faulty, faulty]}, ""))
     verdict = verify_plan(no_plan())
     assert verdict.is_refused
     assert verdict.text.endswith("asks; one way: Default/linear_fc1/Cast; without effect: linear_qkv.matmul")
@@ -53,11 +53,11 @@ def test_what_nobody_can_tell_is_said(monkeypatch):
     def late(words, limit_s):
         raise LaunchError(f"mindswap {words[0]} took longer than {limit_s:g} s")
 
-    monkeypatch.setattr(plan_verify, "ask", late)
+    monkeypatch.setattr(plan_dry_run, "ask", late)
     verdict = verify_plan(no_plan(), limit_s=2)
     assert verdict.is_as_asked is None and "verify took longer than 2 s" in verdict.text
     assert not verdict.is_refused
-    monkeypatch.setattr(plan_verify, "ask", lambda *_: Answer(1, None, "MindFormers is not installed\nfix: x"))
+    monkeypatch.setattr(plan_dry_run, "ask", lambda *_: Answer(1, None, "MindFormers is not installed\nfix: x"))
     assert verify_plan(no_plan()) == PlanVerdict(None, "not verified: MindFormers is not installed")
     assert verify_plan(no_plan(None)).is_as_asked is None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.api.capture import read_skew
+from mindswap.api.compiled import read_skew
 from mindswap.errors import GraphError
 
 

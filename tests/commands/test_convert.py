@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from mindswap import cli
-from mindswap.api import trees
+from mindswap.api import network
 from mindswap.check.check import check_document, load_policy
 from mindswap.commands.convert import EXAMPLES
 from mindswap.config.source import load_document
@@ -52,7 +52,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    monkeypatch.setattr(trees, "has_mindformers", lambda: False)
+    monkeypatch.setattr(network, "has_mindformers", lambda: False)
 
     def run_convert(*arguments):
         code = cli.main(["convert", *map(str, arguments)])

@@ -12,9 +12,9 @@ from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.policy.model import Layers, OpSwap, Policy
-from mindswap.report.answer import answer_text
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.dryrun_html import format_dry_run_html
+from mindswap.report.problems import answer_text
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from tests.schema import answer_of
 from tests.training.dryrun.test_stages import model

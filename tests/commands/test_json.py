@@ -9,7 +9,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.commands.options import MOST_LAYERS, number_from
-from mindswap.report.answer import answer_text
+from mindswap.report.problems import answer_text
 from tests.schema import FOLDER, answer_of, load, misfits
 
 GOOD = """\

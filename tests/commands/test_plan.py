@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.api.plan_verify import PlanVerdict
+from mindswap.api.plan_dry_run import PlanVerdict
 from mindswap.units import format_bytes, format_time
 from tests.schema import answer_of
 

@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.errors import MindswapError
-from mindswap.policy.baselines import BASELINES, baseline_policy
+from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.policy.model import Policy
 from tests.builders import LLAMA, QWEN, check, layer
 

@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 from mindswap.pynative.ledger import Totals
 from mindswap.pynative.report import SwapReport
-from mindswap.report.swap_run import format_swap_report
+from mindswap.report.pynative import format_swap_report
 
 # A pass: 64 bytes go and come back, at most 100 on the device and 64 on the host, nothing left.
 PREDICTED = Totals((40, 100, 36, 100, 0), 100, 64, 64, 64)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from mindswap.report.answer import answer_text
-from mindswap.report.proof_text import figure_rows, format_proof, proof_to_json
+from mindswap.report.problems import answer_text
+from mindswap.report.proof_html import figure_rows, format_proof, proof_to_json
 from mindswap.training.proof.checks import make_checks
 from tests.schema import answer_of
 from tests.training.proof.builders import GIB, LOSSES, measured, proof, with_yaml

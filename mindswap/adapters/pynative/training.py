@@ -18,7 +18,7 @@ from mindswap.adapters.pynative.copies import StreamCopies, ThreadCopies
 from mindswap.adapters.pynative.swap import Swap
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.report.swap_run import format_swap_report
+from mindswap.report.pynative import format_swap_report
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mindswap.report.html_parts import FILES
-from mindswap.report.simulation.html import format_html
-from mindswap.report.simulation.page_data import page_data
+from mindswap.report.simulation.html import format_html, page_data
 from mindswap.simulator.summary_model import DeviceFigure
 from mindswap.simulator.timeline import StepTerm
 from tests.report.simulated import MIB, MS, large_program, pipeline_report, report_of, small_program, small_report
