@@ -171,9 +171,10 @@ def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
     """Types of operators that are marked by themselves, have lost their scope, and all run again in backward.
 
     Their copies have no scope either, so no place says that what was asked for runs again; none of it can be idle.
-    What makes a gathered weight goes by rules of its own.
+    What makes a gathered weight goes by rules of its own. The layer of what has no scope is that of its input, so its
+    copy may be in another one.
     """
-    again = {node.origin for node in runs_again(graph, layer_index)}
+    again = {node.origin for node in graph.backward if node.is_duplicate}
     is_again: dict[str, bool] = {}
     for node in graph.forward:
         is_marked_alone = node.attributes.get("recompute") is True and not has_scope(node) and not is_gathering(node)
