@@ -71,6 +71,29 @@ def test_a_file_imports_only_what_stands_before_it(path):
             assert used in allowed, f"{path}: {name}"
 
 
+def test_no_files_import_each_other():
+    """Not in a circle of any length, imports inside functions and for types included."""
+    above = {module(path): imported_files(path) for path in files()}
+    while free := {name for name, used in above.items() if not used & above.keys() - {name}}:
+        above = {name: used for name, used in above.items() if name not in free}
+    assert sorted(above) == []
+
+
+def imported_files(path: Path) -> set[str]:
+    """Modules of the package that a file imports; of a name that a package hands on, the package."""
+    modules = {module(file) for file in files()}
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules or {node.module} & modules
+    return found
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_adapters_import_mindspore(path):
     if part(path) != "adapters":

@@ -18,7 +18,7 @@ from mindspore.ops import Primitive
 from mindspore.train.mind_ir_pb2 import ModelProto
 
 from mindswap.adapters.apply import iterate_primitives
-from mindswap.adapters.versions.executors import cell_graph_executor, swaps_paused
+from mindswap.adapters.versions.executors import cell_graph_executor
 from mindswap.errors import ApplyError, GraphError, require
 from mindswap.graph.load import PATH_TAG, load_graph
 from mindswap.graph.model import Graph
@@ -196,3 +196,12 @@ def _describe_failure(error: Exception) -> str:
         return what
     *_, (place, code) = places
     return f"{what}\n    at {place}: {code.strip()}"
+
+
+def swaps_paused(network) -> contextlib.AbstractContextManager[object]:
+    """While this lasts, no swap in PyNative mode acts on the network."""
+    if not hasattr(ms, "MsDispatchMode"):
+        return contextlib.nullcontext()
+    from mindswap.adapters.pynative import swap
+
+    return swap.swaps_paused(network)

@@ -1,24 +1,20 @@
 """Dry runs of pipeline stages: of all layers, or on the line through two short depths, beside the simulated step."""
 
-import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.api.device import find_costs
 from mindswap.api.dry_run import dry_run, sampled_layers, stage_ranks
-from mindswap.api.step import Step, load_step
+from mindswap.api.loaded_step import LoadedStep
 from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
-from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.errors import GraphError, LaunchError, SimulationError
-from mindswap.files import file_name
+from mindswap.errors import LaunchError
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.simulator.summary_model import StageReport
@@ -152,37 +148,13 @@ def run_stages(
     )
 
 
-def dry_run_step(step: Step, options: DryRunOptions | None = None, say: Say = lambda line: None) -> DryRunReport:
+def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Say = lambda line: None) -> DryRunReport:
     """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
     device = step.device
     limits = device.usable_memory_bytes, device.fragments_permille > 0
     return run_stages(step.document, options, say, step.title, lambda: step.simulate().report().stages, *limits)
-
-
-def dry_run_file(
-    path: str | os.PathLike[str],
-    options: DryRunOptions | None = None,
-    say: Say = lambda line: None,
-    device: str | os.PathLike[str] | None = None,
-    overrides: dict[str, str] | None = None,
-) -> DryRunReport:
-    """The same of a file; one that cannot be simulated is dry run all the same, and a note says why."""
-    document = load_document(file_name(path))
-    known = find_costs([document], device, overrides or {}).device
-    limits = known.usable_memory_bytes, known.fragments_permille > 0
-    reasons: list[str] = []
-
-    def simulate() -> tuple[StageReport, ...]:
-        try:
-            return load_step(path, device, overrides).simulate().report().stages
-        except (GraphError, SimulationError) as error:
-            reasons.append(f"not simulated: {str(error).splitlines()[0]}")
-            return ()
-
-    report = run_stages(document, options, say, Path(path).stem, simulate, *limits)
-    return replace(report, notes=(*report.notes, *reasons))
 
 
 def _make_folder(asked: Path | None) -> Path:

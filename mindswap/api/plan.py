@@ -5,9 +5,9 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan_2x import is_2x, planned_text_2x, sections_2x
 from mindswap.api.run import Run
-from mindswap.api.step import Step
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
@@ -44,7 +44,7 @@ class StepPlan:
         budget_source: where the budget is from, in words; "" where the user named it.
     """
 
-    step: Step
+    step: LoadedStep
     problem: PlanProblem
     plan: Plan
     budget_source: str = ""
@@ -107,7 +107,7 @@ class StepPlan:
 
 
 def make_plan(
-    step: Step,
+    step: LoadedStep,
     memory: str | int | None = None,
     allow: Allow = DEFAULT_ALLOW,
     objective: Objective = Objective.TIME,
@@ -176,7 +176,7 @@ class Sweep:
 
 
 def sweep(
-    step: Step,
+    step: LoadedStep,
     allow: Allow = DEFAULT_ALLOW,
     objective: Objective = Objective.TIME,
     progress: Progress = lambda: None,
@@ -188,7 +188,7 @@ def sweep(
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
 
 
-def own_policy(problem: PlanProblem, step: Step) -> tuple[Compared, ...]:
+def own_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
     """The step under the policy that the configuration has; nothing where there is none, or it cannot be simulated."""
     if step.path is None or isinstance(step.model, LayerSwapModel):
         return ()
@@ -200,7 +200,10 @@ def own_policy(problem: PlanProblem, step: Step) -> tuple[Compared, ...]:
 
 
 def problem_of(
-    step: Step, memory: str | int | None = None, allow: Allow = DEFAULT_ALLOW, objective: Objective = Objective.TIME
+    step: LoadedStep,
+    memory: str | int | None = None,
+    allow: Allow = DEFAULT_ALLOW,
+    objective: Objective = Objective.TIME,
 ) -> PlanProblem:
     """What a planner is asked; arguments as of `make_plan`."""
     device = step.device
@@ -215,7 +218,7 @@ def problem_of(
     )
 
 
-def budget_of(step: Step, memory: str | int | None = None) -> tuple[int, str]:
+def budget_of(step: LoadedStep, memory: str | int | None = None) -> tuple[int, str]:
     """Memory of each card for a plan, and where the figure is from, in words; "" where the user named it.
 
     A budget that is named is taken as it is. What the device or the configuration lets MindSpore take is not filled to
@@ -253,7 +256,7 @@ def budget_of(step: Step, memory: str | int | None = None) -> tuple[int, str]:
     return budget_bytes, f"{format_bytes(usable_bytes)} ({source}), {margin if device.margin_permille else 'no margin'}"
 
 
-def budget_doubt(step: Step, budget_bytes: int) -> str:
+def budget_doubt(step: LoadedStep, budget_bytes: int) -> str:
     """Why a training under the plan would run out of memory although it fits; "" if nothing is known."""
     limit = read_device_memory(step.document)
     if limit is None or limit.size_bytes >= budget_bytes:
@@ -274,12 +277,12 @@ def refuse_unwritable(document: Document) -> None:
         raise PolicyError(errors)
 
 
-def compact(step: Step, plan: Plan) -> Plan:
+def compact(step: LoadedStep, plan: Plan) -> Plan:
     """The plan in as few entries as it takes."""
     return replace(plan, policy=compact_policy(plan.policy, step.model.captured.trees))
 
 
-def planned_text(step: Step, plan: Plan, target: str) -> str:
+def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
     """The configuration of a step with a plan that `compact` has seen, after it has been read back.
 
     Without a file, the text is that of the policy alone; bytes that are no UTF-8 are surrogates. `target` is what

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.device import find_costs
+from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.recorded import capture_of, read_trace
-from mindswap.api.step import Step
 from mindswap.check.check_2x import PynativeCheck, check_pynative
 from mindswap.config.nodes import Document, show
 from mindswap.config.parse import parse_document
@@ -33,7 +33,7 @@ SIZES = {
 }
 
 
-def load_step_2x(document: Document, trace: str | None, device: str | None, overrides: dict[str, str]) -> Step:
+def load_step_2x(document: Document, trace: str | None, device: str | None, overrides: dict[str, str]) -> LoadedStep:
     """The step of a file of MindFormers 2.x, as a trace of the same network has it.
 
     Args:
@@ -62,7 +62,7 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
         model.doubts = (*model.doubts, f"the trace is of {other_name}, this file of {name}: equal sizes, another model")
     if checked.effect.settings.is_comm_enabled:
         model.doubts = (*model.doubts, "recompute_comm stays as it is: a trace of one rank has no communication")
-    return Step(document, Policy(), model, None, Path(document.file))
+    return LoadedStep(document, Policy(), model, None, Path(document.file))
 
 
 def _trace_problem(document: Document) -> Problem:
@@ -135,7 +135,7 @@ def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
     return {"swap": swap, "recompute": recompute}
 
 
-def planned_text_2x(step: Step, plan: Plan, target: str) -> str:
+def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
     """The file of a step of `load_step_2x` with a plan, read back; comments and all else are as they were.
 
     Raises:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.dry_run_stages import DryRunOptions, Say, run_stages
+from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import StepPlan
 from mindswap.api.plan_2x import is_2x
 from mindswap.api.recorded import is_trace_path
-from mindswap.api.step import Step
 from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.policy.convert import policy_sections
@@ -37,7 +37,7 @@ class DryRunPlan:
 
 
 def plan_with_dry_runs(
-    step: Step,
+    step: LoadedStep,
     budget_bytes: int,
     make: Callable[[int], StepPlan],
     options: DryRunOptions | None = None,

@@ -2,31 +2,28 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindswap.api.compiled import capture_config, read_skew
 from mindswap.api.device import find_costs
+from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.recorded import capture_of, is_trace_path, read_trace, require_compilable
-from mindswap.api.run import Run
 from mindswap.check.check import check_document, policy_of
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import SCHEDULER_PATH, find_sequence_faults
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
-from mindswap.config.weight_sharding import has_one_turn
-from mindswap.errors import SimulationError, require
+from mindswap.errors import GraphError, SimulationError, require
 from mindswap.files import file_name
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.work import measure_work
-from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE
-from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.layout import require_schedule
 from mindswap.simulator.schedules import LESS_MEMORY
 from mindswap.simulator.step_model import StepModel
@@ -34,78 +31,13 @@ from mindswap.simulator.step_model import StepModel
 if TYPE_CHECKING:
     from mindswap.api.dry_run_stages import DryRunOptions
     from mindswap.api.plan import StepPlan
+    from mindswap.simulator.summary_model import StageReport
     from mindswap.training.dryrun.stages import DryRunReport
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """A training step ready to be simulated.
-
-    Attributes:
-        document: the configuration; empty for a network without one.
-        policy: what it asks for, in layer indices.
-        model: the step under any policy.
-        known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
-        path: the file of the configuration; None for a network without one.
-    """
-
-    document: Document
-    policy: Policy
-    model: StepModel
-    known_layers: tuple[CellNode, ...] | None
-    path: Path | None = None
-    _with_swap: "Step | None" = field(default=None, init=False, repr=False)
-
-    @property
-    def device(self) -> Device:
-        """On what."""
-        return self.model.costs.device
-
-    @property
-    def title(self) -> str:
-        """Name for reports."""
-        return self.path.stem if self.path is not None else "network"
-
-    def config_text(self) -> str:
-        """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""
-        if self.path is None:
-            return ""
-        if is_trace_path(str(self.path)):
-            return read_trace(str(self.path))[0].config
-        return self.path.read_bytes().decode("utf-8", "surrogatepass")
-
-    def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
-        """One step under a policy.
-
-        Args:
-            policy: in layer indices; default is that of the configuration.
-            title: name for reports.
-
-        Raises:
-            SimulationError: if it cannot be simulated, with the place of the recompute in the configuration.
-        """
-        chosen = self.policy if policy is None else policy
-        require("policy", chosen, Policy)
-        model = self.with_swap().model if chosen.is_swap_enabled else self.model
-        try:
-            simulated = model.simulate(chosen)
-        except SimulationError as error:
-            section = self.document.get("recompute_config", "select_recompute") if policy is None else None
-            raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
-        return Run(model, chosen, simulated, title or self.title)
-
-    def with_swap(self) -> "Step":
-        """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""
-        settings = self.model.settings
-        sharding = settings.sharding
-        is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_one_turn(self.document)
-        if not is_other or sharding.is_cast_behind:
-            return self
-        if self._with_swap is None:
-            model = self.model.remade(settings=replace(settings, sharding=replace(sharding, is_cast_behind=True)))
-            object.__setattr__(self, "_with_swap", replace(self, model=model))
-        assert self._with_swap is not None
-        return self._with_swap
+class Step(LoadedStep):
+    """A training step ready to be simulated, planned and dry run."""
 
     def plan(self, memory: str | int | None = None, **options: Any) -> "StepPlan":
         """The swap and recompute settings that train fastest within a memory budget.
@@ -117,7 +49,7 @@ class Step:
         Raises:
             PlanError: if the memory cannot be read.
         """
-        from mindswap.api.plan import make_plan  # takes a step itself
+        from mindswap.api.plan import make_plan
 
         return make_plan(self, memory, **options)
 
@@ -130,7 +62,7 @@ class Step:
         Raises:
             LaunchError: it cannot be run here, or the backend fails.
         """
-        from mindswap.api.dry_run_stages import dry_run_step  # takes a step itself
+        from mindswap.api.dry_run_stages import dry_run_step
 
         return dry_run_step(self, options)
 
@@ -262,3 +194,29 @@ def find_compute_dtype(graph: Graph) -> str:
         if classify(node.op).unit is ComputeUnit.MATRIX and node.outputs:
             flops[node.outputs[0].dtype] += work.flops
     return max(flops, key=flops.__getitem__, default="float16")
+
+
+def dry_run_file(
+    path: str | os.PathLike[str],
+    options: "DryRunOptions | None" = None,
+    say: Callable[[str], None] = lambda line: None,
+    device: str | os.PathLike[str] | None = None,
+    overrides: dict[str, str] | None = None,
+) -> "DryRunReport":
+    """One step of a file as `Step.dry_run`; one that cannot be simulated is dry run all the same, a note says why."""
+    from mindswap.api.dry_run_stages import run_stages
+
+    document = load_document(file_name(path))
+    known = find_costs([document], device, overrides or {}).device
+    limits = known.usable_memory_bytes, known.fragments_permille > 0
+    reasons: list[str] = []
+
+    def simulate() -> "tuple[StageReport, ...]":
+        try:
+            return load_step(path, device, overrides).simulate().report().stages
+        except (GraphError, SimulationError) as error:
+            reasons.append(f"not simulated: {str(error).splitlines()[0]}")
+            return ()
+
+    report = run_stages(document, options, say, Path(path).stem, simulate, *limits)
+    return replace(report, notes=(*report.notes, *reasons))

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mindswap.api.dry_run_stages import DryRunOptions, dry_run_file, run_stages
+from mindswap.api.dry_run_stages import DryRunOptions, run_stages
+from mindswap.api.step import dry_run_file
 from mindswap.commands.options import (
     MOST,
     MOST_LAYERS,

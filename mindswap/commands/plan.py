@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import (
     StepPlan,
     budget_doubt,
@@ -31,7 +32,7 @@ from mindswap.api.plan_dry_run import (
 )
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.run import outside_line
-from mindswap.api.step import Step, load_step
+from mindswap.api.step import load_step
 from mindswap.commands.options import (
     CONFIG_OR_STEP,
     PhaseLines,
@@ -180,7 +181,7 @@ def _verify(args: argparse.Namespace, found: StepPlan) -> PlanVerdict | None:
     return verify_plan(found, not args.no_cache)
 
 
-def _dry_runs(step: Step, make: Callable[[int | None], StepPlan]) -> tuple[DryRunPlan, ...]:
+def _dry_runs(step: LoadedStep, make: Callable[[int | None], StepPlan]) -> tuple[DryRunPlan, ...]:
     """Plans until the Ascend backend has room for one."""
     if is_2x(step.document):
         raise PlanError("--dry-run: not for files of MindFormers 2.x\n    fix:     leave it out")
@@ -212,7 +213,7 @@ def _refuse(message: str, options: Mapping[str, object]) -> None:
             raise PlanError(message.format(option))
 
 
-def _load(args: argparse.Namespace, is_written: bool) -> Step:
+def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     """The step of the configuration; of a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
@@ -241,7 +242,7 @@ def _allowed(text: str, is_safe: bool) -> Allow:
     return Allow("swap" in names, "recompute" in names, "coupled" in names and not is_safe)
 
 
-def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Objective, progress: Progress) -> int:
+def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective: Objective, progress: Progress) -> int:
     """Plans for many budgets, as a table and a picture."""
     from mindswap.report.plan_text import format_sweep, sweep_to_json
 

@@ -3,7 +3,6 @@
 A swap that runs in PyNative mode needs `MsDispatchMode`, which 2.9 brought: before, there is none to pause.
 """
 
-import contextlib
 from importlib.util import find_spec
 
 import mindspore as ms
@@ -30,12 +29,3 @@ def require_pynative() -> None:
             f"mindspore {ms.__version__} has no MsDispatchMode, by which swap in PyNative mode sees operators\n"
             "    fix: mindspore 2.9.0 with mindformers 1.9.0, or context.mode: 0 (graph mode)"
         )
-
-
-def swaps_paused(network) -> contextlib.AbstractContextManager[object]:
-    """While this lasts, no swap in PyNative mode acts on the network."""
-    if not hasattr(ms, "MsDispatchMode"):
-        return contextlib.nullcontext()
-    from mindswap.adapters.pynative import swap
-
-    return swap.swaps_paused(network)

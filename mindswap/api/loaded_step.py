@@ -1,0 +1,85 @@
+"""A training step as it was loaded, which plans and dry runs take."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mindswap.api.recorded import is_trace_path, read_trace
+from mindswap.api.run import Run
+from mindswap.config.nodes import Document
+from mindswap.config.weight_sharding import has_one_turn
+from mindswap.errors import SimulationError, require
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.model import Policy
+from mindswap.simulator.cost.hardware import Device
+from mindswap.simulator.step_model import StepModel
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedStep:
+    """A training step ready to be simulated: what it is, and one simulation of it.
+
+    Attributes:
+        document: the configuration; empty for a network without one.
+        policy: what it asks for, in layer indices.
+        model: the step under any policy.
+        known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
+        path: the file of the configuration; None for a network without one.
+    """
+
+    document: Document
+    policy: Policy
+    model: StepModel
+    known_layers: tuple[CellNode, ...] | None
+    path: Path | None = None
+    _with_swap: "LoadedStep | None" = field(default=None, init=False, repr=False)
+
+    @property
+    def device(self) -> Device:
+        """On what."""
+        return self.model.costs.device
+
+    @property
+    def title(self) -> str:
+        """Name for reports."""
+        return self.path.stem if self.path is not None else "network"
+
+    def config_text(self) -> str:
+        """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""
+        if self.path is None:
+            return ""
+        if is_trace_path(str(self.path)):
+            return read_trace(str(self.path))[0].config
+        return self.path.read_bytes().decode("utf-8", "surrogatepass")
+
+    def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
+        """One step under a policy.
+
+        Args:
+            policy: in layer indices; default is that of the configuration.
+            title: name for reports.
+
+        Raises:
+            SimulationError: if it cannot be simulated, with the place of the recompute in the configuration.
+        """
+        chosen = self.policy if policy is None else policy
+        require("policy", chosen, Policy)
+        model = self.with_swap().model if chosen.is_swap_enabled else self.model
+        try:
+            simulated = model.simulate(chosen)
+        except SimulationError as error:
+            section = self.document.get("recompute_config", "select_recompute") if policy is None else None
+            raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
+        return Run(model, chosen, simulated, title or self.title)
+
+    def with_swap(self) -> "LoadedStep":
+        """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""
+        settings = self.model.settings
+        sharding = settings.sharding
+        is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_one_turn(self.document)
+        if not is_other or sharding.is_cast_behind:
+            return self
+        if self._with_swap is None:
+            model = self.model.remade(settings=replace(settings, sharding=replace(sharding, is_cast_behind=True)))
+            object.__setattr__(self, "_with_swap", replace(self, model=model))
+        assert self._with_swap is not None
+        return self._with_swap
