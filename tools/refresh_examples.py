@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = "..."
+PROGRESS = re.compile(r"mindswap: .*, \d+ s so far")
 
 
 def words_of(line: str) -> str:
@@ -54,7 +55,12 @@ def refresh_page(page: Path) -> None:
         command, *shown = block.splitlines()
         words = [sys.executable, "-m", *shlex.split(command)]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-        new = "\n".join([command, *refresh(shown, (done.stdout + done.stderr).splitlines()), ""])
+        printed = [line for line in (done.stdout + done.stderr).splitlines() if not PROGRESS.fullmatch(line)]
+        try:
+            new = "\n".join([command, *refresh(shown, printed), ""])
+        except ValueError as error:  # the others are refreshed all the same
+            print(f"{page.name}: LEFT  {command}: {error}")
+            continue
         print(f"{page.name}: {'same' if new == block else 'NEW '}  {command}")
         texts = [text.replace(block, new) for text in texts]
     for path, text in zip(pages, texts, strict=True):

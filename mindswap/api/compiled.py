@@ -101,7 +101,11 @@ def _gathered(compiled: "Capture", sharding: WeightSharding) -> "Capture":
     gathered = gather_weights(compiled.graph, sharding)
     if not gathered.collectives:
         return compiled
-    until = "is gathered again for backward" if sharding.is_released else "stays until backward has read it"
+    until = "stays until backward has read it"
+    if sharding.is_released:
+        until = "is gathered again for backward"
+    elif sharding.is_cast_behind:
+        until = "goes once it is cast, if the cast does not run again"
     sizes = {entry.size_bytes for entries in gathered.collectives.values() for entry in entries}
     note = (
         f"the parallel optimizer cuts weights over {sharding.num_ranks} ranks: the output of each AllGather, up to "

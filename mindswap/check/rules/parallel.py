@@ -82,7 +82,8 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
     With `enable_parallel_optimizer` and several data parallel ranks a linear layer casts the part of its weight that
     the rank has, and an AllGather makes the weight whole. Backward reads what the AllGather gives. MindSpore marks it
     as not recomputed, and `op_swap` has no name for it. With `optimizer_level: level3` the whole weight is released in
-    any case.
+    any case. With swap on one stage and one micro-batch the weight is gathered as it is stored, and its cast stands
+    behind: it can be swapped, but to compute it again holds what was gathered, which is larger.
 
     PASS:
         use_parallel:     True
@@ -102,13 +103,16 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
     coverage = context.coverage
     if coverage is None or sharding.num_ranks < 2:
         return
-    for statement in (*context.settings.of("op_swap"), *context.settings.of("select_recompute")):
+    swaps = () if sharding.is_cast_behind and not sharding.is_released else context.settings.of("op_swap")
+    for statement in (*swaps, *context.settings.of("select_recompute")):
         kinds = coverage.layers_by_kind(statement.layers)
         named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
         casts = {name for kind in kinds for name in _weight_casts(coverage.kinds[kind])}
         if named and named <= casts:
             what = "swapped" if statement.option == "op_swap" else "computed again"
             stays = f"is never {what}" if not sharding.is_released else "is released and gathered again in any case"
+            if sharding.is_cast_behind and not sharding.is_released:
+                stays = "stays for it as it is stored, which is no less"
             message = (
                 f"{statement.pattern_path}: {format_names(sorted(named))} "
                 f"{'casts a weight' if len(named) == 1 else 'cast weights'} that the parallel optimizer gathers from "

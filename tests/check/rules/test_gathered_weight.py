@@ -32,12 +32,13 @@ TREE = typed(
 MODEL = LayerTrees((TREE,) * 4, {}, "the test model")
 
 
-def config(recompute="{}", swap="", parallel="{enable_parallel_optimizer: True}", data_parallel=8):
+def config(recompute="{}", swap="", parallel="{enable_parallel_optimizer: True}", data_parallel=8, num_micro_batches=2):
     return f"""
         parallel: {parallel}
         parallel_config: {{data_parallel: {data_parallel}}}
         swap_config: {{swap: True, op_swap: [{swap}]}}
         recompute_config: {{select_recompute: {recompute}}}
+        runner_config: {{gradient_accumulation_steps: {num_micro_batches}}}
     """
 
 
@@ -62,6 +63,15 @@ def test_swap_of_such_a_cast():
     assert rules(config(swap=r"{op_name: 'attention\.wq\.cast', backward_prefetch: 1, layers: [0]}")) == [
         (3, "gathered-weight")
     ]
+
+
+def test_with_one_micro_batch_a_swap_of_the_cast_frees_it_and_recompute_holds_what_was_gathered():
+    """Dry runs of 2026-11-23: benchmarks/dryrun, `llama ops_10`, and tests/training/dryrun/test_backend.py."""
+    swap = r"{op_name: 'attention\.wq\.cast', backward_prefetch: 1, layers: [0]}"
+    assert rules(config(swap=swap, num_micro_batches=1)) == []
+    text = config(r"{'attention\.wq\.cast': True}", ADD, num_micro_batches=1)
+    (problem,) = [p for p in check(text, MODEL).problems if p.rule == "gathered-weight"]
+    assert "stays for it as it is stored, which is no less: this frees nothing" in problem.message
 
 
 def test_with_level3_they_are_released_in_any_case():
