@@ -26,6 +26,11 @@ class Evaluation:
         """Highest device memory of any stage."""
         return max(self.stage_peak_bytes)
 
+    def within(self, problem: PlanProblem) -> "Evaluation":
+        """The same beside the budgets of another problem."""
+        fits = self.peak_bytes <= problem.budget_bytes and self.host_bytes <= problem.host_bytes
+        return replace(self, fits=fits)
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:

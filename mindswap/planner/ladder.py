@@ -1,7 +1,7 @@
 """The fixed budgets for which a model is planned. Pure.
 
-A budget is planned as the largest fixed one that is not above it. So budgets that are close share their plan, and
-neighbours share the plan of the knot below, which is there for both.
+A budget is planned as the largest fixed one that is not above it, and mixed with its neighbours (`curve`). So budgets
+that are close share their plans, and neighbours share those of the knots below and above, which are there for both.
 """
 
 from collections.abc import Iterator

@@ -47,6 +47,7 @@ class Planner:
         self.shorts = short_model(model)
         self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
         self.curves: dict[Hashable, Curve] = {}
+        self.common: dict[Hashable, tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]] = {}
 
     def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
         """The best policy that is found for a problem of this model.
@@ -59,14 +60,7 @@ class Planner:
         return find(problem, Interruptible(progress))
 
     def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
-        policies = {
-            name: _with_settings(baseline_policy(name, self.model.captured.trees), problem.settings)
-            for name in BASELINES
-        }
-        if self.model.layers.reads_caches:  # no whole layer can run again
-            policies = {name: policy for name, policy in policies.items() if policy.layer_recompute == NO_LAYERS}
-        judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
-        keep = evaluate(problem, policies[KEEP_ALL])
+        policies, judged, keep = self._common(problem)
         curve = self._curve(problem, keep, progress)
         num_before = curve.num_evaluations
         found = curve.best(problem.budget_bytes, [Candidate.of(problem, policies[KEEP_ALL], keep)])
@@ -94,6 +88,19 @@ class Planner:
             uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
             is_interrupted=progress.is_stopped,
         )
+
+    def _common(self, problem: PlanProblem) -> tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]:
+        """What everybody knows, on short steps, and keeping everything on the whole one; simulated once."""
+        key = (problem.settings, problem.num_cards_per_node)
+        if key not in self.common:
+            trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
+            policies = {name: _with_settings(baseline_policy(name, trees), problem.settings) for name in BASELINES}
+            # Where pieces of a sequence read what others left no whole layer can run again.
+            policies = {name: one for name, one in policies.items() if has_whole or one.layer_recompute == NO_LAYERS}
+            judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
+            self.common[key] = policies, judged, evaluate(problem, policies[KEEP_ALL])
+        policies, judged, keep = self.common[key]
+        return policies, {name: one.within(problem) for name, one in judged.items()}, keep.within(problem)
 
     def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
         """The best policy of at most `MAX_ENTRIES` entries, beside the plan without that limit.
