@@ -84,7 +84,7 @@ class StepReader:
     collectives: Mapping[str, tuple[Collective, ...]]
     collective_ns: Callable[[Collective], int]
     once: Set[str]
-    is_fused: bool = False
+    is_fused: bool
     ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from mindswap.planner.candidates import _Walker
 from mindswap.planner.catalog import collect_items
 from mindswap.policy.cell_tree import CellNode
 from mindswap.simulator.step_model import StepModel
+from tests.graph.builders import graph, node
 from tests.planner.models import MB, small_model
 
 
@@ -26,3 +28,27 @@ def test_a_cell_is_offered_where_no_name_reaches():
 def test_where_all_have_names_there_are_only_operators():
     ways = [way for item in collect_items(small_model()).items[1] for way in item.recompute_names]
     assert ("attn.exp",) in ways and ("attn",) not in ways
+
+
+class Names:
+    """Every operator has the name of its cell and its own."""
+
+    def __call__(self, found):
+        return (f"{found.cell_path}.{found.name}",)
+
+    def can_name(self, found):
+        return True
+
+
+def test_a_tuple_runs_again_with_its_cell_and_what_others_read_of_that_is_named():
+    """`mlp` makes `a` and bundles it; `attn.d` is of another cell; `reader` is outside of `mlp`."""
+    a, bundle = node("a", "Exp", "x", cell_path="mlp"), node("both", "MakeTuple", "a x", cell_path="mlp")
+    d = node("d", "Exp", "x", cell_path="attn")
+
+    def way(read, *nodes):
+        reader = node("reader", "Neg", read, cell_path="attn")
+        return _Walker(graph([a, bundle, d, reader], []), Names(), 0, ())._way([*nodes, bundle])
+
+    assert way("a", a) == ("mlp", "mlp.a")
+    assert way("x", a) == ()  # recompute of the cell alone says no operator
+    assert way("x", d) == ("mlp", "attn.d")

@@ -6,7 +6,7 @@ from mindswap.api.device import find_costs
 from mindswap.check.check import check_document, check_shape
 from mindswap.config.parse import parse_document
 from mindswap.planner.result import Plan
-from mindswap.planner.write import compact_policy, write_plan
+from mindswap.planner.write import compact_policy, plan_comment, write_plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 
@@ -127,3 +127,15 @@ def test_a_budget_above_what_the_file_allows_is_seen_by_check():
     assert problem.message.startswith("mindswap.memory: '32GiB' is more than the 30.0 GiB of context.max_device_memory")
     enough = check_document(parse_document(written(small.replace("30GB", "32GB")).encode(), "a")).problems
     assert not [each for each in enough if "memory" in each.rule]
+
+
+def test_a_plan_says_what_it_costs():
+    """1.25 s where keeping everything takes 1 s; two stages."""
+    plan = replace(
+        plan_of(swaps(("add", SOME, 1))),
+        budget_bytes=2**35, step_time_ns=1_250_000_000, unconstrained_ns=10**9, stage_peak_bytes=(2**30, 2**31),
+    )  # fmt: skip
+    assert plan_comment(plan, "card") == (
+        "plan for 32.0 GiB per card on card\n"
+        "simulated: step 1.25 s, 25.0 % over keeping every activation; peak memory 2.0 GiB"
+    )

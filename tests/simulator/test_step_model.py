@@ -297,3 +297,9 @@ def test_labels_cut_out_of_the_tokens_are_there_from_the_begin():
         for label, begin in zip(program.intervals.label, program.intervals.begin, strict=True)
     }
     assert (begins["loss.Neg"], begins["loss.OneHot"], begins["loss.Square"]) == (14, 0, 16)
+
+
+def test_the_flops_of_a_step_are_those_of_its_matrix_products():
+    """One of 2 * 256 * 256 in forward and one in backward of each layer; norms and activations do not count."""
+    assert model(3).model_flops() == 3 * 2 * 131_072
+    assert model(6, num_micro_batches=2).model_flops() == 2 * 6 * 2 * 131_072

@@ -20,7 +20,8 @@ from mindswap.pynative.report import SwapReport
 from mindswap.pynative.schedule import StepSchedule, Unit, make_schedule
 from mindswap.pynative.trace import Trace
 
-_running: "weakref.WeakKeyDictionary[nn.Cell, Swap]" = weakref.WeakKeyDictionary()
+# A swap lives as long as its hooks on the network.
+_running: "weakref.WeakKeyDictionary[nn.Cell, weakref.ref[Swap]]" = weakref.WeakKeyDictionary()
 
 
 class Swap:
@@ -52,7 +53,7 @@ class Swap:
         self, network: nn.Cell, layers: Sequence[nn.Cell], decisions: Sequence[LayerDecisions],
         unit: Unit = Unit.OPERATORS, copies: CopyEngine | None = None, poison: bool = False, watch_all: bool = False,
     ):  # fmt: skip
-        if network in _running:
+        if running_swap(network) is not None:
             raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
         self.network = network
         self.layers = list(layers)
@@ -69,7 +70,7 @@ class Swap:
         self._recorder: Recorder | None = Recorder(network, self.layers)
         self._recording = contextlib.ExitStack()
         self.watch = Watch(network, self.layers, self._recorder, before_pass=self._before_pass)
-        _running[network] = self
+        _running[network] = weakref.ref(self)
 
     @property
     def totals(self) -> Totals | None:
@@ -137,7 +138,8 @@ class Swap:
 @contextlib.contextmanager
 def swaps_paused(network: nn.Cell) -> Iterator[None]:
     """A network and its cells without the hooks of swaps: a compiler would take them for a part of it."""
-    found = [swap for cell, swap in _running.items() if any(cell is other for _, other in network.cells_and_names())]
+    cells = {id(cell) for _, cell in network.cells_and_names()}
+    found = [swap for cell, own in _running.items() if id(cell) in cells and (swap := own()) is not None]
     for swap in found:
         swap.watch.remove()
     try:
@@ -149,4 +151,5 @@ def swaps_paused(network: nn.Cell) -> Iterator[None]:
 
 def running_swap(network: nn.Cell) -> Swap | None:
     """The swap that runs on a network in PyNative mode; None if there is none."""
-    return _running.get(network)
+    own = _running.get(network)
+    return own() if own is not None else None

@@ -1,5 +1,6 @@
 """Hooks on a network in PyNative mode that tell an observer what a step does."""
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -93,6 +94,13 @@ class Watch:
             self.observer.pass_boundary(EventKind.FORWARD_END, index, outputs)
             first = outputs[0] if isinstance(outputs, tuple) else outputs
             # A backward hook of a cell puts a view around what goes in and out; one of a tensor does not.
-            first.register_hook(lambda gradient: self.observer.pass_boundary(EventKind.BACKWARD_BEGIN, index))
+            first.register_hook(begin_backward)
+
+        own = weakref.ref(self)  # MindSpore never forgets the hooks of the last step: they must hold nothing
+
+        def begin_backward(gradient):
+            watch = own()
+            if watch is not None:
+                watch.observer.pass_boundary(EventKind.BACKWARD_BEGIN, index)
 
         return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]

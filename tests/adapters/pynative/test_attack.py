@@ -1,5 +1,7 @@
 """A swap never changes a number, whatever the user's code does with activations outside of their layers."""
 
+import gc
+
 import pytest
 
 from tests.strength import examples
@@ -15,6 +17,19 @@ def test_networks_made_at_random_train_to_the_same_bits():
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     found = attack.attack(range(examples(8, 300)))
     assert found.wrong == [] and len(found.equal) > 0.9 * examples(8, 300)
+
+
+def test_nothing_of_a_swap_outlives_its_training():
+    """MindSpore keeps the backward hooks of the last step for good, so they hold nothing."""
+    import mindspore as ms
+
+    from mindswap.adapters.pynative.executor import Executor
+    from tests.adapters.pynative import attack
+
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    attack.train(0, True)
+    gc.collect()
+    assert not [found for found in gc.get_objects() if type(found) is Executor]
 
 
 def test_tables_that_layers_share_stay_and_change_nothing():

@@ -1,7 +1,9 @@
 """Swap in PyNative mode moves memory for real: gradients stay the same bit for bit, every byte is accounted for."""
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -229,6 +231,19 @@ def test_remove_leaves_no_hook(parts):
     assert mindswap.running_swap(network) is None
     cells = [network, *network.layers]
     assert not any(cell._forward_pre_hook or cell._forward_hook or cell._saved_tensors_pack_hook for cell in cells)
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_network_that_nobody_holds_takes_its_swap_along(parts, is_removed):
+    """Also where nobody ended the swap."""
+    network = parts.networks.Network()
+    swap, results = run(parts, network, SWAP_ALL, parts.networks.batch())
+    if is_removed:
+        swap.remove()
+    left = weakref.ref(network), weakref.ref(swap), weakref.ref(swap.executor), weakref.ref(swap.copies)
+    del network, swap, results
+    gc.collect()
+    assert [each() for each in left] == [None] * 4
 
 
 def test_apply_begins_a_swap_in_pynative_mode(parts):

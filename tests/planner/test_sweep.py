@@ -1,0 +1,37 @@
+"""Budgets of a sweep, with a planner made by hand: a plan takes its whole budget, and 600 ns less what that is."""
+
+from types import SimpleNamespace
+
+from mindswap.planner.problem import PlanProblem
+from mindswap.planner.sweep import sweep_budgets
+from mindswap.policy.baselines import KEEP_ALL
+
+
+def sweep(fits, interrupted_at=None):
+    """Memory and time of the plans of a sweep from 50 to 100 bytes, and the budgets that were asked."""
+    asked = []
+
+    def plan(problem, progress):
+        budget = problem.budget_bytes
+        asked.append(budget)
+        return SimpleNamespace(
+            budget_bytes=budget, peak_bytes=budget, step_time_ns=600 - budget, fits=fits(budget),
+            smallest_budget_bytes=50, is_interrupted=budget == interrupted_at,
+            compared=[SimpleNamespace(baseline=KEEP_ALL, peak_bytes=100, step_time_ns=500)],
+        )  # fmt: skip
+
+    found = sweep_budgets(SimpleNamespace(plan=plan), PlanProblem(None, 0, 0, 1))
+    return [(plan.peak_bytes, plan.step_time_ns) for plan in found], asked
+
+
+def test_what_does_not_fit_is_no_part_of_the_curve():
+    """Both ends, then the middle of the one gap: it fits nothing there, and nothing else is open."""
+    assert sweep(lambda budget: budget != 75) == ([(50, 550), (100, 500)], [0, 50, 100, 75])
+
+
+def test_where_nothing_fits_the_plan_for_the_least_memory_is_given():
+    assert sweep(lambda budget: False) == ([(0, 600)], [0, 50, 100, 100])
+
+
+def test_an_interrupted_sweep_has_the_plans_so_far():
+    assert sweep(lambda budget: True, interrupted_at=100) == ([(50, 550), (100, 500)], [0, 50, 100])
