@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.sweep import sweep_budgets
-from mindswap.policy.baselines import KEEP_ALL
+from mindswap.policy.coverage import KEEP_ALL
 
 
 def sweep(fits, interrupted_at=None):
