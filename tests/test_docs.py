@@ -1,5 +1,6 @@
 """The documentation says what the program does: examples run, links lead somewhere, pages are current."""
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from mindswap.cli import COMMANDS
 from mindswap.simulator.cost.device_file import list_devices
+from mindswap.version import __version__
 from tests import forked
 from tests.strength import is_nightly
 
@@ -19,10 +21,25 @@ ROOT = Path(__file__).parents[1]
 ENGLISH = ("README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md") if "_CN" not in path.name))
 PAGES = (*ENGLISH, *(page.replace(".md", "_CN.md") for page in ENGLISH))
 # Commands that compile a network.
-COMPILING = ("verify", "simulate", "compare", "plan")
+COMPILING = ("verify", "inspect", "simulate", "compare", "plan", "dryrun")
 LEFT_OUT = "...\n"
-# Only nightly: it compiles most of 32 layers twice, a minute. `verify` of another file is run by day.
-NIGHTLY = ("$ mindswap verify docs/llama2_7b_planned.yaml",)
+# Only nightly. `verify` compiles most of 32 layers twice, a minute; another file is verified by day. A sweep and a dry
+# run take minutes.
+NIGHTLY = (
+    "$ mindswap verify docs/llama2_7b_planned.yaml",
+    "$ mindswap plan configs/llama2_7b/pretrain_llama2_7b.yaml --sweep",
+    "$ mindswap dryrun",
+)
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("docs", ROOT / "tools" / "docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -143,3 +160,43 @@ def test_the_page_of_the_rules_is_current():
     command = [sys.executable, ROOT / "tools" / "make_rule_docs.py", "--check"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_every_picture_is_made_of_an_example():
+    assert sorted(path.name for path in ROOT.glob("docs/*.png")) == sorted(TOOL.PICTURES)
+
+
+@pytest.mark.parametrize("name", TOOL.PICTURES)
+def test_a_picture_is_of_the_example_as_the_page_has_it(name):
+    """Fails where the figures of a page were made again and the picture was not: `make docs`."""
+    assert TOOL.chunks((ROOT / "docs" / name).read_bytes())["Example"] == TOOL.fingerprint(name)
+
+
+@pytest.mark.parametrize(("path", "words", "value"), TOOL.sentences(), ids=lambda value: str(value).rpartition("/")[2])
+def test_a_figure_in_a_sentence_is_that_of_the_example(path, words, value):
+    assert TOOL.figure(words, path.read_text("utf-8")).group(1) == value
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize("name", ["simulate_case4.png", "inspect_case4.png"])
+def test_a_picture_says_what_is_drawn_today(name, tmp_path):
+    command = TOOL.example(*TOOL.PICTURES[name]).splitlines()[0]
+    forked.run(["-m", "mindswap", *shlex.split(command)[1:], "--plot", tmp_path / name], cwd=ROOT)
+    drawn, shown = (TOOL.chunks((folder / name).read_bytes()) for folder in (tmp_path, ROOT / "docs"))
+    assert drawn["Description"] == shown["Description"]
+
+
+def test_a_picture_carries_texts():
+    empty = b"\x89PNG\r\n\x1a\n" + bytes.fromhex("0000000049454e44ae426082")
+    assert TOOL.chunks(TOOL.stamped(empty, "of today")) == {"Example": "of today"}
+
+
+def test_the_last_number_of_a_sentence_is_its_figure():
+    assert TOOL.figure("takes # of # s", "it takes 5.1 of 23 s today").span(1) == (16, 18)
+    with pytest.raises(ValueError, match="not found: takes # h"):
+        TOOL.figure("takes # h", "it takes 5 s")
+
+
+def test_the_citation_has_the_version_of_the_package():
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.search(r"^version: (.+)$", citation, re.MULTILINE).group(1) == __version__

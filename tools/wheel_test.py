@@ -1,13 +1,15 @@
 """Builds wheel and sdist, installs the wheel in a clean environment, and trains with it: `make wheel-test`.
 
 The environment knows nothing of this checkout: it is made of the wheel and of what its extra `cpu` brings along. The
-sdist is unpacked and built again, and must give the same files.
+sdist is unpacked and built again, and must give the same files. `--build-only --keep dist` is `make dist`: what would
+be published, and the commands that need no MindSpore from an environment of the wheel alone.
 """
 
 import argparse
 import os
 import pydoc_data.topics
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,15 +26,21 @@ LOSS = re.compile(r"loss:\[(\d+\.\d+)/")
 def main() -> int:
     """Do all of it; exit code 0 if the losses fall and are as with swap off."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build-only", action="store_true", help="install and train nothing")
+    parser.add_argument("--build-only", action="store_true", help="without MindSpore: train nothing")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="put wheel and sdist there")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mindswap-wheel-") as name:
         place = Path(name)
         wheel, sdist = build(place)
         say(f"{wheel.name}, {wheel.stat().st_size >> 10} KiB; {sdist.name}, {sdist.stat().st_size >> 10} KiB")
+        if args.keep:
+            args.keep.mkdir(exist_ok=True)
+            for built in (wheel, sdist):
+                shutil.copy(built, args.keep)
         if args.build_only:
-            return 0
-        mindswap = install(place, wheel)
+            return read(place, install(place, wheel, ""))
+        say("installing the wheel with mindspore and mindformers ...")
+        mindswap = install(place, wheel, "[cpu]")
         return train(place, mindswap)
 
 
@@ -46,8 +54,8 @@ def build(place: Path) -> tuple[Path, Path]:
         (copy / file).write_bytes((ROOT / file).read_bytes())
     run([sys.executable, "-m", "venv", str(place / "build")], place)
     python = str(place / "build" / "bin" / "python")
-    run([python, "-m", "pip", "install", "--quiet", "setuptools>=77", "wheel"], place)
-    run([python, "setup.py", "--quiet", "sdist", "--dist-dir", str(place / "dist")], copy)
+    run([python, "-m", "pip", "install", "--quiet", "setuptools>=77", "wheel", "build", "twine"], place)
+    run([python, "-m", "build", "--no-isolation", "--sdist", "--outdir", str(place / "dist")], copy)
     sdist = next((place / "dist").glob("*.tar.gz"))
     with tarfile.open(sdist) as archive:
         archive.extractall(place, filter="data")
@@ -63,17 +71,28 @@ def build(place: Path) -> tuple[Path, Path]:
     missing = tracked - set(names[0])
     if missing:
         sys.exit(f"the wheel lacks files: {sorted(missing)[:10]}")
+    run([python, "-m", "twine", "check", "--strict", str(wheels[0]), str(sdist)], place)
     return wheels[0], sdist
 
 
-def install(place: Path, wheel: Path) -> list[str]:
-    """An environment of the wheel and of its extra `cpu`; gives the command."""
-    say("installing the wheel with mindspore and mindformers ...")
+def install(place: Path, wheel: Path, extra: str) -> list[str]:
+    """An environment of the wheel and of an extra; gives the command."""
     folder = place / "venv"
     run([sys.executable, "-m", "venv", str(folder)], place)
-    run([str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", f"{wheel}[cpu]"], place)
+    run([str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", f"{wheel}{extra}"], place)
     run([str(folder / "bin" / "pip"), "check"], place)
     return [str(folder / "bin" / "mindswap")]
+
+
+def read(place: Path, mindswap: list[str]) -> int:
+    """What needs no MindSpore, in a folder of its own; the version is that of the file's name."""
+    (place / "case.yaml").write_bytes(CONFIG.read_bytes())
+    version = run([*mindswap, "--version"], place).split()[-1]
+    wheel = next((place / "dist").glob("*.whl")).name
+    for command in ("check", "explain"):
+        run([*mindswap, command, "case.yaml"], place)
+    say(f"version {version}: check and explain work without a checkout")
+    return int(f"-{version}-" not in wheel)
 
 
 def train(place: Path, mindswap: list[str]) -> int:

@@ -155,7 +155,8 @@ def run(args: argparse.Namespace) -> int:
     if fits and target:
         found.save(target, overwrite=args.overwrite or args.in_place)
         if not args.json:
-            print(f"\nwritten: {target}; next: mindswap check {target}", flush=True)
+            following = "check" if is_2x(step.document) else "dryrun"
+            print(f"\nwritten: {target}; next: mindswap {following} {target}", flush=True)
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
         data = plan_to_json(plan, step.device.name, found.sections)

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
     parser.add_argument("--trace", metavar="FILE", type=optional_path, help="write a Chrome trace (.json) for Perfetto")
+    parser.add_argument("--figures", action="store_true", help="list the figures of the device, with their sources")
     add_common(parser, "--plot", "--html", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(answer_text("simulate", simulation_to_json(report), run.fits))
     else:
-        print(format_simulation(report))
+        print(format_simulation(report, args.figures))
     return 0 if run.fits else 1
 
 

@@ -19,8 +19,13 @@ LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "f
                 "waited for its copies")  # fmt: skip
 
 
-def format_simulation(report: SimulationReport) -> str:
-    """Headline figures, then stages, the peak, layers, who causes waiting, and the device, equal rows once."""
+def format_simulation(report: SimulationReport, has_figures: bool = False) -> str:
+    """Headline figures, then stages, the peak, layers and who causes waiting, equal rows once.
+
+    Args:
+        report: what was simulated.
+        has_figures: list the figures of the device with their sources, too.
+    """
     width = max(len(head.value) for head, *_ in headline(report))
     lines = [f"simulated step of {report.title} on {report.device_title}", ""]
     for head, value, remark in headline(report):
@@ -38,11 +43,13 @@ def format_simulation(report: SimulationReport) -> str:
         lines.append("compute waits for, longest first (all stages and micro-batches):")
         lines += [f"    {format_time(c.exposed_ns):>8}  {describe_cause(c)}" for c in report.causes[:NUM_CAUSES]]
         lines += _rest([cause.exposed_ns for cause in report.causes[NUM_CAUSES:]], format_time) + [""]
-    lines.append("figures of the device that were used:")
-    width = max((len(figure.name) for figure in report.figures), default=0)
-    lines += [f"    {figure.name:<{width}}  {figure.value}  ({figure.source})" for figure in report.figures]
+    if has_figures:
+        lines.append("figures of the device that were used:")
+        width = max((len(figure.name) for figure in report.figures), default=0)
+        lines += [f"    {figure.name:<{width}}  {figure.value}  ({figure.source})" for figure in report.figures]
     lines += [f"note: {note}" for note in report.notes]
-    lines.append("every figure above is simulated; no device was used")
+    where = "" if has_figures else "; the figures of the device, with sources: --figures"
+    lines.append(f"every figure above is simulated; no device was used{where}")
     return "\n".join(escape(line) for text in lines for line in text.split("\n"))
 
 

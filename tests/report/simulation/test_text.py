@@ -36,6 +36,9 @@ compute waits for, longest first (all stages and micro-batches):
      5.00 ms  copy in of ffn Mul, layer 0
      3.00 ms  copy out of ffn Mul, layer 0
 
+note: layer 1 was not compiled
+every figure above is simulated; no device was used; the figures of the device, with sources: --figures"""
+FIGURES = """\
 figures of the device that were used:
     copy out (D2H)   20.0 GB/s  (measured)
     cards in a node  8  (assumed)
@@ -45,6 +48,11 @@ every figure above is simulated; no device was used"""
 
 def test_text_of_a_small_step():
     assert format_simulation(small_report()) == TEXT
+
+
+def test_the_figures_of_the_device_are_listed_where_they_are_asked_for():
+    shown = TEXT.partition("note: ")[0]
+    assert format_simulation(small_report(), has_figures=True) == shown + FIGURES
 
 
 def test_what_is_copied_for_nothing_is_said_below_the_layers():

@@ -1,0 +1,202 @@
+"""Everything on the pages that comes from runs, made again: outputs of examples, figures in sentences, pictures.
+
+    python tools/docs.py [PAGE ...]        make docs
+
+Needs MindFormers and matplotlib. Lines left out (`...`) stay left out: a line is found again by its words, whatever
+its numbers. A picture carries its words and the fingerprint of the example that it draws: `tests/test_docs.py` compares
+both, so that no picture is older than the figures beside it.
+"""
+
+import hashlib
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import zlib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = "..."
+PROGRESS = re.compile(r"mindswap: .*, \d+ s so far")
+CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
+LLAMA2_7B = "configs/llama2_7b/pretrain_llama2_7b.yaml"
+SIMULATE = f"mindswap simulate {CASE_4}"
+PLAN = f"mindswap plan {LLAMA2_7B} --memory 40GiB"
+# Each picture in docs/, the page with its example, and what the example begins with; `--plot` draws it.
+PICTURES = {
+    "simulate_case4.png": ("docs/simulate.md", SIMULATE),
+    "compare_7b.png": ("docs/simulate.md", "mindswap compare benchmarks/models/llama2_7b.yaml"),
+    "inspect_case4.png": ("docs/verify.md", f"mindswap inspect {CASE_4}"),
+    "plan_sweep_7b.png": ("docs/plan.md", f"mindswap plan {LLAMA2_7B} --sweep"),
+    "dryrun_case4.png": ("docs/dryrun.md", f"mindswap dryrun {CASE_4}"),
+}
+# Figures in sentences: page, the words around `#` in English and in Chinese ("": not there), and where it is from: the
+# page with the example, what the example begins with, and the words around `#` in its output. Words are patterns.
+WAITS = ("docs/simulate.md", SIMULATE, "copy time .* # % of")
+SWAPS = ("docs/simulate.md", SIMULATE, r"^layers 1-2 +[\d.]+ MiB +# MiB")
+KEEPS = ("README.md", PLAN, "^keep all .* # GiB")
+FOUND = PICTURES["inspect_case4.png"]
+SENTENCES = (
+    ("README.md", "keeping everything needs # GiB", "全部保留每卡需要 # GiB", *KEEPS),
+    ("README.md", "40 GiB, for # % of", "单步时间只多 # %", "README.md", PLAN, "^this plan .*[+]# %"),
+    ("README.md", "waits # % of the step", "：# % 的时间", *WAITS),
+    ("docs/plan.md", "it needs # GiB; it shall", "^# GiB，现在要装进", *KEEPS),
+    ("docs/simulate.md", "^# % of this step waits", "^这一步 # %", *WAITS),
+    (
+        "docs/simulate.md",
+        "layer takes # ms",
+        "正向需要 # ms",
+        "docs/simulate.md",
+        SIMULATE,
+        r"^layers 1-2 .* \d+  # ms .* ms .* us",
+    ),
+    ("docs/simulate.md", "ask for # MiB each", "各要搬 # MiB", *SWAPS),
+    ("docs/configuration.md", r"^\| 3, 4 \| .* # MiB", "", *FOUND, "^layer 2 .*B +# MiB"),
+    ("docs/configuration.md", r"^\| 3, 4 \| # MiB", "", *FOUND, "^layers 0, 3 +[0-9.]+ MiB +# MiB"),
+)
+CHUNK = struct.Struct(">I4s")
+
+
+def words_of(line: str) -> str:
+    """A line without its numbers, their units and its spaces."""
+    return re.sub(r"[\s\-+]|\d[\d.]*\s*(?:[KMGT]i?B\b|[num]?s\b)?", "", line)
+
+
+def refresh(shown: list[str], printed: list[str]) -> list[str]:
+    """What a page should show.
+
+    Args:
+        shown: what it shows now.
+        printed: the whole output.
+
+    Raises:
+        ValueError: a line that is shown is not printed any more.
+    """
+    if LEFT_OUT not in shown:
+        return printed
+    result, position = [], 0
+    for line in shown:
+        if line == LEFT_OUT:
+            result.append(line)
+            continue
+        found = [index for index in range(position, len(printed)) if words_of(printed[index]) == words_of(line)]
+        if not found:
+            raise ValueError(f"not printed any more: {line}")
+        result.append(printed[found[0]])
+        position = found[0] + 1
+    return result
+
+
+@cache
+def run(command: str) -> list[str]:
+    """What a command of an example prints."""
+    words = [sys.executable, "-m", *shlex.split(command)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    printed = (done.stdout + done.stderr).splitlines()
+    return [line for line in printed if not PROGRESS.fullmatch(line)]
+
+
+def both(page: str) -> tuple[Path, Path]:
+    """A page, and the same in Chinese."""
+    return ROOT / page, ROOT / page.replace(".md", "_CN.md")
+
+
+def write(path: Path, text: str) -> None:
+    """Only if it is new."""
+    if text != path.read_text("utf-8"):
+        path.write_text(text, "utf-8")
+
+
+def refresh_page(page: str) -> None:
+    """The outputs of the examples, in both languages."""
+    for block in re.findall(r"^```console\n\$ (.*?)^```", both(page)[0].read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        command, *shown = block.splitlines()
+        new = "\n".join([command, *refresh(shown, run(command)), ""])
+        print(f"{page}: {'same' if new == block else 'NEW '}  {command}", flush=True)
+        for path in both(page):
+            write(path, path.read_text("utf-8").replace(block, new))
+
+
+def example(page: str, command: str) -> str:
+    """The example of a page that begins with a command: the command and what is shown of its output."""
+    text = (ROOT / page).read_text("utf-8")
+    return re.search(rf"^```console\n\$ ({re.escape(command)}.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
+
+
+def figure(words: str, text: str) -> re.Match[str]:
+    """The last `#` of some words in a text: a number."""
+    *before, last = words.split("#")
+    found = re.search(r"[\d.]+".join(before) + r"([\d.]*\d)" + last, text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"not found: {words}")
+    return found
+
+
+def sentences() -> list[tuple[Path, str, str]]:
+    """Pages, the words around a figure, and what it is by the example."""
+    return [
+        (path, words, figure(source, example(example_page, command)).group(1).removesuffix(".0"))
+        for page, english, chinese, example_page, command, source in SENTENCES
+        for path, words in zip(both(page), (english, chinese), strict=True)
+        if words
+    ]
+
+
+def refresh_sentences() -> None:
+    """The figures in sentences."""
+    for path, words, value in sentences():
+        text = path.read_text("utf-8")
+        start, end = figure(words, text).span(1)
+        write(path, text[:start] + value + text[end:])
+
+
+def fingerprint(name: str) -> str:
+    """Of the example that a picture draws."""
+    return hashlib.sha256(example(*PICTURES[name]).encode()).hexdigest()[:16]
+
+
+def chunks(png: bytes) -> dict[str, str]:
+    """The texts that a picture carries."""
+    found, position = {}, 8
+    while position < len(png):
+        length, kind = CHUNK.unpack_from(png, position)
+        data = png[position + 8 : position + 8 + length]
+        if kind == b"tEXt":
+            key, _, text = data.partition(b"\0")
+            found[key.decode()] = text.decode("latin-1")
+        if kind == b"iTXt":
+            key, _, rest = data.partition(b"\0")
+            found[key.decode()] = rest[2:].split(b"\0", 2)[2].decode()
+        position += 12 + length
+    return found
+
+
+def stamped(png: bytes, text: str) -> bytes:
+    """A picture that carries a text more, under the name `Example`."""
+    body = b"tEXtExample\0" + text.encode()
+    end = len(png) - 12
+    return png[:end] + struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) + png[end:]
+
+
+def draw(name: str) -> None:
+    """A picture, if its words are new or its example is."""
+    path = ROOT / "docs" / name
+    drawn = path.with_name(f"new_{name}")
+    run(f"{example(*PICTURES[name]).splitlines()[0]} --plot {drawn}")
+    png = stamped(drawn.read_bytes(), fingerprint(name))
+    drawn.unlink()
+    if not path.exists() or chunks(png) != chunks(path.read_bytes()):
+        path.write_bytes(png)
+
+
+if __name__ == "__main__":
+    english = ("README.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")) if "_CN" not in path.name))
+    pages = sys.argv[1:] or english
+    for page in pages:
+        refresh_page(page)
+    refresh_sentences()
+    for name, (page, _) in PICTURES.items():
+        if page in pages:
+            draw(name)
