@@ -60,7 +60,7 @@ def test_its_own_tests_are_tried_first_and_once(tmp_path, monkeypatch):
     (folder / "test_fit_lines.py").write_text("")
     monkeypatch.chdir(tmp_path)
     own = "tests/simulator/cost/test_fit_lines.py"
-    assert list(load().rounds(Path("mindswap/simulator/cost/fit.py"), ["tests/planner"])) == [
+    assert list(load().rounds(Path("mindswap/simulator/cost/calibrate.py"), ["tests/planner"])) == [
         ("its own tests", [own]),
         ("its folder", ["tests/simulator/cost", f"--ignore={own}"]),
         ("the others", ["tests/planner", f"--ignore={own}"]),

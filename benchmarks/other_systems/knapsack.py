@@ -8,7 +8,7 @@ Source:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindswap.policy.match import SEPARATOR
+from mindswap.policy.cell_tree import SEPARATOR
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.simulator.build import StageLayout
 from mindswap.simulator.step_model import StepModel

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import SEPARATOR
+from mindswap.policy.cell_tree import SEPARATOR, CellNode
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.block import Block
 from mindswap.simulator.program import NO_OP

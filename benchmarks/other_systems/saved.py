@@ -8,7 +8,7 @@ import numpy as np
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import VIEW_OPS, is_kernel
 from mindswap.graph.storage import SavedStorage, classify_saved
-from mindswap.policy.match import SEPARATOR
+from mindswap.policy.cell_tree import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.simulator.block_parts import BlockTensor, Source, Uses
 from mindswap.simulator.program import NO_OP, Program

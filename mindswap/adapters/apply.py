@@ -9,8 +9,7 @@ from typing import Any
 
 from mindswap.errors import ApplyError
 from mindswap.policy.applied import format_log_lines
-from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import Match, match_pattern
+from mindswap.policy.cell_tree import CellNode, Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS, default_operators

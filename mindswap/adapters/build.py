@@ -24,9 +24,9 @@ from mindswap.adapters.frontend_limits import masks_without_values, use_broadcas
 from mindswap.adapters.network import use_whole_tensors
 from mindswap.adapters.replaced import replaced
 from mindswap.adapters.versions.chosen import builds_form
-from mindswap.config.rank import RankPlacement
 from mindswap.config.source import given_folder
 from mindswap.config.step import DEFAULT_SEQ_LENGTHS
+from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS

@@ -21,7 +21,7 @@ from mindswap.adapters.mindspore import (
 )
 from mindswap.adapters.own_recompute import OwnRecompute, read_own_recompute, recompute_as_in_model, set_on_layer
 from mindswap.adapters.quiet import tell
-from mindswap.config.rank import RankPlacement
+from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.graph.lifetime import LayerSample, sample_layers
 from mindswap.graph.model import Graph

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mindswap.adapters.mindformers import capture, choose_layers
-from mindswap.config.rank import RankPlacement
+from mindswap.config.weight_sharding import RankPlacement
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.policy.model import Policy
 from mindswap.simulator.captured import CapturedStep

@@ -22,9 +22,8 @@ from mindswap.planner.planner import Planner as Solver
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.result import Plan as FoundPlan
 from mindswap.policy.model import NO_LAYERS, Policy
-from mindswap.simulator.cost.device_file import DEFAULT_DEVICE
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.simulator.cost.hardware import Device, Link, Network
-from mindswap.simulator.cost.settings import read_cost_settings
 from mindswap.simulator.cost.table import CostTable
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, TrainingPlan
 

@@ -23,7 +23,7 @@ from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.report.explain import explain, explanation_to_json, format_explanation, list_paths, list_paths_2x
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.pynative import effect_to_json, format_effect, format_layers_2x, pynative_notes
-from mindswap.simulator.cost.settings import read_cost_settings
+from mindswap.simulator.cost.device_file import read_cost_settings
 
 
 class NameSource(Enum):

@@ -9,9 +9,8 @@ from mindswap.adapters.quiet import quiet
 from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
-from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.config.step import StepSettings
-from mindswap.config.weight_sharding import WeightSharding, read_weight_sharding
+from mindswap.config.weight_sharding import RankPlacement, WeightSharding, place_rank, read_weight_sharding
 from mindswap.errors import GraphError
 from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.sharding.gather import gather_weights

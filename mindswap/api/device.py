@@ -8,9 +8,8 @@ from mindswap.config.nodes import Document
 from mindswap.config.step import read_device_memory
 from mindswap.errors import PolicyError
 from mindswap.simulator.cost.calibration_file import load_measured
-from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device, read_cost_settings
 from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE, SET_BY_USER, Device
-from mindswap.simulator.cost.settings import read_cost_settings
 from mindswap.simulator.cost.table import CostTable
 
 

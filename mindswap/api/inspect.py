@@ -9,8 +9,8 @@ from mindswap.api.compiled import compile_pair, layer_indices
 from mindswap.api.recorded import capture_of, is_trace_path, read_trace, require_compilable
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.nodes import Document
-from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import RankPlacement, place_rank
 from mindswap.files import file_name
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers

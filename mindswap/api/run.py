@@ -11,9 +11,8 @@ from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
 from mindswap.simulator.cost.hardware import Device, without_fragments
-from mindswap.simulator.host import host_bytes_per_node
 from mindswap.simulator.step_model import SimulatedStep, StepModel
-from mindswap.simulator.summary import find_causes, measure_layers, measure_stages
+from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
 from mindswap.simulator.summary_model import SimulationReport
 from mindswap.units import format_bytes, format_count
 

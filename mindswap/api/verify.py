@@ -14,8 +14,8 @@ from mindswap.api.recorded import require_compilable
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import read_pipeline
-from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import RankPlacement, place_rank
 from mindswap.errors import MindswapError
 from mindswap.files import file_name
 from mindswap.graph.effect.recompute import RecomputeEffect, compare_recompute

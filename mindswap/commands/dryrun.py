@@ -23,7 +23,7 @@ from mindswap.files import require_folders, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.problems import answer_text
 from mindswap.training.dryrun.stages import DryRunReport
-from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
+from mindswap.training.launch.processes import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.derive import switched_off
 

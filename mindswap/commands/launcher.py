@@ -15,8 +15,8 @@ from mindswap.check.doctor.software import has_cards
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.report.problems import format_problems
 from mindswap.training.launch.arguments import USAGE, Job, parse_arguments, split_order, worker_command
-from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
 from mindswap.training.launch.msrun import (
+    check_port,
     failure_report,
     find_msrun,
     find_python,
@@ -27,8 +27,13 @@ from mindswap.training.launch.msrun import (
     worker_environment,
     worker_log,
 )
-from mindswap.training.launch.network import check_port
-from mindswap.training.launch.processes import adopt_orphans, raise_process_limit, stop_descendants
+from mindswap.training.launch.processes import (
+    StoppedBySignal,
+    adopt_orphans,
+    raise_process_limit,
+    signals_raise,
+    stop_descendants,
+)
 from mindswap.training.launch.training import ADAPTIVE_FLAG, check_configuration
 
 

@@ -8,8 +8,7 @@ from typing import Any, TextIO
 
 from mindswap.errors import DataError
 from mindswap.simulator.cost.device_file import list_devices
-from mindswap.simulator.cost.figures import UNITS_OF
-from mindswap.simulator.cost.hardware import OPTIONS
+from mindswap.simulator.cost.hardware import OPTIONS, UNITS_OF
 
 CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
 

@@ -17,8 +17,7 @@ from mindswap.files import write_new
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof, format_proof_html, proof_to_json
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.training.launch.lifeline import StoppedBySignal, signals_raise
-from mindswap.training.launch.processes import adopt_orphans, stop_descendants
+from mindswap.training.launch.processes import StoppedBySignal, adopt_orphans, signals_raise, stop_descendants
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.checks import make_checks
 from mindswap.training.proof.derive import Wanted

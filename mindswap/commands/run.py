@@ -12,7 +12,7 @@ from mindswap.check.doctor.software import count_cards, has_cards, require_mindf
 from mindswap.config.nodes import Document
 from mindswap.config.step import ASCEND, device_target, is_on_cpu
 from mindswap.errors import LaunchError, MindswapError
-from mindswap.training.launch.lifeline import hold_lifeline
+from mindswap.training.launch.processes import hold_lifeline
 from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, load_trainable, parse_training
 
 HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."

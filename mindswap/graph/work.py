@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, line_of
 from mindswap.graph.sequences import cache_readers
-from mindswap.graph.sharding.ring import ring_axes, ring_flops
+from mindswap.graph.sharding.overlap import ring_axes, ring_flops
 
 # Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
 BNSD = 1

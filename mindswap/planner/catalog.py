@@ -9,8 +9,7 @@ from mindswap.graph.memory import Names
 from mindswap.planner.candidates import Item, find_items
 from mindswap.planner.coupling import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
-from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import exact_pattern
+from mindswap.policy.cell_tree import CellNode, exact_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.block import Block
 from mindswap.simulator.compiled_layers import HELD

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.graph.uses import merged_readers, operator_uses
-from mindswap.policy.match import exact_pattern
+from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.simulator.step_model import StepModel

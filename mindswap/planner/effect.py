@@ -7,7 +7,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from mindswap.graph.effect.swap import IdleReason, LayerEffect, compare_effect
-from mindswap.policy.match import exact_pattern
+from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
 from mindswap.policy.resolve import layer_key
 from mindswap.simulator.step_model import StepModel

@@ -7,8 +7,8 @@ import numpy as np
 
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.model import Policy
-from mindswap.simulator.host import host_bytes_per_node, peak_host_bytes
 from mindswap.simulator.step_model import SimulatedStep, StepModel
+from mindswap.simulator.summary import host_bytes_per_node, peak_host_bytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute
 from mindswap.planner.coupling import idle_swaps
 from mindswap.planner.effect import NO_FAULTS, Faults, Foresight
 from mindswap.planner.space import KEEP, Worth
-from mindswap.policy.match import exact_pattern
+from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulator.block import Block
 from mindswap.simulator.program import NO_OP

@@ -14,8 +14,7 @@ from mindswap.planner.coupling import Uses, without_idle_swaps
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop
-from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import match_pattern
+from mindswap.policy.cell_tree import CellNode, match_pattern
 from mindswap.policy.model import NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.step_model import StepModel
 

@@ -14,11 +14,11 @@ from mindswap.graph.memory import Label, Names
 from mindswap.simulator.block import Block
 from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import simulate
-from mindswap.simulator.host import peak_host_bytes
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.memory import peak_memory, profile_memory
 from mindswap.simulator.placing import RELEASE_FACTOR, TransferCosts
 from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.summary import peak_host_bytes
 from mindswap.simulator.timeline import Timeline
 
 KEEP = 0

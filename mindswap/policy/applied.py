@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.config.problem import Location
-from mindswap.policy.cell_tree import CellNode, LayerTrees
-from mindswap.policy.match import Match, exact_pattern, match_pattern
+from mindswap.policy.cell_tree import CellNode, LayerTrees, Match, exact_pattern, match_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.resolve import LayerDecisions, Treatment, matches_of, resolve_layer
 from mindswap.policy.settings import Statement

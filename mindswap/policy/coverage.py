@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from mindswap.errors import MindswapError
-from mindswap.policy.cell_tree import CellNode, LayerTrees
-from mindswap.policy.match import Match, PatternError, match_pattern
+from mindswap.policy.cell_tree import CellNode, LayerTrees, Match, PatternError, match_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, Policy
 from mindswap.policy.schema import default_operators
 

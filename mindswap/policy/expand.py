@@ -14,8 +14,8 @@ from typing import Any
 from mindswap.config.nodes import Document, DocumentNode, expanded_size, key_text, show
 from mindswap.config.pipeline import Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
 from mindswap.config.problem import Level, Location, Problem, sort_problems
+from mindswap.policy.cell_tree import PatternError, is_match, split_pattern
 from mindswap.policy.counts import ALLOWED, Counts, CountsError, read_counts
-from mindswap.policy.match import PatternError, is_match, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import (
     MAX_SECTION_VALUES,

@@ -15,8 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import Match, match_pattern
+from mindswap.policy.cell_tree import CellNode, Match, match_pattern
 from mindswap.policy.model import OpRecompute, Policy
 from mindswap.policy.schema import SELECT_OPTIONS
 

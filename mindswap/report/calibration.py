@@ -5,8 +5,7 @@ from dataclasses import asdict
 from mindswap.report.tables import format_table
 from mindswap.simulator.cost.calibrate import Calibration
 from mindswap.simulator.cost.explained import WITHOUT_FIGURES, Explained
-from mindswap.simulator.cost.figures import FigureKind
-from mindswap.simulator.cost.hardware import FIGURES, Device
+from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind
 from mindswap.simulator.cost.kernel_fit import FigureFit
 from mindswap.simulator.cost.profile import Profile
 from mindswap.simulator.summary_model import DeviceFigure

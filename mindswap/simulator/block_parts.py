@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mindswap.graph.memory import Label
 from mindswap.graph.model import TensorType
-from mindswap.graph.sharding.ring import RING, RingKernel, Round
+from mindswap.graph.sharding.overlap import RING, RingKernel, Round
 from mindswap.graph.work import Work
 from mindswap.simulator.program import NO_OP, OpKind
 

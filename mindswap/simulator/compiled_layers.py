@@ -13,7 +13,7 @@ from mindswap.config.step import StepSettings
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import Label, Names
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.rewrite.merge import merge_equal
+from mindswap.graph.rewrite.fusion import merge_equal
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.rewrite.settle import assign_layer_indices
 from mindswap.graph.sequences import cache_readers

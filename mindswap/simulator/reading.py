@@ -10,7 +10,7 @@ from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kern
 from mindswap.graph.rewrite.fusion import find_unwritten, fuse_work
 from mindswap.graph.rewrite.settle import find_weight_gradients
 from mindswap.graph.sharding.collectives import Collective
-from mindswap.graph.sharding.ring import RING, list_rounds
+from mindswap.graph.sharding.overlap import RING, list_rounds
 from mindswap.graph.work import Work, measure_work
 from mindswap.simulator.block_parts import BlockOp, Uses, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind

@@ -8,7 +8,7 @@ from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes, constant_bytes
-from mindswap.simulator.captured import CapturedStep, find_parameters, find_tied_parameters
+from mindswap.simulator.captured import CapturedStep, GradientRule, find_parameters, find_tied_parameters
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.static_memory import Parameter, StaticMemory, estimate_static_memory, workspace_bytes
 from mindswap.simulator.cost.step_terms import (
@@ -20,7 +20,6 @@ from mindswap.simulator.cost.step_terms import (
     overflow_ns,
     scale_ns,
 )
-from mindswap.simulator.gradients import GradientRule
 from mindswap.simulator.layout import StageLayout
 
 

@@ -11,8 +11,8 @@ from collections import Counter
 
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document
-from mindswap.config.rank import place_rank
 from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import place_rank
 from mindswap.graph.storage import classify_saved
 
 

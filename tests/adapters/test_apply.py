@@ -7,7 +7,7 @@ import pytest
 
 from mindswap.adapters.apply import apply_policy, check_layers, iterate_primitives, read_tree
 from mindswap.errors import ApplyError
-from mindswap.policy.match import PatternError, match_pattern
+from mindswap.policy.cell_tree import PatternError, match_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import default_operators
 

@@ -15,7 +15,7 @@ CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.ya
 SCRIPT = """
 import json, sys
 from mindswap.adapters.quiet import quiet
-from mindswap.config.rank import place_rank
+from mindswap.config.weight_sharding import place_rank
 from mindswap.config.source import load_document
 from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.model import Policy

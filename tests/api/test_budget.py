@@ -5,9 +5,8 @@ from mindswap.api.plan import budget_doubt, budget_of, problem_of
 from mindswap.api.step import Step
 from mindswap.errors import PlanError
 from mindswap.policy.model import Policy
-from mindswap.simulator.cost.device_file import load_device
+from mindswap.simulator.cost.device_file import load_device, read_cost_settings
 from mindswap.simulator.cost.hardware import with_fragments
-from mindswap.simulator.cost.settings import read_cost_settings
 from mindswap.simulator.cost.static_memory import communication_bytes
 from mindswap.simulator.cost.table import CostTable
 from tests.builders import document

@@ -12,10 +12,10 @@ import pytest
 
 from mindswap import cli
 from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.training.proof.children import read_measured
 from mindswap.training.proof.derive import Wanted
 from mindswap.training.proof.model import Proof, Simulated, Variant
 from mindswap.training.proof.proving import Bench
-from mindswap.training.proof.results import read_measured
 from mindswap.training.proof.runs import calibrated
 from tests.training.proof.test_results import write_run_with_profile
 

@@ -3,8 +3,8 @@
 import pytest
 
 from mindswap.config.pipeline import Pipeline
-from mindswap.config.rank import place_rank
 from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import place_rank
 from mindswap.errors import GraphError
 
 CONFIG = """\

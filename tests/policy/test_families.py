@@ -5,8 +5,8 @@ from importlib import resources
 import pytest
 
 from mindswap.policy import families
+from mindswap.policy.cell_tree import match_pattern
 from mindswap.policy.families import load_layer_trees
-from mindswap.policy.match import match_pattern
 from mindswap.policy.model import DEFAULT_SWAP_PATTERNS
 from tools.make_family_tables import make_outline
 

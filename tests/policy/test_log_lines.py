@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.policy.applied import format_log_lines
-from mindswap.policy.match import PatternError
+from mindswap.policy.cell_tree import PatternError
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
 from tests.builders import LLAMA, QWEN, layer

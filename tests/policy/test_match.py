@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.policy.match import PatternError, match_pattern, split_pattern
+from mindswap.policy.cell_tree import PatternError, match_pattern, split_pattern
 from tests.builders import LLAMA, layer
 
 LAYER = layer(LLAMA)

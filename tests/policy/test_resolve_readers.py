@@ -21,9 +21,8 @@ from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.planner.coupling import without_idle_swaps
 from mindswap.planner.explain import _names
 from mindswap.policy.applied import format_log_lines, recomputed_operators
-from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.cell_tree import CellNode, LayerTrees, exact_pattern
 from mindswap.policy.coverage import Coverage
-from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.read import read_settings
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer

@@ -14,9 +14,8 @@ import numpy as np
 
 from mindswap.simulator.cost.static_memory import StaticMemory
 from mindswap.simulator.engine import simulate
-from mindswap.simulator.host import host_bytes_per_node
 from mindswap.simulator.program import MemoryKind, OpKind, Program
-from mindswap.simulator.summary import find_causes, measure_layers, measure_stages
+from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
 from mindswap.simulator.summary_model import DeviceFigure, SimulationReport
 from mindswap.simulator.timeline import StepTerm
 from tests.simulator.builders import Copy, Op, Span, program_of

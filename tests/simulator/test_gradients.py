@@ -10,9 +10,9 @@ from mindswap.config.pipeline import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.engine import simulate
-from mindswap.simulator.gradients import GradientRule
 from mindswap.simulator.memory import interval_times, profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel

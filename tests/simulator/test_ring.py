@@ -1,7 +1,7 @@
 """Ring attention as operators of a block, by hand."""
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.sharding.ring import RingKernel, Round
+from mindswap.graph.sharding.overlap import RingKernel, Round
 from mindswap.simulator.block_parts import BlockOp, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.simulator.engine import simulate
-from mindswap.simulator.host import host_bytes_per_node
 from mindswap.simulator.program import MemoryKind
-from mindswap.simulator.summary import group_layer_rows, measure_layers
+from mindswap.simulator.summary import group_layer_rows, host_bytes_per_node, measure_layers
 from mindswap.simulator.summary_model import Cause, Holder, LayerRow, Moment
 from mindswap.simulator.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report

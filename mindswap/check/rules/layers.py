@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, shared_layers
-from mindswap.check.nearby import FirstOfLayer
+from mindswap.check.context import Context, FirstOfLayer, shared_layers
 from mindswap.config.problem import Level, Location
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.schema import MAX_NUM_LAYERS, Expect

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from mindswap.check.context import Context, StatementOverlap
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
-from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.cell_tree import MAX_PATTERN_CHARS, SEPARATOR, CellNode, PatternError, match_pattern, split_pattern
 from mindswap.policy.coverage import Coverage
-from mindswap.policy.match import MAX_PATTERN_CHARS, SEPARATOR, PatternError, match_pattern, split_pattern
 from mindswap.policy.model import Layers
 from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 from mindswap.policy.settings import Statement

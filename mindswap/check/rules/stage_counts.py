@@ -9,9 +9,9 @@ from mindswap.check.rules.patterns import bad_regex, plain_dot, unmatched_patter
 from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
 from mindswap.config.problem import Level, Problem
 from mindswap.config.rules import Finding, rule
+from mindswap.policy.cell_tree import match_pattern
 from mindswap.policy.counts import layers_of_stage_counts
 from mindswap.policy.expand import expand_stage_recompute, find_layout_problem
-from mindswap.policy.match import match_pattern
 from mindswap.policy.model import Layers
 from mindswap.policy.schema import SELECT_OPTIONS
 from mindswap.policy.settings import Statement

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, StatementOverlap, shared_layers
-from mindswap.check.nearby import FirstOfLayer
+from mindswap.check.context import Context, FirstOfLayer, StatementOverlap, shared_layers
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.model import Layers

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from mindswap.check.context import Context2x, rule
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
-from mindswap.policy.match import MAX_PATTERN_CHARS, PatternError
+from mindswap.policy.cell_tree import MAX_PATTERN_CHARS, PatternError
 from mindswap.policy.mindformers_2x.effect import LayerOutcome
 from mindswap.policy.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.mindformers_2x.settings import Target

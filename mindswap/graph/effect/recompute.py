@@ -9,8 +9,7 @@ from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.rewrite.settle import has_scope
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import classify_saved, kept_by_layer, resolve_storage
-from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import Match
+from mindswap.policy.cell_tree import CellNode, Match
 from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Path, Treatment, matches_of
 
 # Operators of the model by place, cell and type: all that a compiled graph says of most of them.

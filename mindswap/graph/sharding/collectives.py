@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from mindswap.graph.model import Node, first_source
 from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, classify, is_kernel, line_of
 from mindswap.graph.sharding.experts import NUM_RANKS, STRIDE, is_exchange
-from mindswap.graph.sharding.ring import RING, ring_axes
+from mindswap.graph.sharding.overlap import RING, ring_axes
 from mindswap.graph.sharding.sharding import Sharding
 from mindswap.graph.sharding.split_table import PartialSum, Redistribution, Unresolved, name_communication
 from mindswap.graph.sharding.splits import equal_blocks, num_parts

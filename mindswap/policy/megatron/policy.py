@@ -7,8 +7,7 @@ from importlib import resources
 from typing import Any
 
 from mindswap.config.problem import Level, Problem, find_errors, sort_problems
-from mindswap.policy.cell_tree import CellNode, LayerTrees
-from mindswap.policy.match import match_pattern
+from mindswap.policy.cell_tree import CellNode, LayerTrees, match_pattern
 from mindswap.policy.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.policy.megatron.validity import block_layers, find_problems, group_ends, place_layers
 from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers

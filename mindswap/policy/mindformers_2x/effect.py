@@ -7,7 +7,7 @@ Where the paths of a layer are not known, a pattern stands for itself.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mindswap.policy.match import PatternError
+from mindswap.policy.cell_tree import PatternError
 from mindswap.policy.mindformers_2x.settings import Settings2x, Target
 from mindswap.policy.mindformers_2x.tables import Model, is_below, match_paths
 

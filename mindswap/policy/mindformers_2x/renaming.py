@@ -14,8 +14,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import block_lines
 from mindswap.errors import PolicyError
-from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import PatternError, match_pattern
+from mindswap.policy.cell_tree import CellNode, PatternError, match_pattern
 from mindswap.policy.mindformers_2x.tables import is_below
 
 # Cells of the legacy models, longest first. Newer 1.9 models have the names of 2.x.

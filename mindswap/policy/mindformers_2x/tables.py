@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
-from mindswap.policy.match import PART_TIMEOUT_S, PatternError, compile_part
+from mindswap.policy.cell_tree import PART_TIMEOUT_S, PatternError, compile_part
 
 # Patterns of MindFormers 2.x against the paths of a layer: a pattern must match a whole dotted path.
 #

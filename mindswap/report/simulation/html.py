@@ -10,7 +10,6 @@ import numpy as np
 
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.simulation.bars import Bars, find_kinds
-from mindswap.report.simulation.detail import fit_bars, sample_memory
 from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, BarKind, Lane
 from mindswap.report.simulation.text import LAYER_HEADER, STAGE_HEADER, layer_rows, stage_rows
 from mindswap.report.simulation.words import (
@@ -18,8 +17,10 @@ from mindswap.report.simulation.words import (
     describe_cause,
     describe_moment,
     describe_place,
+    fit_bars,
     format_share,
     headline,
+    sample_memory,
 )
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time

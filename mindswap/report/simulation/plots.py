@@ -9,9 +9,15 @@ import numpy as np
 
 from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.report.simulation.bars import Bars, find_kinds, list_bars
-from mindswap.report.simulation.detail import join_bars, sample_memory
 from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, BarKind, Lane, Style
-from mindswap.report.simulation.words import describe_budget, describe_moment, describe_place, device_line
+from mindswap.report.simulation.words import (
+    describe_budget,
+    describe_moment,
+    describe_place,
+    device_line,
+    join_bars,
+    sample_memory,
+)
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 

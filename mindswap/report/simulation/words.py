@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from enum import Enum
 
+import numpy as np
+
 from mindswap.policy.words import name_indices
-from mindswap.report.simulation.style import MEMORY_STYLES
+from mindswap.report.simulation.bars import Bars, list_bars
+from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
 from mindswap.simulator.summary_model import Cause, Holder, Moment, SimulationReport
-from mindswap.simulator.timeline import StallCause
+from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline
 from mindswap.units import format_bytes, format_time
 
 MAX_PIECES = 4  # of a list of layers, in words
@@ -95,3 +98,117 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
         (Head.EXPOSED, format_time(exposed), share),
         (Head.HOST, host, f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node"),
     )
+
+
+# Bars and curves of a size that can be drawn: what is too short to see is joined with its neighbours.
+
+WAITS = tuple(kind for kind in BarKind if kind.is_wait)
+LEAST_WAIT = 8  # waits of a bar together are left out below one part in this many of the resolution
+
+
+def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
+    """Neighbours of one kind, layer and micro-batch that are shorter than the resolution become one bar.
+
+    Waits shorter than that are counted for the bar that comes after them, and stand together before it where
+    they add up, so that a picture shows as much waiting as there is. The bars are of one stage, by lane and start; with
+    `by_layer` layers stay apart, and so do bars that are long enough to see.
+    """
+    if resolution_ns <= 0 or not len(bars):
+        return bars
+    is_short_wait = np.isin(bars.kind, WAITS) & (bars.end_ns - bars.start_ns < resolution_ns)
+    shown = np.flatnonzero(~is_short_wait)
+    if not len(shown):
+        return bars
+    column = {name: values[shown] for name, values in vars(bars).items()}
+    is_long = column["end_ns"] - column["start_ns"] >= resolution_ns
+    keys = ["lane", "kind", "micro_batch", *(["layer"] if by_layer else [])]
+    begins = np.ones(len(shown), bool)
+    begins[1:] = (
+        np.any([column[key][1:] != column[key][:-1] for key in keys], axis=0)
+        | (column["start_ns"][1:] - column["end_ns"][:-1] >= resolution_ns)
+        | ((is_long[1:] | is_long[:-1]) & by_layer)
+    )
+    first = np.flatnonzero(begins)
+    joined = {name: values[first] for name, values in column.items()}
+    joined["end_ns"] = column["end_ns"][np.append(first[1:], len(shown)) - 1]
+    for name in ("busy_ns", "count", "size_bytes"):
+        joined[name] = np.add.reduceat(column[name], first)
+    is_one_layer = np.maximum.reduceat(column["layer"], first) == np.minimum.reduceat(column["layer"], first)
+    joined["layer"] = np.where(is_one_layer, joined["layer"], -1)
+
+    short = np.flatnonzero(is_short_wait)
+    after = np.searchsorted(shown, short)
+    short, after = short[after < len(shown)], after[after < len(shown)]
+    return _add_waits(joined, bars, short, (np.cumsum(begins) - 1)[after], resolution_ns // LEAST_WAIT)
+
+
+def _add_waits(joined: dict[str, np.ndarray], bars: Bars, short: np.ndarray, group: np.ndarray, least_ns: int) -> Bars:
+    """Puts waits before the bars that they belong to, where they are more than `least_ns` together.
+
+    `short` and `group` are positions of waits in `bars`, and for each the bar in `joined` (columns) that comes after.
+    """
+    shape = len(BarKind), len(joined["start_ns"])
+    wait_ns, count = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    np.add.at(wait_ns, (bars.kind[short], group), bars.busy_ns[short])
+    np.add.at(count, (bars.kind[short], group), 1)
+    wait_ns[:, wait_ns.sum(axis=0) <= least_ns] = 0
+    start_ns = joined["start_ns"].copy()
+    np.minimum.at(start_ns, group, bars.start_ns[short])
+    start_ns = np.where(wait_ns.any(axis=0), start_ns, joined["start_ns"])
+    parts = []
+    for kind in np.flatnonzero(wait_ns.any(axis=1)):  # one kind behind the other, so that each has its share
+        chosen = np.flatnonzero(wait_ns[kind])
+        duration_ns = wait_ns[kind, chosen]
+        parts.append(
+            {name: values[chosen] for name, values in joined.items()}
+            | {
+                "kind": np.full(len(chosen), kind),
+                "start_ns": start_ns[chosen],
+                "end_ns": start_ns[chosen] + duration_ns,
+                "busy_ns": duration_ns,
+                "label": np.full(len(chosen), -1),
+                "count": count[kind, chosen],
+                "size_bytes": np.zeros(len(chosen), np.int64),
+            }
+        )
+        start_ns[chosen] += duration_ns
+    parts.append(joined | {"start_ns": start_ns})
+    both = {name: np.concatenate([part[name] for part in parts]) for name in joined}
+    order = np.lexsort((both["start_ns"], both["lane"]))
+    return Bars(**{name: values[order] for name, values in both.items()})
+
+
+def fit_bars(timeline: Timeline, stages: Sequence[int], max_bars: int) -> list[Bars]:
+    """Bars of these stages with as much detail as `max_bars` in total allow; layers are joined last."""
+    full = [list_bars(timeline, stage) for stage in stages]
+    step_ns = max(1, timeline.step_time_ns)
+    resolutions = [0, *(step_ns // parts for parts in (100_000, 30_000, 10_000, 3_000))]
+    for by_layer in (True, False):
+        for resolution_ns in resolutions[0 if by_layer else -1 :]:
+            joined = [join_bars(bars, resolution_ns, by_layer) for bars in full]
+            if sum(map(len, joined)) <= max_bars:
+                return joined
+    return joined
+
+
+def sample_memory(memory: MemoryProfile, end_ns: int, max_points: int) -> tuple[np.ndarray, np.ndarray]:
+    """A curve with at most about `max_points` moments; the highest of every part of the step stays.
+
+    Returns:
+        Times (int64, shape (n,)) and bytes by kind (int64, shape (num_kinds, n)), constant from one to the next;
+        the last moment is `end_ns`.
+    """
+    time_ns, by_kind = memory.time_ns, memory.by_kind_bytes
+    if len(time_ns) > max_points:
+        part = time_ns * (max_points // 2) // max(1, end_ns)
+        total = by_kind.sum(axis=0)
+        last = np.flatnonzero(np.append(np.diff(part) > 0, True))
+        # Highest first within a part, then the first of each part.
+        order = np.lexsort((-total, part))
+        highest = order[np.append(True, np.diff(part[order]) > 0)]
+        chosen = np.unique(np.concatenate([highest, last]))
+        time_ns, by_kind = time_ns[chosen], by_kind[:, chosen]
+    if not len(time_ns) or time_ns[-1] < end_ns:
+        level = by_kind[:, -1:] if len(time_ns) else np.zeros((by_kind.shape[0], 1), np.int64)
+        time_ns, by_kind = np.append(time_ns, end_ns), np.concatenate([by_kind, level], axis=1)
+    return time_ns, by_kind

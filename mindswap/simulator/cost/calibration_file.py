@@ -14,8 +14,7 @@ from mindswap.config.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.graph.model import BYTES_PER_ELEMENT
 from mindswap.simulator.cost.device_file import find_device_file
-from mindswap.simulator.cost.figures import Figure, FigureKind, unit_keys
-from mindswap.simulator.cost.hardware import FIGURES, Device, figure_values
+from mindswap.simulator.cost.hardware import FIGURES, Device, Figure, FigureKind, figure_values, unit_keys
 from mindswap.simulator.cost.table import MeasuredKey, Measurement, Shapes
 
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from mindswap.simulator.cost.hardware import Device
-from mindswap.simulator.cost.kernel_samples import Sample, can_measure, key_of
+from mindswap.simulator.cost.kernel_fit import Sample, can_measure, key_of
 from mindswap.simulator.cost.profile import ProfiledKernel
 from mindswap.simulator.cost.roofline import operator_ns
 from mindswap.simulator.cost.table import MeasuredKey, Measurement

@@ -12,7 +12,7 @@ from pathlib import Path
 from mindswap.errors import PlanError
 from mindswap.graph.cache import from_plain, to_plain
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, Planner, TrainingPlan
-from mindswap.training.launch.lifeline import tie_to_parent
+from mindswap.training.launch.processes import tie_to_parent
 
 _MODULE = "mindswap.api.adaptive_planner"
 # Of what a child prints before it crashes.

@@ -18,13 +18,16 @@ from mindswap.training.adaptive.model import Outcome, Planner, Settings, State, 
 from mindswap.training.adaptive.state import StateFile, StateProblem, locked
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
-from mindswap.training.launch.lifeline import VARIABLE, StoppedBySignal, lifeline, signals_raise
-from mindswap.training.launch.network import RUN_DIR_BYTES, check_port, describe_full, free_port, require_room
+from mindswap.training.launch.msrun import RUN_DIR_BYTES, check_port, describe_full, free_port, require_room
 from mindswap.training.launch.processes import (
+    VARIABLE,
+    StoppedBySignal,
     adopt_orphans,
     guardian,
+    lifeline,
     marked_processes,
     raise_process_limit,
+    signals_raise,
     stop_processes,
 )
 

@@ -10,9 +10,8 @@ from mindswap.errors import LaunchError
 from mindswap.training.adaptive.events import Ended, Measured, OutOfMemory
 from mindswap.training.adaptive.model import Outcome
 from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
-from mindswap.training.launch.lifeline import tie_to_parent
 from mindswap.training.launch.msrun import failure_report, worker_log
-from mindswap.training.launch.processes import stop_descendants, worker_ranks
+from mindswap.training.launch.processes import stop_descendants, tie_to_parent, worker_ranks
 
 # Signals with which somebody ends a process; others are crashes.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

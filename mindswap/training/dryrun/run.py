@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError
 from mindswap.training.dryrun.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
-from mindswap.training.launch.lifeline import VARIABLE, lifeline
+from mindswap.training.launch.processes import VARIABLE, lifeline
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
 
 PACKAGE_FOLDER = Path(__file__).parents[3]

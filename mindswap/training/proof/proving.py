@@ -13,9 +13,9 @@ from mindswap.config.step import device_target, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.policy.convert import policy_sections
-from mindswap.simulator.cost.settings import read_cost_settings
+from mindswap.simulator.cost.device_file import read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
-from mindswap.training.proof.children import Answer, ask
+from mindswap.training.proof.children import Answer, ask, read_simulated
 from mindswap.training.proof.derive import (
     SyntheticData,
     Wanted,
@@ -28,7 +28,6 @@ from mindswap.training.proof.derive import (
     with_absolute_paths,
 )
 from mindswap.training.proof.model import Proof, Simulated, Variant
-from mindswap.training.proof.results import read_simulated
 from mindswap.training.proof.send_back import describe_machine
 from mindswap.units import format_bytes
 

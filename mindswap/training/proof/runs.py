@@ -8,12 +8,10 @@ from pathlib import Path
 
 from mindswap.config.source import load_document
 from mindswap.files import write_new
-from mindswap.simulator.cost.device_file import DEFAULT_DEVICE
-from mindswap.simulator.cost.settings import read_cost_settings
-from mindswap.training.proof.children import ask, train
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
+from mindswap.training.proof.children import ask, read_effect, read_fits, read_measured, train
 from mindswap.training.proof.model import MeasuredRun, Proof, Variant, typical_ns
 from mindswap.training.proof.proving import Bench, simulate
-from mindswap.training.proof.results import read_effect, read_fits, read_measured
 from mindswap.units import format_count, format_time
 
 

@@ -1,6 +1,6 @@
 """Equal operators of a tagged step become one, as the compiler makes them without tags."""
 
-from mindswap.graph.rewrite.merge import merge_equal
+from mindswap.graph.rewrite.fusion import merge_equal
 from mindswap.graph.storage import classify_saved
 from tests.graph.builders import KIB, graph, node
 

@@ -10,7 +10,7 @@ import pytest
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import TensorType
-from mindswap.graph.rewrite.merge import merge_equal
+from mindswap.graph.rewrite.fusion import merge_equal
 from mindswap.graph.rewrite.rewrite import NodeSettings, rewrite_graph, settings_of_policy
 from mindswap.graph.storage import Fate, classify_saved
 from mindswap.graph.work import measure_work

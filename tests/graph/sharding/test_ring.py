@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.sharding.collectives import Collective, find_collectives
-from mindswap.graph.sharding.ring import RING, RingKernel, list_rounds, ring_axes, ring_flops
+from mindswap.graph.sharding.overlap import RING, RingKernel, list_rounds, ring_axes, ring_flops
 from mindswap.graph.sharding.sharding import shard_graph
 from mindswap.graph.work import measure_work
 from tests.graph.builders import graph, node

@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.policy.match import PatternError
+from mindswap.policy.cell_tree import PatternError
 from mindswap.policy.mindformers_2x.tables import is_below, match_paths
 
 PATHS = ("mlp", "mlp.linear_fc1", "mlp.linear_fc1.matmul", "self_attention")

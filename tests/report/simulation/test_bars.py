@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from mindswap.report.simulation.bars import Bars, list_bars
-from mindswap.report.simulation.detail import fit_bars, join_bars, sample_memory
 from mindswap.report.simulation.style import BarKind, Lane
+from mindswap.report.simulation.words import fit_bars, join_bars, sample_memory
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import MemoryKind

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mindswap.simulator.cost.explained import WITHOUT_FIGURES, ClassTime, explain
-from mindswap.simulator.cost.kernel_samples import measure, samples_of
+from mindswap.simulator.cost.kernel_fit import measure, samples_of
 from tests.simulator.cost.builders import GENERIC, matmul, mul
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.simulator.cost.fit import ShareFit, fit_contention, fit_link, fit_share
+from mindswap.simulator.cost.calibrate import ShareFit, fit_contention, fit_link, fit_share
 from mindswap.simulator.cost.profile import ProfiledCopy, Transfer
 
 MB = 10**6

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.simulator.cost.kernel_fit import FigureFit, fit_kernels
-from mindswap.simulator.cost.kernel_samples import measure, samples_of
+from mindswap.simulator.cost.kernel_fit import FigureFit, fit_kernels, measure, samples_of
 from mindswap.simulator.cost.profile import ProfiledKernel
 from tests.simulator.cost.builders import GENERIC, device, matmul, mul, tensor
 

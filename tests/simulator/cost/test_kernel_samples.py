@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.graph.ops import OpClass
-from mindswap.simulator.cost.kernel_samples import can_measure, measure, samples_of
+from mindswap.simulator.cost.kernel_fit import can_measure, measure, samples_of
 from mindswap.simulator.cost.profile import ProfiledKernel
 from mindswap.simulator.cost.table import Measurement, measured_key
 from tests.simulator.cost.builders import matmul, mul, tensor

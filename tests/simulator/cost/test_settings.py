@@ -1,9 +1,8 @@
 """`mindswap:` of a configuration: the device of a simulation."""
 
 from mindswap.policy.schema import DEVICE_KEYS, MINDSWAP_KEYS
-from mindswap.simulator.cost.device_file import list_devices
+from mindswap.simulator.cost.device_file import CostSettings, list_devices, read_cost_settings
 from mindswap.simulator.cost.hardware import OPTIONS
-from mindswap.simulator.cost.settings import CostSettings, read_cost_settings
 from tests.builders import document
 
 

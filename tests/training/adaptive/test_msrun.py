@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.training.launch.network import free_port
+from mindswap.training.launch.msrun import free_port
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
 
 pytestmark = pytest.mark.mindspore

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.training.adaptive.checkpoints import CheckpointFolder
-from mindswap.training.launch.network import free_port
+from mindswap.training.launch.msrun import free_port
 from tests import forked
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
 from tests.training.adaptive.test_supervise import small_disk

@@ -7,11 +7,10 @@ import time
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.training.launch.lifeline import VARIABLE, hold_lifeline, lifeline
-from mindswap.training.launch.processes import stop_processes
+from mindswap.training.launch.processes import VARIABLE, hold_lifeline, lifeline, stop_processes
 from tests.training.adaptive.conftest import ROOT, wait_for
 
-HOLD = "import os, time; from mindswap.training.launch.lifeline import hold_lifeline; hold_lifeline(os.environ); {}"
+HOLD = "import os, time; from mindswap.training.launch.processes import hold_lifeline; hold_lifeline(os.environ); {}"
 SLEEP = "print('held', flush=True); time.sleep(60)"
 # As a compiler that never gives the interpreter back: no handler and no thread of Python runs any more.
 NO_PYTHON = "import ctypes; print('held', flush=True); ctypes.PyDLL(None).sleep(60)"
@@ -49,7 +48,7 @@ def test_without_a_run_nothing_is_held():
 def test_a_child_ends_with_its_parent():
     """The parent starts a child that sleeps, says its number, and is killed."""
     code = (
-        "import subprocess, time; from mindswap.training.launch.lifeline import tie_to_parent;"
+        "import subprocess, time; from mindswap.training.launch.processes import tie_to_parent;"
         "child = subprocess.Popen(['sleep', '60'], preexec_fn=tie_to_parent()); print(child.pid, flush=True);"
         "time.sleep(60)"
     )
@@ -71,7 +70,7 @@ def test_a_child_of_a_parent_that_is_gone_does_not_start(tmp_path):
     """In a process of its own: one that adopts orphans, as another test made this one, is their parent again."""
     outlive = (
         "import os, subprocess, sys, time\n"
-        "from mindswap.training.launch.lifeline import tie_to_parent; tie = tie_to_parent()\n"
+        "from mindswap.training.launch.processes import tie_to_parent; tie = tie_to_parent()\n"
         "def outlive_the_parent():\n"
         "    if os.fork(): os._exit(0)\n"
         "    time.sleep(0.2)\n"

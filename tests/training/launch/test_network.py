@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.training.launch.network import check_port
+from mindswap.training.launch.msrun import check_port
 
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0"])

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.training.launch.network import RUN_DIR_BYTES, describe_full, free_bytes, require_room
+from mindswap.training.launch.msrun import RUN_DIR_BYTES, describe_full, free_bytes, require_room
 
 
 class Status:

@@ -5,9 +5,8 @@ import tarfile
 import pytest
 
 from mindswap.training.logs.step_report import ReportedStep, format_step
-from mindswap.training.proof.children import Answer
+from mindswap.training.proof.children import Answer, read_effect, read_fits, read_measured, read_simulated
 from mindswap.training.proof.model import Fit, Simulated, VerifiedEffect
-from mindswap.training.proof.results import read_effect, read_fits, read_measured, read_simulated
 from mindswap.training.proof.send_back import describe_machine, pack
 from tests.simulator.cost.profiles import copy, kernel, write_profile
 
