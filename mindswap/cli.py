@@ -78,7 +78,7 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
 
 
 def _escape(text: str) -> str:
-    """What was typed, or is in a file, may have control characters."""
+    """Control characters made visible: typed text and files may have them."""
     from mindswap.report.problems import escape
 
     return "\n".join(map(escape, text.split("\n")))

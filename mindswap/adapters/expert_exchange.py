@@ -1,4 +1,4 @@
-"""What the dispatchers of tokens run between ranks, and what gives them sizes: stand-ins of known sizes.
+"""Exchange of tokens between ranks, and what gives its sizes: stand-ins of known sizes.
 
 AlltoAllV, NonZero and MaskedSelect have results whose sizes are known only when they run. Here a rank sends and
 receives as many rows as `set_exchange` was told, and the frontend compiles with those. `graph.sharding.experts` gives

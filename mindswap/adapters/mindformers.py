@@ -104,7 +104,7 @@ def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | N
 def _survey(
     config_path: str, policy: Policy, placement: RankPlacement | None
 ) -> tuple[LayerSample, OwnRecompute | None]:
-    """What `choose_layers` gives, and with swap off what MindFormers sets by itself."""
+    """The layers of `choose_layers`, and with swap off those that MindFormers sets by itself."""
     network, _ = build_network(config_path, Policy(is_swap_enabled=policy.is_swap_enabled))
     layers = find_layers(network)
     trees = [read_tree(layer) for layer in layers]

@@ -24,7 +24,7 @@ METHODS = ("set_recompute", "_format_recompute_list")
 
 @dataclass(frozen=True)
 class OwnRecompute:
-    """What MindFormers sets on the whole model."""
+    """Settings of MindFormers on the whole model."""
 
     setting: Any  # the object that sets it, by the number of a layer; None where it cannot be asked for single layers
     trees: tuple[CellNode, ...]  # the layers

@@ -47,7 +47,7 @@ def install(document: Document) -> "Session":
 
 
 class Session:
-    """What the hooks hand to each other: the checked configuration of this run."""
+    """State that the hooks share: the checked configuration of this run."""
 
     def __init__(self, document: Document):
         self.document = document

@@ -71,7 +71,7 @@ def _has_own_code(data: Any) -> bool:
 
 
 def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of the environment changes a compile."""
+    """Environment variables that change a compile."""
     names = [name for name in environ if name.startswith(_COMPILE_VARIABLES) and name not in _SET_BY_COMPILES]
     return {name: environ[name] for name in names}
 

@@ -1,4 +1,4 @@
-"""What operators and copies of a step cost: the device that is asked for, within what the configuration allows."""
+"""Cost of operators and copies of a step: the device that is asked for, within what the configuration allows."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What `mindswap verify --execute` does: run the compiled step, and hold it against the plain one and the simulator."""
+"""`mindswap verify --execute`: run the compiled step, and hold it against the plain one and the simulator."""
 
 import tempfile
 from collections.abc import Iterator, Mapping

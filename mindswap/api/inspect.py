@@ -26,7 +26,7 @@ REPORT_CLASSES = (LayerMemoryReport, LayerMemory, OperatorMemory, Peak, Node, Te
 
 @dataclass(frozen=True)
 class Inspection:
-    """What holds the memory.
+    """Holders of the memory.
 
     Attributes:
         title: of the configuration, and of the rank.

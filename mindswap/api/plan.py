@@ -205,7 +205,7 @@ def problem_of(
     allow: Allow = DEFAULT_ALLOW,
     objective: Objective = Objective.TIME,
 ) -> PlanProblem:
-    """What a planner is asked; arguments as of `make_plan`."""
+    """The problem that a planner is given; arguments as of `make_plan`."""
     device = step.device
     return PlanProblem(
         step.model,

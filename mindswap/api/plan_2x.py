@@ -66,7 +66,7 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
 
 
 def _trace_problem(document: Document) -> Problem:
-    """What a plan without a trace says."""
+    """The error of a plan without a trace."""
     problem = form_problem(document)
     assert problem is not None, "a file of MindFormers 2.x"
     return replace(

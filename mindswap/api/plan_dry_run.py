@@ -122,7 +122,7 @@ VERIFY_LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class PlanVerdict:
-    """What the compiler makes of a plan."""
+    """Verdict of the compiler on a plan."""
 
     is_as_asked: bool | None  # None where nobody could tell
     text: str  # one line for people
@@ -160,7 +160,7 @@ def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_
 
 
 def _faults_of(layer: dict[str, object]) -> list[str]:
-    """What `verify --json` says against a layer."""
+    """Findings of `verify --json` on a layer."""
     found = [f"{key.replace('_', ' ')}: {name}" for key in ("missing", "unasked", "wrong_prefetch", "one_way")
              for name in _list(layer[key])]  # fmt: skip
     return found + [f"without effect: {entry['entry']}" for entry in _list(layer["without_effect"])]

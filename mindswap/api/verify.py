@@ -1,4 +1,4 @@
-"""What is asked for against what the compiler does."""
+"""Requested policy against the compiled graph."""
 
 import dataclasses
 import os
@@ -40,7 +40,7 @@ NOTHING_ASKED = "swap is off: nothing to verify in the graph"
 
 @dataclass(frozen=True)
 class Verification:
-    """What verifying one configuration gives, in the form that the cache keeps. `print` shows it.
+    """Result of verifying one configuration, in the form that the cache keeps. `print` shows it.
 
     Attributes:
         is_as_asked: the graph does what is asked, no more and no less.
@@ -121,7 +121,7 @@ def _predict_peak(document: Document, use_cache: bool) -> int | None:
 def _verify_graph(
     document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool
 ) -> Verification:
-    """What the compiled graph says, or that there is nothing to ask it."""
+    """Findings in the compiled graph, or that there is nothing to ask it."""
     if not checked.is_swap_enabled and policy == Policy():
         return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
     require_compilable(document, takes_trace=False)
@@ -185,7 +185,7 @@ def _notes(compiled: "Capture", placement: RankPlacement | None) -> tuple[str, .
 def _expected_lines(
     document: Document, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
 ) -> tuple[tuple[str, ...], ...]:
-    """What every worker should have logged, layer by layer of the model: each worker builds all layers."""
+    """Lines that every worker should have logged, layer by layer of the model: each worker builds all layers."""
     if is_whole or num_layers is None:
         layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
     else:

@@ -36,7 +36,7 @@ SHAPE_RULES = ("bad-prefetch", "missing-key", "stage-count-form", "swap-not-bool
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """What came out of checking a configuration."""
+    """Result of checking a configuration."""
 
     policy: Policy | None  # the normalised policy; None if there is an error
     problems: tuple[Problem, ...]  # every problem, in file order
@@ -47,7 +47,7 @@ class CheckResult:
 
     @property
     def is_swap_enabled(self) -> bool:
-        """What `swap` says, also where there are errors."""
+        """Value of `swap`, also where there are errors."""
         return self.settings is not None and self.settings.is_swap_enabled
 
     @property
@@ -165,7 +165,7 @@ def require_num_layers(document: Document, num_layers: int | None, asked_by: str
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:
-    """What a configuration asks for in layer indices; with swap off what MindFormers makes of its recompute.
+    """The policy of a configuration in layer indices; with swap off MindFormers' own reading of its recompute.
 
     Raises:
         PolicyError: if it is wrong.

@@ -15,7 +15,7 @@ from mindswap.policy.mindformers_2x.tables import Model, load_model
 
 @dataclass(frozen=True, eq=False)
 class PynativeCheck:
-    """What came out of checking a configuration."""
+    """Result of checking a configuration."""
 
     effect: SettingsEffect  # what upstream makes of it, also where there are problems
     problems: tuple[Problem, ...]  # all of them, in file order

@@ -1,4 +1,4 @@
-"""What a rule looks at, and the questions that several rules ask."""
+"""Context of the rules, and the questions that several rules ask."""
 
 import functools
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
@@ -62,7 +62,7 @@ class StatementIndex:
                 yield name, place
 
     def _names(self, statement: Statement, place: int | str, asks: bool) -> Collection[Hashable]:
-        """What a statement names at one place."""
+        """Operators that a statement names at one place."""
         if self._coverage is None:
             return _names_of_text(statement.pattern, asks)
         layers = Layers(place) if isinstance(place, int) else statement.layers
@@ -152,7 +152,7 @@ class RecomputeIndex:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a rule looks at."""
+    """Context passed to each rule."""
 
     document: Document  # the configuration, as located nodes
     settings: PolicySettings  # what it says, statement by statement
@@ -249,7 +249,7 @@ rule = functools.partial(rules.rule, prefix="pynative-")
 
 @dataclass(frozen=True, eq=False)
 class Context2x:
-    """What a rule looks at."""
+    """Context passed to each rule."""
 
     document: Document  # the configuration, as located nodes
     settings: Settings2x  # what it says, statement by statement

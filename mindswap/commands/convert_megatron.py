@@ -33,7 +33,7 @@ from mindswap.policy.read_parts import is_empty
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be converted."""
+    """Request of a conversion."""
 
     text: str  # the file as it is; empty without CONFIG
     document: Document  # the same, read; without a root without CONFIG
@@ -93,7 +93,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What is to be written."""
+    """Text to write."""
 
     sections: dict[str, dict[str, Any]]  # the sections that change
     problems: tuple[Problem, ...]  # warnings

@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace, found: StepPlan) -> PlanVerdict | None:
-    """What the compiler makes of the plan; None where nobody wants to know."""
+    """Verdict of the compiler on the plan; None where nobody asks."""
     if args.no_verify or found.plan.is_interrupted:
         return None
     return verify_plan(found, not args.no_cache)
@@ -191,7 +191,7 @@ def _dry_runs(step: LoadedStep, make: Callable[[int | None], StepPlan]) -> tuple
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
-    """What can be known to fail before anything is compiled."""
+    """Refuse what fails for sure before anything is compiled."""
     if args.simple and args.objective != "time":
         raise PlanError("--simple: not with --objective memory\n    fix:     --memory SIZE, or leave one out")
     if args.sweep:
@@ -231,7 +231,7 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
 
 
 def _allowed(text: str, is_safe: bool) -> Allow:
-    """What the plan may do.
+    """Means that the plan may use.
 
     A swap without effect frees nothing where the rule holds, so a plan that fits there fits without it, too, and its
     copies only cost time where they are made: of all plans for both readings the best has none.

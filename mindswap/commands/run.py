@@ -99,7 +99,7 @@ def _quiet_cpu(document: Document) -> None:
 
 
 def hint_after_failure(document: Document, options: list[str]) -> str:
-    """What to do after a failed training on a CPU, or where no Ascend card seems to be; "" if that is no reason."""
+    """Advice after a failed training on a CPU, or where no Ascend card seems to be; "" if that is no reason."""
     if _target(document, options) == "CPU":
         nodes = {path: document.get(*path) for path in ON_CPU}
         missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]

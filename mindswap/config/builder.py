@@ -69,7 +69,7 @@ class Builder:
         self._scalars = yaml.SafeLoader("")  # only its resolver and constructors
 
     def document(self) -> Document:
-        """What was put together."""
+        """The finished document."""
         allowed = "a mapping, as in `swap_config:`"
         if not self._problems and (self._root is None or self._root.is_null):
             self.report(Location(self.file, 1, 1), "yaml-syntax", "the file is empty", allowed, "begin with a key")

@@ -171,7 +171,7 @@ def _has_rows(node: DocumentNode) -> bool:
 
 
 def read_num_chunks(document: Document) -> int:
-    """What `pp_interleave_num` says, whether it acts or not."""
+    """Value of `pp_interleave_num`, whether it acts or not."""
     for key in ("pp_interleave_num", "virtual_pipeline_model_parallel_size"):
         node = document.get("model", "model_config", key)
         if node is not None:

@@ -18,7 +18,7 @@ Find = Callable[[C], "Iterator[Finding | Problem]"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found; as in `Problem`. The level is that of the rule, unless it says another."""
+    """Finding of a rule; as in `Problem`. The level is that of the rule, unless it says another."""
 
     location: Location
     message: str

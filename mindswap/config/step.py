@@ -1,4 +1,4 @@
-"""What a configuration says about a training step besides its network."""
+"""Settings of a training step besides its network."""
 
 import re
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ def is_pynative(document: Document) -> bool:
 
 
 def device_target(document: Document) -> str:
-    """What MindSpore runs on: `context.device_target`, Ascend where that is missing or null."""
+    """`context.device_target`; Ascend where that is missing or null."""
     value = document.value("context", "device_target")
     return ASCEND if value is None else str(value)
 
@@ -176,7 +176,7 @@ _SIZE = re.compile(r"(?:[1-9][0-9]*\.?[0-9]*|0\.[0-9]*)GB")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What MindSpore may take of each card."""
+    """Memory of each card that MindSpore may take."""
 
     size_bytes: int  # how much
     location: Location  # where that stands

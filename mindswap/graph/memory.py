@@ -32,7 +32,7 @@ Label = Names | str
 
 @dataclass(frozen=True)
 class OperatorMemory:
-    """What one operator makes that backward needs."""
+    """Memory of one operator that backward needs."""
 
     # operator path below the layer as `op_swap` names it; outside the layers, the cell path from the root. Text:
     # several names that the graph cannot tell apart have `|` between them

@@ -1,4 +1,4 @@
-"""What every operator is: one table, which all parts ask.
+"""Kinds of operators: one table, which all parts ask.
 
 A new operator is one line of `TABLE`: its class says how long it takes, its cut how it is split over ranks, its traits
 how the compiler and the backend treat it. An operator without a line counts as element-wise, with a kernel, no trait,
@@ -69,7 +69,7 @@ class Cut(Enum):
 
 
 class Trait(Flag):
-    """What else is to be known of an operator, with the source of it."""
+    """A further trait of an operator, with its source."""
 
     NONE = 0
     # The output is the memory of the first input.
@@ -271,12 +271,12 @@ FIRST_INPUT_OPS = WEIGHT_OPS | (VIEW_OPS & UNNAMED_OPS) | _of_class(OpClass.CAST
 
 
 def line_of(op: str) -> Operators:
-    """What the table says of an operator; element-wise where it has no line."""
+    """Line of the table for an operator; element-wise where it has none."""
     return _BY_NAME.get(op, _UNKNOWN)
 
 
 def classify(op: str) -> OpClass:
-    """What kind of operator this is; element-wise where nothing else is known."""
+    """Kind of an operator; element-wise where nothing else is known."""
     return line_of(op).kind
 
 

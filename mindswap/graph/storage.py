@@ -1,4 +1,4 @@
-"""What forward keeps for backward: storages, not nodes, each with its fate.
+"""Storages that forward keeps for backward, each with its fate.
 
 One tensor can be handed to backward under several names (a `MatMul` and the `Reshape` of it). It
 is one piece of memory, and it leaves the device only if every name of it does.
@@ -15,7 +15,7 @@ from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
 
 class StorageKind(Enum):
-    """What a piece of memory is."""
+    """Kind of a piece of memory."""
 
     ACTIVATION = "activation"  # made by an operator in forward
     WEIGHT = "weight"  # a parameter of the network
@@ -23,7 +23,7 @@ class StorageKind(Enum):
 
 
 class Fate(Enum):
-    """What becomes of a saved storage between forward and backward."""
+    """Placement of a saved storage between forward and backward."""
 
     KEPT = "kept"  # stays on the device
     SWAPPED = "swapped"  # leaves the device and comes back
@@ -42,7 +42,7 @@ class Storage:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from other storages of a graph."""
+        """Identity of a storage in a graph."""
         return self.name, self.output_index
 
     @property

@@ -25,7 +25,7 @@ NUM_TRANSPOSES = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What one run of an operator takes."""
+    """Work of one run of an operator."""
 
     # floating point operations. A multiply-add of a matrix product counts as two, any other operator as one for each
     # element. Attention counts the pairs of positions that its mask leaves: kernels skip the rest

@@ -1,4 +1,4 @@
-"""What recompute settings do operator by operator, with swap off as MindFormers does it, and with swap on."""
+"""Effect of recompute settings operator by operator, with swap off as MindFormers does it, and with swap on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -17,7 +17,7 @@ from mindswap.policy.words import format_names
 
 
 def first_difference(before: Policy, after: Policy, num_layers: int, trees: LayerTrees | None) -> str:
-    """What two policies do not recompute alike, in words; "" where they agree.
+    """First difference in recompute of two policies, in words; "" where they agree.
 
     Args:
         before, after: with swap on, or from `as_applied`.

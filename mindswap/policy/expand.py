@@ -34,7 +34,7 @@ EXCLUDE = "_exclude"
 
 @dataclass(frozen=True)
 class StageRecompute:
-    """What MindFormers recomputes with swap off."""
+    """Recompute of MindFormers with swap off."""
 
     # the same in layer indices, `is_swap_enabled` False. As everywhere, full recompute of a layer goes before select
     # recompute in it: the layers of the select options are those that were counted, also where the layer is recomputed

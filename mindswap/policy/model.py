@@ -151,7 +151,7 @@ def _entries(name: str, given: object) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the configuration asks for, in one form.
+    """Requested swap and recompute, in one form.
 
     Where entries overlap, this order decides, weakest first: layer_swap (the first entry that has
     the layer), then op_swap in order (a later pattern overrides an earlier one). Full recompute of a

@@ -76,7 +76,7 @@ def read_settings(document: Document, num_layers: int | None = None) -> PolicySe
 
 @dataclass(frozen=True)
 class _Swap:
-    """What `swap_config` says."""
+    """Content of `swap_config`."""
 
     is_enabled: bool = False
     statements: tuple[Statement, ...] = ()

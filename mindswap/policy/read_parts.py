@@ -26,7 +26,7 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 
 @dataclass(frozen=True)
 class Pattern:
-    """What an entry names; `text` is None for whole layers."""
+    """Pattern of an entry; `text` is None for whole layers."""
 
     text: str | None
     path: str

@@ -1,4 +1,4 @@
-r"""What a policy decides for each operator of a layer, and by which entry.
+r"""Decision of a policy for each operator of a layer, and by which entry.
 
 This is the one place where entries are weighed against each other. Applying, log lines, simulating, verifying,
 planning and explaining read its decisions.
@@ -43,7 +43,7 @@ OF_PRIMITIVES = (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EX
 
 
 class Treatment(Enum):
-    """What becomes of what an operator makes between forward and backward."""
+    """Treatment of the output of an operator between forward and backward."""
 
     KEEP = "keep"
     OFFLOAD = "offload"
@@ -73,7 +73,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one operator."""
+    """Decision for one operator."""
 
     recomputed_by: tuple[Claim, ...] = ()  # entries that have it run again in backward
     # of the entries that offload it the one that counts; without effect where it is recomputed
@@ -83,7 +83,7 @@ class Decision:
 
     @property
     def treatment(self) -> Treatment:
-        """What becomes of its output."""
+        """Treatment of its output."""
         if self.recomputed_by:
             return Treatment.RECOMPUTE
         return Treatment.KEEP if self.offloaded_by is None else Treatment.OFFLOAD
@@ -108,7 +108,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class LayerDecisions:
-    """What a policy decides for a layer."""
+    """Decisions of a policy for a layer."""
 
     layer_index: int
     layer: CellNode

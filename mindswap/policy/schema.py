@@ -1,4 +1,4 @@
-r"""What may stand in `swap_config` and `recompute_config`, as data.
+r"""Schema of `swap_config` and `recompute_config`, as data.
 
 The reader asks here whether a value fits; the rules take their "allowed" text from here, so what
 is accepted and what a message says cannot drift apart.
@@ -62,7 +62,7 @@ _DEFAULT_COMM_OPERATORS = (r".*\.norm",)
 
 
 class Expect(Enum):
-    """What a place in the configuration takes, in the words of the messages."""
+    """Values that a place in the configuration takes, in the words of the messages."""
 
     BOOL = "True or False"
     MAPPING = "a mapping"

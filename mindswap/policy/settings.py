@@ -1,4 +1,4 @@
-"""What a configuration says about swap and recomputation, statement by statement, with places.
+"""Swap and recompute settings of a configuration, statement by statement, with places.
 
 Made by `read`; `build` makes the Policy from it and the rules judge it.
 """

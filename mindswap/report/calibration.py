@@ -99,7 +99,7 @@ MAX_SHOWN_OTHERS = 6
 
 
 def calibration_header(profile: Profile, based_on: str) -> dict[str, object]:
-    """What a device file says under `calibration`."""
+    """Header of `calibration` in a device file."""
     header: dict[str, object] = {
         "based_on": based_on,
         "profile": profile.folder,

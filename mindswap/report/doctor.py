@@ -1,4 +1,4 @@
-"""What the doctor says, for people and for machines."""
+"""Report of the doctor, for people and for machines."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -79,6 +79,6 @@ _CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
 
 
 def examine(facts: MachineFacts) -> tuple[Diagnosis, ...]:
-    """What is not as it should be, errors first."""
+    """Faults, errors first."""
     found = [finding for check in _CHECKS for finding in check(facts)]
     return tuple(sorted(found, key=lambda finding: finding.severity is not Level.ERROR))

@@ -1,4 +1,4 @@
-"""What a configuration does in each layer, as text and as JSON; equal layers print once."""
+"""Effect of a configuration in each layer, as text and as JSON; equal layers print once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from mindswap.report.tables import format_table
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happens in each layer."""
+    """Explanation of each layer."""
 
     policy: Policy  # of the configuration; with swap off what MindFormers does by itself
     groups: tuple[AlikeLayers, ...]  # equal layers together, in order of their first

@@ -17,7 +17,7 @@ COLUMNS = (*WHATS, "op_swap alone frees")
 
 @dataclass(frozen=True)
 class LayerMemoryReport:
-    """What `mindswap inspect` shows."""
+    """Report of `mindswap inspect`."""
 
     layers: tuple[LayerMemory, ...]  # every layer of the model, then what is outside the layers
     peak: Peak  # highest activation memory of one micro-batch

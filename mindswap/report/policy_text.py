@@ -27,7 +27,7 @@ _UNNAMED_LAYER = -1
 
 
 class StepKind(Enum):
-    """What happens to the activations of an operator."""
+    """Treatment of the activations of an operator."""
 
     RECOMPUTE = "recompute"
     RECOMPUTE_OUTPUT = "recompute the output of"

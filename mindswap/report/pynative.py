@@ -46,7 +46,7 @@ def _header(effect: SettingsEffect) -> str:
 
 
 def format_layers_2x(effect: SettingsEffect) -> str:
-    """What happens in each layer; equal layers print once."""
+    """Effect in each layer; equal layers print once."""
     lines: list[str] = []
     num_layers = len(effect.layers)
     for indices, layer in group_equal(effect.layers, lambda one: replace(one, fetch_layer=None), range(num_layers)):
@@ -91,7 +91,7 @@ def _dropped(effect: SettingsEffect) -> list[str]:
 
 
 def pynative_notes(effect: SettingsEffect, is_release_known: bool = True) -> list[str]:
-    """What could not be looked at."""
+    """Parts that could not be checked."""
     if effect.settings.num_layers is None:
         return ["the number of layers is not known, so layers and names were not checked; use --num-layers"]
     notes = []

@@ -1,4 +1,4 @@
-"""What a block consists of: its operators, its tensors, and what it reads of other blocks."""
+"""Parts of a block: its operators, its tensors, and what it reads of other blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

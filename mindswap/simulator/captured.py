@@ -39,7 +39,7 @@ GradientKey = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class GradientRule:
-    """What becomes of each gradient of a step; sizes are those of a whole gradient, in the type of its weight."""
+    """Fate of each gradient of a step; sizes are those of a whole gradient, in the type of its weight."""
 
     is_summed: bool = False  # added up over micro-batches
     sharding: WeightSharding = WHOLE  # what the parallel optimizer cuts
@@ -152,7 +152,7 @@ def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
 
 
 def list_doubts(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
-    """What MindSpore does and is not in a step, in words."""
+    """Known gaps of a simulated step, in words."""
     if settings.pipeline.num_stages == 1:
         return ()
     return tuple(

@@ -53,7 +53,7 @@ class CompiledLayers:
         self._recent: dict[Hashable, Graph] = {}  # what was rewritten last, by `layer_key`
 
     def decide(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
-        """What a policy decides for one layer of the model, in each of the compiled ones."""
+        """Decisions of a policy for one layer of the model, in each of the compiled ones."""
         decided = {tree: resolve_layer(policy, layer_index, tree) for tree in dict.fromkeys(self.source.trees)}
         return tuple(decided[tree] for tree in self.source.trees)
 

@@ -35,12 +35,12 @@ class StageLayout:
 
     @property
     def shape(self) -> Shape:
-        """What the schedule arranges."""
+        """Shape that the schedule arranges."""
         num_chunks = max(map(len, self.chunks))
         return Shape(self.num_stages, num_chunks, self.num_micro_batches, self.num_sequences)
 
     def passes(self, stage: int) -> tuple[Pass, ...]:
-        """What a stage does in one step, in order."""
+        """Passes of a stage in one step, in order."""
         return order_passes(self.scheduler, stage, self.shape)
 
     def stage_of(self, section: int) -> int:

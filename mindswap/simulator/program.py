@@ -1,4 +1,4 @@
-"""What the simulator runs: the operators of one step in issue order, their copies, their memory. Pure data.
+"""Program of the simulator: the operators of one step in issue order, their copies, their memory. Pure data.
 
 Flat arrays, because a step of a pipeline has hundreds of thousands of operators. `simulator.build` makes
 them from captured layers; tests make them by hand.
@@ -17,7 +17,7 @@ ONE_WAY = -1  # number of copies of a tensor that is copied out once and never c
 
 
 class OpKind(IntEnum):
-    """What an operator is; the first three run on the compute stream, RECEIVE on one of its own.
+    """Kind of an operator; the first three run on the compute stream, RECEIVE on one of its own.
 
     Collectives and sends share the communication stream. A receive does not hold them up: a stage that waits for
     its neighbour must be able to send to it.
@@ -37,7 +37,7 @@ class OpKind(IntEnum):
 
 
 class MemoryKind(IntEnum):
-    """What a piece of activation memory is for, while it is on the device."""
+    """Purpose of a piece of activation memory, while it is on the device."""
 
     KEPT = 0  # waits for backward
     OFFLOADING = 1  # made, to be copied out; ends when it is released

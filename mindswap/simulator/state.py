@@ -1,4 +1,4 @@
-"""What the engine works on: a program as tables of records, and where each stage and stream stands.
+"""State of the engine: a program as tables of records, and where each stage and stream stands.
 
 Records, because compiled code passes a few tables around much faster than dozens of arrays.
 """

@@ -1,4 +1,4 @@
-"""What came out of a simulation: when everything ran, who waited for what, memory over time. Pure data.
+"""Result of a simulation: when everything ran, who waited for what, memory over time. Pure data.
 
 Every figure here is simulated.
 """

@@ -1,4 +1,4 @@
-"""What differs between versions of MindFormers, for the installed one; 1.9 stands for the graph mode of 2.x, too."""
+"""Differences between versions of MindFormers, for the installed one; 1.9 stands for the graph mode of 2.x, too."""
 
 from mindswap.check.doctor.software import installed_version
 

@@ -1,1 +1,1 @@
-"""What on this machine keeps a training from doing what it says: facts (gather, job) -> findings (examine)."""
+"""Faults of this machine that keep a training from doing what it says: facts (gather, job) -> findings (examine)."""

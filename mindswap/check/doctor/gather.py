@@ -23,7 +23,7 @@ _CANN_LIST = r"(?s)class AscendEnvChecker\b.*?self\.version\s*=\s*\[([^\]]*)\]"
 
 
 def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Sequence[str] | None = None) -> Software:
-    """What is installed; `root`: of the file system, `path`: folders that Python imports from."""
+    """Installed software; `root`: of the file system, `path`: folders that Python imports from."""
     packages: dict[str, list[Package]] = {}
     for folder in dict.fromkeys(sys.path if path is None else path):
         for found in importlib.metadata.distributions(path=[folder or "."]):
@@ -104,7 +104,7 @@ def _find(pattern: str, path: Path) -> str:
 
 
 def host_memory(root: Path = Path("/")) -> int | None:
-    """What is available, or what the container may still take where that is less; None if nothing says it.
+    """Available memory, or what the container may still take where that is less; None if nothing says it.
 
     Both with the cache of files that the kernel gives up when memory is asked for.
     """

@@ -16,7 +16,7 @@ HCCL_BASE_PORT, NUM_HCCL_PORTS = 60000, 16
 
 
 def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """What this machine allows and has."""
+    """Limits and devices of this machine."""
     machine, job = facts.machine, facts.job
     needed = max(MIN_MEMLOCK_BYTES, job.swapped_bytes if job else 0)
     if machine.memlock_bytes is not None and machine.memlock_bytes < needed:
@@ -99,7 +99,7 @@ def _find_ports(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 
 def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:
-    """What the configuration needs of this machine and of what is installed."""
+    """Needs of the configuration: of this machine and of installed software."""
     job = facts.job
     if job is None:
         return

@@ -25,12 +25,12 @@ class Diagnosis:
 
 
 def error(check: str, what: str, why: str, fix: str) -> Diagnosis:
-    """What keeps a training from starting, or from swapping."""
+    """A finding that keeps a training from starting, or from swapping."""
     return Diagnosis(check, Level.ERROR, what, why, fix)
 
 
 def warning(check: str, what: str, why: str, fix: str) -> Diagnosis:
-    """What works, or fails only with some models."""
+    """A finding that works, or fails only with some models."""
     return Diagnosis(check, Level.WARNING, what, why, fix)
 
 
@@ -44,7 +44,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Software:
-    """What is installed."""
+    """Installed software."""
 
     python: tuple[int, int]  # version of the interpreter
     # every copy of a distribution, in the order of the path: the first is the one imported
@@ -88,7 +88,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """What depends on a configuration."""
+    """Facts that depend on a configuration."""
 
     file: str  # the configuration
     is_pynative: bool = False  # it is of MindFormers 2.x
@@ -120,7 +120,7 @@ _CHECKPOINTS = (".ckpt", ".safetensors")
 
 
 def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -> CheckedJob:
-    """What is known of a training before it runs; a machine without cards is taken to have as many as usual."""
+    """Facts of a training before it runs; a machine without cards is taken to have as many as usual."""
     if find_form(document) is Form.PYNATIVE:
         return CheckedJob(document.file, is_pynative=True)
     checked = check_document(document, environ=environ, ignore={STAGE_RULE, "lazy-inline-env"})

@@ -45,7 +45,7 @@ def is_known_pair(mindformers: str, mindspore: str) -> bool:
 
 
 def describe_pair(mindformers: str) -> str:
-    """What to install for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
+    """Advice for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
     partner = next((pair.mindspore for pair in PAIRS if pair.mindformers == _release(mindformers)), "")
     return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
 
@@ -63,7 +63,7 @@ def installed_version(name: str) -> str:
 
 
 def installed_code(name: str) -> str:
-    """What stands for the code of a package: its version, or the state of its files where they change without it.
+    """Identity of the code of a package: its version, or the state of its files where they change without it.
 
     They do in a checkout, on the path or installed as editable. "" if there is no such package.
     """

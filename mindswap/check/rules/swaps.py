@@ -98,7 +98,7 @@ def overlap(context: Context) -> Iterator[Finding]:
 
 
 def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOverlap) -> Finding:
-    """What is said of two entries that swap the same operators."""
+    """Finding for two entries that swap the same operators."""
     operators = f" ({format_names(overlap.operators)})" if overlap.operators else ""
     if weaker.num_prefetch_ops == stronger.num_prefetch_ops:
         what_acts, fix = "with the same distance", "leave it out, the other entry covers it"

@@ -1,4 +1,4 @@
-"""What is asked to be recomputed against what backward of the compiled graph runs again, layer by layer."""
+"""Requested recompute against what backward of the compiled graph runs again, layer by layer."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ Place = tuple[str, str]
 
 
 def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision, ...]]:
-    """What is decided for the primitives at each place of a layer.
+    """Decisions for the primitives at each place of a layer.
 
     The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
     each of their decisions may be that of the operator at hand.
@@ -152,7 +152,7 @@ def _is_recomputed(decision: Decision) -> bool:
 
 
 def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
-    """What is to be recomputed and of which backward runs nothing again; None stands for the whole layer."""
+    """Requested recompute of which backward runs nothing again; None stands for the whole layer."""
     again = {node.place for node in runs_again(graph, layer.layer_index)}
     there = _places_there(layer, graph)
     unplaced = _unplaced_types(graph, layer.layer_index)
@@ -183,7 +183,7 @@ def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
 
 
 def runs_again(graph: Graph, layer_index: int) -> list[Node]:
-    """What backward of a layer runs again."""
+    """Operators that backward of a layer runs again."""
     return [node for node in graph.backward if node.layer_index == layer_index and node.is_duplicate]
 
 

@@ -1,4 +1,4 @@
-"""What a policy asked for against what the compiler did, layer by layer."""
+"""Requested policy against the compiled one, layer by layer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass

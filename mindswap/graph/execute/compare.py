@@ -1,4 +1,4 @@
-"""What running a compiled step has shown."""
+"""Results of running a compiled step."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class Execution:
 
 
 def make_reference(names: Sequence[str], plain: Executed, witness: Witness | None = None) -> Reference:
-    """What is kept of the run without swap and recompute."""
+    """Reference from the run without swap and recompute."""
     if len(names) != len(plain.gradients):
         names = [f"gradient {index}" for index in range(len(plain.gradients))]
     gradients = tuple(_digest(gradient) for gradient in plain.gradients)

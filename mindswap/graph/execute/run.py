@@ -35,7 +35,7 @@ class Misread:
 
 @dataclass(frozen=True, eq=False)
 class Executed:
-    """What one run of a step gave."""
+    """Result of one run of a step."""
 
     loss: np.ndarray | None  # first output of forward
     gradients: tuple[np.ndarray, ...]  # what the step returns, in order of its outputs

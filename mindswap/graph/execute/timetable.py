@@ -48,7 +48,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class StepTimetable:
-    """What happens at each operator."""
+    """Events at each operator."""
 
     operators: tuple[TimedOperator, ...]  # forward, then backward
     num_forward: int

@@ -1,4 +1,4 @@
-"""What recompute and swap would do to a compiled step, without compiling again.
+"""Predict a compiled step under recompute and swap, without compiling again.
 
 A planner asks about thousands of settings; the compiler takes seconds for one. Here the changes that
 the compiler makes for a setting are made on the graph of the step without any: recomputed operators run
@@ -22,7 +22,7 @@ from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What is set on forward operators."""
+    """Settings of forward operators."""
 
     recomputed: Set[str] = frozenset()  # names of nodes that run again in backward if backward needs them
     # for the nodes whose outputs are swapped, the prefetch distance in operators

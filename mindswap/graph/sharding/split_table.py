@@ -1,4 +1,4 @@
-"""What is known of the splits of a step while they are followed through it."""
+"""Splits of a step, while they are followed through it."""
 
 from dataclasses import dataclass
 
@@ -108,7 +108,7 @@ class SplitTable:
         return found
 
     def call(self, node: Node, operands: list[Operand], splits: list[Split]) -> OperatorCall:
-        """What a rule needs to know of an operator."""
+        """Facts of an operator that a rule needs."""
         graph = self.graph
         return OperatorCall(
             op=node.op,

@@ -11,7 +11,7 @@ RULE = "megatron-options"
 
 
 class OptionKind(Enum):
-    """What an option takes."""
+    """Kind of value that an option takes."""
 
     FLAG = "nothing"
     NUMBER = "a number from 1"

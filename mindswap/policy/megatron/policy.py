@@ -30,7 +30,7 @@ def known_modules() -> dict[str, list[str]]:
 
 
 def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
-    """What a module of Megatron is in a model; empty if the model has nothing like it.
+    """Operators that a module of Megatron is in a model; empty if the model has nothing like it.
 
     `purpose` is `recompute` or `offload`.
     """
@@ -66,7 +66,7 @@ def _table() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MegatronPolicy:
-    """What the options ask for."""
+    """Policy of the options."""
 
     policy: Policy | None  # with swap enabled; None if there is an error
     problems: tuple[Problem, ...]  # errors and warnings

@@ -44,7 +44,7 @@ class ScriptError(MindswapError):
 
 @dataclass(frozen=True)
 class Command:
-    """What a script runs."""
+    """Command of a script."""
 
     words: tuple[str, ...]  # of the command with Megatron's options, variables replaced
     unknown: tuple[str, ...]  # words that stand for arguments which are not known, e.g. `$EXTRA_ARGS`

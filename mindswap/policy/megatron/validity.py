@@ -1,4 +1,4 @@
-"""What Megatron-LM refuses, as problems: all at once, where Megatron stops at the first.
+"""Refusals of Megatron-LM, as problems: all at once, where Megatron stops at the first.
 
 Source: validate_args of megatron/training/arguments.py, TransformerConfig.__post_init__, and checkpointed_forward of
 megatron/core/recompute.py (commit d98e8a6): it cuts counts to the layers of a chunk, and says nothing.

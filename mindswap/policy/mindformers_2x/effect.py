@@ -1,4 +1,4 @@
-"""What MindFormers 2.x makes of the settings, layer by layer, and what it drops.
+"""Effect of the settings in MindFormers 2.x, layer by layer, and what it drops.
 
 Follows `apply_recompute` and `apply_swap` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
 Where the paths of a layer are not known, a pattern stands for itself.
@@ -23,7 +23,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class LayerOutcome:
-    """What happens to one layer."""
+    """Outcome for one layer."""
 
     is_recomputed: bool  # as a whole
     recomputed: tuple[str, ...]  # this and the next two: paths that get a wrapper
@@ -53,7 +53,7 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class SettingsEffect:
-    """What becomes of the settings."""
+    """Effect of the settings."""
 
     settings: Settings2x  # what was asked
     model: Model | None  # names of the layers; None if not known
@@ -78,7 +78,7 @@ class SettingsEffect:
 
 
 def compute_effect(settings: Settings2x, model: Model | None) -> SettingsEffect:
-    """What upstream makes of the settings, problems or not."""
+    """Effect of the settings upstream, problems or not."""
     unmatched: list[tuple[str, str]] = []
 
     def expand(option: str) -> LayerMap:

@@ -28,7 +28,7 @@ def _find_count(document: Document, keys: tuple[str, ...], least: int) -> int | 
 
 
 def read_pynative(document: Document, num_layers: int | None) -> Settings2x:
-    """What a configuration of MindFormers 2.x says about swap and recomputation.
+    """Swap and recompute settings of a configuration of MindFormers 2.x.
 
     `num_layers` are those without multi-token prediction; None takes what the configuration states.
     """

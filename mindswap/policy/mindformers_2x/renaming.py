@@ -54,7 +54,7 @@ _SELDOM = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_
 
 @dataclass(frozen=True)
 class LayerNames:
-    """What is known of both layers; None where a model is in no table."""
+    """Known names of both layers; None where a model is in no table."""
 
     layer_1_9: CellNode | None = None  # the layer of 1.9
     paths_2x: frozenset[str] | None = None  # what can be named in the layer of 2.x

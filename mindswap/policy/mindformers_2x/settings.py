@@ -62,7 +62,7 @@ SECTION_KEYS = {
 
 
 class Expect2x(Enum):
-    """What a place takes, in the words of the messages."""
+    """Values that a place takes, in the words of the messages."""
 
     SECTION = "a mapping"
     SMALL_SECTION = "at most 200000 values; an alias counts each time it is used"

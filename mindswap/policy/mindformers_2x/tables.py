@@ -1,4 +1,4 @@
-"""What can be named in a layer of known 2.x models, from tables: MindFormers 2.x cannot be installed here."""
+"""Names in a layer of known 2.x models, from tables: MindFormers 2.x cannot be installed here."""
 
 import functools
 import json
@@ -22,7 +22,7 @@ from mindswap.policy.cell_tree import PART_TIMEOUT_S, PatternError, compile_part
 
 @dataclass(frozen=True)
 class LayerPaths:
-    """What a pattern can name in one layer."""
+    """Paths that a pattern can name in one layer."""
 
     cells: frozenset[str]  # dotted paths of cells
     callables: frozenset[str]  # dotted paths of callables: primitives, functions, methods

@@ -22,7 +22,7 @@ class Lane(IntEnum):
 
 
 class BarKind(IntEnum):
-    """What a bar in such a row stands for."""
+    """Kind of a bar in such a row."""
 
     FORWARD = 0
     BACKWARD = 1

@@ -88,7 +88,7 @@ def _middles(copies: Iterable[ProfiledCopy]) -> list[tuple[int, float, int]]:
 
 @dataclass(frozen=True)
 class ShareFit:
-    """What one kind of link between cards reaches."""
+    """Bandwidth share that one kind of link between cards reaches."""
 
     permille: int  # of the bandwidth of one link
     num_transfers: int  # collectives that were compared
@@ -165,7 +165,7 @@ FEWEST_PERMILLE, MOST_PERMILLE = 800, 1200
 
 @dataclass(frozen=True)
 class Calibration:
-    """What came out of a profile."""
+    """Figures fitted to a profile."""
 
     device: Device  # with the new figures, and the profile as their source
     measurements: tuple[Measurement, ...]  # durations of operators, the largest sum first

@@ -12,7 +12,7 @@ from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS,
 
 
 class FigureKind(Enum):
-    """What a figure measures."""
+    """Quantity that a figure measures."""
 
     SIZE = "size"
     BANDWIDTH = "bandwidth"
@@ -112,7 +112,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Network:
-    """What cards talk over, as one card sees it."""
+    """Network between cards, as one card sees it."""
 
     bandwidth_bytes_per_s: int  # of one card, one direction, to all others together
     latency_ns: int  # of one step of a collective

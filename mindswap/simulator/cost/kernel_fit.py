@@ -155,7 +155,7 @@ IDEAL_PERMILLE = 1000
 
 @dataclass(frozen=True)
 class FigureFit:
-    """What a profile says of one figure."""
+    """Fit of one figure to a profile."""
 
     name: str  # of the figure
     before: int  # of the device that was begun with, in its smallest unit

@@ -1,4 +1,4 @@
-"""What a profile of a real machine says, as plain data: kernels, copies, collectives, steps. Nothing judged."""
+"""Profile of a real machine, as plain data: kernels, copies, collectives, steps. Nothing judged."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -58,7 +58,7 @@ class ProfiledCopy:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one collective sent over one kind of link."""
+    """Bytes that one collective sent over one kind of link."""
 
     op: str  # its name in the profile, such as `hcom_allReduce__271_0_1`
     link: str  # HCCS, RDMA, PCIE, SIO
@@ -82,7 +82,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Profile:
-    """What the profiles of one or more ranks of the same kind of card say."""
+    """Profiles of one or more ranks of the same kind of card."""
 
     folder: str  # where they were read
     kernels: tuple[ProfiledKernel, ...]  # every run of a kernel

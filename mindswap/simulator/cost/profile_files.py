@@ -45,7 +45,7 @@ Kind = TypeVar("Kind", Table, "Text")
 
 
 class Text(Enum):
-    """What a JSON file holds."""
+    """Content of a JSON file."""
 
     TRACE = "trace"
     COMMUNICATION = "communication"

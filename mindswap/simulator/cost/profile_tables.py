@@ -41,7 +41,7 @@ NO_VALUE = ("", "N/A", "NA")
 
 
 class Table(Enum):
-    """What a CSV file holds."""
+    """Content of a CSV file."""
 
     KERNELS = "kernels"
     SUMMARY = "kernels as msprof writes them"
@@ -63,7 +63,7 @@ SIGNS = (
 
 
 def recognise_table(path: Path) -> Table | None:
-    """What a CSV file holds, by its columns; None for anything else."""
+    """Kind of a CSV file, by its columns; None for anything else."""
     try:
         header = _header(path)
     except CostError:

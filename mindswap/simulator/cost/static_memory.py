@@ -32,7 +32,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer keeps for each weight."""
+    """State of an optimizer for each weight."""
 
     num_float32_states: int  # tensors of its shape in float32, whatever the type of the weight
     num_like_states: int = 0  # tensors of its shape and type
@@ -71,7 +71,7 @@ class StaticMemory:
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """What an optimizer keeps, by its name in `optimizer.type`.
+    """State of an optimizer, by its name in `optimizer.type`.
 
     Raises:
         CostError: if it is not known; the text lists those that are.

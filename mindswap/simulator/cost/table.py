@@ -30,7 +30,7 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 @dataclass(frozen=True)
 class MeasuredKey:
-    """What an operator is recognised by in a profile."""
+    """Key of an operator in a profile."""
 
     op: str  # name in MindSpore
     # inputs, outputs: shape and dtype of each tensor, without those of one element and without integer arguments, which
@@ -64,7 +64,7 @@ def types_of(shapes: Shapes) -> tuple[TensorType, ...]:
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """What the operators of a step cost on a device."""
+    """Costs of the operators of a step on a device."""
 
     device: Device
     # mean duration of operators in ns, from a profile; they go before the roofline

@@ -46,7 +46,7 @@ WITH_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")
 
 
 def find_schedule(name: str, shape: Shape) -> PipelineSchedule:
-    """What MindSpore runs where `pipeline_scheduler` is `name`: seqpipe in place of all others for one chunk."""
+    """Schedule of MindSpore where `pipeline_scheduler` is `name`: seqpipe in place of all others for one chunk."""
     if shape.num_chunks == 1 and name != "zero_bubble_v":
         return SCHEDULES["seqpipe"]
     return SCHEDULES[name]
@@ -54,5 +54,5 @@ def find_schedule(name: str, shape: Shape) -> PipelineSchedule:
 
 @cache
 def order_passes(name: str, stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
+    """Passes of a stage in one step."""
     return find_schedule(name, shape).order(stage, shape)

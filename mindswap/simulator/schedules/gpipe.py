@@ -10,7 +10,7 @@ from mindswap.simulator.schedules.passes import Pass, PassWork, Shape
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step; the same for all stages."""
+    """Passes of a stage in one step; the same for all stages."""
     micro_batches, chunks = range(shape.num_micro_batches), range(shape.num_chunks)
     forward = [Pass(chunk, micro_batch, PassWork.FORWARD) for chunk in chunks for micro_batch in micro_batches]
     backward = [

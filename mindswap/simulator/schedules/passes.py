@@ -1,4 +1,4 @@
-"""What a schedule is made of: passes of a stage, as plain data."""
+"""Elements of a schedule: passes of a stage, as plain data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class PassWork(IntEnum):
-    """What a pass computes."""
+    """Work of a pass."""
 
     FORWARD = 0
     BACKWARD = 1  # both gradients
@@ -27,7 +27,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a schedule arranges."""
+    """Shape of a step that a schedule arranges."""
 
     num_stages: int
     num_chunks: int = 1  # virtual chunks per stage
@@ -39,7 +39,7 @@ class PipelineSchedule(Protocol):
     """A module of this folder."""
 
     def order(self, stage: int, shape: Shape) -> tuple[Pass, ...]:
-        """What a stage does in one step."""
+        """Passes of a stage in one step."""
 
     def refusal(self, shape: Shape) -> str:
         """Why MindSpore refuses this shape; "" if it takes it."""

@@ -19,7 +19,7 @@ KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRA
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step; fewer micro-batches than MindSpore takes go as with gpipe."""
+    """Passes of a stage in one step; fewer micro-batches than MindSpore takes go as with gpipe."""
     if shape.num_micro_batches < 2 * shape.num_stages:
         return gpipe.order(stage, shape)
     behind, num_micro_batches = shape.num_stages - stage - 1, shape.num_micro_batches

@@ -29,7 +29,7 @@ class TextSource:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return "<stdin>" if self.path is None else str(self.path)
 
 
@@ -133,7 +133,7 @@ def vocabulary_size(document: Document) -> int:
 
 @dataclass
 class SampleCounts:
-    """What `read_samples` has read so far."""
+    """Counts of `read_samples` so far."""
 
     num_documents: int = 0  # documents that hold any text; empty ones are passed over
     num_bytes: int = 0  # their bytes

@@ -18,7 +18,7 @@ _LAST_WORD = re.compile(r".*\S(?=\s)", re.DOTALL)
 
 
 class Tokenizer(Protocol):
-    """What `prepare-data` needs of a tokenizer; token arrays have type code 'i' (int32)."""
+    """Interface of a tokenizer for `prepare-data`; token arrays have type code 'i' (int32)."""
 
     name: str
     vocab_size: int

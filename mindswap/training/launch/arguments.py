@@ -171,7 +171,7 @@ def split_order(order: str) -> list[str]:
 
 
 def worker_command(words: list[str], source: str = "EXECUTE_ORDER") -> tuple[list[str], str | None]:
-    """What Python shall run in every worker.
+    """Command of Python in every worker.
 
     Args:
         words: the order, split: `run_mindformer.py ARGS`, another script, only options (for the

@@ -133,7 +133,7 @@ def put_old_logs_aside(folder: Path, ranks: Iterable[int], num_workers: int, *, 
 
 
 def failure_report(folder: Path, ranks: Iterable[int]) -> str:
-    """What the logs say: workers with the same last error once, those with an error first."""
+    """Report of failed workers: those with the same last error once, those with an error first."""
     found: dict[tuple[bool, str], list[int]] = {}
     for rank in ranks:
         found.setdefault(_examine(worker_log(folder, rank)), []).append(rank)

@@ -17,7 +17,7 @@ ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
 @dataclass(frozen=True)
 class Training:
-    """What follows `mindswap run`."""
+    """Words behind `mindswap run`."""
 
     script: Path | None  # the training script; None for the package's own entry
     options: list[str]  # its options

@@ -1,1 +1,1 @@
-"""What workers of a training run logged, and whether it agrees with the policy."""
+"""Logs of workers of a training run, and whether they agree with the policy."""

@@ -1,4 +1,4 @@
-"""What the policy asks for against what the workers logged."""
+"""Policy against what the workers logged."""
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence

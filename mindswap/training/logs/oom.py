@@ -35,7 +35,7 @@ class OomEvent:
 
     @property
     def missing_bytes(self) -> int | None:
-        """What this one request lacked; None if the line does not say how much it was."""
+        """Bytes that this one request lacked; None if the line does not say how much it was."""
         return None if self.requested_bytes is None else max(self.requested_bytes - (self.free_bytes or 0), 0)
 
 

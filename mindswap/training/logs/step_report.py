@@ -10,7 +10,7 @@ _LINE = re.compile(r"mindswap: step (\d{1,9}): loss ([-+.0-9a-z]{1,32}), (\d{1,1
 
 @dataclass(frozen=True)
 class ReportedStep:
-    """What a worker says of a step."""
+    """Report of a worker on a step."""
 
     number: int  # from 1
     loss: float  # on this worker; the very number that it computed

@@ -1,4 +1,4 @@
-"""What a proof starts: other commands of mindswap, whose answers are JSON, and the workers of a run."""
+"""Processes of a proof: other commands of mindswap, whose answers are JSON, and the workers of a run."""
 
 import json
 import os
@@ -31,7 +31,7 @@ PACKAGE_FOLDER = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said."""
+    """Answer of a command."""
 
     exit_code: int  # 0 and 1 come with data, if the command has any
     data: Any  # its JSON; None where it printed none

@@ -26,7 +26,7 @@ class SyntheticData:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the runs are to be."""
+    """Options of the runs."""
 
     num_steps: int  # steps of training
     num_workers: int  # workers of msrun; 0: as the configuration has, which `derive` does not look up

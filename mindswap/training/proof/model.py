@@ -1,4 +1,4 @@
-"""What a proof is made of: plain data, from the simulation and from the runs."""
+"""Data of a proof, from the simulation and from the runs."""
 
 import enum
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from mindswap.training.proof.overlap import Overlap
 
 
 class Verdict(enum.Enum):
-    """What came out of a check."""
+    """Verdict of a check."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -31,7 +31,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What the simulator says of a step."""
+    """Simulated figures of a step."""
 
     step_time_ns: int  # one step
     peak_bytes: int  # highest use of device memory of any stage
@@ -47,7 +47,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Worker:
-    """What one worker of a run reported."""
+    """Report of one worker of a run."""
 
     number: int  # of the worker
     steps: tuple[ReportedStep, ...]  # in order

@@ -1,4 +1,4 @@
-"""What `mindswap prove` does before anything runs: configurations, data, simulations, the plan."""
+"""Preparation of `mindswap prove`: configurations, data, simulations, the plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What was asked for."""
+    """Request of a proof."""
 
     folder: Path  # for all that a proof writes
     config: Path  # the user's file

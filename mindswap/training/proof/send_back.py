@@ -1,4 +1,4 @@
-"""What to send from a machine that nobody here has: the machine in words, and one archive without weights and data."""
+"""Support bundle of a machine that nobody here has: the machine in words, and one archive without weights and data."""
 
 import io
 import os
