@@ -1,6 +1,7 @@
 """A training step as it was loaded, which plans and dry runs take."""
 
-from dataclasses import dataclass, field, replace
+import functools
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.api.recorded import is_trace_path, read_trace
@@ -31,7 +32,6 @@ class LoadedStep:
     model: StepModel
     known_layers: tuple[CellNode, ...] | None
     path: Path | None = None
-    _with_swap: "LoadedStep | None" = field(default=None, init=False, repr=False)
 
     @property
     def device(self) -> Device:
@@ -73,13 +73,16 @@ class LoadedStep:
 
     def with_swap(self) -> "LoadedStep":
         """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""
-        settings = self.model.settings
-        sharding = settings.sharding
+        sharding = self.model.settings.sharding
         is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_one_turn(self.document)
         if not is_other or sharding.is_cast_behind:
             return self
-        if self._with_swap is None:
-            model = self.model.remade(settings=replace(settings, sharding=replace(sharding, is_cast_behind=True)))
-            object.__setattr__(self, "_with_swap", replace(self, model=model))
-        assert self._with_swap is not None
-        return self._with_swap
+        return _cast_behind(self)
+
+
+@functools.lru_cache(maxsize=1)
+def _cast_behind(step: LoadedStep) -> LoadedStep:
+    """The step with weights cast behind their gather; made once, as its model keeps what it found."""
+    settings = step.model.settings
+    sharding = replace(settings.sharding, is_cast_behind=True)
+    return replace(step, model=step.model.remade(settings=replace(settings, sharding=sharding)))
