@@ -13,6 +13,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.step_model import StepModel
+from mindswap.units import format_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,12 @@ class LoadedStep:
     def title(self) -> str:
         """Name for reports."""
         return self.path.stem if self.path is not None else "network"
+
+    def __repr__(self) -> str:
+        layers, cards = len(self.model.captured.sample.layer_map), self.model.settings.num_cards
+        return (
+            f"<Step {self.title}: {format_count(layers, 'layer')}, {format_count(cards, 'card')}, {self.device.title}>"
+        )
 
     def config_text(self) -> str:
         """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""

@@ -25,12 +25,13 @@ from mindswap.planner.write import compact_policy, write_plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.convert import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Policy
+from mindswap.report.html_parts import in_notebook
 from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems
 from mindswap.simulator.cost.hardware import SET_BY_USER, with_fragments, without_fragments
 from mindswap.simulator.layer_swaps import LayerSwapModel
 from mindswap.simulator.step_model import StepModel
-from mindswap.units import format_bytes, parse_bytes
+from mindswap.units import format_bytes, format_time, parse_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,16 @@ class StepPlan:
         """Highest device memory of any pipeline stage."""
         return self.plan.peak_bytes
 
+    @property
+    def step_time_s(self) -> float:
+        """The same in seconds."""
+        return self.step_time_ns / 1e9
+
+    @property
+    def peak_gib(self) -> float:
+        """Highest device memory in GiB."""
+        return self.peak_bytes / 2**30
+
     def within(self, budget_bytes: int) -> "StepPlan":
         """The same plan as one for another budget, which is then written beside it."""
         return replace(self, plan=replace(self.plan, budget_bytes=budget_bytes))
@@ -104,6 +115,14 @@ class StepPlan:
         settings = self.step.model.settings
         title = self.step.device.title
         return format_plan(self.plan, title, settings.num_tokens / settings.num_cards, self.budget_source)
+
+    def __repr__(self) -> str:
+        verdict = "fits in" if self.fits else "does not fit in"
+        figures = f"{format_time(self.step_time_ns)}, {format_bytes(self.peak_bytes)}"
+        return f"<StepPlan {self.step.title}: {figures}, {verdict} {format_bytes(self.plan.budget_bytes)}, simulated>"
+
+    def _repr_html_(self) -> str:
+        return in_notebook(repr(self), str(self))
 
 
 def make_plan(

@@ -7,6 +7,8 @@ from pathlib import Path
 from mindswap.files import file_name, write_new
 from mindswap.policy.model import Policy
 from mindswap.report.calibration import device_figures
+from mindswap.report.dryrun_html import simulated_curve
+from mindswap.report.html_parts import in_notebook, memory_curve
 from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
@@ -14,7 +16,7 @@ from mindswap.simulator.cost.hardware import Device, without_fragments
 from mindswap.simulator.step_model import SimulatedStep, StepModel
 from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
 from mindswap.simulator.summary_model import SimulationReport
-from mindswap.units import format_bytes, format_count
+from mindswap.units import format_bytes, format_count, format_time
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,16 @@ class Run:
         """Of each card."""
         settings = self.model.settings
         return settings.num_tokens * 1e9 / self.step_time_ns / settings.num_cards
+
+    @property
+    def step_time_s(self) -> float:
+        """The same in seconds."""
+        return self.step_time_ns / 1e9
+
+    @property
+    def peak_gib(self) -> float:
+        """Highest device memory in GiB."""
+        return self.peak_bytes / 2**30
 
     def report(self) -> SimulationReport:
         """Who waits for whom, what each layer costs, what fills the memory at its peak."""
@@ -112,6 +124,17 @@ class Run:
 
     def __str__(self) -> str:
         return format_simulation(self.report())
+
+    def __repr__(self) -> str:
+        verdict = "fits in" if self.fits else "does not fit in"
+        budget = format_bytes(self.device.usable_memory_bytes)
+        figures = f"{format_time(self.step_time_ns)}, {format_bytes(self.peak_bytes)}, {verdict} {budget}"
+        return f"<Run {self.title}: {figures}, simulated>"
+
+    def _repr_html_(self) -> str:
+        report = self.report()
+        name = f"memory of stage {report.peak_stage.stage} over the step, simulated"
+        return in_notebook(repr(self), str(self), memory_curve(*simulated_curve(report.peak_stage, 0), name))
 
 
 def outside_line(model: StepModel, device: Device) -> str:

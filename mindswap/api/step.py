@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mindswap.training.dryrun.stages import DryRunReport
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Step(LoadedStep):
     """A training step ready to be simulated, planned and dry run."""
 

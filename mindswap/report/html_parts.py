@@ -32,6 +32,29 @@ def card(name: str, value: str, remark: str, judged: str = "") -> str:
     )
 
 
+def in_notebook(line: str, text: str, curve: str = "") -> str:
+    """An object in a notebook: its line, what `print` shows, and a curve."""
+    return f"<p><b>{escape(line)}</b></p>{curve}<pre>{escape(text)}</pre>"
+
+
+def memory_curve(shares: Iterable[float], live_bytes: Iterable[int], label: str) -> str:
+    """Memory over a step as a line in the colour of the text, so that it is seen in light and dark.
+
+    Args:
+        shares: of the step, 0 to 1, ascending.
+        live_bytes: from each of them on.
+        label: what is drawn.
+    """
+    highest: dict[int, int] = {}  # in each of 600 columns
+    for share, live in zip(shares, live_bytes, strict=True):
+        column = int(600 * share)
+        highest[column] = max(int(live), highest.get(column, 0))
+    scale = 95 / (max(highest.values(), default=0) or 1)
+    points = " ".join(f"{column},{100 - scale * live:.1f}" for column, live in sorted(highest.items()))
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor"/>'
+    return f'<svg viewBox="0 0 600 100" width="600">{line}</svg><p>{escape(label)}</p>'
+
+
 def list_items(texts: Iterable[str]) -> str:
     """Texts as the items of a list."""
     return "".join(f"<li>{escape(text)}</li>" for text in texts)

@@ -27,6 +27,12 @@ def report_of(num_layers: int = 2, budget_bytes: int | None = 200) -> DryRunRepo
     return DryRunReport("case", (stage,), (), num_layers, (2,), budget_bytes, False, ("a note",))
 
 
+def test_a_report_is_one_line_in_python():
+    report = report_of(budget_bytes=None)
+    assert repr(report) == f"<DryRunReport case: {report.used_peak_bytes} B without fragments, fits>"
+    assert report.peak_gib * 2**30 == report.peak_bytes
+
+
 def settings(text: str):
     return read_step_settings(parse_document(text.encode(), "x.yaml"))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.summary_model import StageReport
 from mindswap.training.dryrun.read import LAYER, PARTS, DryRun
+from mindswap.units import format_bytes
 
 # The parts of a dry run in the simulated memory; what is gathered has AllGather in its label.
 _STATIC_PARTS = {
@@ -89,6 +90,15 @@ class DryRunReport:
     has_cann: bool
     notes: tuple[str, ...] = ()
     counts_fragments: bool = False
+
+    def __repr__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        return f"<DryRunReport {self.title}: {format_bytes(self.used_peak_bytes)} without fragments, {verdict}>"
+
+    @property
+    def peak_gib(self) -> float:
+        """What is held against the budget, in GiB."""
+        return self.peak_bytes / 2**30
 
     @property
     def used_peak_bytes(self) -> int:
