@@ -24,6 +24,7 @@ CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
 LLAMA2_7B = "configs/llama2_7b/pretrain_llama2_7b.yaml"
 SIMULATE = f"mindswap simulate {CASE_4}"
 PLAN = f"mindswap plan {LLAMA2_7B} --memory 40GiB"
+NOTHING_FITS = f"mindswap plan {LLAMA2_7B} --memory 10GiB"
 # Each picture in docs/, the page with its example, and what the example begins with; `--plot` draws it.
 PICTURES = {
     "simulate_case4.png": ("docs/simulate.md", SIMULATE),
@@ -41,6 +42,7 @@ FOUND = PICTURES["inspect_case4.png"]
 SENTENCES = (
     ("README.md", "keeping everything needs # GiB", "全部保留每卡需要 # GiB", *KEEPS),
     ("README.md", "40 GiB, for # % of", "单步时间只多 # %", "README.md", PLAN, "^this plan .*[+]# %"),
+    ("README.md", "less than # GiB", "都至少需要 # GiB", "docs/plan.md", NOTHING_FITS, "^no policy can fit: .* # GiB"),
     ("README.md", "waits # % of the step", "：# % 的时间", *WAITS),
     ("docs/plan.md", "it needs # GiB; it shall", "^# GiB，现在要装进", *KEEPS),
     ("docs/simulate.md", "^# % of this step waits", "^这一步 # %", *WAITS),
