@@ -24,7 +24,7 @@ from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
-from mindswap.training.proof.derive import SyntheticData, Wanted, cut_policy, derive, format_config, kept_layers
+from mindswap.training.proof.derive import RunOptions, SyntheticData, cut_policy, derive, format_config, kept_layers
 
 CONFIG_NAME = "dryrun.yaml"
 
@@ -103,7 +103,7 @@ def write_config(document: Document, folder: Path, num_ranks: int, layers_per_ch
     if layers_per_chunk is not None:
         kept = sampled_layers(read_pipeline(document), num_layers, layers_per_chunk)
     settings = read_step_settings(document)
-    wanted = Wanted(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
+    wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
     config, _ = derive(document.data(), wanted)
     data = _samples(document_from_data(config, CONFIG_NAME), settings)
     config, changes = derive(document.data(), replace(wanted, data=data))

@@ -20,9 +20,9 @@ from mindswap.simulator.cost.device_file import load_device
 from mindswap.training.launch.processes import StoppedBySignal, adopt_orphans, signals_raise, stop_descendants
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.checks import make_checks
-from mindswap.training.proof.derive import Wanted
+from mindswap.training.proof.derive import RunOptions
 from mindswap.training.proof.model import Proof
-from mindswap.training.proof.proving import Bench, prepare
+from mindswap.training.proof.proving import ProofRequest, prepare
 from mindswap.training.proof.runs import run_variants
 from mindswap.training.proof.send_back import pack
 from mindswap.units import parse_bytes
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return 128 + stopped.number if stopped else 0 if proof.is_ok else 1
 
 
-def _bench(args: argparse.Namespace, begin_s: float) -> Bench:
+def _bench(args: argparse.Namespace, begin_s: float) -> ProofRequest:
     if args.device:
         load_device(args.device)  # a wrong name stops here, before anything is made
     overrides = device_overrides(args)
@@ -113,11 +113,11 @@ def _bench(args: argparse.Namespace, begin_s: float) -> Bench:
     device_words = ["--device", args.device] if args.device else []
     for name, text in overrides.items():
         device_words += [f"--{name.replace('_', '-')}", text]
-    return Bench(
+    return ProofRequest(
         folder=args.output,
         config=Path(args.config),
         variants=args.variants,
-        wanted=Wanted(args.steps, args.worker_num or 0, args.layers, None, args.profile, args.deterministic),
+        wanted=RunOptions(args.steps, args.worker_num or 0, args.layers, None, args.profile, args.deterministic),
         budget_bytes=budget_bytes,
         wants_synthetic_data=args.synthetic_data,
         device_words=tuple(device_words),
@@ -126,7 +126,7 @@ def _bench(args: argparse.Namespace, begin_s: float) -> Bench:
     )
 
 
-def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
+def _finish(args: argparse.Namespace, bench: ProofRequest, proof: Proof) -> None:
     """Write what there is, and say where."""
     answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
     write_new(bench.folder / "report.json", answer + "\n", overwrite=True)

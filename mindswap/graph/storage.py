@@ -22,7 +22,7 @@ class StorageKind(Enum):
     INPUT = "input"  # an input of the step, or a constant
 
 
-class Fate(Enum):
+class Placement(Enum):
     """Placement of a saved storage between forward and backward."""
 
     KEPT = "kept"  # stays on the device
@@ -61,7 +61,7 @@ class SavedStorage:
     """A storage that backward needs."""
 
     storage: Storage
-    fate: Fate  # kept, swapped, or both
+    fate: Placement  # kept, swapped, or both
     keepers: tuple[Node, ...]  # nodes through which backward holds it on the device
     pairs: tuple[SwapPair, ...]  # copies to the host and back; more than one moves the same bytes several times
     first_user: int  # position in `Graph.backward` of the first operator that reads it there, under any name
@@ -102,7 +102,8 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     for key in sorted(storages, key=lambda key: (order.get(key[0], -1), key[1])):
         if storages[key].kind is StorageKind.ACTIVATION:
             names = [node.name for node in keepers[key]] + [pair.copy_out.name for pair in pairs[key]]
-            fate = Fate.WASTED if keepers[key] and pairs[key] else Fate.SWAPPED if pairs[key] else Fate.KEPT
+            swapped = Placement.WASTED if keepers[key] else Placement.SWAPPED
+            fate = swapped if pairs[key] else Placement.KEPT
             first_user = min(first_users[name] for name in names)
             saved.append(SavedStorage(storages[key], fate, tuple(keepers[key]), tuple(pairs[key]), first_user))
     return tuple(saved)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindswap.graph.memory import Label
-from mindswap.graph.storage import Fate
+from mindswap.graph.storage import Placement
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.result import Plan
 from mindswap.policy.model import Layers, Policy
@@ -32,7 +32,7 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     """
     plain, planned = model.blocks(Policy())[1:-1], model.blocks(plan.policy)[1:-1]
     timeline = short_model(model)[0].simulate(plan.policy).timeline
-    swapped, wasted = _by_label(planned, Fate.SWAPPED), _by_label(planned, Fate.WASTED)
+    swapped, wasted = _by_label(planned, Placement.SWAPPED), _by_label(planned, Placement.WASTED)
     lines = [
         _swap_line(timeline, label, found, _names(model, plan.policy, label, found.layers[0])[0])
         for label, found in _in_order(swapped)
@@ -46,7 +46,7 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     return lines or ["Everything fits: nothing is swapped and nothing is recomputed."]
 
 
-def saved_by_label(block: Block, fate: Fate) -> dict[Label, int]:
+def saved_by_label(block: Block, fate: Placement) -> dict[Label, int]:
     """Bytes that backward needs, by the operator that makes them.
 
     Args:
@@ -62,10 +62,10 @@ def saved_by_label(block: Block, fate: Fate) -> dict[Label, int]:
     return sizes
 
 
-def _fate(tensor: BlockTensor) -> Fate:
+def _fate(tensor: BlockTensor) -> Placement:
     if not tensor.num_copies:
-        return Fate.KEPT
-    return Fate.WASTED if tensor.is_held else Fate.SWAPPED
+        return Placement.KEPT
+    return Placement.WASTED if tensor.is_held else Placement.SWAPPED
 
 
 @dataclass
@@ -80,7 +80,7 @@ def _in_order(found: dict[Label, _Found]) -> list[tuple[Label, _Found]]:
     return sorted(found.items(), key=lambda entry: str(entry[0]))
 
 
-def _by_label(blocks: Sequence[Block], *fates: Fate) -> dict[Label, _Found]:
+def _by_label(blocks: Sequence[Block], *fates: Placement) -> dict[Label, _Found]:
     found: dict[Label, _Found] = {}
     for layer, block in enumerate(blocks):
         sizes = Counter[Label]()
@@ -144,8 +144,8 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
     """What is no longer there between forward and backward, and what running it again costs; equal layers once."""
     found: dict[Label, _Again] = {}
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
-        there = set().union(*(saved_by_label(after, fate) for fate in Fate))
-        gone = {label: size for label, size in saved_by_label(before, Fate.KEPT).items() if label not in there}
+        there = set().union(*(saved_by_label(after, fate) for fate in Placement))
+        gone = {label: size for label, size in saved_by_label(before, Placement.KEPT).items() if label not in there}
         cost = _recompute_ns(after)
         cost.subtract(_recompute_ns(before))
         for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
@@ -172,7 +172,7 @@ def _recompute_ns(block: Block) -> Counter[Label]:
 
 
 def _kept_lines(planned: Sequence[Block]) -> list[str]:
-    kept = _by_label(planned, Fate.KEPT, Fate.WASTED)
+    kept = _by_label(planned, Placement.KEPT, Placement.WASTED)
     largest = sorted(kept.items(), key=lambda entry: -entry[1].size_bytes)[:NUM_KEPT]
     return [
         f"keep {label} in {_in_words(found.layers)}: {format_bytes(found.size_bytes // len(found.layers))} of a layer"

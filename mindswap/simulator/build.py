@@ -16,7 +16,7 @@ from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.schedules import Pass, PassWork
 from mindswap.simulator.stage_pass import ModelSections, StagePass, cut_backward, shift
 from mindswap.simulator.stage_tensors import TensorTable, once_columns
-from mindswap.simulator.turns import TENSOR_COLUMNS, Turns
+from mindswap.simulator.turns import TENSOR_COLUMNS, MicroBatchGroup
 
 
 def build_program(
@@ -51,19 +51,19 @@ class _Chunk:
     first_forward: StagePass
     later_forward: StagePass
     backward: StagePass
-    turns: dict[tuple[bool, bool], Turns] = field(default_factory=dict)
+    turns: dict[tuple[bool, bool], MicroBatchGroup] = field(default_factory=dict)
     once_begin: int = 0  # of its first forward
 
-    def turns_of(self, entry: Pass, is_cut: bool) -> Turns:
+    def turns_of(self, entry: Pass, is_cut: bool) -> MicroBatchGroup:
         """The turns that a micro-batch belongs to; made when the first of them comes."""
         forward = self.later_forward if entry.micro_batch or entry.sequence else self.first_forward
         key = (forward is self.first_forward, is_cut)
         if key not in self.turns:
             if is_cut:
                 *halves, places = cut_backward(self.backward)
-                self.turns[key] = Turns(forward, self.backward, (halves[0], halves[1]), places)
+                self.turns[key] = MicroBatchGroup(forward, self.backward, (halves[0], halves[1]), places)
             else:
-                self.turns[key] = Turns(forward, self.backward)
+                self.turns[key] = MicroBatchGroup(forward, self.backward)
         return self.turns[key]
 
 

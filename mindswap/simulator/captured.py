@@ -39,7 +39,7 @@ GradientKey = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class GradientRule:
-    """Fate of each gradient of a step; sizes are those of a whole gradient, in the type of its weight."""
+    """Memory of each gradient of a step; sizes are those of a whole gradient, in the type of its weight."""
 
     is_summed: bool = False  # added up over micro-batches
     sharding: WeightSharding = WHOLE  # what the parallel optimizer cuts

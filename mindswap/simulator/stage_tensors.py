@@ -14,7 +14,7 @@ from mindswap.simulator.block import Block, TensorArrays, tensor_arrays, use_row
 from mindswap.simulator.block_parts import BlockTensor, Read, Role, Uses
 from mindswap.simulator.program import NO_OP, MemoryKind
 from mindswap.simulator.stage_pass import ModelSections, neighbour_reads, shift
-from mindswap.simulator.turns import Turns
+from mindswap.simulator.turns import MicroBatchGroup
 
 FAR = 2**62  # behind every position
 ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
@@ -28,7 +28,7 @@ class TensorTable:
 
     model: ModelSections
     sections: tuple[int, ...]
-    turns: Turns
+    turns: MicroBatchGroup
 
     def own(self) -> dict[str, np.ndarray]:
         """Tensors that no other block reads."""
@@ -133,7 +133,9 @@ class TensorTable:
         return position if is_forward else int(self.turns.placed(np.array(position)))
 
 
-def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequence[Turns]) -> dict[str, np.ndarray]:
+def once_columns(
+    model: ModelSections, begins: Mapping[int, int], turns: Sequence[MicroBatchGroup]
+) -> dict[str, np.ndarray]:
     """Tensors that are made once, where each section of a chunk `begins` with them, and read by all micro-batches."""
     sections = tuple(begins)
     tables = [model.blocks[section].arrays.shared for section in sections]
@@ -157,7 +159,7 @@ def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequenc
     }
 
 
-def _starts(turns: Turns, sections: Sequence[int], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _starts(turns: MicroBatchGroup, sections: Sequence[int], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Where sections begin in forward and in backward, each as often as its size says."""
     parts = (turns.forward, turns.backward)
     forward, backward = np.array([[part.starts[section] for section in sections] for part in parts], np.int64)

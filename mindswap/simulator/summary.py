@@ -13,7 +13,7 @@ from mindswap.policy.words import format_layers
 from mindswap.simulator.cost.static_memory import StaticMemory
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind
-from mindswap.simulator.summary_model import Cause, Holder, LayerRow, Moment, StageReport
+from mindswap.simulator.summary_model import Cause, LayerRow, Moment, PeakContributor, StageReport
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline, find_waits
 
 # Host memory that swapped activations take.
@@ -108,13 +108,13 @@ def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Momen
     )
 
 
-def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[Holder, ...]:
+def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[PeakContributor, ...]:
     intervals, labels = timeline.program.intervals, timeline.program.labels
     groups: dict[tuple[int, int], list[int]] = {}
     for position in memory.holders.tolist():
         groups.setdefault((int(intervals.label[position]), int(intervals.kind[position])), []).append(position)
     holders = [
-        Holder(
+        PeakContributor(
             label=str(labels[label]),
             kind=MemoryKind(kind),
             size_bytes=int(intervals.size_bytes[positions].sum()),

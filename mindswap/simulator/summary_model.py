@@ -28,7 +28,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Holder:
+class PeakContributor:
     """Activations of one operator and kind, all layers together, that are on the device at the peak."""
 
     label: str  # operator that made them
@@ -77,7 +77,7 @@ class StageReport:
     static_parts: tuple[tuple[str, int], ...]
     memory: MemoryProfile  # activations over time
     moment: Moment | None  # when memory is highest
-    holders: tuple[Holder, ...]  # what is on the device then, largest first
+    holders: tuple[PeakContributor, ...]  # what is on the device then, largest first
     compute_ns: int  # busy time of the compute stream
     recompute_ns: int  # the part of it that is recompute
     bubble_ns: int  # nothing to do: other stages had not sent yet, or were not done yet

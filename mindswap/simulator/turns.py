@@ -23,7 +23,7 @@ TENSOR_COLUMNS = (
 
 
 @dataclass(eq=False)
-class Turns:
+class MicroBatchGroup:
     """Micro-batches of a virtual chunk that are laid down alike: their passes, and where they begin.
 
     Not frozen: what is laid down is added.

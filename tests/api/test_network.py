@@ -138,12 +138,12 @@ def test_a_policy_of_a_file_can_be_applied(cells, tmp_path):
 
 
 def test_a_capture_shows_what_the_policy_does(cells):
-    from mindswap.graph.storage import Fate, classify_saved
+    from mindswap.graph.storage import Placement, classify_saved
 
     network = cells.network("stages")
     mindswap.apply(network, SWAP, layers="backbone.stages")
     graph = mindswap.capture(network, [cells.inputs])
-    swapped = [s for s in classify_saved(graph) if s.fate is Fate.SWAPPED]
+    swapped = [s for s in classify_saved(graph) if s.fate is Placement.SWAPPED]
     # The output of Tanh of block 1, (4, 8) in float32.
     assert [(s.storage.producer.op, s.storage.layer_index, s.copied_bytes) for s in swapped] == [("Tanh", 1, 128)]
 

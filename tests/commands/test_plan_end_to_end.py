@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from mindswap.api.step import load_step
-from mindswap.graph.storage import Fate
+from mindswap.graph.storage import Placement
 from mindswap.planner.explain import saved_by_label
 from tests import forked
 from tests.adapters.conftest import data  # noqa: F401 a fixture
@@ -79,7 +79,7 @@ def test_the_compiled_graph_does_it_to_the_byte(planned):
     compiled = [(layer["swapped_bytes"], layer["kept_bytes"], layer["wasted_bytes"] > 0) for layer in report["layers"]]
     predicted = []
     for layer, block in enumerate(loaded.model.blocks(loaded.policy)[1:-1]):
-        kept, wasted = (sum(saved_by_label(block, fate).values()) for fate in (Fate.KEPT, Fate.WASTED))
+        kept, wasted = (sum(saved_by_label(block, fate).values()) for fate in (Placement.KEPT, Placement.WASTED))
         predicted.append((copies.size_bytes[copies.layer == layer].sum(), kept + wasted, wasted > 0))
     assert compiled == predicted
     assert sum(swapped for swapped, _, _ in compiled) == plan["host_bytes_per_node"]

@@ -13,9 +13,9 @@ import pytest
 from mindswap import cli
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.training.proof.children import read_measured
-from mindswap.training.proof.derive import Wanted
+from mindswap.training.proof.derive import RunOptions
 from mindswap.training.proof.model import Proof, Simulated, Variant
-from mindswap.training.proof.proving import Bench
+from mindswap.training.proof.proving import ProofRequest
 from mindswap.training.proof.runs import calibrated
 from tests.training.proof.test_results import write_run_with_profile
 
@@ -101,7 +101,9 @@ def test_a_profile_of_a_device_calibrates_the_simulation(done, tmp_path):
     report = json.loads((folder / "report.json").read_text())
     simulated = Simulated(**report["variants"][1]["simulated"])
     write_run_with_profile(tmp_path / "plan")
-    bench = Bench(folder, CONFIG, ("plan",), Wanted(3, 2, 2), None, False, (), lambda text: None, write_synthetic_data)
+    bench = ProofRequest(
+        folder, CONFIG, ("plan",), RunOptions(3, 2, 2), None, False, (), lambda text: None, write_synthetic_data
+    )
     run = read_measured(tmp_path / "plan", 0, 1.0)
     variant = Variant("plan", "a plan", str(folder / "plan.yaml"), simulated, measured=run)
     proof = calibrated(bench, Proof("c", "Ascend", "d", 2, 3, variants=(variant,)))

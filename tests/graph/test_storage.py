@@ -1,6 +1,6 @@
 """What is one piece of memory, and what becomes of it."""
 
-from mindswap.graph.storage import Fate, StorageKind, classify_saved, resolve_storage
+from mindswap.graph.storage import Placement, StorageKind, classify_saved, resolve_storage
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
 
@@ -11,7 +11,7 @@ def fates(step):
 
 def test_a_saved_operator_is_kept():
     step = graph([node("mul", "Mul", "x")], saved="mul")
-    assert fates(step) == [("mul", Fate.KEPT, KIB, 0)]
+    assert fates(step) == [("mul", Placement.KEPT, KIB, 0)]
 
 
 def test_views_of_one_tensor_count_once():
@@ -26,7 +26,7 @@ def test_views_of_one_tensor_count_once():
         ],
         saved="mul a b c d e",
     )
-    assert fates(step) == [("mul", Fate.KEPT, KIB, 0)]
+    assert fates(step) == [("mul", Placement.KEPT, KIB, 0)]
 
 
 def test_a_swapped_view_swaps_the_storage():
@@ -35,7 +35,7 @@ def test_a_swapped_view_swaps_the_storage():
         [copy_in("back", "out"), node("grad", "MulGrad", "back")],
         saved="out",
     )
-    assert fates(step) == [("mul", Fate.SWAPPED, 0, KIB)]
+    assert fates(step) == [("mul", Placement.SWAPPED, 0, KIB)]
 
 
 def test_a_copy_is_wasted_while_another_name_stays():
@@ -50,7 +50,7 @@ def test_a_copy_is_wasted_while_another_name_stays():
         [copy_in("back", "out"), node("grad", "MatMul", "back wk_b")],
         saved="out wk",
     )
-    assert fates(step) == [("norm", Fate.WASTED, KIB, KIB)]
+    assert fates(step) == [("norm", Placement.WASTED, KIB, KIB)]
 
 
 def test_one_storage_swapped_under_two_names_is_copied_twice():
@@ -65,7 +65,7 @@ def test_one_storage_swapped_under_two_names_is_copied_twice():
         [copy_in("back1", "out1"), copy_in("back2", "out2")],
         saved="out1 out2",
     )
-    assert fates(step) == [("norm", Fate.SWAPPED, 0, 2 * KIB)]
+    assert fates(step) == [("norm", Placement.SWAPPED, 0, 2 * KIB)]
 
 
 def test_the_first_user_is_that_of_any_name():
@@ -94,7 +94,7 @@ def test_weights_and_inputs_are_no_activations():
         saved="load move cast view",
     )
     # The cast of a weight is memory of its own, made in every step.
-    assert fates(step) == [("cast", Fate.KEPT, KIB, 0)]
+    assert fates(step) == [("cast", Placement.KEPT, KIB, 0)]
     assert resolve_storage(step, "move").kind is StorageKind.WEIGHT
     assert resolve_storage(step, "view").kind is StorageKind.INPUT
 
@@ -124,7 +124,7 @@ def test_tuples_are_looked_through():
         saved="item",
         one=1,
     )
-    assert fates(step) == [("b", Fate.KEPT, KIB, 0)]
+    assert fates(step) == [("b", Placement.KEPT, KIB, 0)]
 
 
 def test_what_backward_does_not_read_is_not_kept():
@@ -134,7 +134,7 @@ def test_what_backward_does_not_read_is_not_kept():
         [node("grad", "MatMul", "cast_b")],
         saved="norm cast",
     )
-    assert fates(step) == [("cast", Fate.KEPT, KIB, 0)]
+    assert fates(step) == [("cast", Placement.KEPT, KIB, 0)]
 
 
 def test_the_first_user_is_found_behind_views_and_copies():

@@ -7,7 +7,7 @@ import numpy as np
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.summary import group_layer_rows, host_bytes_per_node, measure_layers
-from mindswap.simulator.summary_model import Cause, Holder, LayerRow, Moment
+from mindswap.simulator.summary_model import Cause, LayerRow, Moment, PeakContributor
 from mindswap.simulator.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report
 from tests.simulator.builders import Span, program_of
@@ -46,7 +46,7 @@ def test_host_memory_is_taken_from_copy_out_to_the_end_of_copy_in():
 def test_the_peak_has_a_moment_and_holders():
     (stage,) = small_report().stages
     assert stage.moment == Moment(0, "forward", 0, 0, "ffn Mul")
-    assert stage.holders == (Holder("ffn Mul", MemoryKind.OFFLOADING, 64 * MIB, 1, (0,)),)
+    assert stage.holders == (PeakContributor("ffn Mul", MemoryKind.OFFLOADING, 64 * MIB, 1, (0,)),)
 
 
 def test_causes_of_waiting_are_sorted_by_time():

@@ -4,7 +4,7 @@ from mindswap.simulator.block import use_rows
 from mindswap.simulator.block_parts import Uses
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.stage_pass import WEIGHT_HALF, StagePass
-from mindswap.simulator.turns import Turns
+from mindswap.simulator.turns import MicroBatchGroup
 
 FORWARD, BACKWARD = StagePass({}, {}), StagePass({}, {})
 # Read by operator 0 of backward alone; by 0, 2 and 3; by 1 and 3; by none. Operators 1 and 3 give gradients of weights.
@@ -19,7 +19,7 @@ USES = use_rows(
 
 
 def test_uses_where_backward_is_whole():
-    turns = Turns(FORWARD, BACKWARD)
+    turns = MicroBatchGroup(FORWARD, BACKWARD)
     last_forward, first, last = turns.placed_uses(USES, np.full(4, 100), np.full(4, 10)).tolist()
     assert last_forward == [105, 106, 107, NO_OP]
     assert (first, last) == ([10, 10, 11, NO_OP], [10, 13, 13, NO_OP])
@@ -28,7 +28,7 @@ def test_uses_where_backward_is_whole():
 def test_uses_where_backward_is_cut():
     """A backward of g, w, g, w: operators 0 and 2 go to the first half, 1 and 3 to the second."""
     places = np.array([0, WEIGHT_HALF, 1, WEIGHT_HALF + 1])
-    turns = Turns(FORWARD, BACKWARD, (BACKWARD, BACKWARD), places)
+    turns = MicroBatchGroup(FORWARD, BACKWARD, (BACKWARD, BACKWARD), places)
     _, first, last = turns.placed_uses(USES, np.zeros(4, int), np.zeros(4, int)).tolist()
     assert first == [0, 0, WEIGHT_HALF, NO_OP]
     assert last == [0, WEIGHT_HALF + 1, WEIGHT_HALF + 1, NO_OP]

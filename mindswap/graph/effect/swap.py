@@ -19,7 +19,7 @@ from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.rewrite.settle import has_scope
 from mindswap.graph.sharding.gather import is_gathering
-from mindswap.graph.storage import Fate, SavedStorage, classify_saved, kept_by_layer, resolve_storage
+from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
 
@@ -127,7 +127,7 @@ class _LayerComparison:
             ),
             one_way=tuple(node for node in self.graph.index.one_way_copies if node.layer_index == self.index),
             idle=(*self._idle(), *self._idle_recompute()),
-            wasted=tuple(entry for entry in own if entry.fate is Fate.WASTED),
+            wasted=tuple(entry for entry in own if entry.fate is Placement.WASTED),
             beyond_specification=tuple(self._beyond_specification()),
             num_recomputed=len(runs_again(self.graph, self.index)),
             kept_before_bytes=kept_before_bytes,

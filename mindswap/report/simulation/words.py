@@ -8,7 +8,7 @@ import numpy as np
 from mindswap.policy.words import name_indices
 from mindswap.report.simulation.bars import Bars, list_bars
 from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
-from mindswap.simulator.summary_model import Cause, Holder, Moment, SimulationReport
+from mindswap.simulator.summary_model import Cause, Moment, PeakContributor, SimulationReport
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline
 from mindswap.units import format_bytes, format_time
 
@@ -48,7 +48,7 @@ def describe_moment(moment: Moment | None) -> str:
     return f"{moment.phase}, {describe_place([moment.layer])}, micro-batch {moment.micro_batch}: {moment.label}"
 
 
-def describe_holder(holder: Holder) -> str:
+def describe_holder(holder: PeakContributor) -> str:
     """`attention.wq MatMul, layers 0-31, kept for backward`."""
     return f"{holder.label}, {describe_place(holder.layers)}, {MEMORY_STYLES[holder.kind].title}"
 

@@ -25,7 +25,7 @@ class SyntheticData:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunOptions:
     """Options of the runs."""
 
     num_steps: int  # steps of training
@@ -36,7 +36,7 @@ class Wanted:
     is_deterministic: bool = False  # kernels that give the same bits each time
 
 
-def derive(config: Mapping[str, Any], wanted: Wanted) -> tuple[dict[str, Any], tuple[str, ...]]:
+def derive(config: Mapping[str, Any], wanted: RunOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The configuration of the runs, and in words what differs from the user's.
 
     Swap and recompute stay as they are.
@@ -172,7 +172,7 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
     }
 
 
-def _set_profile(edit: _Edit, wanted: Wanted) -> None:
+def _set_profile(edit: _Edit, wanted: RunOptions) -> None:
     edit.set("profile", wanted.is_profiled)
     if not wanted.is_profiled:
         return

@@ -17,8 +17,8 @@ from mindswap.simulator.cost.device_file import read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.proof.children import Answer, ask, read_simulated
 from mindswap.training.proof.derive import (
+    RunOptions,
     SyntheticData,
-    Wanted,
     cut_policy,
     derive,
     format_config,
@@ -42,13 +42,13 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProofRequest:
     """Request of a proof."""
 
     folder: Path  # for all that a proof writes
     config: Path  # the user's file
     variants: tuple[str, ...]  # runs to make
-    wanted: Wanted  # what each is to be
+    wanted: RunOptions  # what each is to be
     budget_bytes: int | None  # for the plan; None takes a share of what the step needs
     wants_synthetic_data: bool  # also where the configuration has data
     device_words: tuple[str, ...]  # options of the simulated device
@@ -60,7 +60,7 @@ class Bench:
         return self.folder / f"{name}.yaml"
 
 
-def prepare(bench: Bench, document: Document) -> Proof:
+def prepare(bench: ProofRequest, document: Document) -> Proof:
     """Write the configurations and the data, simulate each run.
 
     Raises:
@@ -121,7 +121,7 @@ def _own_data(document: Document) -> dict[str, Any]:
     return data
 
 
-def _make_data(bench: Bench, document: Document) -> SyntheticData:
+def _make_data(bench: ProofRequest, document: Document) -> SyntheticData:
     size = vocabulary_size(document)
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
@@ -129,7 +129,7 @@ def _make_data(bench: Bench, document: Document) -> SyntheticData:
     return bench.write_data(bench.folder, settings, bench.wanted.num_steps, size, data_columns(document))
 
 
-def _simulate_all(bench: Bench, proof: Proof) -> Proof:
+def _simulate_all(bench: ProofRequest, proof: Proof) -> Proof:
     """The runs with their simulations, and the plan."""
     bench.say("simulating: swap off")
     title, off = simulate(bench, "off")
@@ -146,14 +146,14 @@ def _simulate_all(bench: Bench, proof: Proof) -> Proof:
     return replace(proof, device=title, variants=tuple(variants))
 
 
-def simulate(bench: Bench, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
+def simulate(bench: ProofRequest, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
     """Title of the device, and the step of a run on it."""
     words = bench.device_words if device is None else device
     data = ask(["simulate", "--json", str(bench.file(name)), *words]).require(f"simulating {name}.yaml")
     return data["device"], read_simulated(data)
 
 
-def _plan(bench: Bench, off: Simulated) -> Variant:
+def _plan(bench: ProofRequest, off: Simulated) -> Variant:
     """The plan within the budget; without one asked for, within the least that is possible."""
     budget = bench.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100
     bench.say(f"planning for {format_bytes(budget)}")
@@ -172,6 +172,6 @@ def _plan(bench: Bench, off: Simulated) -> Variant:
     return Variant("plan", title, str(bench.file("plan")), simulated, budget_bytes=budget)
 
 
-def _ask_plan(bench: Bench, budget_bytes: int) -> Answer:
+def _ask_plan(bench: ProofRequest, budget_bytes: int) -> Answer:
     words = ["--memory", f"{budget_bytes}B", "-o", str(bench.file("plan")), "--json", *bench.device_words]
     return ask(["plan", str(bench.file("yaml")), *words])

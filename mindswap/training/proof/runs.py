@@ -11,11 +11,11 @@ from mindswap.files import write_new
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.training.proof.children import ask, read_effect, read_fits, read_measured, train
 from mindswap.training.proof.model import MeasuredRun, Proof, Variant, typical_ns
-from mindswap.training.proof.proving import Bench, simulate
+from mindswap.training.proof.proving import ProofRequest, simulate
 from mindswap.units import format_count, format_time
 
 
-def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
+def run_variants(bench: ProofRequest, proof: Proof) -> Iterator[Proof]:
     """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
     yield proof
     for index, variant in enumerate(proof.variants):
@@ -40,7 +40,7 @@ def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
     yield calibrated(bench, proof)
 
 
-def _run(bench: Bench, proof: Proof, variant: Variant) -> MeasuredRun:
+def _run(bench: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     workers = format_count(proof.num_workers, "worker")
     bench.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
     folder = bench.folder / variant.name
@@ -61,7 +61,7 @@ def _run(bench: Bench, proof: Proof, variant: Variant) -> MeasuredRun:
     return measured
 
 
-def calibrated(bench: Bench, proof: Proof) -> Proof:
+def calibrated(bench: ProofRequest, proof: Proof) -> Proof:
     """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
     found = {variant.name: variant.measured.profile for variant in proof.variants if variant.measured is not None}
     profile = next((found[name] for name in ("plan", "yaml", "off") if found.get(name) is not None), None)

@@ -15,7 +15,7 @@ from mindswap.units import format_bytes
 ARCHIVE = "send_back.tar.gz"
 PROFILE_FILES = ("*.csv", "trace_view.json", "communication.json", "profiler_*.json")
 # Lines of a log that say something of the run; the rest is the configuration, printed whole, and progress bars.
-TELLING = ("mindswap", "Set ", "emory", "lazy_inline", "step:[", "ERROR", "CRITICAL", "Error", "Training Over")
+LOG_KEYWORDS = ("mindswap", "Set ", "emory", "lazy_inline", "step:[", "ERROR", "CRITICAL", "Error", "Training Over")
 MAX_LOG_BYTES = 1 << 20
 MAX_FILE_BYTES = 256 << 20
 TIMEOUT_S = 20
@@ -76,5 +76,5 @@ def _whole_files(folder: Path) -> Iterator[Path]:
 def _telling_lines(log: Path) -> Iterator[str]:
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if any(word in line for word in TELLING):
+            if any(word in line for word in LOG_KEYWORDS):
                 yield line if len(line) <= 2000 else line[:2000] + "\n"

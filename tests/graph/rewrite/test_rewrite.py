@@ -12,7 +12,7 @@ from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import TensorType
 from mindswap.graph.rewrite.fusion import merge_equal
 from mindswap.graph.rewrite.rewrite import NodeSettings, rewrite_graph, settings_of_policy
-from mindswap.graph.storage import Fate, classify_saved
+from mindswap.graph.storage import Placement, classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
@@ -123,7 +123,7 @@ def test_one_operator_runs_again_before_its_first_reader():
     ]
     assert [n.name for n in step.forward if n.is_recomputed] == ["gelu0"]
     assert step.backward[0].is_duplicate and step.backward[0].origin == "gelu0"
-    assert fates(step) == {"matmul0": (Fate.KEPT, KIB, 0)}
+    assert fates(step) == {"matmul0": (Placement.KEPT, KIB, 0)}
 
 
 def test_a_cell_runs_again_but_for_its_output():
@@ -142,7 +142,7 @@ def test_a_cell_runs_again_but_for_its_output():
 def test_the_output_of_a_recomputed_cell_is_kept_where_backward_needs_it():
     late = [*layer_backward(), node("late", "Grad", "mul0_b")]
     step = rewritten(graph(layer_forward(), late, saved="matmul0 gelu0 mul0 x"), select_recompute=recompute("mlp"))
-    assert fates(step) == {"mul0": (Fate.KEPT, KIB, 0)}
+    assert fates(step) == {"mul0": (Placement.KEPT, KIB, 0)}
 
 
 def test_a_primitive_runs_again_also_if_it_is_the_output_of_its_cell():
@@ -155,7 +155,7 @@ def test_a_primitive_runs_again_also_if_it_is_the_output_of_its_cell():
 def test_a_whole_layer_keeps_only_its_output():
     step = rewritten(TWO, layer_recompute=ALL_LAYERS)
     # Layer 1 runs again from add0, which is the output of layer 0 and kept.
-    assert fates(step) == {"add0": (Fate.KEPT, KIB, 0)}
+    assert fates(step) == {"add0": (Placement.KEPT, KIB, 0)}
     assert [n.name for n in step.backward if n.is_duplicate] == [
         "matmul1@again", "gelu1@again", "matmul0@again", "gelu0@again",
     ]  # fmt: skip
@@ -177,13 +177,13 @@ def test_what_runs_again_runs_once_however_many_read_it():
 
 def test_a_policy_for_some_layers_leaves_the_others():
     step = rewritten(TWO, select_recompute=recompute("mlp", layers=Layers((1,))))
-    assert fates(step) == {name: (Fate.KEPT, KIB, 0) for name in ("matmul0", "gelu0", "add0")}
+    assert fates(step) == {name: (Placement.KEPT, KIB, 0) for name in ("matmul0", "gelu0", "add0")}
 
 
 def test_an_excluded_operator_does_not_run_again():
     asked = {"select_recompute": recompute("mlp"), "select_recompute_exclude": recompute(r"mlp\.gelu")}
     assert settings(ONE, **asked).recomputed == {"matmul0"}
-    assert fates(rewritten(ONE, **asked)) == {"gelu0": (Fate.KEPT, KIB, 0)}
+    assert fates(rewritten(ONE, **asked)) == {"gelu0": (Placement.KEPT, KIB, 0)}
 
 
 def test_an_operator_is_excluded_from_a_whole_layer():
@@ -265,7 +265,7 @@ def test_of_a_swapped_tuple_only_what_its_own_gradient_reads_is_moved():
     # Seen with RmsNorm and SplitWithSize of Qwen3: members that others read carry no mark.
     moved = rewritten(norm_step(), NORM_TREE, op_swap=(swap(r"norm\.norm"),))
     assert [pair.copy_out.inputs for pair in moved.swap_pairs] == [("scale",)]
-    assert fates(moved, "output_index") == {0: (Fate.KEPT, KIB, 0), 1: (Fate.SWAPPED, 0, KIB)}
+    assert fates(moved, "output_index") == {0: (Placement.KEPT, KIB, 0), 1: (Placement.SWAPPED, 0, KIB)}
 
 
 # -- swap ---------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_swapped_value_leaves_behind_its_maker_and_comes_back_before_its_reade
     assert backward(step)[:2] == ["gelu0@in <- gelu0@out@saved", "mul_grad0 <- gelu0@in matmul0@saved"]
     (pair,) = step.swap_pairs
     assert (pair.producer.name, pair.num_prefetch_ops, pair.size_bytes) == ("gelu0", 3, KIB)
-    assert fates(step) == {"matmul0": (Fate.KEPT, KIB, 0), "gelu0": (Fate.SWAPPED, 0, KIB)}
+    assert fates(step) == {"matmul0": (Placement.KEPT, KIB, 0), "gelu0": (Placement.SWAPPED, 0, KIB)}
 
 
 def test_what_backward_does_not_need_is_not_copied():
@@ -321,10 +321,10 @@ def test_a_marked_operator_itself_is_not_copied():
 def test_swapping_one_of_two_names_copies_and_frees_nothing():
     forward = [op("matmul", "Matmul", "x"), op("view", "Reshape", "matmul"), op("gelu", "Gelu", "view")]
     step = graph(forward, [node("reader", "Grad", "matmul_b view_b")], saved="matmul view")
-    assert fates(rewritten(step, op_swap=(swap(r"mlp\.matmul"),))) == {"matmul": (Fate.WASTED, KIB, KIB)}
+    assert fates(rewritten(step, op_swap=(swap(r"mlp\.matmul"),))) == {"matmul": (Placement.WASTED, KIB, KIB)}
     # With both names swapped the bytes leave, and cross the link twice.
     both = rewrite_graph(step, NodeSettings(prefetch={"matmul": 1, "view": 1}))
-    assert fates(both) == {"matmul": (Fate.SWAPPED, 0, 2 * KIB)}
+    assert fates(both) == {"matmul": (Placement.SWAPPED, 0, 2 * KIB)}
 
 
 def test_a_swapped_value_feeds_a_recomputed_one():
@@ -334,7 +334,7 @@ def test_a_swapped_value_feeds_a_recomputed_one():
         "gelu0@again <- matmul0@in",
         "mul_grad0 <- gelu0@again matmul0@in",
     ]
-    assert fates(step) == {"matmul0": (Fate.SWAPPED, 0, KIB)}
+    assert fates(step) == {"matmul0": (Placement.SWAPPED, 0, KIB)}
 
 
 @pytest.mark.parametrize("where", [r"mlp\.gelu", "mlp"])

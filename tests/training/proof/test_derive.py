@@ -5,7 +5,7 @@ import pytest
 from mindswap.config.nodes import to_data
 from mindswap.config.parse import parse_document
 from mindswap.errors import LaunchError
-from mindswap.training.proof.derive import SyntheticData, Wanted, derive, format_config, switched_off
+from mindswap.training.proof.derive import RunOptions, SyntheticData, derive, format_config, switched_off
 
 CONFIG = {
     "load_checkpoint": "/weights",
@@ -19,7 +19,7 @@ CONFIG = {
 
 
 def test_the_runs_are_short_and_write_no_weights():
-    config, changes = derive(CONFIG, Wanted(5, 8))
+    config, changes = derive(CONFIG, RunOptions(5, 8))
     assert config["load_checkpoint"] == "" and config["runner_config"]["epochs"] == 1
     assert [callback["type"] for callback in config["callbacks"]] == ["MFLossMonitor", "StepReport", "TrainCallBack"]
     assert config["callbacks"][2]["stop_step"] == 5
@@ -27,40 +27,40 @@ def test_the_runs_are_short_and_write_no_weights():
 
 
 def test_data_parallelism_takes_what_is_left_of_the_workers():
-    config, _ = derive(CONFIG, Wanted(5, 8))
+    config, _ = derive(CONFIG, RunOptions(5, 8))
     assert config["parallel_config"] == {"data_parallel": 2, "model_parallel": 2, "pipeline_stage": 2}
     assert config["use_parallel"] is True
 
 
 def test_workers_that_do_not_divide_are_refused_with_a_number_that_does():
     with pytest.raises(LaunchError, match="--worker-num 8"):
-        derive(CONFIG, Wanted(5, 6))
+        derive(CONFIG, RunOptions(5, 6))
 
 
 def test_one_worker_runs_alone():
-    assert derive(CONFIG, Wanted(5, 1))[0]["use_parallel"] is False
+    assert derive(CONFIG, RunOptions(5, 1))[0]["use_parallel"] is False
 
 
 def test_the_model_is_cut_and_its_stages_are_even():
-    config, changes = derive(CONFIG, Wanted(5, 8, num_layers=4))
+    config, changes = derive(CONFIG, RunOptions(5, 8, num_layers=4))
     assert config["model"]["model_config"] == {"num_layers": 4, "offset": 0}
     assert "model.model_config.num_layers: 32 -> 4" in changes
 
 
 def test_the_newer_models_name_their_layers_differently():
-    config, _ = derive({"use_legacy": False, "model": {"model_config": {}}}, Wanted(5, 1, num_layers=4))
+    config, _ = derive({"use_legacy": False, "model": {"model_config": {}}}, RunOptions(5, 1, num_layers=4))
     assert config["model"]["model_config"] == {"num_hidden_layers": 4}
 
 
 def test_the_data_of_the_user_is_not_shuffled():
-    config, _ = derive(CONFIG, Wanted(5, 8))
+    config, _ = derive(CONFIG, RunOptions(5, 8))
     loader = config["train_dataset"]["data_loader"]
     assert loader == {"type": "MindDataset", "dataset_dir": "/data", "shuffle": False}
     assert config["train_dataset_task"]["dataset_config"] == config["train_dataset"]
 
 
 def test_data_made_on_the_spot_takes_its_place():
-    config, _ = derive(CONFIG, Wanted(5, 8, data=SyntheticData("/p/s.mindrecord", ("input_ids",))))
+    config, _ = derive(CONFIG, RunOptions(5, 8, data=SyntheticData("/p/s.mindrecord", ("input_ids",))))
     assert config["train_dataset"]["data_loader"]["dataset_dir"] == "/p/s.mindrecord"
     assert config["train_dataset"]["repeat"] == 1
     assert config["train_dataset_task"]["dataset_config"]["input_columns"] == ["input_ids"]
@@ -68,19 +68,19 @@ def test_data_made_on_the_spot_takes_its_place():
 
 @pytest.mark.parametrize("is_profiled", [True, False])
 def test_the_last_step_is_profiled(is_profiled):
-    config, _ = derive(CONFIG, Wanted(5, 8, is_profiled=is_profiled))
+    config, _ = derive(CONFIG, RunOptions(5, 8, is_profiled=is_profiled))
     assert config["profile"] is is_profiled
     assert config.get("profile_start_step") == config.get("profile_stop_step") == (5 if is_profiled else None)
 
 
 @pytest.mark.parametrize(("given", "seed"), [({}, 0), ({"seed": 7}, 7)])
 def test_all_runs_begin_with_the_same_weights(given, seed):
-    assert derive({**CONFIG, **given}, Wanted(5, 8))[0]["seed"] == seed
+    assert derive({**CONFIG, **given}, RunOptions(5, 8))[0]["seed"] == seed
 
 
 def test_what_the_user_has_stays_as_it_is():
     before = repr(CONFIG)
-    derive(CONFIG, Wanted(5, 8, num_layers=4))
+    derive(CONFIG, RunOptions(5, 8, num_layers=4))
     assert repr(CONFIG) == before
 
 
