@@ -8,8 +8,6 @@ from typing import Any
 
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
 
-# What a figure of a device is: what it measures, in which units it may be written. `hardware` has them all.
-
 
 class FigureKind(Enum):
     """Quantity that a figure measures."""
