@@ -166,15 +166,7 @@ def test_every_picture_is_made_of_an_example():
     assert sorted(path.name for path in ROOT.glob("docs/*.png")) == sorted(TOOL.PICTURES)
 
 
-# Drawn before pictures carried what they are of, and older than their pages: `make docs` draws them.
-OLD = ("dryrun_case4.png",)
-STAMPED = [
-    pytest.param(name, marks=pytest.mark.xfail(name in OLD, raises=KeyError, strict=True, reason="make docs"))
-    for name in TOOL.PICTURES
-]
-
-
-@pytest.mark.parametrize("name", STAMPED)
+@pytest.mark.parametrize("name", TOOL.PICTURES)
 def test_a_picture_is_of_the_example_as_the_page_has_it(name):
     """Fails where the figures of a page were made again and the picture was not: `make docs`."""
     assert TOOL.chunks((ROOT / "docs" / name).read_bytes())["Example"] == TOOL.fingerprint(name)
