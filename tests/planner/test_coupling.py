@@ -1,7 +1,6 @@
 """Coupling rule 2: swaps of what recomputed operators use, and plans without them."""
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from mindswap.planner.solvers.fill import fill, recompute_order
 from mindswap.planner.space import KEEP, Figures
 from mindswap.planner.write import compact_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
-from tests.strength import is_nightly
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml"
 USES = {"mlp.w1": frozenset({"mlp.silu"}), "mlp.silu": frozenset({"mlp.mul"}), "mlp.mul": frozenset({"mlp.w2"})}
@@ -69,12 +67,6 @@ def problem(loaded, gib: float, allow: Allow) -> PlanProblem:
     return PlanProblem(loaded.model, int(gib * 2**30), device.host_memory_bytes, device.num_cards_per_node, allow)
 
 
-@pytest.fixture(scope="module")
-def strict_plan(loaded):
-    """Budget in GiB -> the plan by the specification."""
-    return cache(lambda gib: Planner(loaded.model, STRICT).plan(problem(loaded, gib, STRICT)))
-
-
 @pytest.mark.mindspore
 def test_what_is_left_of_a_policy(loaded):
     """`feed_forward.mul` uses what both products make; one is swapped, also where it is not recomputed."""
@@ -93,9 +85,10 @@ def test_what_is_left_of_a_policy(loaded):
 
 
 @pytest.mark.mindspore
-@pytest.mark.parametrize("gib", [44, 42, 40] if is_nightly() else [40])
-def test_check_of_a_plan_by_the_specification_is_clean(loaded, strict_plan, gib):
-    plan = strict_plan(gib)
+def test_check_of_a_plan_by_the_specification_is_clean(loaded):
+    """With 1 GiB of host memory for each card swap alone does not do; with more it is free at 40 GiB."""
+    asked = replace(problem(loaded, 40, STRICT), host_bytes=8 * 2**30)
+    plan = Planner(loaded.model, STRICT).plan(asked)
     assert plan.fits and plan.uncoupled_peak_bytes is None
     assert plan.policy.op_swap and plan.policy.select_recompute
     plan = replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
