@@ -51,6 +51,7 @@ setup(
     extras_require={
         "cpu": [*CPU_STACK, PLOT_LIBRARY],
         "plot": [PLOT_LIBRARY],
+        "ray": ["ray>=2.40,<3"],
         "test": TEST_TOOLS,
         "check": [*TEST_TOOLS, *CHECK_TOOLS],
     },

@@ -16,6 +16,7 @@ from mindswap.config.step import ALLOWED, PATH, device_target, is_on_cpu, read_d
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.report.adaptive import format_summary
+from mindswap.training.adaptive.cluster_node import NodeTask
 from mindswap.training.adaptive.command import (
     FLAG,
     TrainingCommand,
@@ -29,6 +30,7 @@ from mindswap.training.adaptive.command import (
 from mindswap.training.adaptive.exclusions import find_exclusions, is_excluded
 from mindswap.training.adaptive.model import Planner, Settings
 from mindswap.training.adaptive.planner_child import planner_in_child
+from mindswap.training.adaptive.ray_cluster import RayCluster
 from mindswap.training.adaptive.supervise import MARKER, AdaptiveRun, supervise
 from mindswap.training.launch.msrun import plain_name, worker_environment
 from mindswap.training.launch.training import load_trainable
@@ -43,7 +45,7 @@ HOST_SHARE_PERCENT = 80
 
 USAGE = f"mindswap run {FLAG} [OPTIONS] [--] COMMAND"
 _SWITCHES = (FLAG, "--replace")
-_VALUES = ("--memory", "--run-dir", "--max-restarts", "--measured-steps")
+_VALUES = ("--memory", "--run-dir", "--max-restarts", "--measured-steps", "--ray", "--nodes", "--spare")
 
 
 def find_planner(run_dir: Path) -> Planner:
@@ -63,7 +65,11 @@ def run_adaptive(words: Sequence[str]) -> int:
     parser = Parser(prog="mindswap run", usage=USAGE, allow_abbrev=False)
     add_options(parser)
     args = parser.parse_args(own)
-    command = parse_command(command_words)
+    if (args.ray is None) != (args.nodes is None) or args.spare and args.ray is None:
+        raise LaunchError(
+            "--ray, --nodes, --spare: a cluster needs its address and its nodes\n    fix:     --ray auto --nodes N"
+        )
+    command = parse_command(command_words, args.nodes)
     document = load_trainable(command.config_path)
     command = _without_exclusions(command, document, args.replace)
     for place in single_checkpoints(document):
@@ -71,21 +77,29 @@ def run_adaptive(words: Sequence[str]) -> int:
             f"{place}: warning: keep_checkpoint_max is 1: MindFormers deletes the old checkpoint before it writes the "
             "new one; killed in between, the training begins at step 0\n    fix:     keep_checkpoint_max: 2"
         )
-    memory_bytes, source = _memory(args.memory, document, command.num_workers)
+    memory_bytes, source = _memory(args.memory, document, command.num_local)
     _say(f"memory {format_bytes(memory_bytes)} ({source})")
     run_dir = (args.run_dir or command.log_dir).absolute()
+    checkpoints, parallel = checkpoint_folder(command, document, Path.cwd()), is_parallel(command, document)
+    cluster = None
+    if args.ray is not None:
+        task = NodeTask(command, run_dir, checkpoints, Path.cwd(), parallel)
+        cluster = RayCluster(args.ray, args.nodes, args.spare, task)
     with plain_name(run_dir) as plain:
+        if cluster and plain != str(run_dir):
+            raise LaunchError(f"--run-dir is {run_dir}\n    allowed: with --ray, a name that no shell reads otherwise")
         run = AdaptiveRun(
             command,
             run_dir,
             Path(plain),
             _key(command, document),
             Settings(memory_bytes, args.max_restarts),
-            checkpoint_folder(command, document, Path.cwd()),
+            checkpoints,
             saves_checkpoints(document),
-            is_parallel(command, document),
+            parallel,
             _environment(),
             args.measured_steps,
+            cluster=cluster,
         )
         code, state = supervise(run, find_planner(run_dir), _say)
     _print(format_summary(state))
@@ -102,6 +116,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measured-steps", metavar="N", type=number_from(0), default=10, help="steps that judge a plan (10)"
+    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="train on the nodes of a Ray cluster: its address, or auto")
+    parser.add_argument("--nodes", metavar="N", type=number_from(1), help="nodes of the cluster that train")
+    parser.add_argument(
+        "--spare", metavar="K", type=number_from(0), default=0, help="more nodes, to take the place of lost ones (0)"
     )
     parser.add_argument("--replace", action="store_true", help="plan instead of the swap and recompute in the YAML")
 

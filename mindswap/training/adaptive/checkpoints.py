@@ -14,6 +14,10 @@ from mindswap.training.adaptive.saved_steps import SavedStep, read_saved_step
 _NAME = re.compile(r"(?P<prefix>.+)_rank_(?P<rank>\d{1,6})(?:_\d{1,6})?-\d{1,9}_\d{1,9}\.(?P<format>ckpt|safetensors)")
 
 
+# When it was written, what the names begin with, and the format.
+CheckpointKey = tuple[SavedStep, str, str]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Files of one step, one per rank."""
@@ -22,36 +26,45 @@ class Checkpoint:
     files: tuple[Path, ...]  # by rank
     prefix: str  # what the names begin with
     format: str  # `safetensors` or `ckpt`
+    first_rank: int = 0  # of the first file
 
 
 class CheckpointFolder:
     """The folder with `rank_0`, `rank_1`, ..., as many as a checkpoint needs; it may not exist yet.
 
-    `ignored` are marks of files that do not count, from `marks`.
+    `ignored` are marks of files that do not count, from `marks`; a node of a cluster has ranks from `first_rank` on.
     """
 
-    def __init__(self, folder: Path, num_ranks: int, ignored: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path, num_ranks: int, ignored: Iterable[str] = (), first_rank: int = 0) -> None:
         self.folder = folder
-        self.num_ranks = num_ranks
+        self._ranks = range(first_rank, first_rank + num_ranks)
         self._ignored = frozenset(ignored)
         self._known: dict[str, SavedStep | None] = {}
 
     def marks(self) -> tuple[str, ...]:
         """One mark per file that is there: name and what changes when it is written again."""
-        found = (_mark(path) for rank in range(self.num_ranks) for path in self._files(rank))
+        found = (_mark(path) for rank in self._ranks for path in self._files(rank))
         return tuple(sorted(mark for mark in found if mark))
 
     def newest(self) -> Checkpoint | None:
         """The newest step that every rank has a complete file of; None for none."""
-        by_rank = [self._read(rank) for rank in range(self.num_ranks)]
-        common = set.intersection(*map(set, by_rank)) if by_rank else None
-        if not common:
-            return None
-        saved, prefix, format_ = key = max(common)
-        return Checkpoint(saved, tuple(found[key] for found in by_rank), prefix, format_)
+        complete = self.complete()
+        return self.at(max(complete)) if complete else None
 
-    def _read(self, rank: int) -> dict[tuple[SavedStep, str, str], Path]:
-        found: dict[tuple[SavedStep, str, str], Path] = {}
+    def complete(self) -> frozenset[CheckpointKey]:
+        """All steps that every rank has a complete file of."""
+        by_rank = [frozenset(self._read(rank)) for rank in self._ranks]
+        return frozenset.intersection(*by_rank) if by_rank else frozenset()
+
+    def at(self, key: CheckpointKey) -> Checkpoint:
+        """One of `complete`."""
+        saved, prefix, format_ = key
+        return Checkpoint(
+            saved, tuple(self._read(rank)[key] for rank in self._ranks), prefix, format_, self._ranks.start
+        )
+
+    def _read(self, rank: int) -> dict[CheckpointKey, Path]:
+        found: dict[CheckpointKey, Path] = {}
         last = self._last_complete(rank)
         for path in self._files(rank):
             match, mark = _NAME.fullmatch(path.name), _mark(path)
@@ -107,7 +120,7 @@ def link_checkpoint(checkpoint: Checkpoint, target: Path, *, is_parallel: bool) 
         return True
     saved = checkpoint.saved
     name = f"{checkpoint.prefix}_rank_{{}}-{saved.epoch}_{saved.step}.{checkpoint.format}".format
-    for rank, path in enumerate(checkpoint.files):
+    for rank, path in enumerate(checkpoint.files, checkpoint.first_rank):
         _link(path, target / f"rank_{rank}" / name(rank))
     return name(0)
 

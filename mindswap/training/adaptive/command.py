@@ -16,6 +16,8 @@ from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, parse_
 FLAG = ADAPTIVE_FLAG
 # What a restart sets in the YAML; on the command line it would go before that.
 _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
+# Where a node stands in the cluster: the driver says it.
+_NODE_OPTIONS = ("--master_addr", "--node_rank")
 
 
 @dataclass(frozen=True)
@@ -27,22 +29,28 @@ class TrainingCommand:
     options: tuple[str, ...]  # of the script, without `--config`
     config_path: Path  # the YAML, absolute
     num_workers: int = 1  # worker processes
+    num_local: int = 1  # of them, on each node
     log_dir: Path = Path(DEFAULT_LOG_DIR)  # folder of the logs as given: the run directory
     master_port: int = DEFAULT_MASTER_PORT  # port of the scheduler
 
-    def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
+    def words(
+        self, config_path: Path, log_dir: Path, port: int, is_resumed: bool, place: tuple[str, int] | None = None
+    ) -> list[str]:
         """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
 
-        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler.
+        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler; `place` is its
+        address and the rank of this node, where there are many.
         """
         options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
         worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]
         worker += ["--config", str(config_path), *options]
         if self.msrun_options is None:
             return [sys.executable, *worker]
+        own = without_options(self.msrun_options, lambda name: place is not None and name in _NODE_OPTIONS)
         return [
             *find_msrun(),
-            *self.msrun_options,
+            *own,
+            *([f"--master_addr={place[0]}", f"--node_rank={place[1]}"] if place else []),
             f"--log_dir={log_dir}",
             f"--master_port={port}",
             "--join=True",
@@ -53,8 +61,10 @@ class TrainingCommand:
         ]
 
 
-def parse_command(words: Sequence[str]) -> TrainingCommand:
+def parse_command(words: Sequence[str], num_nodes: int | None = None) -> TrainingCommand:
     """Read `msrun [OPTIONS] [python ...] [SCRIPT.py] --config CONFIG ...`, or the same without msrun.
+
+    `num_nodes` is of a cluster, which needs msrun; None for this machine alone.
 
     Raises:
         LaunchError: what is wrong with it.
@@ -64,10 +74,12 @@ def parse_command(words: Sequence[str]) -> TrainingCommand:
             f"{FLAG}: no training command\n    fix: mindswap run {FLAG} -- msrun ... (as you start it now)"
         )
     if Path(words[0]).name != "msrun":
-        return _with_training(None, list(words), {})
+        if num_nodes is not None:
+            raise LaunchError(f"--ray: the training command is {words[0]}\n    allowed: msrun, which every node starts")
+        return _with_training(None, list(words), {}, None)
     values, rest = _split_msrun(list(words[1:]))
     options = words[1 : len(words) - len(rest)]
-    return _with_training(tuple(word for word in options if word != "--"), rest, values)
+    return _with_training(tuple(word for word in options if word != "--"), rest, values, num_nodes)
 
 
 def _split_msrun(words: list[str]) -> tuple[Mapping[str, str], list[str]]:
@@ -84,7 +96,7 @@ def _split_msrun(words: list[str]) -> tuple[Mapping[str, str], list[str]]:
 
 
 def _with_training(
-    msrun_options: tuple[str, ...] | None, worker: list[str], values: Mapping[str, str]
+    msrun_options: tuple[str, ...] | None, worker: list[str], values: Mapping[str, str], num_nodes: int | None
 ) -> TrainingCommand:
     if not worker:
         raise LaunchError(
@@ -99,15 +111,21 @@ def _with_training(
         return command
     total = _integer(values, "--worker_num", 8)
     local = _integer(values, "--local_worker_num", 8)
-    if local != total:
+    if num_nodes is not None and local * num_nodes != total:
+        raise LaunchError(
+            f"--nodes {num_nodes}: --worker_num={total}, --local_worker_num={local}\n"
+            "    allowed: --worker_num is --nodes times --local_worker_num"
+        )
+    if num_nodes is None and local != total:
         fix = f"\n    fix:     add --local_worker_num={total}" if "--local_worker_num" not in values else ""
         raise LaunchError(
             f"{FLAG}: --worker_num={total}, --local_worker_num={local}\n"
-            f"    allowed: all workers on one machine, so far{fix}"
+            f"    allowed: all workers on one machine, or --ray auto --nodes N{fix}"
         )
     return replace(
         command,
         num_workers=total,
+        num_local=local,
         log_dir=Path(values.get("--log_dir") or DEFAULT_LOG_DIR),
         master_port=_integer(values, "--master_port", DEFAULT_MASTER_PORT),
     )

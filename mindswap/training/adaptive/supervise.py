@@ -11,10 +11,11 @@ from pathlib import Path
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.adaptive import events
 from mindswap.training.adaptive.attempt_files import attempt_folder, prepare_attempt
-from mindswap.training.adaptive.checkpoints import CheckpointFolder
+from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.decide import decide
 from mindswap.training.adaptive.model import Outcome, Planner, Settings, State, TrainingPlan
+from mindswap.training.adaptive.ray_cluster import ClusterWorkers, NodeLost, RayCluster
 from mindswap.training.adaptive.state import StateFile, StateProblem, locked
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
@@ -50,6 +51,7 @@ class AdaptiveRun:
     environment: Mapping[str, str]  # of the workers
     num_measured_steps: int = 10  # steps after which a plan is judged
     poll_s: float = 1.0  # pause between two looks at the logs
+    cluster: RayCluster | None = None  # None for this machine alone
 
 
 def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:
@@ -68,6 +70,8 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
         adopt_orphans()
         raise_process_limit()
         run = replace(run, environment={**run.environment, VARIABLE: line, MARKER: str(run.run_dir)})
+        if run.cluster:
+            run.cluster.connect()
         supervisor = _Supervisor(run, planner, say)
         try:
             return supervisor.loop(), supervisor.state
@@ -80,6 +84,8 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
         finally:
             supervisor.workers.stop_all()
             supervisor.workers.close()
+            if run.cluster:
+                run.cluster.close()
 
 
 class _Supervisor:
@@ -89,7 +95,8 @@ class _Supervisor:
         self.say = say
         self.file = StateFile(run.run_dir)
         self.is_unsaved = False
-        self.workers = self._workers_of(0)  # none, until an attempt begins
+        # None, until an attempt begins.
+        self.workers: Workers | ClusterWorkers = Workers(attempt_folder(run.run_dir, 0), (), has_msrun=False)
         self.next_words: list[str] = []
         self.is_measured = False
         self.state = self._load()
@@ -155,6 +162,8 @@ class _Supervisor:
 
     def _prepare(self, plan: TrainingPlan) -> events.Started:
         command, number = self.run.command, len(self.state.attempts) + 1
+        if self.run.cluster:
+            return self._prepare_cluster(self.run.cluster, plan, number)
         port = self._choose_port()
         checkpoint = self._checkpoints().newest() if self.state.attempts else None
         folder = attempt_folder(self.run.run_dir, number)
@@ -162,9 +171,25 @@ class _Supervisor:
         config = prepare_attempt(folder, plan.yaml_text, command.config_path, checkpoint, is_parallel=parallel)
         logs = attempt_folder(self.run.plain_dir, number)
         self.next_words = command.words(config, logs, port, is_resumed=checkpoint is not None)
-        step = checkpoint.saved.step if checkpoint else 0
+        return self._started(number, checkpoint.saved.step if checkpoint else 0)
+
+    def _prepare_cluster(self, cluster: RayCluster, plan: TrainingPlan, number: int) -> events.Started:
+        for line in cluster.mend():
+            self.say(line)
+        ignored = self.state.ignored_checkpoints
+        try:
+            key = cluster.newest(ignored) if self.state.attempts else None
+            port = cluster.choose_port(may_differ=self.state.num_started_now > 0)
+            cluster.prepare(number, plan.yaml_text, key, ignored, port)
+        except NodeLost:
+            return self._prepare_cluster(cluster, plan, number)  # a spare node, or an error that names the lost one
+        self.next_words = ["msrun"]  # each node has its own
+        return self._started(number, key[0].step if key else 0)
+
+    def _started(self, number: int, step: int) -> events.Started:
+        folder = attempt_folder(self.run.run_dir, number)
         lost = self._last_step() - step if self.state.attempts else 0
-        origin = f"from the checkpoint of step {step}" if checkpoint else "from the beginning"
+        origin = f"from the checkpoint of step {step}" if step else "from the beginning"
         self.say(f"attempt {number}: {origin}{f', {lost} steps are done again' if lost > 0 else ''}; logs: {folder}")
         return events.Started(step)
 
@@ -184,20 +209,29 @@ class _Supervisor:
     def _checkpoints(self) -> CheckpointFolder:
         return CheckpointFolder(self.run.checkpoints, self.run.command.num_workers, self.state.ignored_checkpoints)
 
-    def _workers_of(self, attempt: int) -> Workers:
+    def _newest(self) -> CheckpointKey | None:
+        if self.run.cluster:
+            return self.run.cluster.newest(self.state.ignored_checkpoints)
+        return max(self._checkpoints().complete(), default=None)
+
+    def _workers_of(self, attempt: int) -> Workers | ClusterWorkers:
+        if self.run.cluster:
+            return ClusterWorkers(self.run.cluster, attempt)
         command, folder = self.run.command, attempt_folder(self.run.run_dir, attempt)
-        return Workers(folder, command.num_workers, has_msrun=command.msrun_options is not None)
+        return Workers(folder, range(command.num_workers), has_msrun=command.msrun_options is not None)
 
     def _spawn(self) -> None:
         words, self.next_words = self.next_words, []
         self.workers.close()
         self.workers = self._workers_of(len(self.state.attempts))
         self.is_measured = False
-        self.workers.start(words, self.run.environment)
+        if isinstance(self.workers, ClusterWorkers):
+            self.workers.start(self.run.environment)
+        else:
+            self.workers.start(words, self.run.environment)
 
     def _wait(self, for_checkpoint: bool) -> events.Event:
-        checkpoints = self._checkpoints()
-        before = checkpoints.newest() if for_checkpoint else None
+        before = self._newest() if for_checkpoint else None
         while True:
             is_over = self.workers.is_over()
             seen = self.workers.look()
@@ -210,8 +244,8 @@ class _Supervisor:
                 return self._with_full_disks(event) if outcome is Outcome.FAILED else event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
                 return self._measure(seen)
-            if for_checkpoint and (newest := checkpoints.newest()) and (not before or newest.saved > before.saved):
-                return events.NewCheckpoint(newest.saved.step)
+            if for_checkpoint and (newest := self._newest()) and (not before or newest[0] > before[0]):
+                return events.NewCheckpoint(newest[0].step)
             time.sleep(self.run.poll_s)
 
     def _measure(self, seen: Seen) -> events.Measured:
@@ -220,7 +254,7 @@ class _Supervisor:
 
     def _with_full_disks(self, event: events.Ended | events.OutOfMemory) -> events.Event:
         """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
-        newest = self._checkpoints().newest()
+        newest = None if self.run.cluster else self._checkpoints().newest()
         size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
         missing = (
             describe_full(self.run.checkpoints, size_bytes, "a checkpoint"),
@@ -232,7 +266,8 @@ class _Supervisor:
         return replace(event, text="\n".join([event.text, *(f"    {line}" for line in missing if line), fix]))
 
     def _load(self) -> State:
-        present = CheckpointFolder(self.run.checkpoints, self.run.command.num_workers).marks()
+        folder = CheckpointFolder(self.run.checkpoints, self.run.command.num_workers)
+        present = self.run.cluster.marks() if self.run.cluster else folder.marks()
         fresh = State(self.run.settings, ignored_checkpoints=present)
         try:
             state = self.file.load(self.run.key)

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mindswap.errors import LaunchError
@@ -25,23 +25,23 @@ class Workers:
 
     Args:
         folder: of the attempt.
-        num_workers: each has its log there.
+        ranks: of the workers; each has its log there.
         has_msrun: msrun starts them; what it prints goes to `msrun.log`. Without it the training writes `worker_0.log`.
 
     Attributes:
         step: the last step that was seen.
     """
 
-    def __init__(self, folder: Path, num_workers: int, *, has_msrun: bool) -> None:
+    def __init__(self, folder: Path, ranks: Iterable[int], *, has_msrun: bool) -> None:
         self.step = 0
         self._folder = folder
         self._has_msrun = has_msrun
-        self._watch = RunWatch({rank: worker_log(folder, rank) for rank in range(num_workers)})
+        self._worker_ranks = tuple(ranks)
+        self._watch = RunWatch({rank: worker_log(folder, rank) for rank in self._worker_ranks})
         self._output = LogFollower(folder / "msrun.log" if has_msrun else worker_log(folder, 0))
         self._printed = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, int] = {}
-        self._num_workers = num_workers
         self._num_oom_kills = count_oom_kills()
         self._started_s = time.monotonic()
         self._startup_s = 0.0
@@ -84,6 +84,11 @@ class Workers:
             self._output.poll(self._keep)
         return self._process.poll() is not None or bool(self._exits())
 
+    def has_ended_well(self) -> bool:
+        """All have ended, none badly."""
+        assert self._process is not None
+        return self._process.poll() == 0 and not self._exits()
+
     def explain(self) -> Ended | OutOfMemory:
         """Why they are over."""
         assert self._process is not None
@@ -109,7 +114,7 @@ class Workers:
                 return OutOfMemory(worker, self.step, None, "killed by the system, whose memory ran out (oom_kill)")
             return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
         crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
-        report = failure_report(self._folder, range(self._num_workers))
+        report = failure_report(self._folder, self._worker_ranks)
         return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)
 
     def stop_all(self) -> None:

@@ -1,0 +1,188 @@
+"""One node of an adaptive run on a cluster: its msrun, its logs, its checkpoints. Lives in a Ray actor there."""
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindswap.check.doctor.software import installed_version
+from mindswap.errors import LaunchError
+from mindswap.training.adaptive.attempt_files import attempt_folder, prepare_attempt
+from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
+from mindswap.training.adaptive.command import TrainingCommand
+from mindswap.training.adaptive.events import Ended, OutOfMemory
+from mindswap.training.adaptive.watch import Seen
+from mindswap.training.adaptive.workers import Workers
+from mindswap.training.launch.lifeline import VARIABLE, lifeline
+from mindswap.training.launch.msrun import worker_environment
+from mindswap.training.launch.network import check_port, free_port
+from mindswap.training.launch.processes import adopt_orphans, raise_process_limit
+from mindswap.version import __version__
+
+# Clocks that differ by more than this make logs of nodes unreadable side by side.
+MAX_CLOCK_S = 10.0
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """What a node does in a run."""
+
+    command: TrainingCommand
+    run_dir: Path  # on each node
+    checkpoints: Path  # on each node; a shared disk or its own
+    working_folder: Path
+    is_parallel: bool
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What has to be the same on all nodes."""
+
+    name: str  # its address
+    versions: Mapping[str, str] = field(default_factory=dict)  # of packages
+    config_digest: str = ""  # of the YAML; "" where it cannot be read
+    clock_offset_s: float = 0.0  # against the driver
+
+
+def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, versions: Mapping[str, str], digest: str) -> list[str]:
+    """What forbids a start, each with node and value; `versions` and `digest` are of the driver."""
+    found = []
+    for node in facts:
+        for package, version in versions.items():
+            if (other := node.versions.get(package, "none")) != version:
+                found.append(f"node {node.name}: {package} is {other}, here it is {version}")
+        if not node.config_digest:
+            found.append(f"node {node.name}: {config_path} cannot be read there")
+        elif node.config_digest != digest:
+            found.append(
+                f"node {node.name}: {config_path} differs (sha256 {node.config_digest[:12]}, {digest[:12]} here)"
+            )
+        if abs(node.clock_offset_s) > MAX_CLOCK_S:
+            limit = f"allowed: {MAX_CLOCK_S:.0f} s"
+            found.append(f"node {node.name}: its clock is {node.clock_offset_s:+.1f} s off the one here; {limit}")
+    return found
+
+
+def package_versions() -> dict[str, str]:
+    """Versions that decide what a training does."""
+    others = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
+    return {"mindswap": __version__, **others}
+
+
+def config_digest(path: Path) -> str:
+    """Of the content of a file; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+class ClusterNode:
+    """What the driver asks of a node; the methods run there, one at a time.
+
+    The workers hang on a pipe of this process: however it ends, with the driver for example, they end, too.
+    """
+
+    def __init__(self, task: NodeTask) -> None:
+        self._task = task
+        self._rank = 0
+        self._stack = contextlib.ExitStack()
+        self._line = self._stack.enter_context(lifeline())
+        self._workers: Workers | None = None
+        self._words: list[str] = []
+        adopt_orphans()
+        raise_process_limit()
+
+    def facts(self) -> tuple[dict[str, str], str, float]:
+        """Versions, digest of the YAML, and the clock."""
+        return package_versions(), config_digest(self._task.command.config_path), time.time()
+
+    def enter(self, rank: int) -> None:
+        """Take the place of a node of this rank."""
+        try:
+            os.chdir(self._task.working_folder)
+        except OSError as error:
+            raise LaunchError(f"{self._task.working_folder}: {error.strerror or error}") from error
+        self._rank = rank
+
+    def choose_port(self, address: str, port: int, *, may_differ: bool) -> int:
+        """The port of the scheduler, which runs here."""
+        try:
+            check_port(address, port, fix="add --master_port=")
+        except LaunchError:
+            if not may_differ:
+                raise
+            return free_port()
+        return port
+
+    def marks(self) -> tuple[str, ...]:
+        """Of the checkpoint files of the ranks of this node."""
+        return self._checkpoints(()).marks()
+
+    def complete(self, ignored: tuple[str, ...]) -> frozenset[CheckpointKey]:
+        """Checkpoints of which all ranks of this node have a complete file."""
+        return self._checkpoints(ignored).complete()
+
+    def prepare(
+        self, number: int, yaml_text: str, key: CheckpointKey | None, ignored: tuple[str, ...], master: tuple[str, int]
+    ) -> None:
+        """Write what the workers of an attempt read; `master` is where the scheduler is."""
+        task, folder = self._task, self._folder(number)
+        checkpoint = self._checkpoints(ignored).at(key) if key else None
+        path = task.command.config_path
+        config = prepare_attempt(folder, yaml_text, path, checkpoint, is_parallel=task.is_parallel)
+        address, port = master
+        self._words = task.command.words(config, folder, port, key is not None, place=(address, self._rank))
+
+    def open(self, number: int) -> None:
+        """Turn to the logs of an attempt."""
+        self.close()
+        ranks = range(self._first_rank, self._first_rank + self._task.command.num_local)
+        self._workers = Workers(self._folder(number), ranks, has_msrun=True)
+
+    def start(self, variables: Mapping[str, str]) -> None:
+        """Start the msrun of this node; its environment is the one of `ray start`, with these variables."""
+        assert self._workers is not None
+        environment = {**worker_environment(os.environ, Path.cwd()), **variables, VARIABLE: self._line}
+        if "OMP_NUM_THREADS" not in variables:
+            environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1 for an actor
+        self._workers.start(self._words, environment)
+
+    def look(self) -> Seen:
+        """What the logs of this node say."""
+        assert self._workers is not None
+        return self._workers.look()
+
+    def ended(self) -> bool | None:
+        """None while the workers run; True if they ended well."""
+        assert self._workers is not None
+        return self._workers.has_ended_well() if self._workers.is_over() else None
+
+    def explain(self) -> Ended | OutOfMemory:
+        """Why they are over."""
+        assert self._workers is not None
+        return self._workers.explain()
+
+    def stop_all(self) -> None:
+        """End all workers of this node."""
+        if self._workers is not None:
+            self._workers.stop_all()
+
+    def close(self) -> None:
+        """Their logs are not read any more."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    @property
+    def _first_rank(self) -> int:
+        return self._rank * self._task.command.num_local
+
+    def _folder(self, number: int) -> Path:
+        return attempt_folder(self._task.run_dir, number) / f"node_{self._rank}"
+
+    def _checkpoints(self, ignored: tuple[str, ...]) -> CheckpointFolder:
+        return CheckpointFolder(self._task.checkpoints, self._task.command.num_local, ignored, self._first_rank)

@@ -1,0 +1,121 @@
+"""Nodes of a Ray cluster on this machine, the real msrun on each; the training is a stub (stub_training.py)."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from mindswap.training.adaptive.cluster_node import NodeFacts, node_mistakes
+from mindswap.training.adaptive.events import Ended, OutOfMemory
+from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.ray_cluster import first_cause
+from mindswap.training.launch.network import free_port
+from tests.training.adaptive.conftest import ROOT, finish, wait_for
+
+
+def test_what_differs_is_named_with_node_and_value(tmp_path):
+    versions = {"mindspore": "2.9.0"}
+    good = NodeFacts("10.0.0.1", versions, "aa", 9.0)
+    assert node_mistakes([good], tmp_path, versions, "aa") == []
+    others = [
+        NodeFacts("10.0.0.2", {"mindspore": "2.8.0"}, "aa"), NodeFacts("10.0.0.3", versions, "bb"),
+        NodeFacts("10.0.0.4", versions, ""), NodeFacts("10.0.0.5", versions, "aa", -12.34),
+    ]  # fmt: skip
+    assert node_mistakes([good, *others], tmp_path, versions, "aa") == [
+        "node 10.0.0.2: mindspore is 2.8.0, here it is 2.9.0",
+        f"node 10.0.0.3: {tmp_path} differs (sha256 bb, aa here)",
+        f"node 10.0.0.4: {tmp_path} cannot be read there",
+        "node 10.0.0.5: its clock is -12.3 s off the one here; allowed: 10 s",
+    ]
+
+
+def test_what_brought_the_end_about_goes_before_what_followed():
+    failed, killed = Ended(Outcome.FAILED, 3, "lost its peer"), Ended(Outcome.KILLED, 3, "worker 1 was killed")
+    memory = OutOfMemory(2, 3, None, "x")
+    assert first_cause([failed, killed]) is killed
+    assert first_cause([killed, failed, memory]) is memory
+
+
+@pytest.fixture
+def cluster(place, monkeypatch):
+    """Three nodes; the workers have the environment of their `ray start`."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    place.stub |= {"step_s": 0.2, "num_steps": 30, "oom": {"recompute": 8}}
+    for name, value in {
+        "STUB": json.dumps(place.stub),
+        "PYTHONPATH": str(ROOT),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.others = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    yield cluster
+    cluster.shutdown()
+
+
+def start(place, cluster, *options, num_workers=4):
+    command = [
+        "msrun", f"--worker_num={num_workers}", "--local_worker_num=2", f"--master_port={free_port()}",
+        "python", "-m", "mindswap", "run", "--config", "c.yaml", "--use_parallel", "True",
+    ]  # fmt: skip
+    return place.start("--ray", cluster.address, "--nodes", "2", *options, command=command)
+
+
+def log(place, attempt, node, rank):
+    path = place.run_dir / f"attempt_{attempt}/node_{node}/worker_{rank}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def in_the_middle(place, attempt, num_steps=4):
+    wait_for(lambda: all(log(place, attempt, rank // 2, rank).count("step:[") >= num_steps for rank in range(4)))
+
+
+@pytest.mark.mindspore
+def test_out_of_memory_then_the_driver_killed_then_to_the_end(place, cluster):
+    """Saved after every second step, out of memory at step 8; then the driver is killed in attempt 2."""
+    process = start(place, cluster)
+    in_the_middle(place, 2)
+    for pid in (*place.guardians(process), process.pid):
+        os.kill(pid, signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert "ran out of memory at step 7, 1.0 GiB were missing" in out, out
+    assert "attempt 2: from the checkpoint of step 6, 1 steps are done again" in out
+    wait_for(lambda: not place.workers(), timeout_s=20)
+    code, out = finish(start(place, cluster))
+    assert code == 0 and "attempt 3: from the checkpoint of step" in out, out
+    assert place.outcomes() == ["out of memory", "interrupted", "finished"]
+    assert "step:[   30/" in log(place, 3, 1, 3)
+
+
+@pytest.mark.mindspore
+def test_a_lost_node_is_named_and_a_spare_one_takes_its_place(place, cluster):
+    place.environment["POLL_S"] = "0.2"
+    process = start(place, cluster, "--spare", "1")
+    in_the_middle(place, 1)
+    used = wait_for(lambda: [node for node in cluster.others if _has_workers(node)])
+    cluster.remove_node(used[0], allow_graceful=False)
+    code, out = finish(process)
+    assert code == 0, out
+    assert "(node_rank 1) is lost at step" in out and "takes the place of" in out
+    assert place.outcomes()[0] == "killed" and place.outcomes()[-1] == "finished"
+
+
+def _has_workers(node):
+    """Processes of msrun below the raylet of this node."""
+    import psutil
+
+    raylet = node.all_processes["raylet"][0].process.pid
+    return any("msrun" in " ".join(p.cmdline()) or "cluster.run" in " ".join(p.cmdline())
+               for p in psutil.Process(raylet).children(recursive=True))  # fmt: skip
+
+
+@pytest.mark.mindspore
+def test_nodes_that_do_not_match_the_workers(place, cluster):
+    code, out = finish(start(place, cluster, num_workers=6))
+    assert code == 1 and "--nodes 2: --worker_num=6, --local_worker_num=2" in out
+    code, out = finish(start(place, cluster, "--spare", "2"))
+    assert code == 1 and "--nodes 2 --spare 2: the cluster has 3 nodes" in out
+    assert not list(place.run_dir.glob("attempt_*"))
