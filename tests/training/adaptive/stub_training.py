@@ -2,7 +2,7 @@
 
 It does no arithmetic: the tests that use it are about processes, logs and files. STUB (JSON) in the environment says
 what happens: num_steps, step_s, save_every, peaks {policy: bytes}, oom {policy: step}, fail_at, ignore_term,
-chatter_bytes.
+chatter_bytes, num_ranks (to wait for before the first step).
 """
 
 import json
@@ -41,6 +41,8 @@ def main() -> None:
     policy = "recompute" if config["recompute_config"]["recompute"] else "keep"
     folder = Path("output/checkpoint", f"rank_{rank}")
     folder.mkdir(parents=True, exist_ok=True)
+    while len(list(folder.parent.iterdir())) < stub.get("num_ranks", 0):  # as the others of a training wait
+        time.sleep(0.05)
     first = read_step(config)
     for step in range(first + 1, stub["num_steps"] + 1):
         time.sleep(stub["step_s"])
