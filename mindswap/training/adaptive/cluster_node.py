@@ -16,10 +16,8 @@ from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.events import Ended, OutOfMemory
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
-from mindswap.training.launch.lifeline import VARIABLE, lifeline
-from mindswap.training.launch.msrun import worker_environment
-from mindswap.training.launch.network import check_port, free_port
-from mindswap.training.launch.processes import adopt_orphans, raise_process_limit
+from mindswap.training.launch.msrun import check_port, free_port, worker_environment
+from mindswap.training.launch.processes import VARIABLE, adopt_orphans, lifeline, raise_process_limit
 from mindswap.version import __version__
 
 # Clocks that differ by more than this make logs of nodes unreadable side by side.

@@ -22,7 +22,7 @@ from mindswap.training.adaptive.events import Ended, Measured, OutOfMemory
 from mindswap.training.adaptive.model import Outcome
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import DRAIN_S
-from mindswap.training.launch.lifeline import VARIABLE
+from mindswap.training.launch.processes import VARIABLE
 
 # A node that does not answer for so long is lost.
 ANSWER_S = 60.0
@@ -188,8 +188,8 @@ class ClusterWorkers:
         self._startup_s = 0.0
         cluster.ask("open", lambda _: (number,))
 
-    def start(self, environment: Mapping[str, str]) -> None:
-        """Start them on all nodes."""
+    def start(self, _words: list[str], environment: Mapping[str, str]) -> None:
+        """Start them on all nodes, each with words of its own."""
         changed = {key: value for key, value in environment.items() if os.environ.get(key) != value}
         variables = {key: value for key, value in changed.items() if key not in _OWN_VARIABLES}
         self._cluster.ask("start", lambda _: (variables,))

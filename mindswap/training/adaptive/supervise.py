@@ -225,10 +225,7 @@ class _Supervisor:
         self.workers.close()
         self.workers = self._workers_of(len(self.state.attempts))
         self.is_measured = False
-        if isinstance(self.workers, ClusterWorkers):
-            self.workers.start(self.run.environment)
-        else:
-            self.workers.start(words, self.run.environment)
+        self.workers.start(words, self.run.environment)
 
     def _wait(self, for_checkpoint: bool) -> events.Event:
         before = self._newest() if for_checkpoint else None

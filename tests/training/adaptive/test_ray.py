@@ -11,7 +11,7 @@ from mindswap.training.adaptive.cluster_node import NodeFacts, node_mistakes
 from mindswap.training.adaptive.events import Ended, OutOfMemory
 from mindswap.training.adaptive.model import Outcome
 from mindswap.training.adaptive.ray_cluster import first_cause
-from mindswap.training.launch.network import free_port
+from mindswap.training.launch.msrun import free_port
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
 
 
