@@ -57,9 +57,9 @@ def test_the_changed_module_is_there_for_whoever_imports_it(tmp_path, monkeypatc
 def test_its_own_tests_are_tried_first_and_once(tmp_path, monkeypatch):
     folder = tmp_path / "tests" / "simulator" / "cost"
     folder.mkdir(parents=True)
-    (folder / "test_fit_lines.py").write_text("")
+    (folder / "test_calibrate.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    own = "tests/simulator/cost/test_fit_lines.py"
+    own = "tests/simulator/cost/test_calibrate.py"
     assert list(load().rounds(Path("mindswap/simulator/cost/calibrate.py"), ["tests/planner"])) == [
         ("its own tests", [own]),
         ("its folder", ["tests/simulator/cost", f"--ignore={own}"]),
