@@ -45,7 +45,7 @@ def plan_with_dry_runs(
 ) -> tuple[DryRunPlan, ...]:
     """Plans, each within a budget that is corrected by what the dry run of the one before it needed more or less.
 
-    The last of them fits on the backend, with fragments and workspace, or is the last of `MAX_ATTEMPTS`, or is one that
+    The last of them fits on the backend (`DryRunReport.fits`), or is the last of `MAX_ATTEMPTS`, or is one that
     does not fit in the simulation either.
 
     Args:
@@ -99,7 +99,12 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
         rows.append((*cells, "yes" if attempt.fits else "NO"))
     lines = ["on MindSpore's Ascend backend, without a card (mindswap dryrun):", format_table(header, rows)]
     report = attempts[-1].dry_run
-    return "\n".join([*lines, *(f"note: {note}" for note in (report.notes if report else ()))])
+    lines += [f"note: {note}" for note in (report.notes if report else ())]
+    if report is None:
+        lines.append("no plan: with what the backend needs more nothing fits into the budget\n    fix: more memory")
+    elif not report.fits:
+        lines.append(f"no plan fits on the backend after {len(attempts)} of {MAX_ATTEMPTS}\n    fix: more memory")
+    return "\n".join(lines)
 
 
 def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:

@@ -50,3 +50,21 @@ def test_the_budget_is_corrected_by_the_difference(monkeypatch, real, asked, fit
     assert [attempt.asked_bytes for attempt in attempts] == asked
     assert attempts[-1].fits == fits
     assert not any(attempt.fits for attempt in attempts[:-1])
+
+
+@dataclass(frozen=True)
+class ShownReport(FakeReport):
+    used_peak_bytes: int = 0
+    actual_peak_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def test_a_plan_that_does_not_fit_says_so():
+    plan, report = FakePlan(60), ShownReport(70, 65)
+    attempts = [plan_dry_run.DryRunPlan(65, plan, report)]
+    assert plan_dry_run.format_attempts(attempts).endswith(
+        "no plan fits on the backend after 1 of 3\n    fix: more memory"
+    )
+    nothing = plan_dry_run.DryRunPlan(55, FakePlan(40), None)
+    assert "nothing fits into the budget\n    fix: more memory" in plan_dry_run.format_attempts([*attempts, nothing])
+    assert "fix:" not in plan_dry_run.format_attempts([plan_dry_run.DryRunPlan(65, plan, ShownReport(65, 65))])
