@@ -30,6 +30,7 @@ from mindswap.api.dry_run import stage_ranks
 from mindswap.config.render import document_from_data
 from mindswap.config.step import read_step_settings
 from mindswap.graph.cache import make_key
+from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE
 from mindswap.training.proof.derive import format_config
 
 FOLDER = Path(__file__).resolve().parent
@@ -41,7 +42,7 @@ MIB = 1 << 20
 # Percent: mean absolute error, the most above and below the dry run.
 MOST_MEAN, MOST_ABOVE, MOST_BELOW = 3.0, 8.0, 3.0
 # Of what is used, lost by a pool that maps no pages: what a device file has where it does not say.
-FRAGMENTS = 0.11
+FRAGMENTS = FRAGMENTS_PERMILLE / 1000
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
     pages (`enable_vmm:False`).
     """
     maps_pages = "enable_vmm:false" not in environ.get("MS_ALLOC_CONF", "").lower().replace(" ", "")
-    if not maps_pages and not device.fragments_permille and device.sources["fragments"] != SET_BY_USER:
+    if not maps_pages and not device.leaves_fragments and device.sources["fragments"] != SET_BY_USER:
         sources = {**device.sources, "fragments": "environment, MS_ALLOC_CONF=enable_vmm:False"}
         device = replace(device, fragments_permille=FRAGMENTS_PERMILLE, sources=sources)
     text = environ.get("HCCL_BUFFSIZE", "").strip()

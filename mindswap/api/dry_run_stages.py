@@ -153,7 +153,7 @@ def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Sa
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
     device = step.device
-    limits = device.usable_memory_bytes, device.fragments_permille > 0
+    limits = device.usable_memory_bytes, device.leaves_fragments
     return run_stages(step.document, options, say, step.title, lambda: step.simulate().report().stages, *limits)
 
 

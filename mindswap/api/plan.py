@@ -162,7 +162,7 @@ def make_plan(
             plan = compact(step, planner.plan_simple(problem, plan, progress))
     plan = replace(plan, compared=(*own_policy(problem, own), *plan.compared))
     device = step.device
-    if device.fragments_permille:
+    if device.leaves_fragments:
         lost = (
             f"fragments of the pool, which maps no pages, counted as {device.fragments_permille / 10:g} % of the peak"
         )

@@ -82,7 +82,7 @@ def dry_run_plan(
     sections = policy_sections(policy, data, step.model.captured.num_layers)
     document = document_from_data({**data, **sections}, step.document.file)
     stages = plan.run().report().stages
-    limits = budget_bytes, step.device.fragments_permille > 0
+    limits = budget_bytes, step.device.leaves_fragments
     return run_stages(document, options, say, f"{step.title}, planned", lambda: stages, *limits)
 
 

@@ -208,7 +208,7 @@ def dry_run_file(
 
     document = load_document(file_name(path))
     known = find_costs([document], device, overrides or {}).device
-    limits = known.usable_memory_bytes, known.fragments_permille > 0
+    limits = known.usable_memory_bytes, known.leaves_fragments
     reasons: list[str] = []
 
     def simulate() -> "tuple[StageReport, ...]":

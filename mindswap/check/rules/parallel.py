@@ -103,7 +103,8 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
     coverage = context.coverage
     if coverage is None or sharding.num_ranks < 2:
         return
-    swaps = () if sharding.is_cast_behind and not sharding.is_released else context.settings.of("op_swap")
+    is_cast_behind = sharding.is_cast_behind and not sharding.is_released
+    swaps = () if is_cast_behind else context.settings.of("op_swap")
     for statement in (*swaps, *context.settings.of("select_recompute")):
         kinds = coverage.layers_by_kind(statement.layers)
         named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
@@ -111,7 +112,7 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
         if named and named <= casts:
             what = "swapped" if statement.option == "op_swap" else "computed again"
             stays = f"is never {what}" if not sharding.is_released else "is released and gathered again in any case"
-            if sharding.is_cast_behind and not sharding.is_released:
+            if is_cast_behind:
                 stays = "stays for it as it is stored, which is no less"
             message = (
                 f"{statement.pattern_path}: {format_names(sorted(named))} "

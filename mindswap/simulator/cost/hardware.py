@@ -94,9 +94,9 @@ def checked(figure: Figure, value: int) -> int:
     return value
 
 
-# Source of a figure that an option or a configuration replaces.
-SET_BY_USER = "set by the user"
+SET_BY_USER = "set by the user"  # source of a figure that an option or a configuration replaces
 DTYPES = ("float16", "bfloat16", "float32")
+FRAGMENTS_PERMILLE = 110  # what a pool that maps no pages loses: median over the dry runs of benchmarks/dryrun
 _K = FigureKind
 
 
@@ -214,7 +214,7 @@ class Device:
         "margin", _K.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50
     )
     fragments_permille: int = _figure(
-        "fragments", _K.FRACTION, "what the pool loses in fragments, of what is used; 0 where it maps pages", True, 110
+        "fragments", _K.FRACTION, "what the pool loses in fragments; 0 where it maps pages", True, FRAGMENTS_PERMILLE
     )
     hccl_buffer_bytes: int = _figure(
         "hccl_buffer", _K.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True
@@ -257,9 +257,10 @@ class Device:
         Figure("internode_fraction", _K.FRACTION, "share of internode_bandwidth that collectives reach"),
     )
 
-
-# What the pool loses where it maps no pages: median over the dry runs of benchmarks/dryrun.
-FRAGMENTS_PERMILLE = 110
+    @property
+    def leaves_fragments(self) -> bool:
+        """Its memory pool maps no pages."""
+        return self.fragments_permille > 0
 
 
 def with_fragments(device: Device, size_bytes: int) -> int:
