@@ -21,6 +21,7 @@ CHINESE = {
     "no-layers": "layer_swap 或 op_swap 的条目没有命名任何层，因此无效。",
     "nothing-swapped": "SWAP 已打开，但 layer_swap 和 op_swap 都为空，什么也不会被 SWAP。",
     "number-of-layers": "写了 `model.model_config.num_layers`，但它不是层数。",
+    "comm-recompute": "`select_comm_recompute` 没有指定任何做收集的算子：在 Llama 中那是线性层的 reshape。",
     "optimizer-comm-recompute": "`parallel_optimizer_comm_recompute` 不起作用：MindSpore 2.9 只提示由 zero3 代替。",
     "output-recompute": "output_recompute 命名了没有整层重计算的层，或该模型不能这样编译。",
     "overlap": "两个条目 SWAP 同一个算子；提示中说明哪一个生效。",

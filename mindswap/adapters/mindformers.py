@@ -204,7 +204,7 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     if any(node.layer_index is not None for node in inserted):
         notes.append(
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
-            "op_swap cannot name them, select_comm_recompute can have an AllGather run again"
+            "op_swap cannot name them, select_comm_recompute of that Reshape has its AllGather run again"
         )
     if placement.expert_parallel > 1 and any(is_exchange(node) for node in graph.forward):
         skew = placement.expert_skew_permille

@@ -260,8 +260,6 @@ VALUE_PASSING_OPS = VIEW_OPS | TUPLE_OPS
 SPLIT_PASSING_OPS = _having(Trait.PASSES_SPLIT)
 # what one layer hands to the next: the compiler puts these between, casts of norms for one,
 LAYER_PASSING_OPS = VALUE_PASSING_OPS | _of_class(OpClass.CAST)
-# the operator whose output is communicated (`recompute_comm_op`),
-COMM_PASSING_OPS = VIEW_OPS | REDISTRIBUTION_OPS | _of_class(OpClass.CAST) | _having(Trait.UNBUNDLES)
 # the part of a sum that a communication of the model's own adds,
 SUM_PASSING_OPS = VIEW_OPS | _having(Trait.IS_BEFORE_SUM)
 # and the gradient of a weight on its way to the sum; another rank's part is added by communication.

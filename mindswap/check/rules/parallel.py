@@ -1,6 +1,6 @@
 """Rules for parallel settings: the parallel optimizer, the schedule of a pipeline, sequences in pieces."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mindswap.check.context import Context
@@ -108,7 +108,7 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
     for statement in (*swaps, *context.settings.of("select_recompute")):
         kinds = coverage.layers_by_kind(statement.layers)
         named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
-        casts = {name for kind in kinds for name in _weight_casts(coverage.kinds[kind])}
+        casts = {name for kind in kinds for name in _primitives(coverage.kinds[kind], LINEAR_CELLS, "Cast")}
         if named and named <= casts:
             what = "swapped" if statement.option == "op_swap" else "computed again"
             stays = f"is never {what}" if not sharding.is_released else "is released and gathered again in any case"
@@ -126,12 +126,12 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
             yield Finding(statement.pattern_location, message, fix=fix)
 
 
-def _weight_casts(cell: CellNode, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Paths of the casts of linear layers."""
+def _primitives(cell: CellNode, cells: Sequence[str], kind: str, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Paths of the primitives of a type that cells of some types have themselves."""
     for child in cell.children:
-        if child.is_primitive and child.type_name == "Cast" and cell.type_name in LINEAR_CELLS:
+        if child.is_primitive and child.type_name == kind and cell.type_name in cells:
             yield ".".join((*path, child.name))
-        yield from _weight_casts(child, (*path, child.name))
+        yield from _primitives(child, cells, kind, (*path, child.name))
 
 
 @rule(Level.WARNING)
@@ -162,6 +162,35 @@ def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
     path = "recompute_config.parallel_optimizer_comm_recompute"
     message = f"{path}: has no effect, MindSpore 2.9 only logs that zero3 replaces it"
     yield Finding(node.location, message, "False", fix)
+
+
+@rule(Level.WARNING)
+def comm_recompute(context: Context) -> Iterator[Finding]:
+    """`select_comm_recompute` names no operator that gathers: in Llama that is the reshape of a linear layer.
+
+    MindSpore 2.9.0 gathers in place of a reshape there, and asks this reshape alone whether the gather runs again. So
+    say dry runs of sequence parallel: `.*\\.norm`, which `True` stands for, changes nothing (docs/dryrun_set.md).
+
+    PASS:
+        swap_config:      {swap: True}
+        recompute_config: {select_comm_recompute: ['attention\\.w[qkv]\\.reshape', 'feed_forward\\.w[13]\\.reshape']}
+
+    FAIL:
+        swap_config:      {swap: True}
+        recompute_config: {select_comm_recompute: True}
+    """
+    coverage = context.coverage
+    for statement in context.settings.of("select_comm_recompute") if coverage is not None else ():
+        assert coverage is not None
+        kinds = coverage.layers_by_kind(statement.layers)
+        named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
+        reshapes = {name for kind in kinds for name in _primitives(coverage.kinds[kind], ("Linear",), "Reshape")}
+        if named and reshapes and not named & reshapes:
+            message = (
+                f"{statement.pattern_path}: {format_names(sorted(named))}: no gather is before these, nothing is freed"
+            )
+            fix = f"delete it, or name the reshapes of linear layers that read what a norm gives: {sorted(reshapes)[0]}"
+            yield Finding(statement.pattern_location, message, fix=fix)
 
 
 @rule(Level.ERROR)

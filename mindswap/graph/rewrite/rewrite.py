@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved
-from mindswap.graph.ops import BOOKKEEPING_OPS, COMM_PASSING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
 from mindswap.graph.rewrite.settle import has_scope
 from mindswap.graph.sharding.gather import is_gathering, is_released
 from mindswap.graph.storage import StorageKind, resolve_storage
@@ -51,7 +51,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
         layer = layers[owner.layer_index]
         key = id(layer), paths
         decision = decisions.get(key) or decisions.setdefault(key, layer.of(*paths))
-        is_sent_again = node.op in REDISTRIBUTION_OPS and place.is_communicated_again(node, layer)
+        is_sent_again = node.op in REDISTRIBUTION_OPS and bool(decision.communicated_again_by)
         if is_sent_again or (decision.recomputed_by and place.runs_again(node, layer, decision)):
             recomputed.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
@@ -135,16 +135,6 @@ class _Placement:
                     pending.append(reader.name)
                 elif reader.layer_index != layer_index or all(path[: len(cell)] != cell for path in self.paths(reader)):
                     return True
-        return False
-
-    def is_communicated_again(self, node: Node, layer: LayerDecisions) -> bool:
-        """Whether communication hands on the output of an operator with `recompute_comm_op`."""
-        while node.inputs and node.inputs[0] in self.graph.forward_nodes:
-            node = self.graph.forward_nodes[node.inputs[0]]
-            if node.layer_index is not None and layer.of(*self.paths(node)).communicated_again_by:
-                return True
-            if node.layer_index is None or node.op not in COMM_PASSING_OPS:
-                break
         return False
 
 

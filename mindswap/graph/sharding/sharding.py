@@ -101,8 +101,8 @@ class Sharding:
     # operators whose split is not known; they count as whole on every rank unless the reason says otherwise
     unresolved: tuple[Unresolved, ...]
     # where tensors change their cut in forward. A `Reshape` that does so is memory of its own: in `graph` its operator
-    # is `AllGather`, `AllToAll` or `Slice`, unless the model has this communication run again in backward
-    # (`recompute_comm_op`)
+    # is `AllGather`, `AllToAll` or `Slice`, unless it has itself `recompute_comm_op` (StepReplace of step_parallel.cc
+    # reads no other operator's; so say dry runs)
     redistributions: tuple[Redistribution, ...]
     # operators of forward that leave each rank a part of a sum, by name
     sums: Mapping[str, PartialSum] = field(default_factory=dict)

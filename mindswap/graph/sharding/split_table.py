@@ -223,20 +223,9 @@ class ForwardSplits:
         is_local = has_mark and own is not None and num_parts(own) == num_parts(asked)
         if own is not None and carried != asked and source.name in self.table.nodes and not is_local:
             self.table.redistributions.append(Redistribution(source.name, node, own, asked, source.index))
-            if not self._is_communicated_again(source.name):
+            if not node.attributes.get("recompute_comm_op"):
                 self.table.communications[node.name] = name_communication(own, asked)
         return [asked]
-
-    def _is_communicated_again(self, name: str) -> bool:
-        """Whether the operator behind a value has its communication recomputed (`select_comm_recompute`)."""
-        while name in self.table.nodes:
-            node = self.table.nodes[name]
-            if node.attributes.get("recompute_comm_op"):
-                return True
-            if node.op not in SPLIT_PASSING_OPS and node.op not in RESHAPING_OPS and node.op != "TupleGetItem":
-                return False
-            name = node.inputs[0]
-        return False
 
     def by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
         """Outputs as the operands come; what is not known counts as whole."""

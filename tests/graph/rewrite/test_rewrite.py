@@ -368,19 +368,6 @@ def test_an_operator_that_runs_again_does_the_same_work():
     assert (of_backward[0].read_bytes, of_backward[0].written_bytes) == (KIB, KIB)
 
 
-def test_what_hands_on_communication_that_runs_again_runs_again():
-    """The path goes up through views to the operator whose communication is recomputed; `add` in between ends it."""
-    behind = [op("view", "Reshape", "matmul0"), op("whole", "AllGather", "view")]
-    step = graph([*ONE.forward[:1], *behind], layer_backward(), saved="x")
-    recomputed = {"select_comm_recompute": (OpRecompute(r"mlp\.matmul", ALL_LAYERS),)}
-    assert settings(step, **recomputed).recomputed == {"whole"}
-    assert settings(step).recomputed == set()
-    apart = [op("add0", "Add", "matmul0 x"), op("whole", "AllGather", "add0")]
-    assert settings(graph([*ONE.forward[:1], *apart], []), **recomputed).recomputed == set()
-    before = [replace(op("first", "Matmul", "x"), layer_index=None), op("whole", "AllGather", "first")]
-    assert settings(graph(before[:1] + [ONE.forward[0], before[1]], []), **recomputed).recomputed == set()
-
-
 def test_equal_operators_with_paths_are_merged_before():
     tagged = graph(
         [node("a", "Cast", "x", paths=("a.cast",)), node("b", "Cast", "x", paths=("b.cast",))],
