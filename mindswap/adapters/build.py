@@ -134,8 +134,10 @@ def _build(config_path, policy, layers, placement):
     install_stand_ins(config)
     num_layers = _cut_layers(config, len(layers)) if layers is not None else 0
     is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
-    if not is_cut and not config.get("use_legacy", True):
-        _use_one_rank(config)
+    if not config.get("use_legacy", True):
+        _put_on_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
+        if not is_cut:
+            _use_one_rank(config)
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
     config.context.device_target = "CPU"
@@ -195,9 +197,13 @@ def _cut_layers(config, num_layers: int) -> int:
     keys = [key for key in NUM_LAYERS_KEYS if key in model]
     before = max((model[key] for key in keys), default=num_layers)
     model.update(dict.fromkeys(keys, num_layers))
-    model.offset = 0
-    config.parallel_config.pipeline_stage = 1
+    _put_on_one_stage(config)
     return before
+
+
+def _put_on_one_stage(config) -> None:
+    config.model.model_config.offset = 0
+    config.parallel_config.pipeline_stage = 1
 
 
 def _set_exchange(network, config, placement) -> list[str]:
