@@ -14,12 +14,14 @@ from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS
 from mindswap.graph.sharding.experts import rank_name
 from mindswap.graph.sharding.split_backward import BackwardSplits
 from mindswap.graph.sharding.split_table import (
+    MARK,
     ForwardSplits,
     PartialSum,
     Redistribution,
     SplitTable,
     Unresolved,
     cut_type,
+    is_local_reshape,
 )
 from mindswap.graph.sharding.splits import LOCAL_MARK, num_parts, read_out_strategy, read_strategy
 
@@ -31,8 +33,6 @@ from mindswap.graph.sharding.splits import LOCAL_MARK, num_parts, read_out_strat
 #
 # In backward the same holds for the gradient of a sum that was scattered: the gradients of the product behind which
 # ReduceScatter stands read what AllGather makes of it (ops/_grad_experimental/grad_comm_ops.py).
-
-MARK = ":arrived"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,12 @@ def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
         if entry.forward_name in consumers:
             renamed[entry.backward_name] = entry.backward_name + MARK
             saved.append(Saved(entry.forward_name + MARK, entry.backward_name + MARK))
-    backward = tuple(node.renamed(renamed) if node.origin in readers else node for node in graph.backward)
+    # Where the reader runs again in backward, a Depend stands before it.
+    read = {name for node in graph.backward if node.origin in readers for name in node.inputs}
+    tied = {node.name for node in graph.backward if node.op == "Depend" and node.name in read}
+    backward = tuple(
+        node.renamed(renamed) if node.origin in readers or node.name in tied else node for node in graph.backward
+    )
     return replace(graph, forward=tuple(forward), backward=backward, saved=tuple(saved))
 
 
@@ -113,7 +118,11 @@ def shard_graph(graph: Graph) -> Sharding:
     if not any(_is_cut(node) for node in graph.forward):
         return Sharding(graph, (), ())
     table = _trace(graph)
-    arrivals = [(moved.producer, moved.consumer) for moved in _kept_copies(table) if moved.consumer.op in PRODUCT_OPS]
+    arrivals = [
+        (moved.producer, moved.consumer)
+        for moved in _kept_copies(table)
+        if moved.consumer.op in PRODUCT_OPS or is_local_reshape(moved.consumer)
+    ]
     if arrivals:
         table = _trace(with_arrivals(graph, arrivals))
     for moved in _kept_copies(table):

@@ -10,12 +10,15 @@ from mindswap.graph.sharding.splits import (
     LOCAL_MARK,
     Split,
     fits,
+    gathered_to,
     num_parts,
     read_out_strategy,
     read_strategy,
     reshape_split,
 )
 
+# In the name of what stands for a tensor as it arrived at its reader by communication.
+MARK = ":arrived"
 # A split for each output of an operator, None where it is not known; None altogether if no rule fits.
 NodeSplits = list[Split | None] | None
 
@@ -144,6 +147,11 @@ class SplitTable:
         return None
 
 
+def is_local_reshape(node: Node) -> bool:
+    """Whether each rank does it with its own part."""
+    return node.op in RESHAPING_OPS and LOCAL_MARK in node.attributes
+
+
 def cut_type(known: TensorType, split: Split | None) -> TensorType:
     """The part of a tensor that one rank has."""
     if split is None or num_parts(split) == 1:
@@ -214,6 +222,8 @@ class ForwardSplits:
         own = source.split
         carried = reshape_split(source.type.shape, own, target) if own is not None else None
         asked = self.table.asked_split(node)
+        if asked is None and own is not None and MARK in node.name:
+            asked = self._asked_by_local_reshape(node, own)
         if asked is None:
             if carried is None and own is not None and num_parts(own) > 1:
                 self.table.note(node, f"{own} of {source.type.shape} is no regular cut of {target}")
@@ -226,6 +236,11 @@ class ForwardSplits:
             if not node.attributes.get("recompute_comm_op"):
                 self.table.communications[node.name] = name_communication(own, asked)
         return [asked]
+
+    def _asked_by_local_reshape(self, node: Node, own: Split) -> Split | None:
+        """What arrives at a Reshape that each rank does for itself: in as many parts as its reader asks for."""
+        wanted = [self.table.asked_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
+        return gathered_to(own, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
 
     def by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
         """Outputs as the operands come; what is not known counts as whole."""

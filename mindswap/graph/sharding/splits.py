@@ -85,6 +85,12 @@ def _regroup(sizes: Shape, parts: Split, to: Shape) -> Sequence[int] | None:
 LOCAL_MARK = "mindswap_local"
 
 
+def gathered_to(split: Split, count: int) -> Split | None:
+    """The cut with one dimension whole so that so many parts are left; None if no dimension gives that."""
+    options = (tuple(1 if at == index else parts for at, parts in enumerate(split)) for index in range(len(split)))
+    return next((option for option in options if num_parts(option) == count), None)
+
+
 def read_strategy(attributes: Mapping[str, object]) -> tuple[Split, ...]:
     """Split of each operand as the model set it; empty without a strategy."""
     return _read(attributes, "in")
