@@ -130,11 +130,17 @@ class WeightSharding:
             name: of the parameter.
             shape, size_bytes: as it is stored on one rank, cut by tensor parallel only.
         """
-        if self.num_ranks < 2 or name.endswith(self.whole_names) or size_bytes < self.threshold_bytes:
+        num_ranks = self.num_ranks_of(name)
+        if num_ranks < 2 or name.endswith(self.whole_names) or size_bytes < self.threshold_bytes:
             return False
-        if is_expert_weight(name) and self.num_expert_copies != self.num_ranks:
-            return False  # assumed where there are several copies: that MindSpore cuts over those is not modelled
-        return math.prod(shape) > 0 and bool(shape) and shape[0] % self.num_ranks == 0
+        return math.prod(shape) > 0 and bool(shape) and shape[0] % num_ranks == 0
+
+    def num_ranks_of(self, name: str) -> int:
+        """Over how many ranks a weight would be cut: those of experts over the ranks that have the same ones.
+
+        So dry runs have it: `qwen3_moe optimizer_cut ep4` of benchmarks/dryrun, two copies, weights of half the size.
+        """
+        return min(self.num_ranks, self.num_expert_copies) if is_expert_weight(name) else self.num_ranks
 
 
 WHOLE = WeightSharding()  # nothing is cut

@@ -10,7 +10,13 @@ from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes, constant_bytes
 from mindswap.simulator.captured import CapturedStep, GradientRule, find_parameters, find_tied_parameters
 from mindswap.simulator.cost.hardware import Device
-from mindswap.simulator.cost.static_memory import Parameter, StaticMemory, estimate_static_memory, workspace_bytes
+from mindswap.simulator.cost.static_memory import (
+    Parameter,
+    StaticMemory,
+    estimate_static_memory,
+    num_parameter_shards,
+    workspace_bytes,
+)
 from mindswap.simulator.cost.step_terms import (
     accumulate_ns,
     clip_ns,
@@ -103,11 +109,11 @@ def _place_parameters(
 
 def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
     """What the names of the weights say of their gradients, which have none."""
-    placed = find_parameters(graph, settings.sharding)
+    placed, ranks = find_parameters(graph, settings.sharding), settings.sharding.num_ranks
     return GradientRule(
         settings.num_turns > 1,
         settings.sharding,
-        frozenset(weight.gradient_key for weight in placed if not weight.parameter.is_cut),
+        frozenset(weight.gradient_key for weight in placed if num_parameter_shards(weight.parameter, ranks) != ranks),
         max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,
         frozenset(weight.gradient_key for weight in placed if weight.parameter.num_copies == 1),
     )
@@ -148,9 +154,11 @@ def _static_memory(
 def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule) -> int:
     """Scaled gradients beside those that backward left; what waited for communication has gone by then."""
     waiting = sum(rule.waiting_bytes(p.size_bytes, rule.is_shared and p.num_copies != 1) for p in parameters)
+    ranks = rule.sharding.num_ranks
+    cut = ((p, num_parameter_shards(p, ranks) == ranks) for p in parameters)
     scaled = sum(
-        max(0, rule.final_bytes(p.size_bytes, p.num_elements, p.is_cut) - rule.kept_bytes(p.size_bytes, p.is_cut))
-        for p in parameters
+        max(0, rule.final_bytes(p.size_bytes, p.num_elements, is_cut) - rule.kept_bytes(p.size_bytes, is_cut))
+        for p, is_cut in cut
     )
     return max(0, scaled - waiting)
 

@@ -202,3 +202,13 @@ def test_the_embedding_of_a_legacy_model_is_whole_unless_the_model_says_otherwis
     assert sharding.cuts("lm_head.weight", *big)
     own = read(f"{on}model: {{model_config: {{parallel_optimizer: True}}}}").sharding
     assert own.cuts("model.tok_embeddings.embedding_weight", *big)
+
+
+def test_weights_of_experts_are_cut_over_the_ranks_that_have_the_same_ones():
+    # Dry run `qwen3_moe optimizer_cut ep4`: 8 ranks, 4 with different experts: 18 MiB of experts, not 36.
+    sharding = WeightSharding(num_ranks=4, num_expert_copies=2)
+    shape, size_bytes = (2048, 1024), 8 * 2**20
+    names = ("layers.0.mlp.experts.weight1", "layers.0.self_attention.linear_qkv.weight")
+    assert [sharding.num_ranks_of(name) for name in names] == [2, 4]
+    assert all(sharding.cuts(name, shape, size_bytes) for name in names)
+    assert not WeightSharding(num_ranks=4, num_expert_copies=1).cuts(names[0], shape, size_bytes)

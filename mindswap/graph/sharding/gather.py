@@ -82,7 +82,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
     forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved, sharding.is_cast_behind))
     rewritten = replace(graph, forward=forward, backward=backward, saved=tuple(saved))
     collectives = {
-        w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, sharding.num_ranks, stride=sharding.stride),)
+        w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, w.num_ranks, stride=sharding.stride),)
         for w in weights
     }
     once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
@@ -96,6 +96,7 @@ class _Weight:
     lead: tuple[Node, ...]  # reads of its part, the cast of it if there is one, the AllGather
     # names under which the step had the whole weight until now; their readers read the AllGather
     values: frozenset[str]
+    num_ranks: int
 
     @property
     def gather(self) -> Node:
@@ -128,11 +129,12 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
             loads.setdefault(name, []).append(node)
     mark = {GATHER_MARK: sharding.is_released}
     for name, nodes in loads.items():
-        lead = [_part(nodes[0], sharding.num_ranks)]
+        num_ranks = sharding.num_ranks_of(name)
+        lead = [_part(nodes[0], num_ranks)]
         values = {node.name for node in nodes}
         users = [user for node in nodes for user in _users(node.name, readers)]
         if len(users) == 1 and users[0].op == "TensorMove":
-            lead.append(_part(users[0], sharding.num_ranks))
+            lead.append(_part(users[0], num_ranks))
             values = {users[0].name}
             users = list(_users(users[0].name, readers))
         source, whole = lead[-1], nodes[0].outputs[0]
@@ -141,7 +143,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
         )
         # Backward may need the weight for nothing else than to cast it again.
         if is_cast and not any(kept.get(value, set()) - {users[0].name} for value in values):
-            source, whole = _part(users[0], sharding.num_ranks, **mark), users[0].outputs[0]
+            source, whole = _part(users[0], num_ranks, **mark), users[0].outputs[0]
             lead.append(source)
             values = {source.name}
         # What copies it to the host has its own effect no longer.
@@ -149,7 +151,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
         gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark, paths=())
         scope = f"parallel_optimizer/{name}"
         gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
-        yield _Weight((*lead, gather), frozenset(values))
+        yield _Weight((*lead, gather), frozenset(values), num_ranks)
 
 
 def _needed_whole(graph: Graph) -> dict[str, set[str]]:

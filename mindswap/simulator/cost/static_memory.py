@@ -109,7 +109,7 @@ def estimate_static_memory(
 
 def num_parameter_shards(parameter: Parameter, num_shards: int) -> int:
     """Ranks over which this parameter is cut: `num_shards`, or 1 where the parallel optimizer leaves it whole."""
-    return num_shards if parameter.is_cut else 1
+    return min(num_shards, parameter.num_copies or num_shards) if parameter.is_cut else 1
 
 
 # Device memory beside tensors: workspace of kernels within MindSpore's pool, buffers of HCCL outside it.
