@@ -1,6 +1,6 @@
 """The weights of every pipeline stage, and what follows from them whatever a policy sets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -64,11 +64,18 @@ def weigh_stages(
         _static_memory(captured, plain, layout, parameters, settings, device),
         tuple(_closing_bytes(stage, rule) for stage in parameters),
         exchange_ns,
-        max(
-            sum(own[: max(min(chain(*chunks), default=1), 1) + 1])
-            for own, chunks in zip(exchange_ns, layout.chunks, strict=True)
-        ),
+        max(least_exchange_ns(own, chunks) for own, chunks in zip(exchange_ns, layout.chunks, strict=True)),
     )
+
+
+def least_exchange_ns(exchange_ns: Sequence[int], chunks: Iterable[Sequence[int]]) -> int:
+    """What no policy hides on a stage: the gradients of its first layer, and of what is before the layers.
+
+    Args:
+        exchange_ns: time of handing on the gradients of each section of the model.
+        chunks: sections of the stage; 0 is before the layers.
+    """
+    return sum(exchange_ns[: max(min(chain(*chunks), default=1), 1) + 1])
 
 
 def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from mindswap.config.pipeline import Pipeline
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.stage_weights import least_exchange_ns
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB
 from tests.simulator.cost.builders import device
@@ -49,3 +50,9 @@ def test_accumulation_counts_each_micro_batch_of_the_step():
     terms = {term.name: term.duration_ns for term in two.simulate(KEEP_ALL).terms}
     short = two.with_micro_batches(1)
     assert terms["gradient accumulation"] == 2 * short.terms(short.simulate(KEEP_ALL).timeline)[0].duration_ns > 0
+
+
+def test_gradients_of_the_first_layer_of_a_stage_are_there_last():
+    assert least_exchange_ns((5, 3, 2, 1), [(0, 1, 2, 3)]) == 5 + 3
+    assert least_exchange_ns((0, 0, 7, 4), [(2, 3)]) == 7
+    assert least_exchange_ns((5, 0, 0, 4), [(0,), (3,)]) == 5  # a chunk without layers before

@@ -33,6 +33,8 @@ def test_communicators_of_a_rank():
     pipeline = ("pipeline forward", "pipeline backward", "pipeline loss", "weights")
     stages = step_settings(2, data_parallel=2, model_parallel=4, pipeline=Pipeline(num_stages=4))
     assert list_communicators(stages) == ("world", "tensor parallel", "data parallel", *pipeline)
+    whole = step_settings(1, data_parallel=2, pipeline=Pipeline(num_stages=2))  # without the parallel optimizer
+    assert list_communicators(whole) == ("world", "data parallel", *pipeline[:3])
     assert list_communicators(step_settings(context_parallel=2)) == ("world", "context parallel")
 
 
