@@ -122,7 +122,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
 
 def is_killed(path: Path, tree: ast.Module, tests: list[str], marker: str) -> bool:
     """Whether a test fails with this tree in place of the module; no if there is no test."""
-    compiled = tempfile.TemporaryDirectory() if "simulator.jit" in path.read_text("utf-8") else None
+    compiled = tempfile.TemporaryDirectory() if "@compiled" in path.read_text("utf-8") else None
     child = os.fork()
     if child == 0:
         if compiled is not None:  # machine code of a caller has what it calls in it, and is kept by the caller
