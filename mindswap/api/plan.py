@@ -181,6 +181,12 @@ def _planner(model: StepModel, allow: Allow, known: tuple[CellNode, ...] | None)
     return Planner(model, allow, known)
 
 
+def bound_ns_of(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
+    """Step time that no policy within the budget can beat, found without a search; None if none can be within it."""
+    step = step.with_swap()
+    return _planner(step.model, allow, step.known_layers).bound_ns(problem_of(step, None, allow), 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Sweep:
     """Plans for many budgets, from all that is kept to the least."""

@@ -103,7 +103,7 @@ def load_step(
     assert checked.num_layers is not None
     overrides = {**(overrides or {}), **_memory_override(memory)}
     costs = find_costs([document], device, overrides)
-    settings = _with_schedule(document, read_step_settings(document))
+    settings = settings_of(document)
     if recorded is not None:
         captured = capture_of(recorded)
     else:
@@ -113,8 +113,13 @@ def load_step(
     return Step(document, policy, StepModel(captured, costs, settings), known_layers, Path(config))
 
 
-def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
-    """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
+def settings_of(document: Document) -> StepSettings:
+    """The settings of a step with the schedule that the environment makes of it; refuses what is not simulated.
+
+    Raises:
+        SimulationError: with its place in the configuration.
+    """
+    settings = read_step_settings(document)
     fault = next(find_sequence_faults(document), None)
     if fault is not None:
         raise SimulationError(

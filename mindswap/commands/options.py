@@ -1,12 +1,18 @@
 """Options that several commands have, each defined once."""
 
 import argparse
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
+
+from tqdm import tqdm
 
 from mindswap.errors import DataError
+from mindswap.planner.solvers.search import Stop
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS, UNITS_OF
 
@@ -116,3 +122,40 @@ class PhaseLines:
 
     def __call__(self, text: str) -> None:
         print(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}", file=self.stream, flush=True)
+
+
+# A search that takes longer shows how far it is.
+PATIENCE_S = 2.0
+INTERRUPTED = b"\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
+
+
+class SearchBar:
+    """Counts simulations on a terminal once it takes long; the first Ctrl-C asks the search for its best so far."""
+
+    def __init__(self) -> None:
+        self.begin_s = time.monotonic()
+        self.bar: tqdm[NoReturn] | None = None
+        self.is_interrupted = False
+
+    def __enter__(self) -> "SearchBar":
+        self.handler = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self.handler)
+        if self.bar is not None:
+            self.bar.close()
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        self.is_interrupted = True
+        os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
+
+    def __call__(self) -> None:
+        if self.is_interrupted:
+            raise Stop
+        if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
+            self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)
+        if self.bar is not None:
+            self.bar.update()

@@ -1,16 +1,11 @@
 """`mindswap plan`: the swap and recompute settings that train fastest within a memory budget, without a device."""
 
 import argparse
-import os
-import signal
 import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
-
-from tqdm import tqdm
 
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import (
@@ -36,6 +31,7 @@ from mindswap.api.step import load_step
 from mindswap.commands.options import (
     CONFIG_OR_STEP,
     PhaseLines,
+    SearchBar,
     add_common,
     add_device_arguments,
     add_target_arguments,
@@ -43,13 +39,14 @@ from mindswap.commands.options import (
     optional_path,
     reject_overwrite_without_output,
 )
+from mindswap.commands.plan_batches import add_batch_arguments, asks_for_batches, refuse_beside_batches, run_batches
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.problem import Allow, Objective
 from mindswap.planner.solvers import SOLVERS
-from mindswap.planner.solvers.search import Progress, Stop
+from mindswap.planner.solvers.search import Progress
 from mindswap.report.plan_text import plan_to_json
 from mindswap.report.problems import answer_text
 
@@ -64,15 +61,13 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
   mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
+  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
 
 What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
 compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
 least memory that would is named.
 """
-# A search that takes longer shows how far it is.
-PATIENCE_S = 2.0
-INTERRUPTED = b"\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -116,6 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
     )
+    add_batch_arguments(parser)
     add_common(parser, "--html")
     parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture; with --sweep of the curve")
     add_common(parser, "--no-cache", "--json", "--expert-skew")
@@ -127,9 +123,11 @@ def run(args: argparse.Namespace) -> int:
     allowed = _allowed(args.allow, args.safe)
     _refuse_early(args)
     target = args.output or (args.config if args.in_place else None)
-    step = _load(args, target is not None)
     objective = Objective(args.objective)
-    with _Bar() as bar:
+    if asks_for_batches(args):
+        return run_batches(args, allowed, target)
+    step = _load(args, target is not None)
+    with SearchBar() as bar:
         if args.sweep:
             return _sweep(args, step, allowed, objective, bar)
 
@@ -199,6 +197,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
         of_one_plan |= {"--dry-run": args.dry_run, "--simple": args.simple}
         of_one_plan["--objective memory"] = args.objective != "time"
         _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
+    refuse_beside_batches(args)
     reject_overwrite_without_output(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
         raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
@@ -266,35 +265,3 @@ def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective
     else:
         print(format_sweep(plans, step.device.title))
     return 0 if plans[0].fits else 1
-
-
-class _Bar:
-    """Counts simulations on a terminal once it takes long; the first Ctrl-C asks the search for its best so far."""
-
-    def __init__(self) -> None:
-        self.begin_s = time.monotonic()
-        self.bar: tqdm[NoReturn] | None = None
-        self.is_interrupted = False
-
-    def __enter__(self) -> "_Bar":
-        self.handler = signal.signal(signal.SIGINT, self._interrupt)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self.handler)
-        if self.bar is not None:
-            self.bar.close()
-
-    def _interrupt(self, number: int, frame: object) -> None:
-        if self.is_interrupted:
-            raise KeyboardInterrupt
-        self.is_interrupted = True
-        os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
-
-    def __call__(self) -> None:
-        if self.is_interrupted:
-            raise Stop
-        if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
-            self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)
-        if self.bar is not None:
-            self.bar.update()

@@ -1,0 +1,171 @@
+"""`mindswap plan --batch-size` and `--micro-batches`: a plan for each batch, as a table, and the best one written."""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindswap.api.loaded_step import LoadedStep
+from mindswap.api.plan import StepPlan, make_plan
+from mindswap.api.plan_2x import is_2x
+from mindswap.api.plan_batches import AskedBatches, BatchPlan, best_of, own_batch, plan_batches
+from mindswap.api.plan_dry_run import verify_plan
+from mindswap.api.recorded import is_trace_path
+from mindswap.api.step import load_step
+from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides
+from mindswap.config.source import load_document
+from mindswap.errors import PlanError
+from mindswap.planner.batches import AUTO, Batch
+from mindswap.planner.problem import Allow
+from mindswap.report.problems import answer_text
+from mindswap.report.tables import format_table
+from mindswap.units import format_bytes, format_time
+
+HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
+
+
+def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options that ask for other batches."""
+    for name, what in (("--batch-size", "samples of a micro-batch"), ("--micro-batches", "micro-batches of a step")):
+        parser.add_argument(
+            name,
+            metavar="auto|N,...",
+            type=_numbers,
+            help=f"plan for other numbers of {what}, and write the fastest; a step keeps its samples",
+        )
+    parser.add_argument(
+        "--any-global-batch", action="store_true", help="with these: a step may have more or fewer samples than now"
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...] | str:
+    if text == AUTO:
+        return AUTO
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(1 <= number <= MOST for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text}: write auto, or numbers from 1 on such as 1,2,4")
+    return numbers
+
+
+def asks_for_batches(args: argparse.Namespace) -> bool:
+    """Whether other batches are asked for."""
+    return args.batch_size is not None or args.micro_batches is not None
+
+
+def refuse_beside_batches(args: argparse.Namespace) -> None:
+    """Refuse what is for one plan, or needs other batches.
+
+    Raises:
+        PlanError: with the option.
+    """
+    if not asks_for_batches(args):
+        if args.any_global_batch:
+            raise PlanError("--any-global-batch: there is one batch\n    fix:     --batch-size auto, or leave it out")
+        return
+    others = {"--sweep": args.sweep, "--dry-run": args.dry_run, "--explain": args.explain, "--html": args.html}
+    others |= {"--plot": args.plot, "--trace": args.trace, "--objective memory": args.objective != "time"}
+    for option, is_there in others.items():
+        if is_there:
+            raise PlanError(
+                f"{option}: is for one batch\n    fix:     leave it out, or --batch-size and --micro-batches"
+            )
+    if is_trace_path(args.config) or is_2x(load_document(args.config)):
+        raise PlanError("--batch-size, --micro-batches: are for files of MindFormers 1.9\n    fix:     leave them out")
+
+
+def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
+    """Plan for each batch; 1 if nothing fits."""
+
+    def load(path: str) -> LoadedStep:
+        return load_step(path, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
+
+    own = own_batch(load_document(args.config))
+    asked = AskedBatches(_asked(args.batch_size), _asked(args.micro_batches), not args.any_global_batch)
+    say = PhaseLines(time.monotonic(), sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="mindswap-batches-") as folder, SearchBar() as bar:
+
+        def make(step: LoadedStep) -> StepPlan:
+            return make_plan(step, None, allowed, solver=args.solver, progress=bar, simple=args.simple)
+
+        plans = plan_batches(args.config, asked, Path(folder), load, make, allowed, say)
+        best = best_of(plans)
+        if not args.json:
+            print(format_batches(plans, own), flush=True)
+        verdict = None
+        if best is not None and best.found is not None and target:
+            verdict = None if args.no_verify else verify_plan(best.found, not args.no_cache)
+            if verdict is None or not verdict.is_refused:
+                best.found.save(target, overwrite=args.overwrite or args.in_place)
+    is_ok = best is not None and not (verdict and verdict.is_refused)
+    if args.json:
+        data: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
+        data |= {"verified": verdict.is_as_asked, "verdict": verdict.text} if verdict else {}
+        print(answer_text("plan", data, is_ok))
+    elif best is not None and target:
+        if verdict:
+            print(f"\n{verdict.text}")
+        if is_ok:
+            print(f"\nwritten: {target}, {_words(best.batch)}; next: mindswap dryrun {target}")
+    return 0 if is_ok else 1
+
+
+def _asked(given: tuple[int, ...] | str | None) -> tuple[int, ...] | None:
+    return given if isinstance(given, tuple) else None
+
+
+def format_batches(plans: Sequence[BatchPlan], own: Batch) -> str:
+    """A table, the fastest first."""
+    rows = []
+    for one in plans:
+        name = f"{one.batch.count} x {one.batch.size}" + (" (your file)" if one.batch == own else "")
+        if one.found is None:
+            rows.append((name, str(one.batch.num_samples), "-", "-", "-", one.reason))
+            continue
+        figures = (format_time(one.found.step_time_ns), f"{one.tokens_per_s:.0f}", format_bytes(one.found.peak_bytes))
+        rows.append((name, str(one.batch.num_samples), *figures, "*" if one.is_on_front else ""))
+    searched = sum(one.is_simulated for one in plans)
+    fits = [one for one in plans if one.found is not None]
+    budget = f" for {format_bytes(fits[0].found.plan.budget_bytes)} per card" if fits and fits[0].found else ""
+    lines = [
+        f"plans{budget}, each simulated; samples are of one data parallel rank",
+        "",
+        format_table(HEADER, rows),
+        "",
+    ]
+    lines.append(f"{len(plans)} batches, {searched} searched, {len(plans) - searched} left out before")
+    if fits:
+        lines.append("*: nothing else is as fast with less memory")
+        if fits[0].batch != own:
+            lines.append(f"fastest: {_words(fits[0].batch)}")
+    else:
+        lines.append("nothing fits")
+    return "\n".join(lines)
+
+
+def _words(batch: Batch) -> str:
+    return f"batch_size {batch.size}, micro-batches {batch.count}"
+
+
+def batch_to_json(one: BatchPlan, own: Batch) -> dict[str, object]:
+    """For machines; times in ns, sizes in bytes."""
+    data: dict[str, object] = {
+        "batch_size": one.batch.size,
+        "num_micro_batches": one.batch.count,
+        "is_own": one.batch == own,
+        "fits": one.found is not None,
+        "reason": one.reason,
+        "is_searched": one.is_simulated,
+        "is_on_front": one.is_on_front,
+    }
+    if one.found is not None:
+        data |= {
+            "step_time_ns": one.found.step_time_ns,
+            "peak_bytes": one.found.peak_bytes,
+            "tokens_per_s_per_card": one.tokens_per_s,
+        }
+    return data

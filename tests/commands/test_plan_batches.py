@@ -1,0 +1,69 @@
+"""`mindswap plan --batch-size` and `--micro-batches`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindswap import cli
+from mindswap.api.plan_batches import with_batch
+from mindswap.config.parse import parse_document
+from mindswap.planner.batches import Batch
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+TEXT = """\
+runner_config:  # the run
+  batch_size: 4  # samples
+  epochs: 1
+"""
+
+
+def with_text(text, batch):
+    return with_batch(text, parse_document(text.encode(), "x.yaml"), batch)
+
+
+def test_only_what_differs_changes_and_comments_stay():
+    assert with_text(TEXT, Batch(4, 1)) == TEXT
+    found = with_text(TEXT, Batch(2, 2))
+    assert found.startswith("runner_config:  # the run\n  batch_size: 2")
+    assert "  epochs: 1\n  gradient_accumulation_steps: 2\n" in found
+    stages = TEXT + "parallel_config: {pipeline_stage: 2, micro_batch_num: 4}\n"
+    assert "micro_batch_num: 8}" in with_text(stages, Batch(2, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--any-global-batch"], "--any-global-batch: there is one batch"),
+        (["--batch-size", "auto", "--sweep"], "--sweep: is for one batch"),
+        (["--micro-batches", "2", "--html", "x.html"], "--html: is for one batch"),
+        (["--batch-size", "0"], "write auto, or numbers from 1 on"),
+        (["--batch-size", "two"], "write auto, or numbers from 1 on"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_is_compiled(capsys, options, message):
+    code = cli.main(["plan", str(CONFIG), *options])
+    assert code == 1 and message in capsys.readouterr().err
+
+
+@pytest.mark.mindspore
+def test_each_batch_has_its_plan_and_the_fastest_is_written(capsys, tmp_path):
+    target = tmp_path / "best.yaml"
+    options = ["--device", "cpu", "--batch-size", "1,2", "--micro-batches", "1,3", "--any-global-batch", "--json"]
+    code = cli.main(["plan", str(CONFIG), *options, "--no-verify", "-o", str(target)])
+    out = capsys.readouterr().out
+    answer = json.loads(out[out.index("{") :])  # a line of MindFormers may come first
+    assert code == 0 and answer["ok"]
+    by_batch = {(one["batch_size"], one["num_micro_batches"]): one for one in answer["batches"]}
+    assert set(by_batch) == {(1, 1), (1, 3), (2, 1), (2, 3)}
+    best = answer["batches"][0]
+    assert best["is_searched"] and best["is_on_front"]
+    # Tokens of a step over its time and its cards, by hand: one card.
+    written = parse_document(target.read_bytes(), "best.yaml")
+    assert written.count("runner_config", "batch_size") == best["batch_size"]
+    assert written.count("runner_config", "gradient_accumulation_steps") == best["num_micro_batches"]
+    for one in by_batch.values():
+        assert one["fits"] == ("tokens_per_s_per_card" in one) and bool(one["reason"]) == (not one["fits"])
+        if one["fits"]:
+            assert one["tokens_per_s_per_card"] <= best["tokens_per_s_per_card"]
