@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 # MindSpore's compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
 check demo test test-nightly test-ms210: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
 
-.PHONY: help demo test test-nightly test-ms210 matrix models wheel-test dist docs check dev bench tables clean
+.PHONY: help demo test test-nightly test-ms210 matrix models wheel-test dist docs site check dev bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
@@ -54,6 +54,9 @@ models: $(VENV)/.installed  ## every command on the training configurations of M
 
 wheel-test:  ## build wheel and sdist, install the wheel in a clean environment, train with it (4 min)
 	$(PYTHON) tools/wheel_test.py
+
+site: $(CHECK_VENV)/.installed  ## the documentation as a web site in site/, English and Chinese, with search (10 s)
+	NO_MKDOCS_2_WARNING=1 $(CHECK_VENV)/bin/mkdocs build --strict
 
 dist:  ## wheel and sdist in dist/, checked with twine and installed in a clean environment without MindSpore (1 min)
 	$(PYTHON) tools/wheel_test.py --build-only --keep dist

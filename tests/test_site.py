@@ -1,0 +1,50 @@
+"""The documentation site: it builds, has every page in both languages, and each link on it leads somewhere."""
+
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r'(?:href|src)="([^"]+)"')
+ID = re.compile(r'\bid="([^"]+)"')
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # a warning, of a page that is in no menu for one, ends it too
+    return folder
+
+
+def test_every_page_is_there(site):
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | {"index", "index_CN", "contributing"}
+    assert pages <= {path.stem for path in site.glob("*.html")}
+
+
+def test_no_link_is_broken(site):
+    ids = {path.name: set(ID.findall(path.read_text("utf-8"))) for path in site.glob("*.html")}
+    broken = []
+    for path in site.glob("*.html"):
+        for link in map(unescape, LINK.findall(path.read_text("utf-8"))):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or path.name == "404.html":
+                continue
+            target = site / unquote(parts.path) if parts.path else path
+            anchor = unquote(parts.fragment) if target.suffix == ".html" else ""
+            if not target.exists() or (anchor and anchor not in ids[target.name]):
+                broken.append((path.name, link))
+    assert broken == []
+
+
+def test_both_languages_can_be_searched(site):
+    index = (site / "search" / "search_index.json").read_text("utf-8")
+    assert '"lang":["en","zh"]' in index.replace(" ", "")
+    assert "plan.html" in index and "plan_CN.html" in index
