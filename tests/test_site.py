@@ -1,6 +1,7 @@
 """The documentation site: it builds, has every page in both languages, and each link on it leads somewhere."""
 
 import re
+import shutil
 import subprocess
 import sys
 from html import unescape
@@ -48,3 +49,27 @@ def test_both_languages_can_be_searched(site):
     index = (site / "search" / "search_index.json").read_text("utf-8")
     assert '"lang":["en","zh"]' in index.replace(" ", "")
     assert "plan.html" in index and "plan_CN.html" in index
+
+
+def test_no_page_is_wider_than_a_phone(site):
+    """In a browser, light and dark: where playwright and Chromium are (`pip install playwright`, Debian's chromium)."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    browser_path = shutil.which("chromium")
+    if browser_path is None:
+        pytest.skip("no chromium")
+    wide = {}
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            for path in site.glob("*.html"):
+                page.goto(f"file://{path}")
+                width = page.evaluate("document.documentElement.scrollWidth")
+                missing = page.evaluate(
+                    "[...document.images].filter(i => i.src.startsWith('file') && !i.naturalWidth).length"
+                )
+                if width > 390 or missing:
+                    wide[scheme, path.name] = width, missing
+        browser.close()
+    assert wide == {}
