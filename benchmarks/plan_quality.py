@@ -4,7 +4,7 @@
     python benchmarks/plan_quality.py llama2_7b          # one
 
 Everything is simulated on the figures of one card, Atlas 800T A2. Each model is captured by a process of its own
-(needs MindFormers; kept in the cache), then planned for by another, whose time and memory are shown. Exit code 1
+(needs MindFormers; kept in the cache), then planned for by another, whose CPU time and memory are shown. Exit code 1
 if a plan is slower than a strategy that fits as well, or if a target is missed.
 """
 
@@ -64,25 +64,25 @@ class Case:
     Attributes:
         config: name of the file in `models`.
         budgets_gib: device memory; the first is what MindSpore can use of the card.
-        max_plan_s: target for one plan; None for none.
+        max_plan_s: target for one plan, in seconds of CPU.
         published: a figure to compare with.
     """
 
     config: str
     budgets_gib: tuple[int, ...]
-    max_plan_s: float | None = None
+    max_plan_s: float = 20
     published: Published | None = None
 
 
 CASES = (
     Case("llama2_7b", (58, 50, 40, 30), 3),
     Case("llama2_13b", (58, 46, 34)),
-    Case("llama2_70b", (58, 46, 36), 30),
+    Case("llama2_70b", (58, 46, 36)),
     Case("llama2_70b_tp8", (58, 40, 24), 8),
-    Case("llama2_70b_pp16", (58, 40, 26), 30),
-    Case("gpt_175b_tp8", (58, 54), None, Published("gpt_175b_tp8_3l", 13.68, 145.93, 165.90)),
-    Case("gpt_175b_tp2_pp4", (58, 54), None, Published("gpt_175b_tp2_pp4", 14.17, 66.50, 76.30)),
-    Case("gpt_175b_tp2_pp4_vpp2", (58, 54), None, Published("gpt_175b_tp2_pp4_vpp2", 14.65, 75.10, 86.10)),
+    Case("llama2_70b_pp16", (58, 40, 26)),
+    Case("gpt_175b_tp8", (58, 54), published=Published("gpt_175b_tp8_3l", 13.68, 145.93, 165.90)),
+    Case("gpt_175b_tp2_pp4", (58, 54), published=Published("gpt_175b_tp2_pp4", 14.17, 66.50, 76.30)),
+    Case("gpt_175b_tp2_pp4_vpp2", (58, 54), published=Published("gpt_175b_tp2_pp4_vpp2", 14.65, 75.10, 86.10)),
 )
 
 
@@ -137,9 +137,9 @@ def measure(case: Case) -> dict:
     ]
     plans, seconds = [], []
     for problem in problems:
-        started = time.perf_counter()
+        started = time.process_time()
         plans.append(Planner(model).plan(problem))
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     # How much memory planning took is read before anything else is done.
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     strict = [Planner(model, STRICT).plan(replace(problem, allow=STRICT)) for problem in problems]
@@ -152,8 +152,8 @@ def measure(case: Case) -> dict:
         for name, strategy in STRATEGIES.items()
     }
     missed = compare(plans, others) + off_bound(plans)
-    if case.max_plan_s and max(seconds) > case.max_plan_s:
-        missed.append(f"planning took {max(seconds):.1f} s, target {case.max_plan_s:.0f} s")
+    if max(seconds) > case.max_plan_s:
+        missed.append(f"planning took {max(seconds):.1f} s of CPU, target {case.max_plan_s:.0f} s")
     if rss_bytes > MAX_RSS_BYTES:
         missed.append(f"planning took {rss_bytes / 1e9:.2f} GB, target {MAX_RSS_BYTES / 1e9:.0f} GB")
     lines = [
@@ -167,7 +167,7 @@ def measure(case: Case) -> dict:
             + [("  above the bound", *map(above_bound, plans))]
             + [("  coupling rule 2", *map(coupling, plans))]
             + [("  best of the others", *(best_other(others, i) for i in range(len(plans))))]
-            + [("  planning", *(f"{value:.1f} s" for value in seconds))],
+            + [("  planning, CPU", *(f"{value:.1f} s" for value in seconds))],
         ),
         "",
         f"static memory {format_bytes(max(plans[0].stage_static_bytes))}; all kept {describe_plan_keep(plans[0])}; "

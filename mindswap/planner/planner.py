@@ -1,6 +1,8 @@
 """From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
 
-from collections.abc import Hashable, Sequence
+import contextlib
+import gc
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,9 +45,10 @@ class Planner:
         known: Sequence[CellNode] | None = None,
     ):
         self.model = model
-        self.catalog = collect_items(model, allow, known)
-        self.shorts = short_model(model)
-        self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
+        with _without_collector():
+            self.catalog = collect_items(model, allow, known)
+            self.shorts = short_model(model)
+            self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
         self.curves: dict[Hashable, Curve] = {}
         self.common: dict[Hashable, tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]] = {}
 
@@ -57,7 +60,8 @@ class Planner:
             progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         """
         find = self._least_memory if problem.objective is Objective.MEMORY else self._fastest
-        return find(problem, Interruptible(progress))
+        with _without_collector():
+            return find(problem, Interruptible(progress))
 
     def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
         policies, judged, keep = self._common(problem)
@@ -223,6 +227,18 @@ def plan_of(
         holders=_holders_of(judged),
         **search,
     )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing looks for unreachable cycles: a search keeps what it makes, and walking over that is a fifth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _with_settings(policy: Policy, settings: Policy) -> Policy:

@@ -140,9 +140,8 @@ class Rows:
 
     def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
         recompute = self.recompute(layer_index, row)
-        block = self.model.layer_block(recompute, layer_index)
         if not (row > KEEP).any():
-            return block
+            return self.model.layer_block(recompute, layer_index)
         named = self.swaps(layer_index, row)
         copies: dict[Label, tuple[int, int, bool]] = {}
         for label, keepers in self.keepers(layer_index, row).items():
@@ -153,19 +152,22 @@ class Rows:
             moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
             if moved:
                 copies[label] = (max(moved), len(moved), any(None in group for group in distances))
-        if _is_plain(block, copies):
-            return block.with_copies(copies)
+        # Where names are of several tensors without any recompute, they are with it, and it need not be read alone.
+        if _is_plain(self.block(layer_index, np.zeros_like(row)), copies, is_saved=False):
+            block = self.model.layer_block(recompute, layer_index)
+            if _is_plain(block, copies):
+                return block.with_copies(copies)
         # Which of the tensors of one name move, and which never come back, the compiler decides.
         entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(named))
         compiled = self.model.layer_block(replace(recompute, op_swap=entries), layer_index)
         return compiled.with_distances({label: distance for label, (distance, *_) in copies.items()})
 
 
-def _is_plain(block: Block, labels: Container[Label]) -> bool:
-    """Whether each of the labels is that of a single tensor of forward, which backward reads."""
+def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> bool:
+    """Whether each of the labels is that of a single tensor of forward, which backward reads if it has to be saved."""
     named = [tensor for tensor in block.tensors if tensor.is_forward and tensor.label in labels]
-    is_saved = all(tensor.role is not None or tensor.uses.first_backward != NO_OP for tensor in named)
-    return is_saved and len(named) == len({tensor.label for tensor in named})
+    are_read = all(tensor.role is not None or tensor.uses.first_backward != NO_OP for tensor in named)
+    return (are_read or not is_saved) and len(named) == len({tensor.label for tensor in named})
 
 
 def _worth(model: StepModel, plain: Block, block: Block) -> Worth:

@@ -8,6 +8,7 @@ and layers under different settings can stand side by side.
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import Names
@@ -31,7 +32,7 @@ class StepBlocks:
     epilogue: Block
 
 
-def cut_blocks(
+def read_blocks(
     graph: Graph,
     operator_ns: Callable[[Node, Work], int],
     label: Callable[[Node], Names],
@@ -41,8 +42,8 @@ def cut_blocks(
     once: Set[str] = frozenset(),
     gradients: GradientRule | None = None,
     alignment_bytes: int = 1,
-) -> StepBlocks:
-    """The blocks of a compiled step.
+) -> "BlockMaker":
+    """What makes the blocks of a compiled step, each when it is asked for.
 
     Args:
         graph: a step with lazy_inline on, from the compiler or from `graph.rewrite.rewrite`.
@@ -61,12 +62,15 @@ def cut_blocks(
         raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
     step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns, once, is_fused)
     step.read()
-    maker = _BlockMaker(step, gradients or GradientRule(), alignment_bytes)
-    blocks = [maker.block(section) for section in range(-1, step.num_layers + 1)]
-    return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
+    return BlockMaker(step, gradients or GradientRule(), alignment_bytes)
 
 
-class _BlockMaker:
+def cut_blocks(graph: Graph, *costs: Any, **options: Any) -> StepBlocks:
+    """All blocks of a compiled step; arguments as of `read_blocks`."""
+    return read_blocks(graph, *costs, **options).all()
+
+
+class BlockMaker:
     """Makes the block of each section of a step that was read."""
 
     def __init__(self, step: StepReader, rule: GradientRule, alignment_bytes: int):
@@ -79,8 +83,16 @@ class _BlockMaker:
         for tensor in step.tensors:
             for section in {tensor.section, *tensor.uses}:
                 self.known[section].append(tensor)
+                if section != tensor.section:
+                    self._source(tensor, section)  # refuses the whole step, whichever block is asked for
+
+    def all(self) -> StepBlocks:
+        """Those of all sections."""
+        blocks = [self.block(section) for section in range(-1, self.step.num_layers + 1)]
+        return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
 
     def block(self, section: int) -> Block:
+        """That of one section: -1 before the layers, then the layers from 0 on, and what is behind them."""
         tensors: list[BlockTensor] = []
         reads: list[Read] = []
         for tensor in self.known[section]:

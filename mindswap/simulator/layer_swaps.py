@@ -12,7 +12,7 @@ Swapped is what a layer saves for backward: its input, too, which the layer befo
 Kept here although upstream moves it: the input of layer 0, and that of a layer behind a recomputed one.
 """
 
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,6 @@ import numpy as np
 from mindswap.policy.model import Layers, LayerSwap, Policy
 from mindswap.simulator.block import Block
 from mindswap.simulator.block_parts import BlockTensor, Role, Source
-from mindswap.simulator.blocks import StepBlocks
 from mindswap.simulator.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
 
@@ -52,19 +51,22 @@ class LayerSwapModel(StepModel):
         far = super().program(replace(policy, layer_swap=(LayerSwap(makers, FAR),)))
         return swap_at_ends_of_layers(far, layers, entry.prefetch)
 
-    def _cut(self, policy: Policy, layer_index: int) -> StepBlocks:
-        return _keep_outputs(super()._cut(policy, layer_index))
+    def _cut(self, policy: Policy, layer_index: int) -> Callable[[int], Block]:
+        made = super()._cut(policy, layer_index)
+        num_layers = len(self.captured.trees)
+        return _keep_outputs({section: made(section) for section in range(-1, num_layers + 1)}, num_layers).__getitem__
 
 
-def _keep_outputs(step: StepBlocks) -> StepBlocks:
-    """The blocks without copies of what a layer returns, where no other layer saves that as its input."""
+def _keep_outputs(blocks: Mapping[int, Block], num_layers: int) -> Mapping[int, Block]:
+    """The blocks by section, without copies of what a layer returns where no other layer saves that as its input."""
     inputs = {
         read.role
-        for block in (*step.layers, step.epilogue)
+        for section, block in blocks.items()
         for read in block.reads
-        if read.source is Source.BEFORE and read.uses.first_backward != NO_OP
+        if section >= 0 and read.source is Source.BEFORE and read.uses.first_backward != NO_OP
     }
-    return replace(step, layers=tuple(_without_copies(block, inputs) for block in step.layers))
+    is_layer = range(num_layers)
+    return {at: _without_copies(block, inputs) if at in is_layer else block for at, block in blocks.items()}
 
 
 def _without_copies(block: Block, inputs: Set[Role]) -> Block:

@@ -162,7 +162,7 @@ class StepReader:
             tensor.note_use(place, position, is_weight)
             if tensor.collective != NO_OP and tensor.place == place:
                 waits.append(tensor.collective)
-            elif tensor.place == place._replace(is_once=True):
+            elif tensor.place.is_once and tensor.place == place._replace(is_once=True):
                 wait_once = max(wait_once, tensor.collective)
         if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
             # Without a collective it takes no time: another one has the tensor already.

@@ -4,7 +4,7 @@ Everything here is simulated.
 """
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import layer_key, with_recompute_only
 from mindswap.simulator.block import Block
-from mindswap.simulator.blocks import StepBlocks, cut_blocks
+from mindswap.simulator.blocks import read_blocks
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import CapturedStep, list_doubts
 from mindswap.simulator.compiled_layers import CompiledLayers
@@ -39,6 +39,8 @@ from mindswap.simulator.timeline import (
 )
 
 PLAIN = Policy(is_swap_enabled=True)
+# Steps that were read last and stay so: most often few of their blocks are asked for, one shortly after the other.
+NUM_RECENT = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +100,8 @@ class StepModel:
         self.layout = replace(layout, closing_bytes=self.weights.closing_bytes)
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
-        self._blocks: dict[Hashable, StepBlocks] = {}
+        self._blocks: dict[tuple[Hashable, int], Block] = {}  # by `layer_key` and section
+        self._recent: dict[Hashable, Callable[[int], Block]] = {}  # what makes the blocks of a step that was read
 
     # -- other models of the same step ------------------------------------------------------------
 
@@ -136,16 +139,16 @@ class StepModel:
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
             )
         acting = with_recompute_only(policy)
-        plain = self._step_blocks(PLAIN, 0)
         layers = [self.layer_block(acting, index) for index in range(self.captured.num_layers)]
-        return [plain.prologue, *layers, plain.epilogue]
+        behind = len(self.captured.trees)
+        return [self._block(PLAIN, 0, -1), *layers, self._block(PLAIN, 0, behind)]
 
     def blocks_with_free_gathers(self) -> list[Block]:
         """`blocks` without swap and recompute, in which gathering weights takes no time."""
         if not self.layers.gathers:
             return self.blocks(PLAIN)
         free = copy.copy(self)
-        free._collectives, free._blocks = dict(self.captured.collectives), {}
+        free._collectives, free._blocks, free._recent = dict(self.captured.collectives), {}, {}
         return free.blocks(PLAIN)
 
     def layer_block(self, policy: Policy, layer_index: int) -> Block:
@@ -153,7 +156,7 @@ class StepModel:
         position = self.captured.sample.layer_map[layer_index]
         acting = with_recompute_only(policy)
         try:
-            return self._step_blocks(acting, layer_index).layers[position]
+            return self._block(acting, layer_index, position)
         except SimulationError as error:
             raise self.layers.not_simulated(error, acting, layer_index) from None
 
@@ -161,15 +164,19 @@ class StepModel:
         """`CompiledLayers.keepers` of a layer, swap enabled or not."""
         return self.layers.keepers(with_recompute_only(policy), layer_index)
 
-    def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
-        """The compiled layers, all under what the policy sets on one layer."""
+    def _block(self, policy: Policy, layer_index: int, section: int) -> Block:
+        """A section of the compiled step in which all layers are under what the policy sets on one layer."""
         key = layer_key(policy, layer_index)
-        if key not in self._blocks:
-            self._blocks[key] = self._cut(policy, layer_index)
-        return self._blocks[key]
+        if (key, section) not in self._blocks:
+            if key not in self._recent:
+                while len(self._recent) >= NUM_RECENT:
+                    del self._recent[next(iter(self._recent))]
+                self._recent[key] = self._cut(policy, layer_index)
+            self._blocks[key, section] = self._recent[key](section)
+        return self._blocks[key, section]
 
-    def _cut(self, policy: Policy, layer_index: int) -> StepBlocks:
-        return cut_blocks(
+    def _cut(self, policy: Policy, layer_index: int) -> Callable[[int], Block]:
+        return read_blocks(
             self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
             self.costs.operator_ns,
             self.names,
@@ -179,7 +186,7 @@ class StepModel:
             self.layers.once,
             self.weights.rule,
             self.costs.device.pool_alignment_bytes,
-        )
+        ).block
 
     # -- figures ----------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Plans for hand-made models, without MindSpore: they fit, are not below the bound, and more memory is not slower."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -59,6 +60,23 @@ def little_effort(monkeypatch):
 
 def problem(model: StepModel, budget_bytes: int, **options) -> PlanProblem:
     return PlanProblem(model, budget_bytes, PLENTY, 8, **options)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_collector_rests_while_a_plan_is_made(is_stopped):
+    model, seen = MODELS["4 layers"], []
+
+    def progress():
+        seen.append(gc.isenabled())
+        if is_stopped:
+            raise Stop
+
+    asked = problem(model, PLENTY)
+    free = Planner(model).plan(asked)
+    plan = Planner(model).plan(replace(asked, budget_bytes=free.peak_bytes * 9 // 10), progress)
+    assert plan.is_interrupted is is_stopped
+    assert set(seen) == {False}
+    assert gc.isenabled()
 
 
 def on_device(name: str, device: str) -> StepModel:

@@ -13,6 +13,8 @@ from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Saved, TensorType
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.simulator import step_model
+from mindswap.simulator.blocks import BlockMaker
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.cost.transfer import send_ns
 from mindswap.simulator.engine import simulate
@@ -139,6 +141,30 @@ def test_blocks_are_made_once_for_layers_with_equal_settings():
     blocks = own.blocks(Policy(True, op_swap=(OpSwap("mlp", Layers((1, 2, 3)), 1),)))
     assert blocks[2] is blocks[3] is blocks[4]
     assert blocks[5] is not blocks[4]
+
+
+def test_a_block_is_made_when_it_is_asked_for_and_its_step_is_read_once(monkeypatch):
+    asked, read, own = [], [], model(NUM_LAYERS)
+    make, cut = BlockMaker.block, StepModel._cut
+    monkeypatch.setattr(BlockMaker, "block", lambda self, section: asked.append(section) or make(self, section))
+    monkeypatch.setattr(StepModel, "_cut", lambda self, *policy: read.append(policy) or cut(self, *policy))
+    policy = Policy(True, op_swap=(OpSwap("mlp", ALL_LAYERS, 1),))
+    own.layer_block(policy, 0)
+    own.layer_block(policy, 0)
+    assert asked == [own.captured.sample.layer_map[0]]
+    assert len(read) == 1
+    positions = len(set(own.captured.sample.layer_map))
+    own.blocks(policy)  # with what is before and behind the layers, under no policy
+    assert len(asked) == positions + 2
+    assert len(read) == 2
+
+
+def test_what_a_step_that_was_read_long_ago_has_is_read_again(monkeypatch):
+    monkeypatch.setattr(step_model, "NUM_RECENT", 1)
+    policy = Policy(True, op_swap=(OpSwap("mlp", Layers((1, 3)), 1),))
+    few, many = model(NUM_LAYERS), MODEL
+    assert few.simulate(policy).step_time_ns == many.simulate(policy).step_time_ns
+    assert len(few._recent) == 1
 
 
 def test_peak_is_the_sum_of_activations_and_static_memory():

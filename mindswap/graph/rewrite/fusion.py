@@ -7,7 +7,8 @@ here. Positions of operators stay those of the single operators.
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved
@@ -15,21 +16,25 @@ from mindswap.graph.ops import FUSED_OPS, FUSED_READERS, RANDOM_OPS, VALUE_PASSI
 from mindswap.graph.storage import resolve_storage
 from mindswap.graph.work import Work
 
+# An operator, the one that goes on in the same kernel, and whether what is between them is written all the same.
+_Pair = tuple[Node, Node, bool]
+
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """`works`, of `measure_work` on the graph, when element-wise operators are fused."""
-    return fuse_forward(graph, works[0]), _fuse(graph.backward, works[1], set())
+    forward, backward = _pairs_of(graph)
+    return _fuse(graph.forward, works[0], forward), _fuse(graph.backward, works[1], backward)
 
 
 def fuse_forward(graph: Graph, works: Sequence[Work], is_saved: bool = True) -> tuple[Work, ...]:
     """The same of forward alone; without `is_saved` as if backward held nothing of it, so that less is written."""
-    return _fuse(graph.forward, works, {saved.forward_name for saved in graph.saved} if is_saved else set())
+    return _fuse(graph.forward, works, _pairs_of(graph)[0] if is_saved else _fused_pairs(graph.forward, set()))
 
 
-def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tuple[Work, ...]:
+def _fuse(nodes: Sequence[Node], works: Sequence[Work], pairs: Iterable[_Pair]) -> tuple[Work, ...]:
     position = {node.name: index for index, node in enumerate(nodes)}
     fused = list(works)
-    for node, reader, is_written in _fused_pairs(nodes, handed):
+    for node, reader, is_written in pairs:
         index, user = position[node.name], position[reader.name]
         size = node.size_bytes
         fused[user] = replace(fused[user], read_bytes=max(fused[user].read_bytes - size, 0), is_fused=True)
@@ -45,14 +50,20 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
     2.9.0 has GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
     """
     found = {}
-    for nodes, handed in ((graph.forward, {saved.forward_name for saved in graph.saved}), (graph.backward, set())):
-        for node, reader, is_written in _fused_pairs(nodes, handed):
-            if not is_written and node.name in reader.inputs:
-                found[node.name] = reader.name
+    for node, reader, is_written in itertools.chain(*_pairs_of(graph)):
+        if not is_written and node.name in reader.inputs:
+            found[node.name] = reader.name
     return found
 
 
-def _fused_pairs(nodes: Sequence[Node], handed: set[str]) -> Iterator[tuple[Node, Node, bool]]:
+@functools.lru_cache(maxsize=2)  # a planner asks for the work, and then for what is not written
+def _pairs_of(graph: Graph) -> tuple[Sequence[_Pair], Sequence[_Pair]]:
+    """`_fused_pairs` of forward and of backward."""
+    handed = {saved.forward_name for saved in graph.saved}
+    return tuple(_fused_pairs(graph.forward, handed)), tuple(_fused_pairs(graph.backward, set()))
+
+
+def _fused_pairs(nodes: Sequence[Node], handed: set[str]) -> Iterator[_Pair]:
     """Operators with the one that goes on in the same kernel; whether what is between them is written all the same."""
     readers, is_handed = _readers(nodes, handed, 2)
     for node in nodes:
