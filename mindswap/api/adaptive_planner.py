@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import compact, planned_text, problem_of
-from mindswap.api.step import Step, load_step
+from mindswap.api.step import load_step
 from mindswap.config.source import load_document
 from mindswap.config.step import is_on_cpu
 from mindswap.errors import MindswapError
@@ -23,7 +24,7 @@ from mindswap.planner.problem import PlanProblem
 from mindswap.planner.result import Plan as FoundPlan
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
-from mindswap.simulator.cost.hardware import Device, Link, Network
+from mindswap.simulator.cost.hardware import Device, Link, Network, with_fragments
 from mindswap.simulator.cost.table import CostTable
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, TrainingPlan
 
@@ -36,14 +37,15 @@ def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) ->
     Raises:
         MindswapError: the step cannot be captured, or the plan not be written.
     """
-    loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections)
+    loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections).with_swap()
     offset = corrections.static_offset_bytes
     problem = problem_of(loaded, max(budget_bytes - offset, 1))
     # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
     found = Solver(loaded.model, known=loaded.known_layers).plan(problem)
     if not found.fits:
         # Within the memory of the device, it is the host's that is too small.
-        return NothingFits(found.smallest_budget_bytes + offset if found.peak_bytes > problem.budget_bytes else None)
+        smallest_bytes = with_fragments(loaded.device, found.smallest_budget_bytes) + offset
+        return NothingFits(smallest_bytes if found.peak_bytes > problem.budget_bytes else None)
     found = replace(
         compact(loaded, found),
         budget_bytes=budget_bytes,
@@ -97,7 +99,7 @@ def _device(config_path: Path) -> str | None:
     return "cpu" if is_on_cpu(document) else DEFAULT_DEVICE
 
 
-def corrected_step(loaded: Step, corrections: Corrections) -> Step:
+def corrected_step(loaded: LoadedStep, corrections: Corrections) -> LoadedStep:
     """The step at the speed that was measured; its weights stay as they were captured."""
     if corrections.compute_permille == corrections.link_permille == 1000:
         return loaded

@@ -5,19 +5,25 @@ import pydoc_data.topics
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mindswap.api import adaptive_planner
 from mindswap.api.adaptive_planner import corrected_device, corrected_step
+from mindswap.api.plan import problem_of
 from mindswap.api.step import Step
 from mindswap.check.check import check_document
 from mindswap.config.problem import Level
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.errors import PlanError
+from mindswap.planner.planner import Planner
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import load_device
+from mindswap.simulator.cost.hardware import with_fragments
+from mindswap.simulator.cost.table import CostTable
 from mindswap.training.adaptive.model import Corrections, NothingFits, TrainingPlan
 from mindswap.training.adaptive.planner_child import planner_in_child
 from mindswap.training.adaptive.state import StateFile
@@ -64,6 +70,23 @@ def test_a_slower_step_has_the_memory_that_it_had():
     assert slow.model.static == step.model.static
     assert slow.simulate().peak_bytes == step.simulate().peak_bytes
     assert slow.device.compute_permille == step.device.compute_permille // 2
+
+
+@pytest.mark.parametrize("fragments_permille", [0, 110])
+def test_the_least_that_would_do_is_that_of_the_plan_command(fragments_permille, monkeypatch, tmp_path):
+    """Of the step as it is compiled with swap, where one turn gathers in float32; with what the pool loses."""
+    made = gathered_model(sharding=WeightSharding(2, threshold_bytes=0))
+    costs = CostTable(replace(made.costs.device, fragments_permille=fragments_permille))
+    step = Step(document("{}"), Policy(), made.remade(costs=costs), None)
+    monkeypatch.setattr(adaptive_planner, "load_step", lambda *names: step)
+    config = tmp_path / "c.yaml"
+    config.write_text("{}")
+    answer = adaptive_planner.make_plan(config, 1 + 7, Corrections(static_offset_bytes=7))
+    assert isinstance(answer, NothingFits)
+    assert answer.smallest_budget_bytes == step.plan(memory=1).plan.smallest_budget_bytes + 7
+    assert step.plan(memory=answer.smallest_budget_bytes - 7).fits  # to the byte
+    flat = Planner(step.model).plan(problem_of(step, 1))
+    assert with_fragments(step.device, flat.smallest_budget_bytes) != answer.smallest_budget_bytes - 7
 
 
 def test_what_is_wrong_with_the_configuration_comes_back_from_the_child(tmp_path):

@@ -6,7 +6,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
+from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, ceil_div, parse_quantity
 
 
 class FigureKind(Enum):
@@ -264,8 +264,8 @@ class Device:
 
 
 def with_fragments(device: Device, size_bytes: int) -> int:
-    """What the pool takes for so much that is used."""
-    return size_bytes * (1000 + device.fragments_permille) // 1000
+    """What the pool takes for so much that is used: `without_fragments` gives no less than that again."""
+    return ceil_div(size_bytes * (1000 + device.fragments_permille), 1000)
 
 
 def without_fragments(device: Device, size_bytes: int) -> int:
