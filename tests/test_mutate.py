@@ -65,3 +65,12 @@ def test_its_own_tests_are_tried_first_and_once(tmp_path, monkeypatch):
         ("its folder", ["tests/simulator/cost", f"--ignore={own}"]),
         ("the others", ["tests/planner", f"--ignore={own}"]),
     ]
+
+
+def test_without_a_folder_of_its_own_the_tests_of_the_folder_above_are_met(tmp_path, monkeypatch):
+    """Else a mutant there would meet no test, and survive."""
+    (tmp_path / "tests" / "planner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    module = Path("mindswap/planner/bound/facts.py")
+    assert list(load().rounds(module, [])) == [("its folder", ["tests/planner"])]
+    assert list(load().rounds(Path("mindswap/pynative/trace.py"), [])) == []

@@ -155,8 +155,13 @@ def _without_shrinking() -> None:
 
 
 def rounds(path: Path, then: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The tests that a mutant of a module meets, the nearest first, and as options of pytest what was tried before."""
+    """The tests that a mutant of a module meets, the nearest first, and as options of pytest what was tried before.
+
+    What has no folder of its own under `tests` is tested by the folder above.
+    """
     folder = Path("tests", *path.parent.parts[1:])
+    while not folder.is_dir() and len(folder.parts) > 2:
+        folder = folder.parent
     own = sorted(map(str, folder.glob(f"test_{path.stem}*.py")))
     if own:
         yield "its own tests", own

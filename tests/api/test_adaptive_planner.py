@@ -72,11 +72,10 @@ def test_a_slower_step_has_the_memory_that_it_had():
     assert slow.device.compute_permille == step.device.compute_permille // 2
 
 
-@pytest.mark.parametrize("fragments_permille", [0, 110])
-def test_the_least_that_would_do_is_that_of_the_plan_command(fragments_permille, monkeypatch, tmp_path):
+def test_the_least_that_would_do_is_that_of_the_plan_command(monkeypatch, tmp_path):
     """Of the step as it is compiled with swap, where one turn gathers in float32; with what the pool loses."""
     made = gathered_model(sharding=WeightSharding(2, threshold_bytes=0))
-    costs = CostTable(replace(made.costs.device, fragments_permille=fragments_permille))
+    costs = CostTable(replace(made.costs.device, fragments_permille=110))
     step = Step(document("{}"), Policy(), made.remade(costs=costs), None)
     monkeypatch.setattr(adaptive_planner, "load_step", lambda *names: step)
     config = tmp_path / "c.yaml"

@@ -26,6 +26,7 @@ from mindswap.simulator.timeline import Timeline
 from tests.graph.builders import KIB, graph, node
 from tests.planner.builders import ToySpace, random_space
 from tests.planner.loading import capture_apart
+from tests.planner.models import small_model
 from tests.strength import examples
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
@@ -262,6 +263,20 @@ def test_the_least_budget_is_what_nobody_can_move():
     assert least_budget_bytes(facts(stuck), PLENTY, Allow(swap=False)) == 200
     assert least_budget_bytes(facts(stuck), PLENTY, Allow()) == 0
     assert bound(facts(stuck), 199, Allow(swap=False)) is None
+
+
+def test_the_facts_of_two_stages():
+    """1f1b, 3 layers on each: forward of 2 micro-batches before the first backward on the first, of 1 on the second.
+
+    Most is there in backward of the last layer of each. A layer takes 2 + 3 + 2 + 2 us forward and 4 * 3 us backward,
+    what is before the layers 2 us, the loss 2 us and its gradient 1 us.
+    """
+    model = small_model(6, num_stages=2, num_micro_batches=4)
+    first, second = facts_of(model, model.simulate(Policy())).stages
+    assert first.layers == {StageLayers(0, 2, 0): 1, StageLayers(1, 2, 0): 1, StageLayers(2, 2, 1): 1}
+    assert second.layers == {StageLayers(3, 1, 0): 1, StageLayers(4, 1, 0): 1, StageLayers(5, 1, 1): 1}
+    assert (first.backward_ns, second.backward_ns) == (36_000, 36_000 + 1000)
+    assert (first.work_ns, second.work_ns) == (2000 + 27_000 + 36_000, 27_000 + 2000 + 37_000)
 
 
 def toy_facts(case: ToySpace) -> Facts:
