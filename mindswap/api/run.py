@@ -10,6 +10,7 @@ from mindswap.report.calibration import device_figures
 from mindswap.report.dryrun_html import simulated_curve
 from mindswap.report.html_parts import in_notebook, memory_curve
 from mindswap.report.simulation.html import format_html
+from mindswap.report.simulation.insight import write_simulated
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
 from mindswap.simulator.cost.hardware import Device, without_fragments
@@ -111,6 +112,14 @@ class Run:
             DataError: it cannot be written.
         """
         write_trace(self.report(), Path(file_name(path)))
+
+    def save_insight(self, folder: str | os.PathLike[str]) -> None:
+        """Folders `rank_N_ascend_ms` for MindStudio Insight and msprof-analyze, one for a card of each stage.
+
+        Raises:
+            DataError: they cannot be written.
+        """
+        write_simulated(self.report(), Path(file_name(folder)))
 
     def save_plot(self, path: str | os.PathLike[str]) -> None:
         """A picture (.png, .svg, .pdf).

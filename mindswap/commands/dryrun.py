@@ -16,12 +16,15 @@ from mindswap.commands.options import (
     add_device_arguments,
     device_overrides,
     number_from,
+    optional_path,
 )
 from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
+from mindswap.report.insight import write_dry_run
 from mindswap.report.problems import answer_text
+from mindswap.report.snapshot import write_snapshot
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable
@@ -34,6 +37,8 @@ EXAMPLES = """\
   mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # two short models, and the line through them
   mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
   mindswap dryrun llama2_7b.yaml --html report.html
+  mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
+  mindswap dryrun llama2_7b.yaml --insight step           # memory in MindStudio Insight; no times
   mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
 
 Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
@@ -62,6 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="none|FILE", help="show another dry run beside; none: nothing moved")
     parser.add_argument("--jobs", metavar="N", type=number_from(1, 64), default=1, help="processes at a time (1)")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave logs and MindSpore's own tables there")
+    parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
+    parser.add_argument(
+        "--snapshot", metavar="FILE", type=optional_path, help="write the memory for pytorch.org/memory_viz (.pickle)"
+    )
     add_common(parser, "--plot", "--html", "--json")
     add_device_arguments(parser)
 
@@ -79,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     """Dry run one configuration; 1 if it does not fit."""
     if len(args.layers) > 2:
         raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
-    require_folders(args.plot, args.html)
+    require_folders(args.plot, args.html, args.snapshot)
     document = load_trainable(Path(args.config))
     options = DryRunOptions(args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "config")
     say = PhaseLines(time.monotonic(), sys.stderr)
@@ -104,6 +113,10 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.report.plots import plot_dry_run
 
         plot_dry_run(report, args.plot, other)
+    if args.insight:
+        write_dry_run(report, args.insight)
+    if args.snapshot:
+        write_snapshot(report, args.snapshot)
     if args.html:
         from mindswap.report.dryrun_html import format_dry_run_html
 

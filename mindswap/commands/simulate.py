@@ -16,6 +16,7 @@ EXAMPLES = """\
   mindswap simulate llama2_7b.yaml --device atlas_800t_a2 --memory 54GiB --d2h 20GB/s
   mindswap simulate llama2_7b.yaml --html report.html --plot step.png
   mindswap simulate llama2_7b.yaml --trace step.json      # open in https://ui.perfetto.dev
+  mindswap simulate llama2_7b.yaml --insight step         # step/rank_0_ascend_ms, import it in MindStudio Insight
   mindswap simulate --json llama2_7b.yaml | jq '.tokens_per_s'
 
 The network is compiled once, without swap and recompute; what the policy makes of it is worked out by the rules
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
     parser.add_argument("--trace", metavar="FILE", type=optional_path, help="write a Chrome trace (.json) for Perfetto")
+    parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
     parser.add_argument("--figures", action="store_true", help="list the figures of the device, with their sources")
     add_common(parser, "--plot", "--html", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
@@ -42,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     ).simulate()
     if args.trace:
         run.save_trace(args.trace)
+    if args.insight:
+        run.save_insight(args.insight)
     if args.plot:
         run.save_plot(args.plot)
     if args.html:

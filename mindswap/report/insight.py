@@ -1,0 +1,166 @@
+"""A step as folders that MindStudio Insight imports and msprof-analyze reads: those of a profiler, one for each rank.
+
+The files and their columns are those of MindSpore's profiler (`ascend_ms`). A simulated step has all of them
+(`simulation/insight.py`). A dry run has no times, but memory and the order of operators: there a microsecond stands for
+a tick of MindSpore's memory tracker.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindswap.errors import DataError
+from mindswap.files import write_new
+from mindswap.training.dryrun.read import DryRun
+from mindswap.training.dryrun.stages import DryRunReport
+
+START_US = 1_000_000  # of the step; readers take 0 for "no time"
+HARDWARE = 1  # process of the trace
+HARDWARE_NAME = "Ascend Hardware"
+_MIB, _KIB = 2**20, 2**10
+Files = dict[str, str]  # name -> text
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Memory of one tensor, in microseconds and in the order of operators; without an end it stays."""
+
+    name: str
+    size_bytes: int
+    start_us: float
+    end_us: float | None
+    first_node: int
+    last_node: int
+    stream: int = 0
+
+
+def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, what: str) -> None:
+    """Write `rank_N_ascend_ms` for each rank into a folder, which is made if it is missing.
+
+    Args:
+        folder: where.
+        ranks: number and files of each.
+        title: of the configuration.
+        what: says that nothing here was measured.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is no folder\n    fix:     the name of a folder, which is made if it is missing")
+    for rank, files in ranks:
+        top = folder / f"rank_{rank}_ascend_ms"
+        about = {"rank_id": rank, "made_by": "mindswap", "what": what, "title": title}
+        write_new(top / f"profiler_info_{rank}.json", json.dumps(about, indent=1) + "\n", overwrite=True)
+        for name, text in files.items():
+            write_new(top / "ASCEND_PROFILER_OUTPUT" / name, text, overwrite=True)
+
+
+def write_dry_run(report: DryRunReport, folder: Path) -> None:
+    """The ranks of a dry run; of a long model, its longest run.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    ranks = ((stage.run.rank, dry_run_files(stage.run, report.title)) for stage in report.stages)
+    what = (
+        "dry run without a card: sizes and order of operators, no times; 1 us is a tick of MindSpore's memory tracker"
+    )
+    write_folders(folder, ranks, report.title, what)
+
+
+def dry_run_files(run: DryRun, title: str) -> Files:
+    """What a dry run knows: memory, and the order of operators as a trace in which each takes one tick."""
+    ticks = sorted(run.operators)
+    last = max([*ticks, *(tick for tick, _ in run.curve)], default=0) + 1
+    nodes = np.array(ticks or [0])
+
+    def node(tick: int) -> int:
+        return max(int(np.searchsorted(nodes, tick, side="right")) - 1, 0)
+
+    pieces = [
+        Piece(
+            block.name, block.size_bytes, START_US + block.start,
+            None if block.end == sys.maxsize else START_US + block.end,
+            node(block.start), node(min(block.end, last)), block.stream,
+        )
+        for block in sorted(run.blocks, key=lambda block: (block.start, block.end))
+    ]  # fmt: skip
+    events = [
+        {"ph": "X", "name": name, "pid": HARDWARE, "tid": 0, "ts": START_US + tick, "dur": 1,
+         "args": {"Task Type": "order only, no time", "Stream Id": 0, "Task Id": position}}
+        for position, (tick, name) in enumerate(sorted(run.operators.items()))
+    ]  # fmt: skip
+    names = trace_names({HARDWARE: HARDWARE_NAME}, [(HARDWARE, 0, "Stream 0: order of operators, no times")])
+    return {
+        "trace_view.json": json.dumps([*names, *events]),
+        **memory_files(pieces, run.rank, title, START_US + last),
+    }
+
+
+def trace_names(processes: Mapping[int, str], threads: Iterable[tuple[int, int, str]]) -> list[dict[str, Any]]:
+    """Events that name processes, and threads by process and number, in this order."""
+    rows = [("process", process, 0, name, process) for process, name in processes.items()]
+    rows += [("thread", process, thread, name, thread) for process, thread, name in threads]
+    return [
+        {"ph": "M", "name": f"{what}_{key}", "pid": process, "tid": thread, "args": {argument: value}}
+        for what, process, thread, name, order in rows
+        for key, argument, value in (("name", "name", name), ("sort_index", "sort_index", order))
+    ]
+
+
+def memory_files(pieces: Sequence[Piece], rank: int, title: str, end_us: float) -> Files:
+    """`memory_record.csv`, `operator_memory.csv` and `static_op_mem.csv`."""
+    changes: Counter[float] = Counter()
+    for piece in pieces:
+        changes[piece.start_us] += piece.size_bytes
+        changes[end_us if piece.end_us is None else piece.end_us] -= 0 if piece.end_us is None else piece.size_bytes
+    times = sorted(changes)
+    live = dict(zip(times, accumulate(changes[time] for time in times), strict=True))
+    device = f"NPU:{rank}"
+    record = [["MindSpore", f"{time:.3f}", *[live[time] / _MIB] * 3, 0, device] for time in times]
+    operators = []
+    for piece in pieces:
+        at = [live[piece.start_us] / _MIB] * 3
+        if piece.end_us is None:
+            end, took, then = "", "", [""] * 3
+        else:
+            end, took = f"{piece.end_us:.3f}", f"{piece.end_us - piece.start_us:.3f}"
+            then = [live[piece.end_us] / _MIB] * 3  # type: ignore[list-item]
+        row = [piece.name, piece.size_bytes / _KIB, f"{piece.start_us:.3f}", end, end, took, took]
+        operators.append([*row, *at, *then, piece.stream, device])
+    nodes = [
+        [rank, piece.name, title, 0, piece.first_node, piece.last_node, piece.size_bytes / _KIB] for piece in pieces
+    ]
+    totals = [f"{when} Total {what}(MB)" for when in ("Allocation", "Release")
+              for what in ("Allocated", "Reserved", "Active")]  # fmt: skip
+    return {
+        "memory_record.csv": csv_text(
+            ["Component", "Timestamp(us)", "Total Allocated(MB)", "Total Reserved(MB)", "Total Active(MB)",
+             "Stream Ptr", "Device Type"], record,
+        ),
+        "operator_memory.csv": csv_text(
+            ["Name", "Size(KB)", "Allocation Time(us)", "Release Time(us)", "Active Release Time(us)", "Duration(us)",
+             "Active Duration(us)", *totals, "Stream Ptr", "Device Type"], operators,
+        ),
+        "static_op_mem.csv": csv_text(
+            ["Device_id", "Op Name", "Model Name", "Graph ID", "Node Index Start", "Node Index End", "Size(KB)"], nodes,
+        ),
+    }  # fmt: skip
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,285 @@
+"""A simulated step as folders that MindStudio Insight imports and msprof-analyze reads."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindswap.report.insight import (
+    HARDWARE,
+    HARDWARE_NAME,
+    START_US,
+    Files,
+    Piece,
+    csv_text,
+    memory_files,
+    trace_names,
+    write_folders,
+)
+from mindswap.report.simulation.bars import list_bars
+from mindswap.report.simulation.style import BAR_STYLES, BarKind, Lane
+from mindswap.simulator.memory import interval_times
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.summary_model import SimulationReport, StageReport
+
+STEP = 1
+COMMUNICATION, OVERLAP = 2, 3  # processes of the trace, beside HARDWARE
+_PROCESSES = {HARDWARE: HARDWARE_NAME, COMMUNICATION: "Communication", OVERLAP: "Overlap Analysis"}
+_OVERLAPS = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
+_CUBE = ("MatMul", "FlashAttention", "PromptFlash", "Conv")
+_COMPUTES = (BarKind.FORWARD, BarKind.BACKWARD, BarKind.RECOMPUTE)
+# What waits for another stage is a receive that has begun, as in a profile.
+_COMMUNICATES = (BarKind.COLLECTIVE, BarKind.BETWEEN_STAGES, BarKind.BUBBLE)
+Spans = list[tuple[int, int]]  # begin and end in ns, apart and rising
+
+
+def write_simulated(report: SimulationReport, folder: Path) -> None:
+    """The first card of each stage.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    cards = report.num_cards // len(report.stages)
+    ranks = ((stage.stage * cards, simulated_files(report, stage, stage.stage * cards)) for stage in report.stages)
+    what = f"simulated step on {report.device_title}; sizes of communication and waits for other ranks: not known, 0"
+    write_folders(folder, ranks, report.title, what)
+
+
+def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> Files:
+    """All files of a simulated stage."""
+    rows = [*_bar_rows(report, stage.stage), *_term_rows(report)]
+    times = {name: _spans(rows, kinds) for name, kinds in (("compute", _COMPUTES), ("communication", _COMMUNICATES))}
+    bubble = _spans(rows, (BarKind.BUBBLE,))
+    pieces = _simulated_pieces(report, stage)
+    whole: Spans = [(0, report.step_time_ns)]
+    alone = _without(times["communication"], times["compute"])
+    overlap = {
+        "Computing": times["compute"],
+        "Communication": times["communication"],
+        "Communication(Not Overlapped)": alone,
+        "Free": _without(_without(whole, times["compute"]), times["communication"]),
+    }
+    return {
+        "trace_view.json": json.dumps([*_names(), *_kernel_events(rows), *_overlap_events(overlap)]),
+        "kernel_details.csv": csv_text(*_kernel_table(rows, rank)),
+        "step_trace_time.csv": csv_text(*_step_table(overlap, bubble, report.step_time_ns, rank)),
+        "communication.json": json.dumps({f"step{STEP}": _communication(rows)}),
+        **memory_files(pieces, rank, report.title, _us(report.step_time_ns)),
+    }
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A bar with its name."""
+
+    lane: Lane
+    kind: BarKind
+    start_ns: int
+    duration_ns: int
+    name: str
+    size_bytes: int = 0
+
+    @property
+    def is_communication(self) -> bool:
+        return self.kind in _COMMUNICATES
+
+    def hcom_name(self, position: int) -> str:
+        """As profilers name what communicates; a bubble is a receive that waits."""
+        word = "receive" if self.kind is BarKind.BUBBLE else self.type
+        return f"hcom_{word}__{position}"
+
+    @property
+    def type(self) -> str:
+        return self.name.rpartition(" ")[2].rpartition(".")[2] or self.name
+
+
+def _bar_rows(report: SimulationReport, stage: int) -> list[_Row]:
+    bars = list_bars(report.timeline, stage)
+    labels = report.timeline.program.labels
+    columns = (bars.lane, bars.kind, bars.start_ns, bars.end_ns, bars.label, bars.size_bytes)
+    rows = []
+    for lane, kind_code, start_ns, end_ns, label, size_bytes in zip(*(each.tolist() for each in columns), strict=True):
+        kind = BarKind(kind_code)
+        title = BAR_STYLES[kind].title
+        name = str(labels[label]) if label >= 0 else title
+        named = f"{title}: {name}" if kind.is_wait and label >= 0 else name
+        rows.append(_Row(Lane(lane), kind, start_ns, end_ns - start_ns, named, size_bytes))
+    return rows
+
+
+def _term_rows(report: SimulationReport) -> list[_Row]:
+    """What comes after the last operator: the optimizer computes, the rest is exchange of gradients."""
+    start_ns = report.timeline.step_time_ns
+    rows = []
+    for term in (term for term in report.terms if term.duration_ns):
+        is_compute = "optimizer" in term.name
+        lane, kind = (Lane.COMPUTE, BarKind.BACKWARD) if is_compute else (Lane.COMMUNICATION, BarKind.COLLECTIVE)
+        rows.append(_Row(lane, kind, start_ns, term.duration_ns, term.name))
+        start_ns += term.duration_ns
+    return rows
+
+
+def _spans(rows: Sequence[_Row], kinds: Sequence[BarKind]) -> Spans:
+    """When any bar of these kinds runs."""
+    merged: Spans = []
+    for start, end in sorted((row.start_ns, row.start_ns + row.duration_ns) for row in rows if row.kind in kinds):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _without(spans: Spans, taken: Spans) -> Spans:
+    """The parts of spans in which no other span is."""
+    left: Spans = []
+    position = 0
+    for start, end in spans:
+        while position < len(taken) and taken[position][1] <= start:
+            position += 1
+        at = position
+        while at < len(taken) and taken[at][0] < end:
+            if taken[at][0] > start:
+                left.append((start, taken[at][0]))
+            start = max(start, taken[at][1])
+            at += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def _us(time_ns: int) -> float:
+    return START_US + time_ns / 1000
+
+
+def _names() -> list[dict[str, Any]]:
+    threads = [(HARDWARE, int(lane), f"Stream {int(lane)}: {lane.title}") for lane in Lane]
+    rows = {
+        Lane.COMPUTE: "compute waits for another stage",
+        Lane.COMMUNICATION: "collectives and sends",
+        Lane.RECEIVING: "receives",
+    }
+    threads += [(COMMUNICATION, int(lane), f"Communication: {name}") for lane, name in rows.items()]
+    threads += [(OVERLAP, position, name) for position, name in enumerate(_OVERLAPS)]
+    return trace_names(_PROCESSES, threads)
+
+
+def _slice(name: str, process: int, thread: int, start_ns: int, duration_ns: int, what: Any) -> dict[str, Any]:
+    times = {"ts": f"{_us(start_ns):.3f}", "dur": duration_ns / 1000}
+    return {"ph": "X", "name": name, "pid": process, "tid": thread, **times, "args": what}
+
+
+def _kernel_events(rows: Sequence[_Row]) -> Iterable[dict[str, Any]]:
+    for position, row in enumerate(rows):
+        if row.is_communication:
+            what = {"simulated": True, "operator": row.name}
+            yield _slice(row.hcom_name(position), COMMUNICATION, int(row.lane), row.start_ns, row.duration_ns, what)
+            continue
+        what = {"Model Id": 0, "Task Type": _task(row), "Stream Id": int(row.lane), "Task Id": position}
+        if row.size_bytes:
+            what["size(B)"] = row.size_bytes
+        yield _slice(row.name, HARDWARE, int(row.lane), row.start_ns, row.duration_ns, what)
+
+
+def _task(row: _Row) -> str:
+    if row.kind.is_wait:
+        return "EVENT_WAIT_SQE"
+    if row.lane in (Lane.COPY_OUT, Lane.COPY_IN):
+        return "PCIE_DMA_SQE"
+    return "AI_CORE" if any(word in row.type for word in _CUBE) else "AI_VECTOR_CORE"
+
+
+def _overlap_events(overlap: Mapping[str, Spans]) -> Iterable[dict[str, Any]]:
+    for thread, name in enumerate(_OVERLAPS):
+        for start, end in overlap[name]:
+            yield _slice(name, OVERLAP, thread, start, end - start, {})
+
+
+def _kernel_table(rows: Sequence[_Row], rank: int) -> tuple[list[str], list[list[Any]]]:
+    header = [
+        "Step Id", "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "Accelerator Core",
+        "Start Time(us)", "Duration(us)", "Wait Time(us)", "Block Dim", "Input Shapes", "Input Data Types",
+        "Input Formats", "Output Shapes", "Output Data Types", "Output Formats",
+    ]  # fmt: skip
+    unknown = ["N/A"] * 6
+    table: list[list[Any]] = []
+    end_ns: dict[Lane, int] = {}
+    for position, row in enumerate(rows):
+        if row.kind.is_wait or row.lane in (Lane.COPY_OUT, Lane.COPY_IN):
+            continue
+        waited = max(row.start_ns - end_ns.get(row.lane, 0), 0)
+        end_ns[row.lane] = row.start_ns + row.duration_ns
+        core = "HCCL" if row.is_communication else _task(row)
+        times = [f"{_us(row.start_ns):.3f}", f"{row.duration_ns / 1000:.3f}", f"{waited / 1000:.3f}", 0]
+        table.append([STEP, rank, 0, position, int(row.lane), row.name, row.type, core, *times, *unknown])
+    return header, table
+
+
+def _step_table(
+    overlap: Mapping[str, Spans], bubble: Spans, step_ns: int, rank: int
+) -> tuple[list[str], list[list[Any]]]:
+    header = [
+        "Device_id", "Step", "Computing", "Communication(Not Overlapped)", "Overlapped", "Communication", "Free",
+        "Stage", "Bubble", "Communication(Not Overlapped and Exclude Receive)", "Preparing",
+    ]  # fmt: skip
+    computing, communication, alone, free = (_length(overlap[name]) for name in _OVERLAPS)
+    waited = _length(_without(bubble, overlap["Computing"]))
+    values = (
+        computing, alone, communication - alone, communication, free, step_ns - waited, waited, alone - waited, 0
+    )  # fmt: skip
+    return header, [[rank, STEP, *(value / 1000 for value in values)]]
+
+
+def _length(spans: Spans) -> int:
+    return sum(end - start for start, end in spans)
+
+
+def _communication(rows: Sequence[_Row]) -> dict[str, Any]:
+    """Times of each collective; waits for other ranks and sizes are not simulated, and are 0."""
+    found: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
+    for position, row in enumerate(rows):
+        if not row.is_communication:
+            continue
+        kind = "collective" if row.kind is BarKind.COLLECTIVE else "p2p"
+        found[kind][f"{row.hcom_name(position)}@0"] = _communication_figures(row.duration_ns, row.start_ns)
+    total = sum(row.duration_ns for row in rows if row.kind is BarKind.COLLECTIVE)
+    found["collective"]["Total Op Info"] = _communication_figures(total)  # readers want it, without any, too
+    return found
+
+
+def _communication_figures(duration_ns: int, start_ns: int | None = None) -> dict[str, Any]:
+    took = duration_ns / 1e6
+    times = {"Elapse Time(ms)": took, "Transit Time(ms)": took, "Wait Time(ms)": 0, "Synchronization Time(ms)": 0,
+             "Idle Time(ms)": 0, "Wait Time Ratio": 0, "Synchronization Time Ratio": 0}  # fmt: skip
+    start = {} if start_ns is None else {"Start Timestamp(us)": _us(start_ns)}
+    none = {"Transit Size(MB)": 0, "Transit Time(ms)": 0, "Bandwidth(GB/s)": 0, "Large Packet Ratio": 0,
+            "Size Distribution": {}}  # fmt: skip
+    links = {link: none for link in ("RDMA", "HCCS", "PCIE", "SDMA", "SIO")}
+    return {"Communication Time Info": {**start, **times}, "Communication Bandwidth Info": links}
+
+
+def _simulated_pieces(report: SimulationReport, stage: StageReport) -> list[Piece]:
+    """Static parts, which stay, and every interval of the stage."""
+    timeline, program = report.timeline, report.timeline.program
+    begin_ns, end_ns = interval_times(timeline)
+    own = np.flatnonzero(
+        (program.intervals.stage == stage.stage) & (begin_ns < end_ns) & (program.intervals.size_bytes > 0)
+    )
+    ops = np.arange(program.stage_starts[stage.stage], program.stage_starts[stage.stage + 1])
+    starts = timeline.op_start_ns[ops[program.ops.kind[ops] < OpKind.COLLECTIVE]]
+
+    def nodes(time_ns: np.ndarray, side: Any) -> list[int]:
+        return np.maximum(np.searchsorted(starts, time_ns, side=side) - 1, 0).tolist()
+
+    last = max(len(starts) - 1, 0)
+    pieces = [Piece(name, size, START_US, None, 0, last) for name, size in stage.static_parts if size]
+    own = own[np.argsort(begin_ns[own], kind="stable")]
+    columns = (own.tolist(), nodes(begin_ns[own], "right"), nodes(end_ns[own], "left"))
+    for interval, first_node, last_node in zip(*columns, strict=True):
+        name = str(program.labels[program.intervals.label[interval]])
+        times = _us(int(begin_ns[interval])), _us(int(end_ns[interval]))
+        pieces.append(Piece(name, int(program.intervals.size_bytes[interval]), *times, first_node, last_node))
+    return pieces

@@ -1,0 +1,158 @@
+"""Folders for MindStudio Insight: their files, columns and values against steps worked out by hand."""
+
+import csv
+import io
+import json
+import pickle
+
+import pytest
+
+from mindswap.errors import DataError
+from mindswap.report.insight import dry_run_files, write_dry_run
+from mindswap.report.simulation.insight import simulated_files, write_simulated
+from mindswap.report.snapshot import snapshot, write_snapshot
+from mindswap.training.dryrun.stages import DryRunReport, stage_run
+from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report
+from tests.training.dryrun.test_stages import model, run_of
+
+STATIC_MIB = 4 * 1024
+START_US = 1_000_000
+
+
+def table(files: dict[str, str], name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(files[name])))
+
+
+def small_files() -> dict[str, str]:
+    report = small_report()
+    return simulated_files(report, report.stages[0], 0)
+
+
+def test_a_simulated_step_has_all_files_that_insight_shows():
+    assert set(small_files()) == {
+        "trace_view.json", "memory_record.csv", "operator_memory.csv", "static_op_mem.csv", "kernel_details.csv",
+        "step_trace_time.csv", "communication.json",
+    }  # fmt: skip
+
+
+def test_kernels_of_the_small_step():
+    rows = table(small_files(), "kernel_details.csv")
+    found = [(row["Type"], float(row["Start Time(us)"]) - START_US, float(row["Duration(us)"])) for row in rows]
+    assert found == [("Mul", 0, 2000), ("MatMul", 5000, 2000), ("MatMulGrad", 7000, 4000), ("MulGrad", 16000, 4000),
+                     ("optimizer", 20000, 5000)]  # fmt: skip
+    # waits for the copy out, 2 to 5 ms, and for the copy back, 11 to 16 ms
+    assert [float(row["Wait Time(us)"]) for row in rows] == [0, 3000, 0, 5000, 0]
+    assert [row["Accelerator Core"] for row in rows] == [
+        "AI_VECTOR_CORE",
+        "AI_CORE",
+        "AI_CORE",
+        *["AI_VECTOR_CORE"] * 2,
+    ]
+
+
+def test_memory_of_the_small_step():
+    files = small_files()
+    rows = [
+        (float(r["Timestamp(us)"]) - START_US, float(r["Total Allocated(MB)"]))
+        for r in table(files, "memory_record.csv")
+    ]
+    assert rows == [(0, STATIC_MIB + 64), (5000, STATIC_MIB + 32), (11000, STATIC_MIB + 64), (20000, STATIC_MIB),
+                    (25000, STATIC_MIB)]  # fmt: skip
+    moved = [row for row in table(files, "operator_memory.csv") if row["Release Time(us)"]]
+    assert [(row["Name"], float(row["Size(KB)"]), float(row["Duration(us)"])) for row in moved] == [
+        ("ffn Mul", 64 * 1024, 5000), ("head MatMul", 32 * 1024, 6000), ("ffn Mul", 64 * 1024, 9000)
+    ]  # fmt: skip
+    # operators 0 to 3: the first copy is there for the first only, layer 1 from 1 to 2, what comes back from 2 on
+    nodes = [row for row in table(files, "static_op_mem.csv") if float(row["Size(KB)"]) < GIB // 1024]
+    assert [(row["Node Index Start"], row["Node Index End"]) for row in nodes] == [("0", "0"), ("1", "2"), ("2", "3")]
+
+
+def test_a_step_is_computing_communication_alone_and_free():
+    row = table(small_files(), "step_trace_time.csv")[0]
+    assert (float(row["Computing"]), float(row["Free"]), float(row["Communication"])) == (17000, 8000, 0)
+    report = pipeline_report()
+    # stage 0: 30 ms of operators; it sends 10-11, and the receive that ends at 44 has begun at 11
+    row = table(simulated_files(report, report.stages[0], 0), "step_trace_time.csv")[0]
+    assert (float(row["Computing"]), float(row["Communication(Not Overlapped)"])) == (30000, 34000)
+
+
+def test_trace_and_table_name_communication_alike():
+    report = pipeline_report()
+    files = simulated_files(report, report.stages[0], 0)
+    events = [e for e in json.loads(files["trace_view.json"]) if e["ph"] == "X" and e["pid"] == 2]
+    told = json.loads(files["communication.json"])["step1"]["p2p"]
+    assert {f"{event['name']}@0" for event in events} == set(told)
+    assert all(event["name"].startswith("hcom_") for event in events)
+    # backward begins at 44, so compute waits 10-44; meanwhile the stage sends 10-11 and receives 43-44, in other rows
+    assert [each["Communication Time Info"]["Elapse Time(ms)"] for each in told.values()] == [34, 1, 1]
+    assert len({event["tid"] for event in events}) == 3
+
+
+@pytest.mark.parametrize("report", [small_report(), pipeline_report(), report_of(large_program(2, 3, 3, 5))])
+def test_the_parts_of_a_step_add_up(report):
+    for stage in report.stages:
+        files = simulated_files(report, stage, 0)
+        row = {key: float(value) for key, value in table(files, "step_trace_time.csv")[0].items()}
+        parts = row["Computing"] + row["Communication(Not Overlapped)"] + row["Free"]
+        assert parts == pytest.approx(report.step_time_ns / 1000)
+        assert row["Overlapped"] + row["Communication(Not Overlapped)"] == pytest.approx(row["Communication"])
+        most = max(float(each["Total Allocated(MB)"]) for each in table(files, "memory_record.csv"))
+        assert most == stage.peak_bytes / MIB
+        names = {e["args"]["name"] for e in json.loads(files["trace_view.json"]) if e["name"] == "process_name"}
+        assert names == {"Ascend Hardware", "Communication", "Overlap Analysis"}
+        assert "Total Op Info" in json.loads(files["communication.json"])["step1"]["collective"]
+
+
+def test_a_folder_for_the_first_card_of_each_stage(tmp_path):
+    write_simulated(pipeline_report(), tmp_path / "step")
+    assert sorted(path.name for path in (tmp_path / "step").iterdir()) == ["rank_0_ascend_ms", "rank_1_ascend_ms"]
+    about = json.loads((tmp_path / "step/rank_1_ascend_ms/profiler_info_1.json").read_text())
+    assert about["rank_id"] == 1 and about["what"].startswith("simulated step on Atlas")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file: is no folder"):
+        write_simulated(pipeline_report(), tmp_path / "file")
+
+
+RUN = run_of([("Default/a/Mul-op0", 10 * MIB), ("Default/a/Add-op1", 30 * MIB), ("Default/a/Sub-op2", 20 * MIB)])
+
+
+def dry_report() -> DryRunReport:
+    return DryRunReport("case", (stage_run(0, 2, {2: model(2)}),), (), 2, (2,), None, False)
+
+
+def test_a_dry_run_has_memory_and_order_but_no_times(tmp_path):
+    files = dry_run_files(RUN, "case")
+    assert set(files) == {"trace_view.json", "memory_record.csv", "operator_memory.csv", "static_op_mem.csv"}
+    live = [float(row["Total Allocated(MB)"]) for row in table(files, "memory_record.csv")]
+    assert live == [10, 30, 20, 0]
+    order = [event["name"] for event in json.loads(files["trace_view.json"]) if event["ph"] == "X"]
+    assert order == ["Default/a/Mul-op0", "Default/a/Add-op1", "Default/a/Sub-op2"]
+    nodes = [(row["Node Index Start"], row["Node Index End"]) for row in table(files, "static_op_mem.csv")]
+    assert [first for first, _ in nodes] == ["0", "1", "2"]
+    write_dry_run(dry_report(), tmp_path / "dry")
+    about = json.loads((tmp_path / "dry/rank_0_ascend_ms/profiler_info_0.json").read_text())
+    assert "no times" in about["what"]
+
+
+def replayed(found: dict) -> list[int]:
+    """Live bytes after each event of the first device, as memory_viz adds them up."""
+    live: dict[int, int] = {}
+    sums = []
+    for event in found["device_traces"][0]:
+        if event["action"] == "alloc":
+            assert event["addr"] not in live
+            live[event["addr"]] = event["size"]
+        elif event["action"] == "free_completed":
+            assert live.pop(event["addr"]) == event["size"]
+        sums.append(sum(live.values()))
+    return sums
+
+
+def test_a_snapshot_has_the_peak_of_the_dry_run(tmp_path):
+    write_snapshot(dry_report(), tmp_path / "memory.pickle")
+    found = pickle.loads((tmp_path / "memory.pickle").read_bytes())  # noqa: S301 own file
+    assert found == snapshot([model(2)])
+    assert max(replayed(found)) == model(2).used_peak_bytes
+    keys = {"action", "addr", "size", "stream", "frames", "time_us"}
+    assert all(set(event) == keys for event in found["device_traces"][0])
+    assert found["segments"][0]["total_size"] == sum(block["size"] for block in found["segments"][0]["blocks"])
