@@ -1,21 +1,23 @@
-"""Plans for a configuration with other batches: each is planned, but those that cannot fit or cannot be the fastest."""
+"""Plans for a configuration with other batches or strategies: all but what cannot fit or cannot be the fastest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import StepPlan, bound_ns_of, problem_of, refuse_unwritable
 from mindswap.api.step import settings_of
+from mindswap.api.strategies import own_strategy, strategy_space, with_strategy
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.sections import rewrite_section
 from mindswap.config.source import load_document
-from mindswap.config.step import read_step_settings
+from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import MindswapError, PlanError
 from mindswap.planner.batches import Batch, list_batches, pareto_front
 from mindswap.planner.problem import Allow
+from mindswap.planner.strategies import Strategy, list_strategies
 from mindswap.units import format_bytes, format_time
 
 
@@ -27,18 +29,23 @@ class AskedBatches:
         sizes: samples of a micro-batch; None for all that come into question.
         counts: micro-batches of a step; None likewise.
         keeps_samples: a step has as many samples as now.
+        cards: over which other strategies spread the step; None keeps the strategy.
+        cards_per_node: tensor parallel stays in a node.
     """
 
     sizes: tuple[int, ...] | None = None
     counts: tuple[int, ...] | None = None
     keeps_samples: bool = True
+    cards: int | None = None
+    cards_per_node: int = 8
 
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """A batch, and the plan for it or why there is none; all figures are simulated."""
+    """A batch, with its strategy, and the plan for it or why there is none; all figures are simulated."""
 
     batch: Batch
+    strategy: Strategy
     found: StepPlan | None = None
     reason: str = ""
     is_simulated: bool = False  # a search was made
@@ -61,8 +68,9 @@ def plan_batches(
 ) -> tuple[BatchPlan, ...]:
     """The batches of a configuration, the fastest first.
 
-    A network is captured once for each number of samples of a micro-batch. What needs more than the budget for weights
-    and optimizer alone, or has a lower bound that another plan beats, is not searched.
+    A network is captured once for each number of samples of a micro-batch, and for each way to cut a layer. What
+    needs more than the budget for weights and optimizer alone, or has a lower bound that another plan beats, is not
+    searched.
 
     Args:
         config: YAML of MindFormers 1.9.
@@ -74,22 +82,30 @@ def plan_batches(
         say: told of each batch before it is looked at.
 
     Raises:
-        PlanError: a number does not divide the samples of a step.
+        PlanError: a number does not divide the samples of a step, or no strategy has as many cards.
         PolicyError: the configuration itself is wrong.
     """
     document = load_document(config)
     refuse_unwritable(document)
     text = Path(config).read_bytes().decode("utf-8", "surrogatepass")
-    batches = list_batches(own_batch(document), asked.sizes, asked.counts, asked.keeps_samples)
-    loaded: dict[int, LoadedStep] = {}
+    strategy = own_strategy(document)
+    if asked.cards is None:
+        batches = list_batches(own_batch(document), asked.sizes, asked.counts, asked.keeps_samples)
+        candidates = tuple((strategy, batch) for batch in batches)
+    else:
+        space = strategy_space(document, own_batch(document), asked.sizes, asked.counts, asked.cards_per_node)
+        candidates = list_strategies(asked.cards, space)
+    loaded: dict[Hashable, LoadedStep] = {}
     plans: list[BatchPlan] = []
-    for batch in batches:
-        say(f"micro-batches: {batch.count} of {batch.size}")
+    for chosen, batch in candidates:
+        say(f"{chosen}; micro-batches: {batch.count} of {batch.size}")
         try:
-            step = _step_with(text, document, batch, folder, loaded, load)
-            plans.append(_planned(batch, step, make, allow, max((one.tokens_per_s for one in plans), default=0.0)))
+            changed = with_batch(with_strategy(text, document, chosen), document, batch)
+            step = _step_with(changed, document, folder / str(len(plans)), loaded, load)
+            best = max((one.tokens_per_s for one in plans), default=0.0)
+            plans.append(_planned(batch, step, make, allow, best))
         except MindswapError as error:
-            plans.append(BatchPlan(batch, reason=str(error).splitlines()[0]))
+            plans.append(BatchPlan(batch, chosen, reason=str(error).splitlines()[0]))
     fits = [one for one in plans if one.found is not None]
     front = pareto_front([(one.tokens_per_s, one.found.peak_bytes) for one in fits if one.found is not None])
     marked = [replace(one, is_on_front=is_front) for one, is_front in zip(fits, front, strict=True)]
@@ -114,9 +130,9 @@ def with_batch(text: str, document: Document, batch: Batch) -> str:
     Raises:
         PolicyError: the text cannot be changed the way it is written.
     """
+    document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
     data = document.data()
-    count_path = _count_path(document)
-    for path, number in ((("runner_config", "batch_size"), batch.size), (count_path, batch.count)):
+    for path, number in ((("runner_config", "batch_size"), batch.size), (_count_path(document), batch.count)):
         section, key = path
         if document.count(*path) != number:
             data[section] = {**(data.get(section) or {}), key: number}
@@ -125,42 +141,59 @@ def with_batch(text: str, document: Document, batch: Batch) -> str:
 
 
 def _step_with(
-    text: str, document: Document, batch: Batch, folder: Path, loaded: dict[int, LoadedStep],
+    changed: str,
+    document: Document,
+    folder: Path,
+    loaded: dict[Hashable, LoadedStep],
     load: Callable[[str], LoadedStep],
-) -> LoadedStep:  # fmt: skip
-    changed = with_batch(text, document, batch)
-    path = folder / f"{batch.size}_{batch.count}" / Path(document.file).name
+) -> LoadedStep:
+    path = folder / Path(document.file).name
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = changed.encode("utf-8", "surrogatepass")
     path.write_bytes(raw)
     read = parse_document(raw, str(path))
-    errors = check_document(read).errors
-    if errors:
-        raise PlanError(f"check: {errors[0].message}")
-    if batch.size not in loaded:
-        loaded[batch.size] = load(str(path))
-        return loaded[batch.size]
-    step = loaded[batch.size]  # the same network
-    return replace(step, document=read, path=path, model=step.model.remade(settings=settings_of(read)))
+    checked = check_document(read)
+    if checked.errors:
+        raise PlanError(f"check: {checked.errors[0].message}")
+    settings = settings_of(read)
+    key = capture_key(settings, read.value("parallel_config", "use_seq_parallel") is True)
+    if key not in loaded:
+        loaded[key] = load(str(path))
+        return loaded[key]
+    step = loaded[key]  # the same network
+    assert checked.policy is not None  # stages name other layers
+    return replace(step, document=read, policy=checked.policy, path=path, model=step.model.remade(settings=settings))
+
+
+def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
+    """What decides the network of one rank: steps that have this in common share a capture.
+
+    Layers are captured in one stage whatever the pipeline. Where nothing is cut each data parallel rank has a network
+    of its own; else one network of all samples is cut, whose merged constants depend on their number.
+    """
+    cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
+    of_all = (settings.data_parallel, has_sequence) if settings.num_parts > 1 else ()
+    return settings.batch_size, cut, of_all
 
 
 def _planned(
     batch: Batch, step: LoadedStep, make: Callable[[LoadedStep], StepPlan], allow: Allow, best: float
 ) -> BatchPlan:
+    strategy = own_strategy(step.document)
     budget_bytes = problem_of(step).budget_bytes
     static_bytes = max(stage.total_bytes for stage in step.model.static)
     if static_bytes > budget_bytes:
-        return BatchPlan(batch, reason=f"weights and optimizer alone need {format_bytes(static_bytes)}")
+        return BatchPlan(batch, strategy, reason=f"weights and optimizer alone need {format_bytes(static_bytes)}")
     bound_ns = bound_ns_of(step, allow)
     if bound_ns is None:
-        return BatchPlan(batch, reason="no policy fits, by the bound")
+        return BatchPlan(batch, strategy, reason="no policy fits, by the bound")
     if tokens_per_s(step, bound_ns) <= best:
-        return BatchPlan(batch, reason=f"no policy is faster than {format_time(bound_ns)} by the bound")
+        return BatchPlan(batch, strategy, reason=f"no policy is faster than {format_time(bound_ns)} by the bound")
     found = make(step)
     if not found.fits:
         needed = format_bytes(found.plan.smallest_budget_bytes)
-        return BatchPlan(batch, reason=f"nothing found fits; the least is {needed}", is_simulated=True)
-    return BatchPlan(batch, found, is_simulated=True)
+        return BatchPlan(batch, strategy, reason=f"nothing found fits; the least is {needed}", is_simulated=True)
+    return BatchPlan(batch, strategy, found, is_simulated=True)
 
 
 def tokens_per_s(step: LoadedStep, step_time_ns: int) -> float:

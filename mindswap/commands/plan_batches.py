@@ -1,12 +1,14 @@
-"""`mindswap plan --batch-size` and `--micro-batches`: a plan for each batch, as a table, and the best one written."""
+"""`mindswap plan --batch-size`, `--micro-batches`, `--strategy`: a plan for each as a table, the best written."""
 
 import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from mindswap.api.device import find_costs
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import StepPlan, make_plan
 from mindswap.api.plan_2x import is_2x
@@ -14,11 +16,14 @@ from mindswap.api.plan_batches import AskedBatches, BatchPlan, best_of, own_batc
 from mindswap.api.plan_dry_run import verify_plan
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.step import load_step
+from mindswap.api.strategies import own_strategy
 from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides
 from mindswap.config.source import load_document
+from mindswap.config.step import read_step_settings
 from mindswap.errors import PlanError
 from mindswap.planner.batches import AUTO, Batch
 from mindswap.planner.problem import Allow
+from mindswap.planner.strategies import Strategy
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes, format_time
@@ -38,6 +43,13 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--any-global-batch", action="store_true", help="with these: a step may have more or fewer samples than now"
     )
+    parser.add_argument(
+        "--strategy",
+        choices=[AUTO],
+        help="plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel, and write "
+        "the fastest; a step keeps its samples, and so does a micro-batch without --batch-size",
+    )
+    parser.add_argument("--cards", metavar="N", type=_cards, help="with --strategy: over so many; default is as now")
 
 
 def _numbers(text: str) -> tuple[int, ...] | str:
@@ -52,9 +64,16 @@ def _numbers(text: str) -> tuple[int, ...] | str:
     return numbers
 
 
+def _cards(text: str) -> int:
+    found = _numbers(text)
+    if isinstance(found, str) or len(found) != 1:
+        raise argparse.ArgumentTypeError(f"{text}: write one number of cards, from 1 on")
+    return found[0]
+
+
 def asks_for_batches(args: argparse.Namespace) -> bool:
-    """Whether other batches are asked for."""
-    return args.batch_size is not None or args.micro_batches is not None
+    """Whether other batches or strategies are asked for."""
+    return args.batch_size is not None or args.micro_batches is not None or args.strategy is not None
 
 
 def refuse_beside_batches(args: argparse.Namespace) -> None:
@@ -63,6 +82,10 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
     Raises:
         PlanError: with the option.
     """
+    if args.cards is not None and args.strategy is None:
+        raise PlanError("--cards: the strategy stays\n    fix:     --strategy auto, or leave it out")
+    if args.strategy is not None and args.any_global_batch:
+        raise PlanError("--any-global-batch: not with --strategy\n    fix:     leave it out")
     if not asks_for_batches(args):
         if args.any_global_batch:
             raise PlanError("--any-global-batch: there is one batch\n    fix:     --batch-size auto, or leave it out")
@@ -72,10 +95,12 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
     for option, is_there in others.items():
         if is_there:
             raise PlanError(
-                f"{option}: is for one batch\n    fix:     leave it out, or --batch-size and --micro-batches"
+                f"{option}: is for one batch\n    fix:     leave it out, or --batch-size, --micro-batches, --strategy"
             )
     if is_trace_path(args.config) or is_2x(load_document(args.config)):
-        raise PlanError("--batch-size, --micro-batches: are for files of MindFormers 1.9\n    fix:     leave them out")
+        raise PlanError(
+            "--batch-size, --micro-batches, --strategy: are for files of MindFormers 1.9\n    fix:     leave them out"
+        )
 
 
 def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
@@ -84,8 +109,14 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     def load(path: str) -> LoadedStep:
         return load_step(path, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 
-    own = own_batch(load_document(args.config))
+    document = load_document(args.config)
+    own = (own_strategy(document), own_batch(document))
     asked = AskedBatches(_asked(args.batch_size), _asked(args.micro_batches), not args.any_global_batch)
+    if args.strategy is not None:
+        device = find_costs([document], args.device, device_overrides(args)).device
+        sizes = (own[1].size,) if args.batch_size is None else asked.sizes
+        cards = args.cards or read_step_settings(document).num_cards
+        asked = replace(asked, sizes=sizes, cards=cards, cards_per_node=device.num_cards_per_node)
     say = PhaseLines(time.monotonic(), sys.stderr)
     with tempfile.TemporaryDirectory(prefix="mindswap-batches-") as folder, SearchBar() as bar:
 
@@ -110,7 +141,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         if verdict:
             print(f"\n{verdict.text}")
         if is_ok:
-            print(f"\nwritten: {target}, {_words(best.batch)}; next: mindswap dryrun {target}")
+            print(f"\nwritten: {target}, {_words(best)}; next: mindswap dryrun {target}")
     return 0 if is_ok else 1
 
 
@@ -118,16 +149,19 @@ def _asked(given: tuple[int, ...] | str | None) -> tuple[int, ...] | None:
     return given if isinstance(given, tuple) else None
 
 
-def format_batches(plans: Sequence[BatchPlan], own: Batch) -> str:
+def format_batches(plans: Sequence[BatchPlan], own: tuple[Strategy, Batch]) -> str:
     """A table, the fastest first."""
     rows = []
+    has_strategies = any(one.strategy != own[0] for one in plans)
     for one in plans:
-        name = f"{one.batch.count} x {one.batch.size}" + (" (your file)" if one.batch == own else "")
+        name = f"{one.strategy}: " if has_strategies else ""
+        name += f"{one.batch.count} x {one.batch.size}" + (" (your file)" if (one.strategy, one.batch) == own else "")
         if one.found is None:
             rows.append((name, str(one.batch.num_samples), "-", "-", "-", one.reason))
             continue
         figures = (format_time(one.found.step_time_ns), f"{one.tokens_per_s:.0f}", format_bytes(one.found.peak_bytes))
         rows.append((name, str(one.batch.num_samples), *figures, "*" if one.is_on_front else ""))
+    what = "strategies and batches" if has_strategies else "batches"
     searched = sum(one.is_simulated for one in plans)
     fits = [one for one in plans if one.found is not None]
     budget = f" for {format_bytes(fits[0].found.plan.budget_bytes)} per card" if fits and fits[0].found else ""
@@ -137,26 +171,31 @@ def format_batches(plans: Sequence[BatchPlan], own: Batch) -> str:
         format_table(HEADER, rows),
         "",
     ]
-    lines.append(f"{len(plans)} batches, {searched} searched, {len(plans) - searched} left out before")
+    lines.append(f"{len(plans)} {what}, {searched} searched, {len(plans) - searched} left out before")
     if fits:
         lines.append("*: nothing else is as fast with less memory")
-        if fits[0].batch != own:
-            lines.append(f"fastest: {_words(fits[0].batch)}")
+        if (fits[0].strategy, fits[0].batch) != own:
+            lines.append(f"fastest: {_words(fits[0])}")
     else:
         lines.append("nothing fits")
     return "\n".join(lines)
 
 
-def _words(batch: Batch) -> str:
-    return f"batch_size {batch.size}, micro-batches {batch.count}"
+def _words(one: BatchPlan) -> str:
+    return f"{one.strategy}; batch_size {one.batch.size}, micro-batches {one.batch.count}"
 
 
-def batch_to_json(one: BatchPlan, own: Batch) -> dict[str, object]:
+def batch_to_json(one: BatchPlan, own: tuple[Strategy, Batch]) -> dict[str, object]:
     """For machines; times in ns, sizes in bytes."""
     data: dict[str, object] = {
         "batch_size": one.batch.size,
         "num_micro_batches": one.batch.count,
-        "is_own": one.batch == own,
+        "data_parallel": one.strategy.data,
+        "model_parallel": one.strategy.tensor,
+        "pipeline_stage": one.strategy.stages,
+        "expert_parallel": one.strategy.experts,
+        "use_seq_parallel": one.strategy.has_sequence,
+        "is_own": (one.strategy, one.batch) == own,
         "fits": one.found is not None,
         "reason": one.reason,
         "is_searched": one.is_simulated,

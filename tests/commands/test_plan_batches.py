@@ -40,11 +40,43 @@ def test_only_what_differs_changes_and_comments_stay():
         (["--micro-batches", "2", "--html", "x.html"], "--html: is for one batch"),
         (["--batch-size", "0"], "write auto, or numbers from 1 on"),
         (["--batch-size", "two"], "write auto, or numbers from 1 on"),
+        (["--cards", "4"], "--cards: the strategy stays"),
+        (["--strategy", "auto", "--cards", "4,8"], "write one number of cards"),
+        (["--strategy", "auto", "--any-global-batch"], "--any-global-batch: not with --strategy"),
+        (["--strategy", "auto", "--dry-run"], "--dry-run: is for one batch"),
+        (["--strategy", "auto"], "parallel_mode takes no strategies"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_compiled(capsys, options, message):
     code = cli.main(["plan", str(CONFIG), *options])
     assert code == 1 and message in capsys.readouterr().err
+
+
+def test_cards_without_a_strategy_are_an_error_with_the_nearest(capsys):
+    # 8 samples of one, 4 layers, 32 heads: no 7, 6 or 5 of them, and neither 9 nor 10.
+    code = cli.main(["plan", str(ROOT / "configs/llama2_7b/case3_op_swap.yaml"), "--strategy", "auto", "--cards", "7"])
+    error = capsys.readouterr().err
+    assert code == 1 and "--cards 7: no strategy" in error and "nearest: 4, 8\n" in error
+
+
+@pytest.mark.mindspore
+def test_each_strategy_has_its_row_and_the_fastest_is_written(capsys, tmp_path):
+    config, target = tmp_path / "small.yaml", tmp_path / "best.yaml"
+    text = (ROOT / "configs/llama2_7b/case3_op_swap.yaml").read_text()
+    for old, new in (("hidden_size: 4096", "hidden_size: 128"), ("seq_length: 4096", "seq_length: 128")):
+        text = text.replace(old, new)
+    config.write_text(text.replace("num_heads: 32", "num_heads: 1").replace("data_parallel: 8", "data_parallel: 2"))
+    code = cli.main(["plan", str(config), "--strategy", "auto", "--cards", "2", "--json", "--no-verify", "-o", str(target)])
+    out = capsys.readouterr().out
+    answer = json.loads(out[out.index("{") :])
+    assert code == 0 and answer["ok"]
+    # One head is not cut, so there are two; one data parallel rank has both samples.
+    keys = ("data_parallel", "model_parallel", "pipeline_stage", "num_micro_batches", "is_own")
+    found = {tuple(one[key] for key in keys) for one in answer["batches"]}
+    assert found == {(2, 1, 1, 1, True), (1, 1, 2, 2, False)}
+    best, written = answer["batches"][0], parse_document(target.read_bytes(), "best.yaml")
+    assert best["fits"] and written.count("parallel_config", "pipeline_stage") == best["pipeline_stage"]
+    assert written.count("parallel_config", "data_parallel") == best["data_parallel"]
 
 
 @pytest.mark.mindspore

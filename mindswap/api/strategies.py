@@ -1,0 +1,109 @@
+"""The parallel strategy of a configuration, and the configuration with another one."""
+
+from mindswap.config.nodes import Document, is_whole_number
+from mindswap.config.sections import rewrite_section
+from mindswap.config.step import read_step_settings
+from mindswap.config.weight_sharding import STRATEGY_MODES
+from mindswap.errors import PlanError
+from mindswap.planner.batches import Batch
+from mindswap.planner.strategies import Strategy, StrategySpace
+from mindswap.policy.read import find_num_layers
+
+# What tensor parallel cuts, by the names that models have for it. Keys and values take as many heads as there are,
+# where nothing is said.
+CUT_KEYS = ("num_heads", "num_attention_heads", "n_kv_heads", "num_key_value_heads", "vocab_size")
+EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_routed_experts")
+
+
+def own_strategy(document: Document) -> Strategy:
+    """The strategy that a configuration has."""
+    settings = read_step_settings(document)
+    has_sequence = document.value("parallel_config", "use_seq_parallel") is True and settings.model_parallel > 1
+    return Strategy(
+        settings.data_parallel,
+        settings.model_parallel,
+        settings.pipeline.num_stages,
+        settings.expert_parallel,
+        has_sequence,
+    )
+
+
+def strategy_space(
+    document: Document,
+    batch: Batch,
+    sizes: tuple[int, ...] | None,
+    counts: tuple[int, ...] | None,
+    cards_per_node: int,
+) -> StrategySpace:
+    """What strategies of a configuration have to keep to.
+
+    Raises:
+        PlanError: the configuration trains without strategies, or says nothing of its layers.
+    """
+    mode = document.value("parallel", "parallel_mode")
+    if document.value("use_parallel") is False or mode not in STRATEGY_MODES:
+        raise PlanError(
+            f"--strategy: {document.file}: parallel.parallel_mode takes no strategies\n"
+            "    allowed: 1 (semi-auto parallel)\n    fix:     use_parallel: True, parallel: {parallel_mode: 1}"
+        )
+    num_layers = find_num_layers(document)
+    if num_layers is None:
+        raise PlanError(
+            f"--strategy: {document.file}: num_layers is missing\n    fix:     model.model_config.num_layers"
+        )
+    settings, own = read_step_settings(document), own_strategy(document)
+    cut = [document.value("model", "model_config", key) for key in CUT_KEYS]
+    experts = [document.value("model", "model_config", key) for key in EXPERT_KEYS]
+    experts.append(document.value("moe_config", "expert_num"))
+    return StrategySpace(
+        own=own,
+        context=settings.context_parallel,
+        num_samples=batch.num_samples * own.data,
+        sizes=sizes,
+        counts=counts,
+        num_layers=num_layers,
+        num_chunks=settings.pipeline.num_chunks,
+        divisible=tuple(number for number in cut if is_whole_number(number) and number > 0),
+        num_experts=next((number for number in experts if is_whole_number(number) and number > 1), 0),
+        max_tensor=cards_per_node,
+    )
+
+
+def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
+    """The configuration with another strategy, all else as it was; layers are spread evenly over other stages.
+
+    Raises:
+        PolicyError: the text cannot be changed the way it is written.
+    """
+    own = own_strategy(document)
+    if strategy == own:
+        return text
+    data = document.data()
+    parallel = dict(data.get("parallel_config") or {})
+    wanted = {
+        "data_parallel": strategy.data,
+        "model_parallel": strategy.tensor,
+        "pipeline_stage": strategy.stages,
+        "expert_parallel": strategy.experts,
+    }
+    parallel |= {key: number for key, number in wanted.items() if document.count("parallel_config", key) != number}
+    if strategy.has_sequence != own.has_sequence:
+        parallel["use_seq_parallel"] = strategy.has_sequence
+    sections = {"parallel_config": parallel}
+    mode = data.get("parallel") or {}
+    rows = mode.get("dataset_strategy")
+    if strategy.data != own.data and isinstance(rows, list):  # how samples go to the ranks, input by input
+        sections["parallel"] = {**mode, "dataset_strategy": [_spread(row, own.data, strategy.data) for row in rows]}
+    if strategy.stages != own.stages:
+        if strategy.stages > 1 and document.count("runner_config", "gradient_accumulation_steps") > 1:
+            sections["runner_config"] = {**data["runner_config"], "gradient_accumulation_steps": 1}
+        model = data.get("model") or {}
+        if (model.get("model_config") or {}).get("offset") not in (None, 0):
+            sections["model"] = {**model, "model_config": {**model["model_config"], "offset": 0}}
+    for name, value in sections.items():
+        text = rewrite_section(text, name, value, None, document.file)
+    return text
+
+
+def _spread(row: object, before: int, after: int) -> object:
+    return [after, *row[1:]] if isinstance(row, list) and row[:1] == [before] else row

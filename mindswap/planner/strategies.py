@@ -1,0 +1,137 @@
+"""Parallel strategies of a number of cards: what MindFormers takes, for a step with as many samples. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindswap.errors import PlanError
+from mindswap.planner.batches import Batch
+
+# How far from a number of cards without a strategy the next ones are looked for.
+REACH_CARDS = 64
+
+
+@dataclass(frozen=True, order=True)
+class Strategy:
+    """How a step is spread over cards."""
+
+    data: int  # ranks that share the samples
+    tensor: int  # ranks that share a layer
+    stages: int  # of the pipeline
+    experts: int = 1  # ranks that share the experts of a layer
+    has_sequence: bool = False  # sequence parallel beside tensor parallel
+
+    def __str__(self) -> str:
+        text = f"data {self.data}, tensor {self.tensor}, stages {self.stages}"
+        text += f", experts {self.experts}" if self.experts > 1 else ""
+        return text + (", sequence" if self.has_sequence else "")
+
+
+@dataclass(frozen=True)
+class StrategySpace:
+    """What strategies have to keep to.
+
+    Attributes:
+        own: of the configuration.
+        context: ranks that share a sequence; stays.
+        num_samples: of a step, all data parallel ranks together; stays.
+        sizes: samples of a micro-batch that come into question; None for all.
+        counts: micro-batches of a step, likewise.
+        num_layers: of the model.
+        num_chunks: of a stage.
+        divisible: numbers that tensor parallel cuts: attention heads, heads of keys and values, words.
+        num_experts: routed experts of a layer; 0 without.
+        max_tensor: cards of a node, which tensor parallel does not leave.
+    """
+
+    own: Strategy
+    context: int
+    num_samples: int
+    sizes: tuple[int, ...] | None
+    counts: tuple[int, ...] | None
+    num_layers: int
+    num_chunks: int
+    divisible: tuple[int, ...]
+    num_experts: int
+    max_tensor: int
+
+
+def list_strategies(cards: int, space: StrategySpace) -> tuple[tuple[Strategy, Batch], ...]:
+    """Strategies and batches to plan for: that of the configuration first, then those that cut layers and steps least.
+
+    Raises:
+        PlanError: there is none, with the nearest numbers of cards that have some.
+    """
+    found = tuple(_strategies(cards, space))
+    if found:
+        return tuple(sorted(found, key=lambda one: _rank(one, space.own)))
+    near = [at for at in _by_distance(cards) if next(_strategies(at, space), None) is not None][:2]
+    allowed = ", ".join(map(str, sorted(near))) or "none near"
+    raise PlanError(
+        f"--cards {cards}: no strategy spreads {space.num_samples} samples a step and {space.num_layers} layers over "
+        f"them as MindFormers takes it\n    allowed: nearest: {allowed}\n    fix:     one of these, or another batch"
+    )
+
+
+def _rank(one: tuple[Strategy, Batch], own: Strategy) -> tuple[object, ...]:
+    strategy, batch = one
+    return strategy != own, strategy.tensor * strategy.stages, strategy.tensor, strategy.has_sequence, strategy, batch
+
+
+def _by_distance(cards: int) -> Iterator[int]:
+    for distance in range(1, REACH_CARDS + 1):
+        if cards > distance:
+            yield cards - distance
+        yield cards + distance
+
+
+def _strategies(cards: int, space: StrategySpace) -> Iterator[tuple[Strategy, Batch]]:
+    """Everything that MindFormers takes, in any order."""
+    if cards % space.context:
+        return
+    ranks = cards // space.context
+    for stages in _divisors(ranks):
+        if not _has_layers(stages, space):
+            continue
+        for tensor in _divisors(ranks // stages):
+            if tensor > space.max_tensor or any(number % tensor for number in space.divisible):
+                continue
+            data = ranks // stages // tensor
+            for experts in _experts(data * tensor, space):
+                for has_sequence in (False, True) if tensor > 1 else (False,):
+                    if experts > 1 and tensor > 1 and not has_sequence:
+                        continue  # MindFormers asks for it
+                    for batch in _batches(data, stages, space):
+                        yield Strategy(data, tensor, stages, experts, has_sequence), batch
+
+
+def _has_layers(stages: int, space: StrategySpace) -> bool:
+    if stages == space.own.stages:
+        return True  # with the offset of the configuration
+    if space.num_chunks > 1 and stages == 1:
+        return False
+    return space.num_layers % (stages * space.num_chunks) == 0
+
+
+def _experts(ranks: int, space: StrategySpace) -> Iterator[int]:
+    """MindFormers takes numbers that divide the ranks of a stage (modules/transformer/moev3.py)."""
+    yield 1
+    for number in _divisors(ranks):
+        if number > 1 and space.num_experts and space.num_experts % number == 0:
+            yield number
+
+
+def _batches(data: int, stages: int, space: StrategySpace) -> Iterator[Batch]:
+    """A pipeline needs a micro-batch for each stage at least."""
+    if space.num_samples % data:
+        return
+    samples = space.num_samples // data
+    for size in _divisors(samples):
+        batch = Batch(size, samples // size)
+        is_asked = space.sizes is None or size in space.sizes
+        is_asked = is_asked and (space.counts is None or batch.count in space.counts)
+        if is_asked and (stages == 1 or batch.count >= stages):
+            yield batch
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(one for one in range(1, number + 1) if number % one == 0)
