@@ -66,9 +66,11 @@ def test_each_strategy_has_its_row_and_the_fastest_is_written(capsys, tmp_path):
     for old, new in (("hidden_size: 4096", "hidden_size: 128"), ("seq_length: 4096", "seq_length: 128")):
         text = text.replace(old, new)
     config.write_text(text.replace("num_heads: 32", "num_heads: 1").replace("data_parallel: 8", "data_parallel: 2"))
-    code = cli.main(["plan", str(config), "--strategy", "auto", "--cards", "2", "--json", "--no-verify", "-o", str(target)])
+    code = cli.main(
+        ["plan", str(config), "--strategy", "auto", "--cards", "2", "--json", "--no-verify", "-o", str(target)]
+    )
     out = capsys.readouterr().out
-    answer = json.loads(out[out.index("{") :])
+    answer = json.loads(out[out.index("{\n") :])
     assert code == 0 and answer["ok"]
     # One head is not cut, so there are two; one data parallel rank has both samples.
     keys = ("data_parallel", "model_parallel", "pipeline_stage", "num_micro_batches", "is_own")
@@ -85,7 +87,7 @@ def test_each_batch_has_its_plan_and_the_fastest_is_written(capsys, tmp_path):
     options = ["--device", "cpu", "--batch-size", "1,2", "--micro-batches", "1,3", "--any-global-batch", "--json"]
     code = cli.main(["plan", str(CONFIG), *options, "--no-verify", "-o", str(target)])
     out = capsys.readouterr().out
-    answer = json.loads(out[out.index("{") :])  # a line of MindFormers may come first
+    answer = json.loads(out[out.index("{\n") :])  # lines of MindFormers may come first
     assert code == 0 and answer["ok"]
     by_batch = {(one["batch_size"], one["num_micro_batches"]): one for one in answer["batches"]}
     assert set(by_batch) == {(1, 1), (1, 3), (2, 1), (2, 3)}
