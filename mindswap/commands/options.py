@@ -12,7 +12,6 @@ from typing import Any, NoReturn, TextIO
 from tqdm import tqdm
 
 from mindswap.errors import DataError
-from mindswap.planner.solvers.search import Stop
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS, UNITS_OF
 
@@ -154,6 +153,8 @@ class SearchBar:
 
     def __call__(self) -> None:
         if self.is_interrupted:
+            from mindswap.planner.solvers.search import Stop  # imports numba, which `check` needs not
+
             raise Stop
         if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
             self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)
