@@ -6,9 +6,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Hundreds of processes import the package: each would compile it again where this is set.
 export PYTHONDONTWRITEBYTECODE =
 # MindSpore's compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
-check demo test test-nightly test-ms210: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
+check demo test test-nightly test-ms210 test-ray: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
 
-.PHONY: help demo test test-nightly test-ms210 matrix models wheel-test dist docs site check dev bench tables clean
+.PHONY: help demo test test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
@@ -46,6 +46,11 @@ test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 mi
 	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
 	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/api/test_network.py
 
+test-ray:  ## faults of adaptive runs on three Ray nodes of this machine (5 min, and once 3 min to install)
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install --quiet psutil -e '.[cpu,test,ray]'
+	.venv-ray/bin/pytest -q tests/training/adaptive/test_ray.py
+
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)
 	$(VENV)/bin/python tools/matrix.py --write
 
@@ -73,4 +78,4 @@ tables: $(VENV)/.installed  ## write mindswap/data/families from real MindFormer
 	$(VENV)/bin/python tools/make_family_tables.py
 
 clean:  ## remove the environments and what runs left behind
-	rm -rf $(VENV) $(CHECK_VENV) .venv-ms210 output build *.egg-info
+	rm -rf $(VENV) $(CHECK_VENV) .venv-ms210 .venv-ray output build *.egg-info

@@ -7,7 +7,8 @@ from pathlib import Path
 from mindswap.config.parse import parse_document
 from mindswap.config.source import BASE_CONFIG
 from mindswap.errors import LaunchError
-from mindswap.training.adaptive.checkpoints import Checkpoint, link_checkpoint
+from mindswap.training.adaptive.checkpoints import Checkpoint, CheckpointFolder, link_checkpoint
+from mindswap.training.launch.msrun import RUN_DIR_BYTES, describe_full
 
 
 def attempt_folder(run_dir: Path, number: int) -> Path:
@@ -53,6 +54,15 @@ def prepare_attempt(
     except OSError as error:
         raise LaunchError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return config.absolute()
+
+
+def full_disks(checkpoints: CheckpointFolder, run_dir: Path) -> tuple[str, ...]:
+    """Folders in which there is no room for one more checkpoint, or for a run; one line for each file system."""
+    newest = checkpoints.newest()
+    size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
+    by_disk = {path.stat().st_dev: path for path in reversed(checkpoints.folders()) if path.exists()}
+    lines = [describe_full(path, size_bytes, "a checkpoint") for path in by_disk.values()]
+    return tuple(line for line in (*lines, describe_full(run_dir, RUN_DIR_BYTES, "a run")) if line)
 
 
 def with_absolute_bases(text: str, folder: Path) -> str:

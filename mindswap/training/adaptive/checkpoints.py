@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,11 @@ class CheckpointFolder:
         self._ranks = range(first_rank, first_rank + num_ranks)
         self._ignored = frozenset(ignored)
         self._known: dict[str, SavedStep | None] = {}
+
+    def folders(self) -> list[Path]:
+        """The folder, and those of the ranks that are there: each may be a disk of its own."""
+        ranks = (self.folder / f"rank_{rank}" for rank in self._ranks)
+        return [self.folder, *(path for path in ranks if path.is_dir())]
 
     def marks(self) -> tuple[str, ...]:
         """One mark per file that is there: name and what changes when it is written again."""
@@ -91,6 +96,13 @@ class CheckpointFolder:
             return sorted((self.folder / f"rank_{rank}").iterdir())
         except OSError:
             return []
+
+
+def incomplete_on(complete: Sequence[frozenset[CheckpointKey]]) -> tuple[CheckpointKey | None, list[int]]:
+    """The newest checkpoint of any node if it is not one of all, and the ranks of the nodes that lack it."""
+    newest = max(frozenset[CheckpointKey]().union(*complete), default=None)
+    lacking = [rank for rank, keys in enumerate(complete) if newest not in keys]
+    return (newest, lacking) if newest and lacking else (None, [])
 
 
 def _mark(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindswap.check.doctor.software import installed_version
 from mindswap.errors import LaunchError
-from mindswap.training.adaptive.attempt_files import attempt_folder, prepare_attempt
+from mindswap.training.adaptive.attempt_files import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.events import Ended, OutOfMemory
@@ -148,6 +148,10 @@ class ClusterNode:
         if "OMP_NUM_THREADS" not in variables:
             environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1 for an actor
         self._workers.start(self._words, environment)
+
+    def full_disks(self) -> tuple[str, ...]:
+        """What is missing where this node writes."""
+        return full_disks(self._checkpoints(()), self._task.run_dir)
 
     def look(self) -> Seen:
         """What the logs of this node say."""

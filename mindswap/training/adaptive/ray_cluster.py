@@ -1,5 +1,6 @@
 """The nodes of an adaptive run on a Ray cluster, as the driver sees them."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.errors import LaunchError, MindswapError
-from mindswap.training.adaptive.checkpoints import CheckpointKey
+from mindswap.training.adaptive.checkpoints import CheckpointKey, incomplete_on
 from mindswap.training.adaptive.cluster_node import (
     ClusterNode,
     NodeFacts,
@@ -158,10 +159,25 @@ class RayCluster:
         """Of the checkpoint files on all nodes."""
         return tuple(sorted({mark for marks in self.ask("marks") for mark in marks}))
 
-    def newest(self, ignored: tuple[str, ...]) -> CheckpointKey | None:
-        """The newest checkpoint that every rank has completely, on its own node."""
+    def newest(self, ignored: tuple[str, ...], say: Callable[[str], None] | None = None) -> CheckpointKey | None:
+        """The newest checkpoint that every rank has completely, on its own node; `say` hears who lacks a newer one."""
         complete = self.ask("complete", lambda _: (ignored,))
+        newer, lacking = incomplete_on(complete)
+        if newer and say:
+            names = ", ".join(map(self.name_of, lacking))
+            say(f"the checkpoint of step {newer[0].step} is not complete on {names}: it is not used")
         return max(frozenset.intersection(*complete), default=None)
+
+    def full_disks(self) -> tuple[str, ...]:
+        """Where nodes have no room left; nothing of nodes that are lost."""
+        with contextlib.suppress(NodeLost):
+            answers = enumerate(self.ask("full_disks"))
+            return tuple(f"{self.name_of(rank)}: {line}" for rank, lines in answers for line in lines)
+        return ()
+
+    def name_of(self, rank: int) -> str:
+        """Of the node that has this rank now."""
+        return f"node {self._nodes[rank].name} (node_rank {rank})"
 
     def prepare(
         self, number: int, yaml_text: str, key: CheckpointKey | None, ignored: tuple[str, ...], port: int
@@ -233,7 +249,8 @@ class ClusterWorkers:
         if not self._lost:
             try:
                 bad = [rank for rank, ended in enumerate(self._ended) if ended is False]
-                return replace(first_cause(self._cluster.ask("explain", ranks=bad)), step=self.step)
+                found = zip(bad, self._cluster.ask("explain", ranks=bad), strict=True)
+                return first_cause([_placed(event, self._cluster.name_of(rank), self.step) for rank, event in found])
             except NodeLost as error:
                 self._lost = str(error)
         return Ended(Outcome.KILLED, self.step, self._lost)
@@ -265,6 +282,13 @@ def merge_seen(seen: Sequence[Seen]) -> Seen:
         out_of_memory=max(events, key=lambda found: (not found[1].is_host, found[1].missing_bytes or 0), default=None),
         num_finished=sum(one.num_finished for one in seen),
     )
+
+
+def _placed(event: Ended | OutOfMemory, node: str, step: int) -> Ended | OutOfMemory:
+    """With the step of all nodes, and the node in the text."""
+    if isinstance(event, Ended) and event.outcome is Outcome.FAILED:
+        return replace(event, step=step, text=f"    on {node}:\n{event.text}")
+    return replace(event, step=step, text=f"{event.text} on {node}" if event.text else "")
 
 
 def first_cause(found: Sequence[Ended | OutOfMemory]) -> Ended | OutOfMemory:

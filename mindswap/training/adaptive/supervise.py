@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.adaptive import events
-from mindswap.training.adaptive.attempt_files import attempt_folder, prepare_attempt
+from mindswap.training.adaptive.attempt_files import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.decide import decide
@@ -19,7 +19,7 @@ from mindswap.training.adaptive.ray_cluster import ClusterWorkers, NodeLost, Ray
 from mindswap.training.adaptive.state import StateFile, StateProblem, locked
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
-from mindswap.training.launch.msrun import RUN_DIR_BYTES, check_port, describe_full, free_port, require_room
+from mindswap.training.launch.msrun import check_port, free_port, require_room
 from mindswap.training.launch.processes import (
     VARIABLE,
     StoppedBySignal,
@@ -178,7 +178,7 @@ class _Supervisor:
             self.say(line)
         ignored = self.state.ignored_checkpoints
         try:
-            key = cluster.newest(ignored) if self.state.attempts else None
+            key = cluster.newest(ignored, self.say) if self.state.attempts else None
             port = cluster.choose_port(may_differ=self.state.num_started_now > 0)
             cluster.prepare(number, plan.yaml_text, key, ignored, port)
         except NodeLost:
@@ -251,16 +251,13 @@ class _Supervisor:
 
     def _with_full_disks(self, event: events.Ended | events.OutOfMemory) -> events.Event:
         """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
-        newest = None if self.run.cluster else self._checkpoints().newest()
-        size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
-        missing = (
-            describe_full(self.run.checkpoints, size_bytes, "a checkpoint"),
-            describe_full(self.run.run_dir, RUN_DIR_BYTES, "a run"),
-        )
-        if not any(missing):
+        missing = full_disks(self._checkpoints(), self.run.run_dir)
+        if self.run.cluster:
+            missing = self.run.cluster.full_disks()
+        if not missing:
             return event
         fix = "    fix:     make room there; the same command goes on from the newest checkpoint"
-        return replace(event, text="\n".join([event.text, *(f"    {line}" for line in missing if line), fix]))
+        return replace(event, text="\n".join([event.text, *(f"    {line}" for line in missing), fix]))
 
     def _load(self) -> State:
         folder = CheckpointFolder(self.run.checkpoints, self.run.command.num_workers)

@@ -7,12 +7,14 @@ import signal
 
 import pytest
 
+from mindswap.training.adaptive.checkpoints import SavedStep, incomplete_on
 from mindswap.training.adaptive.cluster_node import NodeFacts, node_mistakes
 from mindswap.training.adaptive.events import Ended, OutOfMemory
 from mindswap.training.adaptive.model import Outcome
 from mindswap.training.adaptive.ray_cluster import first_cause
 from mindswap.training.launch.msrun import free_port
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
+from tests.training.adaptive.test_supervise import small_disk
 
 
 def test_what_differs_is_named_with_node_and_value(tmp_path):
@@ -36,6 +38,14 @@ def test_what_brought_the_end_about_goes_before_what_followed():
     memory = OutOfMemory(2, 3, None, "x")
     assert first_cause([failed, killed]) is killed
     assert first_cause([killed, failed, memory]) is memory
+
+
+def test_the_nodes_that_lack_the_newest_checkpoint():
+    old, new = ((SavedStep(1, step), "x", "safetensors") for step in (4, 6))
+    both, one = frozenset({old, new}), frozenset({old})
+    assert incomplete_on([both, one, both, frozenset()]) == (new, [1, 3])
+    assert incomplete_on([both, both]) == (None, [])
+    assert incomplete_on([frozenset(), frozenset()]) == (None, [])
 
 
 @pytest.fixture
@@ -120,4 +130,87 @@ def test_nodes_that_do_not_match_the_workers(place, cluster):
     assert code == 1 and "--nodes 2: --worker_num=6, --local_worker_num=2" in out
     code, out = finish(start(place, cluster, "--spare", "2"))
     assert code == 1 and "--nodes 2 --spare 2: the cluster has 3 nodes" in out
+    assert not list(place.run_dir.glob("attempt_*"))
+
+
+@pytest.mark.mindspore
+def test_a_lost_node_without_a_spare_is_named_and_all_workers_end(place, cluster):
+    place.environment["POLL_S"] = "0.2"
+    process = start(place, cluster)
+    in_the_middle(place, 1)
+    cluster.remove_node(wait_for(lambda: [node for node in cluster.others if _has_workers(node)])[0], False)
+    code, out = finish(process)
+    assert code == 1 and "(node_rank 1) is lost, and no spare node is left" in out, out
+    assert not place.workers()
+    cluster.others.append(cluster.add_node(num_cpus=1))
+    code, out = finish(start(place, cluster))
+    assert code == 0 and re.search(r"attempt \d: from the checkpoint of step \d+", out), out
+
+
+@pytest.mark.mindspore
+def test_two_drivers_then_a_checkpoint_that_one_node_has_not_completely(place, cluster):
+    """The second driver is refused and the first goes on; it is killed, and the newest file of rank 3 cut short."""
+    first = start(place, cluster)
+    in_the_middle(place, 1)
+    code, out = finish(start(place, cluster))
+    assert code == 1 and f"{place.run_dir}: an adaptive run is already running here" in out, out
+    in_the_middle(place, 1, num_steps=8)
+    first.kill()
+    first.communicate(timeout=60)
+    wait_for(lambda: not place.workers(), timeout_s=20)
+    saved = {rank: _saved(place, rank) for rank in range(4)}
+    newest = min(max(steps) for steps in saved.values())
+    for rank, steps in saved.items():  # all stand at the same step, but for the file of rank 3
+        for step in steps:
+            if step > newest:
+                steps[step].unlink()
+            elif step == newest and rank == 3:
+                steps[step].write_bytes(steps[step].read_bytes()[:20])
+    code, out = finish(start(place, cluster))
+    assert code == 0 and f"attempt 2: from the checkpoint of step {newest - 2}" in out, out
+    assert re.search(
+        rf"the checkpoint of step {newest} is not complete on node \S+ \(node_rank 1\): it is not used", out
+    )
+    assert place.outcomes() == ["interrupted", "finished"]
+
+
+def _saved(place, rank):
+    """Files by step, before any restart."""
+    folder = place.folder / f"output/checkpoint/rank_{rank}"
+    return {int(path.stem.rpartition("_")[2]): path for path in folder.glob("*.safetensors")}
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize("cluster", [{"fail_at": 8}], indirect=True)
+def test_a_crash_that_is_not_for_memory_stops_all_nodes_and_names_one(place, cluster):
+    code, out = finish(start(place, cluster))
+    assert code == 1 and "the training failed (not out of memory)" in out, out
+    assert re.search(r"on node \S+ \(node_rank [01]\):", out) and "ValueError: boom at step 8" in out, out
+    assert place.outcomes() == ["failed"] and not place.workers()
+
+
+@pytest.mark.mindspore
+def test_a_full_disk_on_one_node_is_named_then_room_again(place, cluster):
+    """4 KiB under the checkpoints of rank 3, the second of node 1, hold that of step 2 alone."""
+    folder = place.folder / "output/checkpoint/rank_3"
+    with small_disk(folder, "4k") as make_room:
+        code, out = finish(start(place, cluster))
+        assert code == 1 and "No space left on device" in out, out
+        assert re.search(rf"node \S+ \(node_rank 1\): {folder}: 0 B of 4.0 KiB are free", out), out
+        assert not re.search(r"node_rank 0\): \S+: 0 B", out) and not place.workers()
+        make_room()
+        code, out = finish(start(place, cluster))
+        assert code == 0 and "attempt 2: from the checkpoint of step 2" in out, out
+
+
+@pytest.mark.mindspore
+def test_another_version_on_one_node_stops_before_any_worker(place, cluster):
+    other = place.folder / "other/mindspore-2.8.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.8.0\n")
+    cluster.remove_node(cluster.others.pop(), True)
+    cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": f"{other.parent}:{ROOT}"})
+    code, out = finish(start(place, cluster, "--spare", "1"))
+    assert code == 1 and "the nodes do not match; nothing was started" in out, out
+    assert re.search(r"node \S+: mindspore is 2.8.0, here it is 2.9.0", out), out
     assert not list(place.run_dir.glob("attempt_*"))
