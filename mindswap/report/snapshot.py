@@ -28,8 +28,8 @@ def write_snapshot(report: DryRunReport, path: Path) -> None:
 def snapshot(runs: list[DryRun]) -> dict[str, Any]:
     """Allocations and frees by tick, in the form of `torch.cuda.memory._snapshot()`; a device is a run.
 
-    Every block has an address of its own, as MindSpore's are not in its tables: sizes and order are of the dry run,
-    addresses and fragments are not. What is never given back is in the one segment at the end.
+    MindSpore's tables have no addresses, so blocks are put into the first hole that is large enough: sizes and order
+    are of the dry run, addresses and fragments are not. All is in one segment.
     """
     devices = [_events(run) for run in runs]
     return {
@@ -39,29 +39,52 @@ def snapshot(runs: list[DryRun]) -> dict[str, Any]:
     }
 
 
-def _addresses(run: DryRun) -> list[int]:
-    """What stays comes first, without gaps, so that it is one segment."""
-    address, found = _FIRST, {}
-    for position in sorted(range(len(run.blocks)), key=lambda each: run.blocks[each].end != sys.maxsize):
-        found[position] = address
-        address += run.blocks[position].size_bytes
-    return [found[position] for position in range(len(run.blocks))]
+def _changes(run: DryRun) -> list[tuple[int, bool, int]]:
+    """Tick, whether a block is taken then, and which; what is given back makes room for what is taken."""
+    real = [(i, block) for i, block in enumerate(run.blocks) if block.start < block.end and block.size_bytes]
+    given = [(block.end, False, i) for i, block in real if block.end != sys.maxsize]
+    return sorted([*given, *((block.start, True, i) for i, block in real)])
+
+
+def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
+    """Address of each block, and the end of them all."""
+    holes: list[tuple[int, int]] = []  # begin and end, rising
+    found: dict[int, int] = {}
+    end = _FIRST
+    for _, is_taken, i in _changes(run):
+        size = run.blocks[i].size_bytes
+        if not is_taken:
+            holes = _joined(sorted([*holes, (found[i], found[i] + size)]))
+            continue
+        fitting = next((k for k, (first, last) in enumerate(holes) if last - first >= size), None)
+        if fitting is None:
+            found[i], end = end, end + size
+        else:
+            first, last = holes[fitting]
+            found[i] = first
+            holes[fitting : fitting + 1] = [(first + size, last)] if last - first > size else []
+    return found, end
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for first, last in spans:
+        if joined and joined[-1][1] == first:
+            joined[-1] = joined[-1][0], last
+        else:
+            joined.append((first, last))
+    return joined
 
 
 def _frames(run: DryRun, position: int) -> list[dict[str, Any]]:
     block = run.blocks[position]
-    return [
-        {"name": block.name, "filename": run.part(block), "line": max(block.start, 0)},
-    ]
+    return [{"name": block.name, "filename": run.part(block), "line": max(block.start, 0)}]
 
 
 def _events(run: DryRun) -> list[dict[str, Any]]:
-    addresses = _addresses(run)
-    # what is given back at a tick makes room for what is taken at it
-    changes = [(block.end, 0, i) for i, block in enumerate(run.blocks) if block.end != sys.maxsize]
-    changes += [(block.start, 1, i) for i, block in enumerate(run.blocks)]
+    addresses, _ = _addresses(run)
     events = []
-    for tick, is_taken, i in sorted(changes):
+    for tick, is_taken, i in _changes(run):
         block = run.blocks[i]
         about = {"addr": addresses[i], "size": block.size_bytes, "stream": block.stream, "time_us": tick}
         for action in ("alloc",) if is_taken else ("free_requested", "free_completed"):
@@ -70,20 +93,22 @@ def _events(run: DryRun) -> list[dict[str, Any]]:
 
 
 def _segment(device: int, run: DryRun) -> dict[str, Any]:
-    """What is there at the end."""
-    addresses = _addresses(run)
-    stays = sorted((i for i, block in enumerate(run.blocks) if block.end == sys.maxsize), key=addresses.__getitem__)
-    total = sum(run.blocks[i].size_bytes for i in stays)
-    blocks = [
-        {
-            "address": addresses[i],
-            "size": run.blocks[i].size_bytes,
-            "requested_size": run.blocks[i].size_bytes,
-            "state": "active_allocated",
-            "frames": _frames(run, i),
-        }
-        for i in stays
-    ]
-    sizes = dict.fromkeys(("total_size", "allocated_size", "active_size", "requested_size"), total)
+    """What is there at the end, and the holes between."""
+    addresses, end = _addresses(run)
+    stays = sorted((address, i) for i, address in addresses.items() if run.blocks[i].end == sys.maxsize)
+    blocks: list[dict[str, Any]] = []
+    at = _FIRST
+    for address, i in [*stays, (end, None)]:
+        if address > at:
+            blocks.append(_block(at, address - at, "inactive", []))
+        if i is not None:
+            at = address + run.blocks[i].size_bytes
+            blocks.append(_block(address, run.blocks[i].size_bytes, "active_allocated", _frames(run, i)))
+    held = sum(run.blocks[i].size_bytes for _, i in stays)
+    sizes = {"total_size": end - _FIRST, **dict.fromkeys(("allocated_size", "active_size", "requested_size"), held)}
     place = {"device": device, "address": _FIRST, "stream": 0, "segment_type": "large", "is_expandable": False}
     return {**place, **sizes, "frames": [], "blocks": blocks}
+
+
+def _block(address: int, size: int, state: str, frames: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"address": address, "size": size, "requested_size": size, "state": state, "frames": frames}

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import pickle
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +13,7 @@ from mindswap.errors import DataError
 from mindswap.report.insight import dry_run_files, write_dry_run
 from mindswap.report.simulation.insight import simulated_files, write_simulated
 from mindswap.report.snapshot import snapshot, write_snapshot
+from mindswap.training.dryrun.read import PoolBlock
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report
 from tests.training.dryrun.test_stages import model, run_of
@@ -156,3 +159,16 @@ def test_a_snapshot_has_the_peak_of_the_dry_run(tmp_path):
     keys = {"action", "addr", "size", "stream", "frames", "time_us"}
     assert all(set(event) == keys for event in found["device_traces"][0])
     assert found["segments"][0]["total_size"] == sum(block["size"] for block in found["segments"][0]["blocks"])
+
+
+def test_blocks_of_a_snapshot_never_overlap_and_lie_in_the_segment():
+    stays = [PoolBlock(0, sys.maxsize, 4, "Weight", "w", 0, -1), PoolBlock(3, sys.maxsize, 2, "Weight", "v", 0, -1)]
+    passing = [PoolBlock(1, 3, 6, "Kernel", "a", 0, 2), PoolBlock(2, 5, 3, "Kernel", "b", 0, 4)]
+    found = snapshot([replace(RUN, blocks=(*stays, *passing))])
+    segment = found["segments"][0]
+    # w 0-4, a 4-10, b 10-13; v takes the first 2 of what a left
+    assert [(b["address"] - segment["address"], b["size"], b["state"]) for b in segment["blocks"]] == [
+        (0, 4, "active_allocated"), (4, 2, "active_allocated"), (6, 7, "inactive")
+    ]  # fmt: skip
+    assert segment["total_size"] == 13
+    assert replayed(found) == [4, 10, 13, 13, 7, 9, 9, 6]
