@@ -74,7 +74,8 @@ class Trait(Flag):
     NONE = 0
     # The output is the memory of the first input.
     VIEW = auto()
-    # A weight is read through it; the copy that TensorMove makes is gone before backward.
+    # A weight is read through it. The copy that TensorMove makes is memory only where several micro-batches have one
+    # each, and backward reads it (`simulator.blocks.read_blocks`).
     READS_WEIGHT = auto()
     # Ties values into a tuple, and takes one out again.
     BUNDLES = auto()

@@ -60,9 +60,14 @@ def read_blocks(
     """
     if not graph.has_lazy_inline:
         raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns, once, is_fused)
+    rule = gradients or GradientRule()
+    # A weight that backward reads as it is stored: each of several micro-batches has a copy of its own until then.
+    # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun), and none of one alone.
+    kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
+    copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
+    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns, once, is_fused, copied)
     step.read()
-    return BlockMaker(step, gradients or GradientRule(), alignment_bytes)
+    return BlockMaker(step, rule, alignment_bytes)
 
 
 def cut_blocks(graph: Graph, *costs: Any, **options: Any) -> StepBlocks:

@@ -85,6 +85,7 @@ class StepReader:
     collective_ns: Callable[[Collective], int]
     once: Set[str]
     is_fused: bool
+    copied: Set[str] = frozenset()  # copies of weights that are memory
     ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
@@ -136,7 +137,7 @@ class StepReader:
             self.values[node.name] = members[index : index + 1]
         elif node.op == "MakeTuple":
             self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
-        elif node.op == "TensorMove" and not self.values.get(node.inputs[0]):
+        elif node.op == "TensorMove" and not self.values.get(node.inputs[0]) and node.name not in self.copied:
             return  # of a weight: it is read where it is
         elif is_kernel(node.op):
             self._run(node, place, work)
