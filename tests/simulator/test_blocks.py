@@ -6,12 +6,14 @@ import pytest
 
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Saved
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulator.block_parts import Source, Uses
 from mindswap.simulator.blocks import cut_blocks
 from mindswap.simulator.build import build_program
+from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
@@ -188,3 +190,29 @@ def test_two_stages_hand_over_hidden_states_and_gradients():
 
 def test_actions_that_set_nothing():
     assert settings_of_policy(GRAPH, NAMES, [LayerDecisions(0, TREE)] * 3).recomputed == frozenset()
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize("has_several", [True, False])
+def test_each_of_several_micro_batches_has_a_copy_of_a_weight_that_backward_reads(has_several, is_saved):
+    # Witness: `llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun: 35 copies at the peak, one stage none.
+    forward, backward = [], []
+    for made in GRAPH.forward:
+        index = made.layer_index
+        if made.op == "MatMul":
+            forward += [
+                node(f"load{index}", "Load", f"▸CR_w{index}", layer=index),
+                node(f"move{index}", "TensorMove", f"load{index}", layer=index),
+            ]
+            made = replace(made, inputs=(*made.inputs, f"move{index}"))
+        forward.append(made)
+    for made in GRAPH.backward:
+        if made.op == "MatMul":
+            made = replace(made, inputs=(*made.inputs, f"move{made.layer_index}_b"))
+        backward.append(made)
+    saved = [Saved(f"move{index}", f"move{index}_b") for index in range(3)] if is_saved else []
+    step = replace(GRAPH, forward=tuple(forward), backward=tuple(backward), saved=(*GRAPH.saved, *saved))
+    block = cut(step, gradients=GradientRule(is_summed=has_several)).layers[1]
+    copies = [tensor for tensor in block.tensors if "TensorMove" in str(tensor.label)]
+    assert len(copies) == (has_several and is_saved)
+    assert all(tensor.size_bytes == KIB and tensor.uses.last_backward != NO_OP for tensor in copies)
