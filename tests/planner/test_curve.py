@@ -121,7 +121,9 @@ def test_a_plan_does_not_depend_on_what_was_planned_before():
     planner = Planner(model)
     for permille in (960, 920):
         budget = keep.peak_bytes * permille // 1000
-        assert planner.plan(problem(model, budget)).policy == plan(model, budget).policy
+        # Of policies that take equally long either may be the plan: the solver's sums differ in the last bits.
+        after, alone = planner.plan(problem(model, budget)), plan(model, budget)
+        assert (after.fits, after.step_time_ns) == (alone.fits, alone.step_time_ns) == (True, alone.step_time_ns)
 
 
 def test_everything_is_kept_where_it_fits():
