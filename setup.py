@@ -47,7 +47,7 @@ setup(
         "numpy>=1.26,<3",
         "numba>=0.60,<1",
         "scipy>=1.11,<2",
-        "highspy>=1.7,<2",
+        "highspy>=1.7,<1.16",  # 1.16.0 prints a banner to stdout that no option stops
     ],
     extras_require={
         "cpu": [*CPU_STACK, PLOT_LIBRARY],
