@@ -15,6 +15,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Every simulation reads it: figures that tests expect are those without.
 os.environ.pop("HCCL_BUFFSIZE", None)
 
+# Tests compare what a command says; that something takes its time hangs on the machine.
+os.environ["MINDSWAP_PROGRESS"] = "0"
+
 # How many examples tests look at is in `tests/strength.py`.
 settings.register_profile("nightly")
 

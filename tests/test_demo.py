@@ -1,7 +1,6 @@
 """The main job of the package, as `make demo` runs it: the four cases on the Ascend backend, and trained on CPU."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,8 +45,7 @@ def result():
 
 def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph(result):
     assert result.returncode == 0, (result.stdout + result.stderr)[-5000:]
-    # On a slow machine a compile of more than 5 s says what it does; nothing else is said there.
-    assert [line for line in result.stderr.splitlines() if not re.fullmatch(r"mindswap: .*, \d+ s so far", line)] == []
+    assert result.stderr == ""
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith(("case", *PYNATIVE))]
     # Three tables of graph mode under a header each, then what PyNative mode executed.
     assert [line[0] for line in lines] == ["case", *CASES, "case", *CASES, "case", *CASES, *PYNATIVE]

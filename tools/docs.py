@@ -8,6 +8,7 @@ both, so that no picture is older than the figures beside it.
 """
 
 import hashlib
+import os
 import re
 import shlex
 import struct
@@ -19,7 +20,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = "..."
-PROGRESS = re.compile(r"mindswap: .*, \d+ s so far")
 CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
 LLAMA2_7B = "configs/llama2_7b/pretrain_llama2_7b.yaml"
 SIMULATE = f"mindswap simulate {CASE_4}"
@@ -95,9 +95,9 @@ def refresh(shown: list[str], printed: list[str]) -> list[str]:
 def run(command: str) -> list[str]:
     """What a command of an example prints."""
     words = [sys.executable, "-m", *shlex.split(command)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    printed = (done.stdout + done.stderr).splitlines()
-    return [line for line in printed if not PROGRESS.fullmatch(line)]
+    environ = {**os.environ, "MINDSWAP_PROGRESS": "0"}
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=environ)
+    return (done.stdout + done.stderr).splitlines()
 
 
 def both(page: str) -> tuple[Path, Path]:

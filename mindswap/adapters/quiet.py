@@ -21,8 +21,9 @@ from mindswap.errors import MindswapError
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # What takes its time now.
 _activity: ContextVar[list[str]] = ContextVar("activity")
-# Where stderr is no terminal, it is said after so many seconds, and again after twice, four times, ... as many.
-FIRST_S = 15.0
+# Where stderr is no terminal, it is said after so many seconds, and again after twice, four times, ... as many,
+# unless this variable of the environment is 0: for those who keep stderr and compare it.
+FIRST_S, PROGRESS = 5.0, "MINDSWAP_PROGRESS"
 # To the start of the line, and delete it.
 CLEAR_LINE = "\r\x1b[K"
 # The scratch folders in the temporary one, and how long they stay after a failure.
@@ -80,7 +81,7 @@ def quiet() -> Iterator[Path]:
     activity = [""]
     of_activity = _activity.set(activity)
     repeater = threading.Thread(target=_repeat, args=(saved[1], activity, is_over), daemon=True)
-    if not os.isatty(saved[1]):
+    if not os.isatty(saved[1]) and os.environ.get(PROGRESS) != "0":
         repeater.start()
     tell("starting MindSpore and MindFormers")
     os.chdir(folder)
