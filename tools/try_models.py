@@ -4,8 +4,8 @@
     python tools/try_models.py ~/mindformers --only qwen3_moe --commands inspect,simulate
     python tools/try_models.py ~/mindformers --missing      # goes on where it was stopped
 
-FOLDER is a checkout of MindFormers, or `site-packages` with the 15 of them that its wheel brings. "verify swap" is
-`verify` of a copy with the default swap in place of its recompute. A file whose model is in a folder of Hugging Face is
+FOLDER is a checkout of MindFormers, or `site-packages` with the 15 of them that its wheel brings. "verify plan" is
+`verify` of what `plan` wrote, "verify swap" that of a copy with the default swap in place of its recompute. A file whose model is in a folder of Hugging Face is
 tried as it is, and once more with a folder, whose `config.json` is the model of a file for pre-training. A cell says
 what came out, with CPU time and memory of the command, or "refused" and the reason that the command gives.
 The exit code is 1 after a bug, a traceback, or a command that took too long. Every row is kept in
@@ -36,8 +36,8 @@ PLACE = Path(os.environ.get("MINDSWAP_MODELS") or Path.home() / ".cache" / "mind
 PAGES = [ROOT / "docs" / "models.md", ROOT / "docs" / "models_CN.md"]
 BEGIN, END = "<!-- models -->", "<!-- end of models -->"
 # Plan comes after simulate, so that its time is without the capture.
-COMMANDS = ("check", "explain", "inspect", "verify", "verify swap", "simulate", "plan")
-COMPILING = ("inspect", "verify", "verify swap", "simulate", "plan")
+COMMANDS = ("check", "explain", "inspect", "verify", "verify swap", "simulate", "plan", "verify plan")
+COMPILING = COMMANDS[2:]
 # Of `timeout`, and of a process that took more CPU than it may (SIGKILL, SIGXCPU).
 STOPPED = (124, 128 + 9, 128 + 24, -9, -24)
 OPTION = "--pretrained_model_dir"
@@ -115,7 +115,17 @@ def run(command: str, config: Path, options: list[str], seconds: int, cache: Pat
     with tempfile.TemporaryDirectory() as folder:
         if command == "verify swap":
             config = write_with_swap(config, Path(folder))
-        words = [*options, "--output", str(Path(folder) / "planned.yaml")] if command == "plan" else options
+        # Another configuration may have the same name.
+        planned = PLACE / "planned" / f"{config.parent.name}_{'_'.join(Path(word).name for word in (config, *options))}"
+        words = options
+        if command == "plan":
+            planned.parent.mkdir(exist_ok=True)
+            planned.unlink(missing_ok=True)
+            words = [*options, "--no-verify", "--output", str(planned)]
+        elif command == "verify plan":
+            if not planned.exists():
+                return Outcome("no plan")
+            config = planned
         printed, errors = Path(folder) / "stdout", Path(folder) / "stderr"
         # The limit is for CPU: what else runs on the machine decides only where nothing moves any more.
         limited = ["timeout", str(6 * seconds), "sh", "-c", f'ulimit -t {seconds}; exec "$@"', "sh"]

@@ -202,7 +202,10 @@ def _cut_layers(config, num_layers: int) -> int:
 
 
 def _put_on_one_stage(config) -> None:
-    config.model.model_config.offset = 0
+    model = config.model.model_config
+    model.offset = 0
+    # MindFormers spreads layers over chunks on one stage too.
+    model.update({key: 1 for key in ("pp_interleave_num", "virtual_pipeline_model_parallel_size") if key in model})
     config.parallel_config.pipeline_stage = 1
 
 

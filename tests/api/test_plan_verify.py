@@ -81,13 +81,15 @@ import sys
 from mindswap.api.plan import make_plan
 from mindswap.api.step import load_step
 from mindswap.api.verify import verify_policy
+from mindswap.config.source import load_document
 
 step = load_step(sys.argv[1])
 everything = make_plan(step, "60GiB").plan
 least, most = everything.least_budget_bytes, everything.peak_bytes
 for percent in map(int, sys.argv[2:]):
     found = make_plan(step, least + (most - least) * percent // 100)
-    effects, _ = verify_policy(step.document, found.policy)
+    found.save(f"{percent}.yaml")  # which also turns swap on
+    effects, _ = verify_policy(load_document(f"{percent}.yaml"), found.policy)
     print(percent, found.fits, *(f"{e.layer_index}: {e}" for e in effects if not e.is_as_asked or e.wasted))
 """
 
@@ -103,6 +105,6 @@ def test_plans_do_what_they_say(tmp_path, model):
     config = tmp_path / "model.yaml"
     config.write_text(yaml.safe_dump(edited(yaml.safe_load(source.read_text()), {**OFF, **edits})))
     asked = PERCENT if is_nightly() else PERCENT[1:2]
-    done = forked.run(["-c", PLAN, str(config), *map(str, asked)], timeout=1200)
+    done = forked.run(["-c", PLAN, str(config), *map(str, asked)], timeout=1200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[: len(asked)] == [f"{percent} True" for percent in asked]
