@@ -5,9 +5,10 @@
     python tools/try_models.py ~/mindformers --missing      # goes on where it was stopped
 
 FOLDER is a checkout of MindFormers, or `site-packages` with the 15 of them that its wheel brings. "verify plan" is
-`verify` of what `plan` wrote, "verify swap" that of a copy with the default swap in place of its recompute. A file whose model is in a folder of Hugging Face is
-tried as it is, and once more with a folder, whose `config.json` is the model of a file for pre-training. A cell says
-what came out, with CPU time and memory of the command, or "refused" and the reason that the command gives.
+`verify` of what `plan` wrote, "verify swap" that of a copy with the default swap in place of its recompute. A file
+whose model is in a folder of Hugging Face is tried as it is, and once more with a folder, whose `config.json` is the
+model of a file for pre-training. A cell says what came out, with CPU time and memory of the command, or "refused" and
+the reason that the command gives.
 The exit code is 1 after a bug, a traceback, or a command that took too long. Every row is kept in
 ~/.cache/mindswap-models, so that one can be tried alone; `--write` puts all of them into the page.
 """
