@@ -21,7 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mindswap.check.check_2x import check_pynative  # noqa: E402 the checkout must be importable
+from mindswap.check.check import check_pynative  # noqa: E402 the checkout must be importable
 from mindswap.config.parse import parse_document  # noqa: E402
 from mindswap.policy.mindformers_2x.effect import log_lines  # noqa: E402
 from tests.policy.mindformers_2x.builders import MODEL  # noqa: E402

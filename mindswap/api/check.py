@@ -10,8 +10,7 @@ from enum import Enum
 from typing import Any
 
 from mindswap.api.network import has_mindformers, known_or_real, read_real_trees
-from mindswap.check.check import MODEL_RULES, CheckResult, check_document, require_num_layers
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import MODEL_RULES, CheckResult, check_document, check_pynative, require_num_layers
 from mindswap.check.doctor.software import installed_version
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems

@@ -7,7 +7,7 @@ from typing import Any
 from mindswap.api.device import find_costs
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.recorded import capture_of, read_trace
-from mindswap.check.check_2x import PynativeCheck, check_pynative
+from mindswap.check.check import PynativeCheck, check_pynative
 from mindswap.config.nodes import Document, show
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Problem

@@ -1,17 +1,18 @@
-"""A configuration -> its policy and every problem in it."""
+"""A configuration -> its policy (of 2.x, what comes of it) and every problem in it."""
 
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.check.context import Context
+from mindswap.check import rules_2x
+from mindswap.check.context import Context, Context2x
 from mindswap.check.rules import find_rules
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.pipeline import SEQUENCE_KEY
 from mindswap.config.problem import Problem, find_errors, sort_problems
 from mindswap.config.render import document_from_data
-from mindswap.config.rules import split_ignored
+from mindswap.config.rules import misused_ignore, split_ignored
 from mindswap.config.source import FOLDER_KEY, FOLDER_RULE, load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
@@ -19,7 +20,9 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.families import load_layer_trees
-from mindswap.policy.mindformers_2x.tables import form_problem
+from mindswap.policy.mindformers_2x.effect import SettingsEffect, compute_effect
+from mindswap.policy.mindformers_2x.read import read_pynative
+from mindswap.policy.mindformers_2x.tables import Model, form_problem, load_model
 from mindswap.policy.model import READERS, Policy
 from mindswap.policy.read import build_policy, find_num_layers, read_settings
 from mindswap.policy.settings import PolicySettings
@@ -195,3 +198,46 @@ def model_section(document: Document) -> dict[str, Any]:
     node = document.get("model")
     data = to_data(node) if node is not None else None
     return data if isinstance(data, dict) else {}
+
+
+# Configurations of MindFormers 2.x.
+
+
+@dataclass(frozen=True, eq=False)
+class PynativeCheck:
+    """Result of checking a configuration."""
+
+    effect: SettingsEffect  # what upstream makes of it, also where there are problems
+    problems: tuple[Problem, ...]  # all of them, in file order
+    ignored: tuple[Problem, ...] = ()  # warnings that the configuration or the caller does not want to hear
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that have to be mended."""
+        return find_errors(self.problems)
+
+
+def check_pynative(
+    document: Document,
+    num_layers: int | None = None,
+    model: Model | None = None,
+    silence: Collection[str] = (),
+    mindformers: str = "",
+) -> PynativeCheck:
+    """Check a configuration of MindFormers 2.x with every rule.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model without those for multi-token prediction; None takes what it states.
+        model: names of the layers; None takes the table of the model, if there is one.
+        silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
+        mindformers: the version that is installed; "" leaves out what is wrong with one version only.
+    """
+    settings = read_pynative(document, num_layers)
+    if model is None:
+        model = load_model(document, settings.num_layers, settings.num_mtp_layers)
+    effect = compute_effect(settings, model)
+    rules, context = rules_2x.find_rules(), Context2x(document, settings, effect, mindformers)
+    problems = (problem for rule in rules.values() for problem in rule.check(context))
+    found = (*document.problems, *problems, *misused_ignore(document, rules))
+    return PynativeCheck(effect, *split_ignored(document, found, (), silence))

@@ -10,8 +10,7 @@ from functools import partial
 
 from mindswap.api.convert import to_index_form
 from mindswap.api.recorded import read_trace
-from mindswap.check.check import check_document, check_shape
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_document, check_pynative, check_shape
 from mindswap.commands.convert_megatron import Request, Rewritten, known_trees, num_layers_of, table_trees, target_of
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document

@@ -6,7 +6,7 @@ Each layer computes e = exp(x) and hands on y = e^2; e is saved, 4 MiB. `Mul` of
 import pytest
 
 from mindswap import cli
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
 from mindswap.policy.cell_tree import CellNode

@@ -4,8 +4,7 @@
 import pytest
 
 from mindswap import cli
-from mindswap.check.check import load_policy
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_pynative, load_policy
 from mindswap.config.source import load_document
 from tests.schema import answer_of
 

@@ -6,7 +6,7 @@ copy, and makes M, 2 `feed_forward.w2.matmul` saves M. Q, its copy and M have 16
 
 from dataclasses import replace
 
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.mindformers_2x.tables import Model, paths_from_outline

@@ -1,4 +1,4 @@
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_pynative
 from mindswap.config.problem import Level
 from tests.builders import check, document, found
 

@@ -1,6 +1,6 @@
 """Problems of a 2.x text, found against the toy model of `cases.py`."""
 
-from mindswap.check.check_2x import PynativeCheck, check_pynative
+from mindswap.check.check import PynativeCheck, check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.policy.mindformers_2x.tables import Model, paths_from_outline
 from tests.policy.mindformers_2x.cases import HEADER, OUTLINE

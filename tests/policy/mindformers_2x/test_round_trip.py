@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from mindswap.check.check import check_document
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_document, check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.policy.mindformers_2x.convert import to_1_9, to_2x

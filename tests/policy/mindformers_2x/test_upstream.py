@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level
 from mindswap.policy.mindformers_2x.effect import log_lines

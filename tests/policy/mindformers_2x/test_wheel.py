@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.check.check import check_document
-from mindswap.check.check_2x import check_pynative
+from mindswap.check.check import check_document, check_pynative
 from mindswap.config.source import load_document
 from mindswap.policy.mindformers_2x.tables import Form, find_form
 
