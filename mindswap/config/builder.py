@@ -1,11 +1,9 @@
 """The events of a YAML parser -> located nodes, and the characters that each value takes.
 
-The events are read one by one and put together here, without PyYAML's composer: that one recurses (and so does
-libyaml's), expands nothing early enough to stop, and drops duplicate keys.
+PyYAML's composer is not used: it expands nothing early enough to stop, and forgets where an alias stands.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import yaml
 
@@ -18,37 +16,12 @@ MAX_DEPTH = 64
 MAX_MERGED_ENTRIES = 100_000
 
 _TAG = "tag:yaml.org,2002:"
+_MERGE = _TAG + "merge"
 _COLLECTION_TAGS = {None, "!", *(_TAG + name for name in ("map", "seq", "set", "omap", "pairs"))}
 
 
-@dataclass(eq=False)
-class _Frame:
-    """A list or mapping that is still open."""
-
-    location: Location
-    path: str
-    is_mapping: bool
-    anchor: str | None
-    span: Span
-    items: list[DocumentNode] = field(default_factory=list)
-    entries: list[MappingEntry] = field(default_factory=list)
-    merged: list[tuple[Location, DocumentNode]] = field(default_factory=list)
-    first_places: dict[object, Location] = field(default_factory=dict)
-    key: "_Key | None" = None
-
-    def child_path(self) -> str:
-        if not self.is_mapping:
-            return f"{self.path}[{len(self.items)}]"
-        return _join_path(self.path, self.key.value if self.key is not None else "?")
-
-
-@dataclass(frozen=True)
-class _Key:
-    value: object
-    location: Location
-    span: Span
-    is_merge: bool = False
-    is_usable: bool = True
+class _Stop(Exception):  # noqa: N818 no error: it ends the reading of a file whose problem is kept already
+    """The rest of the file is not read."""
 
 
 class Builder:
@@ -57,16 +30,27 @@ class Builder:
     def __init__(self, file: str, text: str):
         self.file = file
         self._text = text
-        self.is_stopped = False
-        self._stack: list[_Frame] = []
-        self._anchors: dict[str | None, tuple[DocumentNode | _Frame, Span]] = {}
+        self._events: Iterator[yaml.Event] = iter(())
+        self._anchors: dict[str, tuple[DocumentNode | None, Span]] = {}  # no node yet: the value is still read
         self._root: DocumentNode | None = None
         self._span: Span | None = None
-        self._num_documents = 0
         self._num_merged = 0
         self._problems: list[Problem] = []
         self._duplicates: list[DuplicateKey] = []
         self._scalars = yaml.SafeLoader("")  # only its resolver and constructors
+
+    def read(self, events: Iterator[yaml.Event]) -> None:
+        """Take the events of a text, up to where reading on makes no sense."""
+        self._events = events
+        try:
+            for event in events:
+                if isinstance(event, yaml.DocumentStartEvent) and self._root is not None:
+                    fix = "delete what follows `---`"
+                    self._stop(self._location(event), "yaml-syntax", "a second document begins", "one document", fix)
+                if isinstance(event, yaml.NodeEvent):
+                    self._root, self._span = self._value(event, "", 0)
+        except _Stop:
+            pass
 
     def document(self) -> Document:
         """The finished document."""
@@ -84,69 +68,93 @@ class Builder:
         """Keep an error."""
         self._problems.append(Problem(location, rule, Level.ERROR, message, allowed, fix))
 
-    def add_event(self, event: yaml.Event) -> None:
-        """Take the next event."""
-        location = mark_location(self.file, event.start_mark)
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._num_documents += 1
-            if self._num_documents > 1:
-                fix = "delete what follows `---`"
-                self._stop(location, "yaml-syntax", "a second document begins", "one document", fix)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            self._open(event, location)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._close(event)
-        elif isinstance(event, yaml.ScalarEvent):
-            self._add_scalar(event, location)
-        elif isinstance(event, yaml.AliasEvent):
-            self._add_alias(event, location)
-
     def _stop(self, location: Location, rule: str, message: str, allowed: str, fix: str = "") -> None:
         self.report(location, rule, message, allowed, fix)
-        self.is_stopped = True
+        raise _Stop
 
-    def _open(self, event: yaml.CollectionStartEvent, location: Location) -> None:
-        path = self._stack[-1].child_path() if self._stack else ""
-        if len(self._stack) >= MAX_DEPTH:
+    def _location(self, event: yaml.Event) -> Location:
+        return mark_location(self.file, event.start_mark)
+
+    def _value(self, event: yaml.Event, path: str, depth: int, is_key: bool = False) -> tuple[DocumentNode, Span]:
+        """The value that an event begins, and its characters; `depth` is how many values it stands in."""
+        assert isinstance(event, yaml.NodeEvent)
+        span = span_of(event, self._text)
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, span), span
+        if isinstance(event, yaml.ScalarEvent):
+            node = DocumentNode(self._location(event), self._construct(self._tag(event, is_key), event))
+        else:
+            assert isinstance(event, yaml.CollectionStartEvent)
+            self._anchors[event.anchor or ""] = (None, span)
+            node = self._collection(event, span, path, depth)
+            if self._anchors[event.anchor or ""][1] is not span:  # the name was given to something inside
+                return node, span
+        self._anchors[event.anchor or ""] = (node, span)
+        return node, span
+
+    def _collection(self, event: yaml.CollectionStartEvent, span: Span, path: str, depth: int) -> DocumentNode:
+        location = self._location(event)
+        if depth >= MAX_DEPTH:
             self._stop(location, "yaml-depth", "nested too deep", f"at most {MAX_DEPTH} levels (MindFormers takes 10)")
-            return
         if event.tag not in _COLLECTION_TAGS:
             self.report(location, "yaml-tag", f"the tag {event.tag} is not allowed", "plain YAML", "delete the tag")
-        span = span_of(event, self._text)
-        frame = _Frame(location, path, isinstance(event, yaml.MappingStartEvent), event.anchor, span)
-        self._keep(event.anchor, frame, span)
-        self._stack.append(frame)
+        if isinstance(event, yaml.MappingStartEvent):
+            return DocumentNode(location, entries=tuple(self._entries(span, path, depth + 1)))
+        return DocumentNode(location, items=tuple(self._items(span, path, depth + 1)))
 
-    def _close(self, event: yaml.CollectionEndEvent) -> None:
-        frame = self._stack.pop()
-        if frame.span.is_flow and event.end_mark is not None:
-            frame.span.end = event.end_mark.index
-        if frame.is_mapping:
-            node = DocumentNode(frame.location, entries=tuple(frame.entries) + tuple(self._merged_entries(frame)))
-        else:
-            node = DocumentNode(frame.location, items=tuple(frame.items))
-        if self._anchors.get(frame.anchor) == (frame, frame.span):  # the name was not given to something inside
-            self._keep(frame.anchor, node, frame.span)
-        self._place(node, frame.span, node.location)
+    def _parts(self, span: Span) -> Iterator[yaml.Event]:
+        """The events that begin the elements, or the keys, of a list or mapping, up to its end."""
+        for event in self._events:
+            if isinstance(event, yaml.CollectionEndEvent):
+                if span.is_flow and event.end_mark is not None:
+                    span.end = event.end_mark.index
+                return
+            yield event
 
-    def _add_scalar(self, event: yaml.ScalarEvent, location: Location) -> None:
-        tag = event.tag
-        if tag is None or tag == "!":
-            tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
-            frame = self._stack[-1] if self._stack else None
-            if tag == _TAG + "value" and frame is not None and frame.is_mapping and frame.key is None:
-                tag = _TAG + "str"  # a plain `=`: PyYAML takes it as a key only
-        node, span = DocumentNode(location, self._construct(tag, event, location)), span_of(event, self._text)
-        self._keep(event.anchor, node, span)
-        self._place(node, span, location, is_merge=tag == _TAG + "merge")
+    def _items(self, span: Span, path: str, depth: int) -> Iterator[DocumentNode]:
+        for index, event in enumerate(self._parts(span)):
+            node, part = self._value(event, f"{path}[{index}]", depth)
+            span.items.append(part)
+            span.end = max(span.end, part.end)
+            yield node
 
-    def _construct(self, tag: str, event: yaml.ScalarEvent, location: Location) -> object:
-        if tag in (_TAG + "str", _TAG + "merge"):
+    def _entries(self, span: Span, path: str, depth: int) -> Iterator[MappingEntry]:
+        """The entries of a mapping, and behind them those that `<<` adds."""
+        taken: dict[object, Location] = {}
+        merged: list[tuple[Location, DocumentNode]] = []
+        for event in self._parts(span):
+            location = self._location(event)
+            is_merge = isinstance(event, yaml.ScalarEvent) and self._tag(event, is_key=True) == _MERGE
+            name, key_span = self._value(event, _join_path(path, "?"), depth, is_key=True)
+            is_usable = name.items is None and name.entries is None
+            if not is_usable:
+                self.report(location, "yaml-key", f"{name.kind} cannot be a key", "a string", "quote it")
+            elif not is_merge and (first := taken.setdefault(name.value, location)) is not location:
+                self._duplicates.append(DuplicateKey(_join_path(path, name.value), location, first))
+            event = next(self._events)
+            node, value_span = self._value(event, _join_path(path, name.value if is_usable else "?"), depth)
+            span.entries.append((key_span, value_span))
+            span.end = max(span.end, key_span.end, value_span.end)
+            if is_merge:
+                merged.append((self._location(event), node))
+            elif is_usable:
+                yield MappingEntry(name.value, location, node)
+        yield from self._merged_entries(set(taken), merged)
+
+    def _tag(self, event: yaml.ScalarEvent, is_key: bool) -> str:
+        if event.tag is not None and event.tag != "!":
+            return event.tag
+        tag: str = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
+        # PyYAML takes a plain `=` as a value of its own, but for a key.
+        return _TAG + "str" if tag == _TAG + "value" and is_key else tag
+
+    def _construct(self, tag: str, event: yaml.ScalarEvent) -> object:
+        if tag in (_TAG + "str", _MERGE):
             return event.value
         constructor = self._scalars.yaml_constructors.get(tag)
         if constructor is None:
             message = f"the tag {tag.replace(_TAG, '!!')} is not allowed"
-            self.report(location, "yaml-tag", message, "plain YAML", "delete the tag, or quote the value")
+            self.report(self._location(event), "yaml-tag", message, "plain YAML", "delete the tag, or quote the value")
             return event.value
         try:
             # types-PyYAML wants the mark of the slow reader; that of libyaml has the same fields.
@@ -157,61 +165,25 @@ class Builder:
         except (yaml.YAMLError, ValueError, OverflowError, KeyError, IndexError, AttributeError, TypeError):
             pass  # the constructors of PyYAML check little: `!!int x`, 2024-99-99 and 5000 digits end here
         message = f"{key_text(event.value)!r} is no {tag.replace(_TAG, '')}"
-        self.report(location, "yaml-value", message, fix="quote it")
+        self.report(self._location(event), "yaml-value", message, fix="quote it")
         return event.value
 
-    def _add_alias(self, event: yaml.AliasEvent, location: Location) -> None:
-        span = span_of(event, self._text)
-        target, span.alias_of = self._anchors.get(event.anchor, (None, None))
-        if isinstance(target, DocumentNode):
-            self._place(target, span, location)
-            return
-        if target is None:
+    def _alias(self, event: yaml.AliasEvent, span: Span) -> DocumentNode:
+        target, span.alias_of = self._anchors.get(event.anchor or "", (None, None))
+        if target is not None:
+            return target
+        if span.alias_of is None:
             message, fix = f"the alias *{event.anchor} has no anchor", f"put &{event.anchor} before a value above"
         else:
             message, fix = f"the alias *{event.anchor} refers to what it stands in", "write the value out"
-        self.report(location, "yaml-alias", message, fix=fix)
-        self._place(DocumentNode(location), span, location)
+        self.report(self._location(event), "yaml-alias", message, fix=fix)
+        return DocumentNode(self._location(event))
 
-    def _keep(self, anchor: str | None, value: DocumentNode | _Frame, span: Span) -> None:
-        if anchor is not None:
-            self._anchors[anchor] = (value, span)
-
-    def _place(self, node: DocumentNode, span: Span, location: Location, is_merge: bool = False) -> None:
-        """Put a finished value where it belongs; `location` is where it (or its alias) stands."""
-        if not self._stack:
-            self._root, self._span = node, span
-            return
-        frame = self._stack[-1]
-        frame.span.end = max(frame.span.end, span.end)
-        if not frame.is_mapping:
-            frame.items.append(node)
-            frame.span.items.append(span)
-        elif frame.key is None:
-            frame.key = self._make_key(frame, node, span, location, is_merge)
-        else:
-            key, frame.key = frame.key, None
-            frame.span.entries.append((key.span, span))
-            if key.is_merge:
-                frame.merged.append((location, node))
-            elif key.is_usable:
-                frame.entries.append(MappingEntry(key.value, key.location, node))
-
-    def _make_key(self, frame: _Frame, node: DocumentNode, span: Span, location: Location, is_merge: bool) -> _Key:
-        if is_merge:
-            return _Key("<<", location, span, is_merge=True)
-        if node.items is not None or node.entries is not None:
-            self.report(location, "yaml-key", f"{node.kind} cannot be a key", "a string", "quote it")
-            return _Key("?", location, span, is_usable=False)
-        first = frame.first_places.setdefault(node.value, location)
-        if first is not location:
-            self._duplicates.append(DuplicateKey(_join_path(frame.path, node.value), location, first))
-        return _Key(node.value, location, span)
-
-    def _merged_entries(self, frame: _Frame) -> Iterator[MappingEntry]:
+    def _merged_entries(
+        self, taken: set[object], merged: list[tuple[Location, DocumentNode]]
+    ) -> Iterator[MappingEntry]:
         """What `<<` adds: keys of the mapping itself win, then the later `<<`, then the earlier list element."""
-        taken = {entry.key for entry in frame.entries}
-        for location, node in reversed(frame.merged):
+        for location, node in reversed(merged):
             for source in node.items if node.items is not None else (node,):
                 if source.entries is None:
                     self.report(location, "yaml-merge", f"`<<` merges {source.kind}", "a mapping or a list of mappings")
@@ -219,7 +191,6 @@ class Builder:
                 self._num_merged += len(source.entries)
                 if self._num_merged > MAX_MERGED_ENTRIES:
                     self._stop(location, "yaml-merge", "too much is merged", f"at most {MAX_MERGED_ENTRIES} keys")
-                    return
                 for entry in source.unique_entries():
                     if entry.key not in taken:
                         taken.add(entry.key)

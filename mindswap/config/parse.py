@@ -119,10 +119,7 @@ def parse_document(content: bytes | str, file: str) -> Document:
             return _unreadable(location, "yaml-encoding", message, "UTF-8", fix)
     builder = Builder(file, content)
     try:
-        for event in yaml.parse(content, Loader=loader_for(content)):
-            builder.add_event(event)
-            if builder.is_stopped:
-                break
+        builder.read(yaml.parse(content, Loader=loader_for(content)))
     except yaml.MarkedYAMLError as error:
         builder.report(mark_location(file, error.problem_mark), "yaml-syntax", *_syntax_message(error, content))
     except yaml.reader.ReaderError as error:
