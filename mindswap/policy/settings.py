@@ -33,9 +33,9 @@ class UnknownKey:
     known: tuple[str, ...]
     is_in_entry: bool
 
-    def fix(self, max_distance: int = 4) -> str:
+    def fix(self, least: float = 0.6) -> str:
         """The key that is meant, if one is that near."""
-        closest = closest_names(key_text(self.entry.key), self.known, max_distance=max_distance)
+        closest = closest_names(key_text(self.entry.key), self.known, least=least)
         return f"write '{closest[0]}'" if closest else "delete it"
 
 

@@ -1,6 +1,6 @@
 """Words for messages: sets of layers, lists of names, and the closest valid name."""
 
-from collections import Counter
+import difflib
 from collections.abc import Iterable
 
 from mindswap.policy.model import Layers
@@ -44,35 +44,16 @@ def format_names(names: Iterable[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_distance: int | None = None) -> list[str]:
-    """The candidates that take the fewest edits to reach, at most `max_distance`, closest first."""
-    # The lengths, then the letters that differ bound the distance from below; most candidates need no closer look.
-    letters = Counter(name.lower())
-    bounds: list[tuple[int, int, str]] = []
-    for index, candidate in enumerate(candidates):
-        if max_distance is None or abs(len(candidate) - len(name)) <= max_distance:
-            others = Counter(candidate.lower())
-            bounds.append((max((letters - others).total(), (others - letters).total()), index, candidate))
-    best: list[tuple[int, int, str]] = []
-    for bound, index, candidate in sorted(bounds):
-        limit_now = best[limit - 1][0] if len(best) >= limit else bound
-        if bound > limit_now or (max_distance is not None and bound > max_distance):
-            break
-        distance = edit_distance(name.lower(), candidate.lower())
-        if max_distance is None or distance <= max_distance:
-            best = sorted([*best, (distance, index, candidate)])[:limit]
-    return [candidate for *_, candidate in best]
+def closest_names(name: str, candidates: Iterable[str], limit: int = 1, least: float = 0.0) -> list[str]:
+    """The candidates that are most like a name in any case, best first; `least` is how like, from 0 to 1 (difflib)."""
+    matcher = difflib.SequenceMatcher(b=name.lower()[:MAX_COMPARED_CHARS], autojunk=False)
 
+    def likeness(candidate: str) -> float:
+        matcher.set_seq1(candidate.lower()[:MAX_COMPARED_CHARS])
+        return matcher.ratio()
 
-def edit_distance(left: str, right: str) -> int:
-    """Insertions, deletions and substitutions between two strings (the first 120 characters of each)."""
-    left, right = left[:MAX_COMPARED_CHARS], right[:MAX_COMPARED_CHARS]
-    row = list(range(len(right) + 1))
-    for i, left_char in enumerate(left, 1):
-        above_left, row[0] = row[0], i
-        for j, right_char in enumerate(right, 1):
-            above_left, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above_left + (left_char != right_char))
-    return row[-1]
+    rated = [(likeness(candidate), candidate) for candidate in candidates]
+    return [near for like, near in sorted(rated, key=lambda pair: -pair[0]) if like >= least][:limit]
 
 
 def last_key(path: str) -> str:

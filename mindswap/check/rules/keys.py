@@ -56,7 +56,7 @@ def unknown_key(context: Context) -> Iterator[Finding]:
     for entry in root.unique_entries() if root is not None else ():
         if entry.key in SECTIONS:
             continue
-        meant = closest_names(key_text(entry.key), SECTIONS, max_distance=3)
+        meant = closest_names(key_text(entry.key), SECTIONS, least=0.82)
         if meant and context.document.get(meant[0]) is None:
             message = f"{key_text(entry.key)}: this key is not used by anything"
             level = None if _asks_for_something(entry.value) else Level.WARNING

@@ -168,7 +168,7 @@ def _no_default(statement: Statement, coverage: Coverage) -> Finding:
 
 
 def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
-    """Three paths of the model that a pattern may be meant for: those that end with it first, then by edit distance."""
+    """Three paths that a pattern may be meant for: those that end with it first, then those most like it."""
     parts = split_pattern(pattern)
     ends = [path for path in coverage.paths if tuple(split_pattern(path))[-len(parts) :] == parts]
     others = [path for path in coverage.paths if path not in ends]

@@ -72,7 +72,7 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
     root = context.document.root
     for entry in root.unique_entries() if root is not None else ():
         name = key_text(entry.key)
-        meant = [n for n in closest_names(name, SECTION_KEYS, max_distance=2) if context.document.get(n) is None]
+        meant = [n for n in closest_names(name, SECTION_KEYS, least=0.82) if context.document.get(n) is None]
         if meant and name not in SECTION_KEYS:
             message = f"{name}: nothing reads this section"
             yield Finding(entry.location, message, ", ".join(SECTION_KEYS), f"write '{meant[0]}'")
@@ -90,7 +90,7 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
     for unknown in context.settings.unknown_keys:
         if unknown.is_in_entry:
             name = key_text(unknown.entry.key)
-            fix = unknown.fix(max_distance=2)
+            fix = unknown.fix(least=0.75)
             if name in ("backward_prefetch", "prefetch"):
                 fix = "delete it, and set swap.default_prefetch (in layers, for all entries)"
             message = f"{unknown.path}: this key is not used by anything"

@@ -102,7 +102,7 @@ def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
 
 
 def _near(pattern: str, order: Sequence[str]) -> list[str]:
-    """Patterns of up to three paths that may be meant: of another version, with the same end, with few edits."""
+    """Patterns of up to three paths that may be meant: of another version, with the same end, alike."""
     plain = pattern.replace("\\", "")
     renamed = to_2x_path(plain)
     same_end = [path for path in order if path.rpartition(".")[2] == plain.rpartition(".")[2]]

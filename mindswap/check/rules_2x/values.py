@@ -97,7 +97,7 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
         value = misfit.node.value
         meant = MEANT_MODES.get(str(value).strip().lower())
         if meant is None and isinstance(value, str):
-            meant = next(iter(closest_names(value, ("None", "full", "select"), max_distance=3)), None)
+            meant = next(iter(closest_names(value, ("None", "full", "select"), least=0.5)), None)
         message = f"recompute.mode: {show(misfit.node)} is no mode"
         yield Finding(misfit.node.location, message, misfit.expect.value, f"mode: {meant}" if meant else "")
 

@@ -50,7 +50,7 @@ def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(text)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    closest = closest_names(text, list_devices(), max_distance=min(len(text) // 2, 6))
+    closest = closest_names(text, list_devices(), least=0.65)
     hint = f"; did you mean {closest[0]}?" if closest else ""
     raise CostError(f"device '{text}': no such device{hint}\n    known: {', '.join(list_devices())}, or a .yaml file")
 

@@ -61,5 +61,5 @@ def test_llama2_7b_on_eight_cards():
 
 def test_an_unknown_optimizer_lists_the_known_ones():
     assert find_optimizer("PmaAdamW") == OPTIMIZERS["PmaAdamW"]
-    with pytest.raises(CostError, match="closest: AdamW; known: AdamW, FusedAdamW"):
+    with pytest.raises(CostError, match="closest: Adam; known: AdamW, FusedAdamW"):
         find_optimizer("AdamX")
