@@ -14,6 +14,7 @@ CPU_STACK = ["mindspore==2.9.0", "mindformers==1.9.0"]
 PLOT_LIBRARY = "matplotlib>=3.8"
 TEST_TOOLS = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6"]
 CHECK_TOOLS = ["ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-tqdm"]
+NOTEBOOK_TOOLS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
 SITE_TOOL = "mkdocs-material>=9.5,<10"
 
 setup(
@@ -53,7 +54,7 @@ setup(
         "cpu": [*CPU_STACK, PLOT_LIBRARY],
         "plot": [PLOT_LIBRARY],
         "ray": ["ray>=2.40,<3"],
-        "test": TEST_TOOLS,
+        "test": [*TEST_TOOLS, *NOTEBOOK_TOOLS],
         "docs": [SITE_TOOL],
         "check": [*TEST_TOOLS, *CHECK_TOOLS, SITE_TOOL],
     },

@@ -120,6 +120,12 @@ def test_the_python_example_of_a_file_runs(tmp_path):
     run_python(blocks("docs/python.md", "python")[2], tmp_path)
 
 
+@pytest.mark.mindspore
+def test_the_notebook_shows_what_it_shows_when_run():
+    nbformat = pytest.importorskip("nbformat")
+    assert TOOL.shown_by(TOOL.run_notebook()) == TOOL.shown_by(nbformat.read(TOOL.NOTEBOOK, as_version=4))
+
+
 @pytest.mark.parametrize("page", ENGLISH)
 def test_both_languages_have_the_same_examples(page):
     for language in ("bash", "console", "python", "text", "yaml"):

@@ -2,9 +2,9 @@
 
     python tools/docs.py [PAGE ...]        make docs
 
-Needs MindFormers and matplotlib. Lines left out (`...`) stay left out: a line is found again by its words, whatever
-its numbers. A picture carries its words and the fingerprint of the example that it draws: `tests/test_docs.py` compares
-both, so that no picture is older than the figures beside it.
+Needs MindFormers, matplotlib and nbclient. Lines left out (`...`) stay left out: a line is found again by its words,
+whatever its numbers. A picture carries its words and the fingerprint of the example that it draws: `tests/test_docs.py`
+compares both, so that no picture is older than the figures beside it.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import sys
 import zlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = "..."
@@ -59,6 +60,7 @@ SENTENCES = (
     ("docs/configuration.md", r"^\| 3, 4 \| # MiB", "", *FOUND, "^layers 0, 3 +[0-9.]+ MiB +# MiB"),
 )
 CHUNK = struct.Struct(">I4s")
+NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 
 
 def words_of(line: str) -> str:
@@ -98,6 +100,26 @@ def run(command: str) -> list[str]:
     environ = {**os.environ, "MINDSWAP_PROGRESS": "0"}
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=environ)
     return (done.stdout + done.stderr).splitlines()
+
+
+def run_notebook() -> Any:
+    """The notebook with the outputs of a run in its folder."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    place = {"metadata": {"path": NOTEBOOK.parent}}
+    client = NotebookClient(notebook, timeout=600, resources=place, record_timing=False)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    client.execute(env={**os.environ, "PYTHONPATH": path, "MINDSWAP_PROGRESS": "0"})
+    return notebook
+
+
+def shown_by(notebook: Any) -> list[str]:
+    """The texts and tables that it shows; no curves: a dry run launches some operators of one moment in any order."""
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    texts = ("".join(output.get("text", "")) or str(sorted(output.data.items())) for output in outputs)
+    return [re.sub('points="[^"]*"', "", text) for text in texts]
 
 
 def both(page: str) -> tuple[Path, Path]:
@@ -154,6 +176,15 @@ def refresh_sentences() -> None:
         write(path, text[:start] + value + text[end:])
 
 
+def refresh_notebook() -> None:
+    """The outputs of the notebook, if they are new."""
+    import nbformat
+
+    new = run_notebook()
+    if shown_by(new) != shown_by(nbformat.read(NOTEBOOK, as_version=4)):
+        nbformat.write(new, NOTEBOOK)
+
+
 def fingerprint(name: str) -> str:
     """Of the example that a picture draws."""
     return hashlib.sha256(example(*PICTURES[name]).encode()).hexdigest()[:16]
@@ -195,9 +226,10 @@ def draw(name: str) -> None:
 
 if __name__ == "__main__":
     english = ("README.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")) if "_CN" not in path.name))
-    pages = sys.argv[1:] or english
+    notebook = NOTEBOOK.relative_to(ROOT).as_posix()
+    pages = sys.argv[1:] or (*english, notebook)
     for page in pages:
-        refresh_page(page)
+        refresh_notebook() if page == notebook else refresh_page(page)
     refresh_sentences()
     for name, (page, _) in PICTURES.items():
         if page in pages:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TextIO
 
 from mindswap.errors import MindswapError
 
@@ -52,6 +53,14 @@ def _repeat(descriptor: int, activity: list[str], is_over: threading.Event) -> N
         pause_s *= 2
 
 
+def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
+    """The stream, or one that writes to the descriptor where it does not; a logger may keep it for good."""
+    with contextlib.suppress(OSError, ValueError):  # it has no descriptor at all
+        if stream.fileno() == descriptor:
+            return stream
+    return open(descriptor, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 not ours to close
+
+
 def _remove_old_folders() -> None:
     """What failures left in the temporary folder goes after a week; other users' cannot be removed."""
     for log in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOG_NAME}"):
@@ -64,18 +73,19 @@ def _remove_old_folders() -> None:
 def quiet() -> Iterator[Path]:
     """While this lasts, whatever the process prints goes to a log file, and the working folder is a scratch one.
 
-    MindSpore prints from C++ too, so the file descriptors themselves are redirected; both packages
-    write logs and graphs into the working folder, MindFormers as soon as it is imported. The folder
-    is deleted at the end; after an error it stays for a week, and the error carries the path of the log, which is what
-    this gives. Only `tell` gets through.
+    MindSpore prints from C++ too, so the file descriptors themselves are redirected, and with them what stands for them
+    in a notebook; both packages write logs and graphs into the working folder, MindFormers as soon as it is imported.
+    The folder is deleted at the end; after an error it stays for a week, and the error carries the path of the log,
+    which is what this gives. Only `tell` gets through.
     """
     _remove_old_folders()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     log_path = folder / LOG_NAME
     home = Path.cwd()
     gc.disable()  # a quarter of the time of importing MindFormers is the collector walking over new modules
-    sys.stdout.flush()
-    sys.stderr.flush()
+    streams = sys.stdout, sys.stderr
+    for stream in streams:
+        stream.flush()
     saved = os.dup(1), os.dup(2)
     token, is_over = _stderr.set(saved[1]), threading.Event()
     activity = [""]
@@ -88,6 +98,7 @@ def quiet() -> Iterator[Path]:
     with log_path.open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    sys.stdout, sys.stderr = _writing_to(streams[0], 1), _writing_to(streams[1], 2)
     has_failed = True
     try:
         yield log_path
@@ -101,6 +112,7 @@ def quiet() -> Iterator[Path]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        sys.stdout, sys.stderr = streams
         tell("")
         is_over.set()
         if repeater.is_alive():

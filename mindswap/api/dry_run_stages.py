@@ -17,6 +17,9 @@ from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
+from mindswap.report.dryrun import format_dry_run
+from mindswap.report.dryrun_html import real_curve
+from mindswap.report.html_parts import in_notebook, memory_curve
 from mindswap.simulator.summary_model import StageReport
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
@@ -42,6 +45,20 @@ class DryRunOptions:
     folder: Path | None = None  # where the raw tables stay; None keeps nothing
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class StepDryRun(DryRunReport):
+    """A dry run that `print` and a notebook show."""
+
+    def __str__(self) -> str:
+        return format_dry_run(self)
+
+    def _repr_html_(self) -> str:
+        stage = max(self.stages, key=lambda stage: stage.used_peak_bytes)
+        name = f"memory of rank {stage.run.rank} by operators in the order of launch, dry run"
+        shares, live_bytes = real_curve(stage.run)
+        return in_notebook(repr(self), str(self), memory_curve(shares / shares.max(), live_bytes, name))
+
+
 @dataclass(frozen=True)
 class _Depth:
     """The model with fewer layers, or with all of them."""
@@ -59,7 +76,7 @@ def run_stages(
     simulate: Callable[[], Sequence[StageReport]] = tuple,
     budget_bytes: int | None = None,
     counts_fragments: bool = False,
-) -> DryRunReport:
+) -> StepDryRun:
     """Dry run a configuration on a rank of each pipeline stage.
 
     Args:
@@ -132,7 +149,7 @@ def run_stages(
         stage = rank // size
         runs = {depth.stage_layers[stage]: found[depth, rank] for depth in depths}
         stages.append(stage_run(stage, whole.stage_layers[stage], runs))
-    return DryRunReport(
+    return StepDryRun(
         title=title or Path(document.file).stem,
         stages=tuple(stages),
         simulated=simulated,
@@ -148,7 +165,7 @@ def run_stages(
     )
 
 
-def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Say = lambda line: None) -> DryRunReport:
+def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Say = lambda line: None) -> StepDryRun:
     """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")

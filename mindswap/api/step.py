@@ -29,10 +29,9 @@ from mindswap.simulator.schedules import LESS_MEMORY
 from mindswap.simulator.step_model import StepModel
 
 if TYPE_CHECKING:
-    from mindswap.api.dry_run_stages import DryRunOptions
+    from mindswap.api.dry_run_stages import DryRunOptions, StepDryRun
     from mindswap.api.plan import StepPlan
     from mindswap.simulator.summary_model import StageReport
-    from mindswap.training.dryrun.stages import DryRunReport
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +52,7 @@ class Step(LoadedStep):
 
         return make_plan(self, memory, **options)
 
-    def dry_run(self, options: "DryRunOptions | None" = None) -> "DryRunReport":
+    def dry_run(self, options: "DryRunOptions | None" = None) -> "StepDryRun":
         """One step on MindSpore's Ascend backend without a card, beside the simulation: what memory really does.
 
         Args:
@@ -207,7 +206,7 @@ def dry_run_file(
     say: Callable[[str], None] = lambda line: None,
     device: str | os.PathLike[str] | None = None,
     overrides: dict[str, str] | None = None,
-) -> "DryRunReport":
+) -> "StepDryRun":
     """One step of a file as `Step.dry_run`; one that cannot be simulated is dry run all the same, a note says why."""
     from mindswap.api.dry_run_stages import run_stages
 

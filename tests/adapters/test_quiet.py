@@ -35,6 +35,26 @@ def test_a_terminal_is_told_what_takes_its_time():
     assert result.stdout == b""
 
 
+def test_a_notebook_is_quiet_too(tmp_path):
+    """There the streams of Python are not the descriptors. A logger that was made meanwhile still writes afterwards."""
+    script = """
+import io, logging, os, sys
+from mindswap.adapters.quiet import quiet
+sys.stdout = notebook = io.StringIO()
+with quiet():
+    print("noise")
+    os.write(1, b"noise of C++")
+    logger = logging.StreamHandler(sys.stdout)
+assert sys.stdout is notebook
+print("heard")
+logger.emit(logging.makeLogRecord({"msg": "later"}))
+assert notebook.getvalue() == "heard\\n"
+"""
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "later\n", "")
+
+
 def test_what_failures_left_behind_goes_after_a_week(tmp_path):
     day_s = 24 * 3600
     for name, age_days in (("mindswap-old", 8), ("mindswap-new", 6), ("others-old", 8)):

@@ -1,12 +1,13 @@
 """`mindswap dryrun` as it is called, without MindSpore: what is refused, and what is printed."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from mindswap import cli
-from mindswap.api.dry_run_stages import DryRunOptions, choose_depths
+from mindswap.api.dry_run_stages import DryRunOptions, StepDryRun, choose_depths
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
@@ -31,6 +32,14 @@ def test_a_report_is_one_line_in_python():
     report = report_of(budget_bytes=None)
     assert repr(report) == f"<DryRunReport case: {report.used_peak_bytes} B without fragments, fits>"
     assert report.peak_gib * 2**30 == report.peak_bytes
+
+
+def test_a_report_in_a_notebook_is_its_text_and_its_curve():
+    report = StepDryRun(**vars(report_of()))
+    page = report._repr_html_()
+    assert str(report) == format_dry_run(report) and "<pre>dry run of case on MindSpore" in page
+    points = [tuple(map(float, point.split(","))) for point in re.search(r'points="([^"]+)"', page).group(1).split()]
+    assert (points[0][0], points[-1][0]) == (0, 600) and min(y for _, y in points) == 5  # as wide as its box
 
 
 def settings(text: str):
