@@ -117,7 +117,8 @@ def run(command: str, config: Path, options: list[str], seconds: int, cache: Pat
         if command == "verify swap":
             config = write_with_swap(config, Path(folder))
         # Another configuration may have the same name.
-        planned = PLACE / "planned" / f"{config.parent.name}_{'_'.join(Path(word).name for word in (config, *options))}"
+        words = [config.parent.name, config.stem, *(Path(word).name for word in options)]
+        planned = PLACE / "planned" / f"{'_'.join(words)}.yaml"
         words = options
         if command == "plan":
             planned.parent.mkdir(exist_ok=True)

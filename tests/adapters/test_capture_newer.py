@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tests.adapters.edits import edited
-from tests.adapters.graphs import QWEN3
+from tests.adapters.graphs import DEEPSEEK, QWEN3
 from tests.adapters.reports import inspect_jobs
 from tests.strength import is_nightly
 
@@ -48,6 +48,17 @@ def layer_bytes(tensor, has_sequence, batch):
     return gathered + rows // (tensor if has_sequence else 1) + (heads + ffn) // tensor + one_element
 
 
+# Five layers on two stages of two chunks each, as DeepSeek-V3 of 671B has 61 on 16.
+CHUNKS = {
+    "parallel_config.pipeline_stage": 2,
+    "parallel_config.micro_batch_num": 2,
+    "parallel.pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "1f1b"},
+    "model.model_config.num_hidden_layers": 5,
+    "model.model_config.pp_interleave_num": 2,
+    "model.model_config.offset": [[0, 1], [0, 0]],
+}
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixes")
@@ -75,7 +86,10 @@ def reports(tmp_path_factory):
     text = (folder / "sequence.yaml").read_text()
     config.write_text(yaml.safe_dump(edited(yaml.safe_load(text), {"model.model_config.num_hidden_layers": 1})))
     jobs.append({"config": str(config), "rank": None})
-    return dict(zip([*BY_DAY, "without --rank"], inspect_jobs(jobs), strict=True))
+    config = folder / "chunks.yaml"
+    config.write_text(yaml.safe_dump(edited(yaml.safe_load(DEEPSEEK.read_text()), CHUNKS)))
+    jobs.append({"config": str(config), "rank": None})
+    return dict(zip([*BY_DAY, "without --rank", "chunks"], inspect_jobs(jobs), strict=True))
 
 
 def test_the_sum_in_plain_numbers():
@@ -99,6 +113,11 @@ def test_without_a_rank_a_file_that_cuts_the_model_is_read_as_one_that_does_not(
     first, outside = (layer["kept_bytes"] for layer in reports["without --rank"]["layers"])
     whole = [layer["kept_bytes"] for layer in reports["whole"]["layers"]]
     assert (first, outside) == (whole[0], whole[-1])
+
+
+def test_layers_of_several_chunks_are_captured_on_one_stage(reports):
+    """MindFormers spreads them over chunks even where there is one stage, and then the offset does not fit."""
+    assert len(reports["chunks"]["layers"]) == 5 + 1  # and what is outside of them
 
 
 @pytest.mark.parametrize("name", [name for name in BY_DAY if name != "whole"])
