@@ -23,8 +23,7 @@ from other_systems import STRATEGIES
 from mindswap.api.step import Step, load_step
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import Allow, PlanProblem
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Allow, Plan, PlanProblem
 from mindswap.planner.solvers.search import ENTRY_PPM
 from mindswap.policy.model import Policy
 from mindswap.report.tables import format_table

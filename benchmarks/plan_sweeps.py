@@ -26,8 +26,7 @@ from plan_quality import run_self
 
 from mindswap.api.step import Step, load_step
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import Allow, PlanProblem
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Allow, Plan, PlanProblem
 
 FOLDER = Path(__file__).resolve().parent / "models"
 GIB = 2**30
@@ -47,7 +46,7 @@ SHARES = (0.04, 0.15, 0.4, 0.75)
 CLOSE_GAP, MOST_GAP = 0.01, 0.03
 # So many plans are to be that close, next to the least memory aside, where the bound is farthest from what can be done.
 CLOSE_SHARE, TIGHTEST = 0.9, SHARES[0]
-# What a plan for more memory may be slower (`plan.curve.CLOSE_PPM`).
+# What a plan for more memory may be slower (`planner.curve.SMALL_NEAR_PART`).
 SLACK_PPM = 5000
 
 

@@ -20,8 +20,8 @@ from mindswap.errors import MindswapError
 from mindswap.graph.cache import from_plain, to_plain
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planner import Planner as Solver
+from mindswap.planner.problem import Plan as FoundPlan
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.result import Plan as FoundPlan
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.simulator.cost.hardware import Device, Link, Network, with_fragments

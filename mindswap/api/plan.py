@@ -17,8 +17,7 @@ from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
-from mindswap.planner.result import YOURS, Compared, Plan
+from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.solvers.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan
@@ -130,7 +129,6 @@ def make_plan(
     memory: str | int | None = None,
     allow: Allow = DEFAULT_ALLOW,
     objective: Objective = Objective.TIME,
-    solver: str = "fast",
     progress: Progress = lambda: None,
     *,
     simple: bool = False,
@@ -142,7 +140,6 @@ def make_plan(
         memory: of each card, `"40GiB"` or bytes; default is what may be used of the device.
         allow: what the plan may do.
         objective: what shall be least.
-        solver: one of `SOLVERS`.
         progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         simple: a plan of at most 4 entries: whole layers or the cells of attention and feed-forward, one distance. Not
             for MindFormers 2.x, whose plans have no more.
@@ -151,7 +148,7 @@ def make_plan(
         PlanError: if the memory cannot be read.
     """
     own, step = step, step.with_swap()
-    problem = replace(problem_of(step, memory, allow, objective), solver=solver)
+    problem = problem_of(step, memory, allow, objective)
     budget_bytes, source = budget_of(step, memory)
     if isinstance(step.model, LayerSwapModel):
         plan = plan_layers(problem, progress)

@@ -14,7 +14,7 @@ from mindswap.config.problem import Problem
 from mindswap.config.sections import rewrite_section
 from mindswap.config.step import read_step_settings
 from mindswap.errors import PlanError, PolicyError
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Plan
 from mindswap.planner.write import plan_comment
 from mindswap.policy.mindformers_2x.read import find_mtp_layers, find_num_layers_2x
 from mindswap.policy.mindformers_2x.tables import Form, find_form, form_problem

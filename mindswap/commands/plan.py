@@ -45,7 +45,6 @@ from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.problem import Allow, Objective
-from mindswap.planner.solvers import SOLVERS
 from mindswap.planner.solvers.search import Progress
 from mindswap.report.plan_text import plan_to_json
 from mindswap.report.problems import answer_text
@@ -99,7 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance; says what it "
         "costs against the full plan",
     )
-    parser.add_argument("--solver", choices=sorted(SOLVERS), default="fast", help=argparse.SUPPRESS)
     parser.add_argument(
         "--no-verify", action="store_true", help="write the plan without a compile that shows that it does what it says"
     )
@@ -133,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
             return _sweep(args, step, allowed, objective, bar)
 
         def make(budget_bytes: int | None) -> StepPlan:
-            return make_plan(step, budget_bytes, allowed, objective, args.solver, bar, simple=args.simple)
+            return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple)
 
         attempts = _dry_runs(step, make) if args.dry_run else ()
         found = attempts[-1].plan.within(budget_of(step)[0]) if attempts else make(None)

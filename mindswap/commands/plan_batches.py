@@ -121,7 +121,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     with tempfile.TemporaryDirectory(prefix="mindswap-batches-") as folder, SearchBar() as bar:
 
         def make(step: LoadedStep) -> StepPlan:
-            return make_plan(step, None, allowed, solver=args.solver, progress=bar, simple=args.simple)
+            return make_plan(step, None, allowed, progress=bar, simple=args.simple)
 
         plans = plan_batches(args.config, asked, Path(folder), load, make, allowed, say)
         best = best_of(plans)

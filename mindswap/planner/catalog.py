@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.graph.memory import Names
 from mindswap.planner.candidates import Item, find_items
-from mindswap.planner.coupling import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
+from mindswap.planner.effect import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 from mindswap.policy.cell_tree import CellNode, exact_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy

@@ -13,39 +13,33 @@ from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
 from mindswap.planner.ladder import Rung, knots_of, rungs_below
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop
-from mindswap.planner.stages import StageSolver
+from mindswap.planner.stages import LEAST_REPAIR, StageSolver
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 
+# A plan that is above the bound by no more than this part is not looked further for: searches come no closer. One that
+# is over its budget by no more is made again with less.
+NEAR_PART = 100
+# The same above the bound for a small model: what is open, and what a plan for more memory may lose to one for less.
+SMALL_NEAR_PART = 200
 # Swaps of what recomputed operators use have to gain more than this part of the step time.
 COUPLING_PERMILLE = 2
 # Part of the simulations of a solver that is spent on a fixed budget; mixes with its neighbours come on top.
 FULL_PERMILLE = 700
-# Part of them that is spent on a plan without them, before one with them is looked for.
+# Part of them that is spent on a plan without such swaps, before one with them is looked for.
 PROBE_PERMILLE = 400
 # Simulations of one plan: no other budget is looked at when a part of them is left, for mixes.
 MAX_EVALUATIONS = 3000
 MIX_PART = 4
 # In a small step single cells are tried, so that each search takes as many simulations as it may: so much less.
 SMALL_PART = 3
-# A plan that is so little above the bound is not looked further for: what is open, and what a plan for more memory may
-# lose to one for less.
-CLOSE_PPM = 5000
-# The same for a large model: its searches come this close to their bounds, so one for less memory is not faster.
-LARGE_CLOSE_PPM = 10_000
-# A plan that is over its budget by no more than this part of it is made again.
-NEAR_PART = 100
-# Part of the budget that is then taken off beside what it was over.
-LEAST_REPAIR = 1000
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
-# Faster plans for more memory, the nearest first, with which each of the fastest that fit is mixed for the budget that
-# was asked.
+# Neighbours on either side of a budget: fixed budgets that are looked at for a large model; the fastest plans that fit,
+# and the nearest ones for more memory that they are mixed with.
 NUM_NEIGHBOURS = 2
-NUM_LEAN = 2
-# Fixed budgets that are looked at for one plan of a large model.
-MAX_RUNGS = 2
-# All of them are looked at for one whose step has fewer operators: then more memory is never slower, by `CLOSE_PPM`.
+# A small model's step has fewer operators. All fixed budgets are looked at for it: more memory is never slower, by
+# `SMALL_NEAR_PART`.
 SMALL_STEP = 1000
 
 
@@ -105,15 +99,15 @@ class Curve:
     def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
         """The fastest of the plans that are known, and of others that fit; or what comes nearest.
 
-        Looked at are the fixed budgets up to this one, of a large model `MAX_RUNGS`: the closest and the knot below;
-        the knot above; mixes of what these give, for this very budget; and what was handed out before. What is close
-        to the bound needs no further look.
+        Looked at are the fixed budgets up to this one, of a large model `NUM_NEIGHBOURS`: the closest and the knot
+        below; the knot above; mixes of what these give, for this very budget; and what was handed out before. What is
+        close to the bound needs no further look.
         """
         self.left, self.has_fitting = MAX_EVALUATIONS, False
         best = self._fastest(budget_bytes, [*others, *self.handed])
         is_coupled: bool | None = None  # the solver that was better for the closest fixed budget serves for the others
         rungs = rungs_below(self.knots, budget_bytes, every=self.is_small)
-        for rung in rungs if self.is_small else islice(rungs, MAX_RUNGS):
+        for rung in rungs if self.is_small else islice(rungs, NUM_NEIGHBOURS):
             if self.is_over or self._is_close(best, rung.budget_bytes) or self.left < MAX_EVALUATIONS // MIX_PART:
                 break
             found = self._at(rung, is_coupled)
@@ -146,8 +140,8 @@ class Curve:
     def _is_close(self, best: Candidate | None, budget_bytes: int) -> bool:
         """Whether no plan within a budget can be faster by much."""
         bound_ns = self.bound_ns(budget_bytes)
-        close_ppm = CLOSE_PPM if self.is_small else LARGE_CLOSE_PPM
-        return best is not None and bound_ns is not None and best.step_time_ns <= _above(bound_ns, close_ppm)
+        part = SMALL_NEAR_PART if self.is_small else NEAR_PART
+        return best is not None and bound_ns is not None and best.step_time_ns <= bound_ns + bound_ns // part
 
     def bound_ns(self, budget_bytes: int, is_coupled: bool = True) -> int | None:
         """Step time that no policy within a budget can beat; None if none can be within it."""
@@ -174,7 +168,7 @@ class Curve:
         pairs = [
             (low, high)
             for high in sorted(rich, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
-            for low in sorted(lean, key=_time_of)[:NUM_LEAN]
+            for low in sorted(lean, key=_time_of)[:NUM_NEIGHBOURS]
             if high.step_time_ns < best.step_time_ns
         ]
         for low, high in pairs:
@@ -204,7 +198,7 @@ class Curve:
         if bound_ns is not None and strict_ns is not None:
             good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
             is_equal = 10 * strict_ns <= 9 * bound_ns + good_ns
-            good_ns = max(good_ns, _above(bound_ns, LARGE_CLOSE_PPM)) if is_equal else good_ns
+            good_ns = max(good_ns, bound_ns + bound_ns // NEAR_PART) if is_equal else good_ns
         if bound_ns is not None and strict_ns is not None and 2 * strict_ns <= bound_ns + good_ns:
             found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
             if self.is_over or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
@@ -263,10 +257,6 @@ class Curve:
         if candidate.fits(budget_bytes):
             return False, candidate.step_time_ns, candidate.peak_bytes
         return True, candidate.peak_bytes, candidate.step_time_ns
-
-
-def _above(bound_ns: int, ppm: int) -> int:
-    return bound_ns + bound_ns * ppm // 1_000_000
 
 
 def _is_far_over(found: Candidate, rung: Rung) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from mindswap.graph.memory import Label
 from mindswap.graph.storage import Placement
 from mindswap.planner.evaluate import short_model
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Plan
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.words import format_layers

@@ -10,8 +10,7 @@ from dataclasses import replace
 from mindswap.planner.bound import facts_of, least_step_ns
 from mindswap.planner.evaluate import evaluate, evaluate_short, short_model
 from mindswap.planner.planner import plan_of
-from mindswap.planner.problem import PlanProblem
-from mindswap.planner.result import Compared, Plan
+from mindswap.planner.problem import Compared, Plan, PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, Policy
 

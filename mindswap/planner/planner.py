@@ -8,12 +8,10 @@ from typing import Any
 
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.planner.catalog import collect_items
-from mindswap.planner.coupling import without_idle_swaps
 from mindswap.planner.curve import Curve
-from mindswap.planner.effect import is_foreseen_as_asked
+from mindswap.planner.effect import is_foreseen_as_asked, without_idle_swaps
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short, short_model
-from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
-from mindswap.planner.result import FULL, Compared, Plan
+from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
 from mindswap.planner.solvers.search import Interruptible, Progress
 from mindswap.policy.cell_tree import CellNode
@@ -136,7 +134,7 @@ class Planner:
 
     def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Curve:
         """What was planned under the same rules before, to go on with."""
-        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, problem.solver)
+        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings)
         if key not in self.curves:
             self.curves[key] = Curve(
                 problem, self.shorts[0], self.facts, self.catalog, keep,

@@ -7,8 +7,7 @@ import numpy as np
 
 from mindswap.graph.memory import Label
 from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
-from mindswap.planner.coupling import idle_swaps
-from mindswap.planner.effect import NO_FAULTS, Faults, Foresight
+from mindswap.planner.effect import NO_FAULTS, Faults, Foresight, idle_swaps
 from mindswap.planner.space import KEEP, Worth
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from mindswap.errors import SimulationError
-from mindswap.planner.coupling import Uses, without_idle_swaps
+from mindswap.planner.effect import Uses, without_idle_swaps
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop

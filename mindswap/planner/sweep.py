@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import PlanProblem
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Plan, PlanProblem
 from mindswap.planner.solvers.search import Progress
 from mindswap.policy.coverage import KEEP_ALL
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.sections import rewrite_section
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Plan
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, match_pattern, split_pattern
 from mindswap.policy.convert import policy_sections
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindswap.config.step import PATH
-from mindswap.planner.result import FULL, YOURS, Compared, Plan
+from mindswap.planner.problem import FULL, YOURS, Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
 from mindswap.units import UNITS, format_bytes, format_count, format_time

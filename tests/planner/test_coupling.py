@@ -10,7 +10,7 @@ from mindswap.api.plan import planned_text
 from mindswap.api.step import load_step
 from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
-from mindswap.planner.coupling import ALL_OPERATORS, idle_swaps, without_idle_swaps
+from mindswap.planner.effect import ALL_OPERATORS, idle_swaps, without_idle_swaps
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solvers.fill import fill, recompute_order

@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 
 from mindswap.planner import curve, planner, stages
-from mindswap.planner.curve import CLOSE_PPM
+from mindswap.planner.curve import SMALL_NEAR_PART
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import Allow, Objective, PlanProblem
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
 from mindswap.planner.solvers import fast
 from mindswap.planner.solvers.search import Stop
 from mindswap.policy.model import NO_LAYERS, Policy
@@ -107,7 +106,7 @@ def test_more_memory_is_never_slower(name, device, monkeypatch):
     assert len(fitting) >= NUM_BUDGETS // 2
     assert plans[-len(fitting) :] == fitting  # what fits goes on fitting
     for less, more in zip(fitting, fitting[1:], strict=False):
-        assert more.step_time_ns * 1_000_000 <= less.step_time_ns * (1_000_000 + CLOSE_PPM)
+        assert more.step_time_ns <= less.step_time_ns + less.step_time_ns / SMALL_NEAR_PART
     for now in fitting:
         again = evaluate(problem(model, now.budget_bytes), now.policy)
         assert again.fits

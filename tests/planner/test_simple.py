@@ -6,8 +6,7 @@ import pytest
 
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planner import Planner, plan_of
-from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
-from mindswap.planner.result import FULL
+from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, PlanProblem
 from mindswap.planner.simple import MAX_ENTRIES, Simple, num_entries
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.planner.models import small_model

@@ -5,7 +5,7 @@ import pytest
 from mindswap.api.device import find_costs
 from mindswap.check.check import check_document, check_shape
 from mindswap.config.parse import parse_document
-from mindswap.planner.result import Plan
+from mindswap.planner.problem import Plan
 from mindswap.planner.write import compact_policy, plan_comment, write_plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy

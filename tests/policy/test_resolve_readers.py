@@ -18,7 +18,7 @@ from mindswap.graph.effect.swap import IdleReason, compare_effect
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
-from mindswap.planner.coupling import without_idle_swaps
+from mindswap.planner.effect import without_idle_swaps
 from mindswap.planner.explain import _names
 from mindswap.policy.applied import format_log_lines, recomputed_operators
 from mindswap.policy.cell_tree import CellNode, LayerTrees, exact_pattern

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from mindswap.planner.result import YOURS, Compared, Plan
+from mindswap.planner.problem import YOURS, Compared, Plan
 from mindswap.policy.model import Policy
 from mindswap.report.plan_text import format_plan, plan_to_json
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindswap.planner.solvers.distances import by_row, grouped
 from mindswap.planner.solvers.fill import Even
-from mindswap.planner.solvers.improve import SMALL_SPACE_CELLS, forward_time_ns, improve
+from mindswap.planner.solvers.improve import SMALL_SPACE_CELLS, by_row, forward_time_ns, grouped, improve
 from mindswap.planner.solvers.mixture import Mixture, in_front, spread
 from mindswap.planner.solvers.search import Progress, Search, Stop
 from mindswap.planner.space import KEEP, Score, Space
