@@ -56,7 +56,7 @@ def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
         overwrite: replace a file that is there.
 
     Raises:
-        DataError: it cannot be written, or is there already.
+        DataError: it cannot be written, or already exists.
     """
     target = _behind_links(Path(file_name(path)))
     if not overwrite:
@@ -122,7 +122,7 @@ def refuse_existing(paths: list[Path]) -> None:
     """
     existing = [str(path) for path in paths if os.path.lexists(path)]
     if existing:
-        raise DataError(f"already there: {', '.join(existing)}\n    fix:     another name, or --overwrite")
+        raise DataError(f"already exists: {', '.join(existing)}\n    fix:     another name, or --overwrite")
 
 
 @contextmanager

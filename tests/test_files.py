@@ -41,7 +41,7 @@ def test_overwrite_replaces_both(tmp_path):
 
 
 def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path):
-    with pytest.raises(DataError, match="already there: .*x.db"), staged(tmp_path / "x", (".db",)) as path:
+    with pytest.raises(DataError, match="already exists: .*x.db"), staged(tmp_path / "x", (".db",)) as path:
         write_pair(path, "new")
         (tmp_path / "x.db").write_text("other")
     assert contents(tmp_path) == {"x.db": "other"}

@@ -19,9 +19,9 @@ from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.mindformers_2x.tables import Form, find_form
-from mindswap.report.explain import explain, explanation_to_json, format_explanation, list_paths, list_paths_2x
+from mindswap.report.explain import explain_layers, explanation_to_json, format_explanation, list_paths, list_paths_2x
 from mindswap.report.policy_text import format_policy, group_layers
-from mindswap.report.pynative import effect_to_json, format_effect, format_layers_2x, pynative_notes
+from mindswap.report.pynative import format_layers_2x, format_settings_effect, pynative_notes, settings_effect_to_json
 from mindswap.simulator.cost.device_file import read_cost_settings
 
 
@@ -84,7 +84,7 @@ def _check_2x(document: Document, asked: _CheckRequest) -> CheckedConfig:
     checked = check_pynative(document, asked.num_layers, silence=asked.ignore, mindformers=mindformers)
     effect, problems = checked.effect, checked.problems
     layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
-    data = effect_to_json(effect, problems)
+    data = settings_effect_to_json(effect, problems)
     notes = pynative_notes(effect, is_release_known=mindformers.startswith("2."))
     return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, notes, layers, data)
 
@@ -165,8 +165,8 @@ def explain_config(document: Document, num_layers: int | None = None) -> Explain
         if document.root is None:
             raise PolicyError(checked_2x.problems)
         has_errors, problems = bool(checked_2x.errors), checked_2x.problems
-        text = format_effect(checked_2x.effect, has_errors)
-        return ExplainedConfig(text, effect_to_json(checked_2x.effect, problems), problems, has_errors)
+        text = format_settings_effect(checked_2x.effect, has_errors)
+        return ExplainedConfig(text, settings_effect_to_json(checked_2x.effect, problems), problems, has_errors)
     checked = check_document(document, num_layers, environ=dict(os.environ))
     policy, stages = checked.require_policy(), None
     if not checked.is_swap_enabled:
@@ -179,7 +179,7 @@ def explain_config(document: Document, num_layers: int | None = None) -> Explain
             )
         stages = expand_stage_recompute(document, checked.num_layers)
         policy = stages.policy
-    explanation = explain(policy, checked.num_layers, checked.trees, stages)
+    explanation = explain_layers(policy, checked.num_layers, checked.trees, stages)
     return ExplainedConfig(format_explanation(explanation), explanation_to_json(explanation), checked.problems)
 
 

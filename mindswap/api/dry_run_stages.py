@@ -180,7 +180,7 @@ def _make_folder(asked: Path | None) -> Path:
     try:
         asked.mkdir(parents=True, exist_ok=True)
         if any(asked.iterdir()):
-            raise LaunchError(f"{asked}: is there already, and not empty\n    fix:     another folder")
+            raise LaunchError(f"{asked}: already exists, and not empty\n    fix:     another folder")
     except OSError as error:
         raise LaunchError(f"{asked}: cannot be made: {error.strerror or error}") from error
     return asked

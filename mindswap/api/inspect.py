@@ -13,7 +13,7 @@ from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import RankPlacement, place_rank
 from mindswap.files import file_name
 from mindswap.graph.lifetime import Peak, find_peak
-from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
+from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layer_memory
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import Policy
@@ -79,7 +79,7 @@ def _inspect_trace(path: str) -> Inspection:
     names = captured.names()
     decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
     graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
-    layers = measure_layers(graph, captured.graph, names, captured.sample)
+    layers = measure_layer_memory(graph, captured.graph, names, captured.sample)
     notes = (*captured.notes, *one_way_notes(graph, names, dict(enumerate(captured.sample.layer_map))))
     return Inspection(Path(path).stem, LayerMemoryReport(layers, find_peak(graph, captured.sample), notes))
 
@@ -101,7 +101,7 @@ def inspect_config(
     plain_policy = Policy(is_swap_enabled=True)
     compiled, plain, like = compile_pair(document, policy, plain_policy, placement, use_cache, with_tags=True)
     names = OperatorNames(plain.layers, plain.graph)
-    layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample, like)
+    layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
     notes = (*compiled.notes, *one_way_notes(compiled.graph, names.of_layers_like(like), layer_map))
     if placement is not None:

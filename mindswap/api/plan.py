@@ -104,7 +104,7 @@ class StepPlan:
 
         Raises:
             PlanError: nothing fits, or what is read back is another policy.
-            DataError: it cannot be written, or is there already.
+            DataError: it cannot be written, or already exists.
         """
         if not self.fits:
             raise PlanError(f"nothing fits, so there is no plan to write to {path}\n    fix:     more memory")

@@ -179,7 +179,7 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
 
 
 def missing_model(document: Document) -> str | None:
-    """Where a model should have come from, and how to name one; None if there is one."""
+    """Message that no model is described, with how to name one; None if there is one."""
     for problem in document.problems:
         if problem.rule == FOLDER_RULE:
             return f"{problem.location}: {problem.message}\n    fix:     {problem.fix}"

@@ -79,7 +79,7 @@ class StatementIndex:
 
 
 def _places(layers: Layers, asks: bool) -> tuple[int | str, ...]:
-    """Where layers stand, or where those stand that share one with them."""
+    """Keys of layers in an index; with `asks`, those of all that share a layer with them."""
     if not layers:
         return ()
     if layers.indices is None:
@@ -110,7 +110,7 @@ class FirstOfLayer:
         return first[1] if first is not None else None
 
     def add(self, statement: Statement, value: Hashable) -> None:
-        """What one more says of its layers."""
+        """Add one more statement about its layers."""
         for place in _places(statement.layers, asks=False):
             said = self._said.setdefault(place, [])
             if not said or (len(said) == 1 and said[0][2] != value):
@@ -120,7 +120,7 @@ class FirstOfLayer:
 
 @dataclass(frozen=True)
 class StatementOverlap:
-    """Where two statements concern the same operators."""
+    """Overlap of two statements: the same operators in the same layers."""
 
     layers: Layers  # the layers they share
     operators: tuple[str, ...] = ()  # the operators they share; empty where the model is not known
@@ -135,7 +135,7 @@ class RecomputeIndex:
 
     @cached_property
     def _policy(self) -> Policy:
-        """What the statements about recompute say together, patterns that cannot be matched left out."""
+        """Policy of the statements about recompute together, patterns that cannot be matched left out."""
         usable = (s for s in self._settings.recompute if s.pattern is None or self._coverage.error(s.pattern) is None)
         return build_policy(replace(self._settings, is_swap_enabled=True, swap=(), recompute=tuple(usable)))
 
@@ -176,7 +176,7 @@ class Context:
         return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
     def overlap(self, left: Statement, right: Statement) -> StatementOverlap | None:
-        """Where two statements concern the same operators; None if nowhere.
+        """Overlap of two statements; None if they concern no operator together.
 
         Where the model is not known, only what the texts of the patterns show counts: equal parts
         from the layer down.

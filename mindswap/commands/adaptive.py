@@ -12,7 +12,7 @@ from mindswap.check.doctor.software import installed_version
 from mindswap.commands import Parser
 from mindswap.commands.options import number_from
 from mindswap.config.nodes import Document, show
-from mindswap.config.step import ALLOWED, PATH, device_target, is_on_cpu, read_device_memory
+from mindswap.config.step import ALLOWED, PATH, is_on_cpu, read_device_memory, read_device_target
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.report.adaptive import format_summary
@@ -178,13 +178,13 @@ def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
 
 
 def _key(command: TrainingCommand, document: Document) -> str:
-    """What decides whether a saved state holds for this run."""
+    """Key by which a saved state holds for this run."""
     return make_key(
         config=repr(document.data()),
         options=list(command.options),
         script=str(command.script),
         num_workers=command.num_workers,
-        device=device_target(document),
+        device=read_device_target(document),
         versions={name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
         | {"mindswap": __version__},
     )

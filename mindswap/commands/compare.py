@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
-    """Which configurations train another model than the first, by name, number of layers and width."""
+    """Configurations that train another model than the first, by name, number of layers and width."""
     (first, document), *others = documents
     wanted = _model_of(document)
     notes = []
@@ -107,7 +107,7 @@ def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
 
 
 def _model_of(document: Document) -> dict[str, str]:
-    """What the configuration states of it; the first place goes before the others."""
+    """Value that the configuration states; the first place goes before the others."""
     stated = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
     return {key: show(node) for key, node in stated if node is not None}
 

@@ -22,7 +22,7 @@ from mindswap.policy.convert import policy_sections
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
 from mindswap.policy.megatron.policy import policy_of_megatron
-from mindswap.policy.megatron.script import ScriptError, find_command, line_of
+from mindswap.policy.megatron.script import ScriptError, find_command, option_line
 from mindswap.policy.megatron.validity import place_layers
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What came out."""
+    """Result of the conversion."""
 
     text: str  # the whole configuration
     problems: Sequence[Problem]  # of the conversion and of its result
@@ -50,7 +50,7 @@ class Rewritten:
 
 
 def target_of(args: argparse.Namespace) -> str | None:
-    """Where the result goes; None for the terminal."""
+    """File of the result; None for the terminal."""
     target = args.output or (args.config if args.in_place else None)
     return str(target) if target else None
 
@@ -151,7 +151,7 @@ def _read_megatron(args: argparse.Namespace) -> tuple[MegatronOptions, tuple[Pro
         place = Location(name, error.line, 1 if error.line else 0)
         raise PolicyError([Problem(place, RULE, Level.ERROR, f"the script {error}")]) from None
     tokens = {option: values for option, values in read_tokens(command.words).items() if option not in texts}
-    places = {option: Location(name, line_of(script, option), 1) for option in tokens}
+    places = {option: Location(name, option_line(script, option), 1) for option in tokens}
     read, script_problems = read_options(tokens, places)
     unknown = tuple(
         Problem(

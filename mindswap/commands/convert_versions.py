@@ -49,7 +49,7 @@ class Tensors:
         return max(count // self.trace.num_layers, 1)
 
     def of_policy(self, policy: Policy) -> TensorFate:
-        """What MindFormers 1.9 does with them."""
+        """Meaning to MindFormers 1.9."""
         if not policy.is_swap_enabled:
             policy = replace(policy, is_swap_enabled=True, layer_swap=(), op_swap=())
         return fate_in_1_9(self.trace, [resolve_layer(policy, i, tree) for i, tree in enumerate(self.layers)])
@@ -132,13 +132,13 @@ def convert_versions(args: argparse.Namespace, request: Request) -> Rewritten:
 
 
 def _refuse_double(document: Document, source: tuple[str, ...], converted: ConvertedSettings) -> None:
-    """Sections of the other version that stand there already would stand twice."""
+    """Refuse sections of the other version that exist already: they would stand twice."""
     assert document.root is not None
     for name in converted.sections:
         entry = document.root.entry(name)
         if entry is not None:
             there = " and ".join(name for name in source if document.get(name) is not None)
-            message = f"{name}: stands there already, beside sections of the other version"
+            message = f"{name}: already exists, beside sections of the other version"
             raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=f"delete it, or {there}")])
 
 
@@ -220,7 +220,7 @@ def _to_1_9(
 
 
 def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
-    """What is lost, as warnings at the first section, and whether the rest of the file is of the other version."""
+    """Losses, as warnings at the first section, and whether the rest of the file is of the other version."""
     root = document.root
     assert root is not None
     place = next(entry.location for name in source if (entry := root.entry(name)) is not None)
@@ -236,7 +236,7 @@ def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSet
 def _read_back(
     args: argparse.Namespace, text: str, converted: ConvertedSettings, num_layers: int
 ) -> tuple[Problem, ...]:
-    """What the rules of the other version say of the result; of 1.9 the sections alone are looked at, for errors."""
+    """Problems of the result by the rules of the other version; of 1.9 the sections alone are looked at, for errors."""
     name = target_of(args) or "the result"
     if args.to == "2.x":
         return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), name), num_layers).problems

@@ -3,8 +3,8 @@
 import argparse
 import os
 
+from mindswap.check.doctor.facts import MachineFacts, gather_job
 from mindswap.check.doctor.gather import gather_machine, gather_software
-from mindswap.check.doctor.model import MachineFacts, gather_job
 from mindswap.commands.options import add_common
 from mindswap.config.problem import Level
 from mindswap.config.source import load_document

@@ -154,7 +154,7 @@ def _make_fresh(folder: Path, is_put_aside: bool) -> None:
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             if not is_put_aside:
-                raise LaunchError(f"{folder}: is there already\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
+                raise LaunchError(f"{folder}: already exists\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
             number = next(n for n in range(1, 1 << 20) if not folder.with_name(f"{folder.name}.old{n}").exists())
             folder.rename(folder.with_name(f"{folder.name}.old{number}"))
         folder.mkdir(parents=True, exist_ok=True)

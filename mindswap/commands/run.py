@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindswap.check.doctor.software import count_cards, has_cards, require_mindformers
 from mindswap.config.nodes import Document
-from mindswap.config.step import ASCEND, device_target, is_on_cpu
+from mindswap.config.step import ASCEND, is_on_cpu, read_device_target
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.launch.processes import hold_lifeline
 from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, load_trainable, parse_training
@@ -109,7 +109,7 @@ def hint_after_failure(document: Document, options: list[str]) -> str:
 
 
 def _target(document: Document, options: list[str]) -> str:
-    return find_option(options, "--device_target") or device_target(document)
+    return find_option(options, "--device_target") or read_device_target(document)
 
 
 def cards_missing(document: Document, options: list[str]) -> str:

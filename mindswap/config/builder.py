@@ -182,7 +182,7 @@ class Builder:
     def _merged_entries(
         self, taken: set[object], merged: list[tuple[Location, DocumentNode]]
     ) -> Iterator[MappingEntry]:
-        """What `<<` adds: keys of the mapping itself win, then the later `<<`, then the earlier list element."""
+        """Entries that `<<` adds: keys of the mapping itself win, then the later `<<`, then the earlier element."""
         for location, node in reversed(merged):
             for source in node.items if node.items is not None else (node,):
                 if source.entries is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindswap.config.nodes import Document, Span, to_data
 from mindswap.config.problem import Level, Location, Problem
-from mindswap.config.render import block_lines, inline_text, is_inline, key_text
+from mindswap.config.render import block_lines, inline_text, is_inline, yaml_key
 from mindswap.errors import PolicyError
 
 # Lines of a text whose line ends may be of any kind, and mixed.
@@ -15,30 +15,30 @@ _BREAK = re.compile(r"\r\n|\r|\n")
 
 
 def line_start(text: str, index: int) -> int:
-    """Where the line of a place begins."""
+    """Index of the beginning of the line of a place."""
     index = max(index, 0)
     return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
 
 
 def line_end(text: str, index: int) -> int:
-    """Where the line of a place ends, before its line break."""
+    """Index of the end of the line of a place, before its line break."""
     found = _BREAK.search(text, index)
     return found.start() if found else len(text)
 
 
 def after_line(text: str, index: int) -> int:
-    """Where the line behind that of a place begins; the end of the text if there is none."""
+    """Index of the beginning of the next line; the end of the text if there is none."""
     found = _BREAK.search(text, index)
     return found.end() if found else len(text)
 
 
 def line_above(text: str, start: int) -> int:
-    """Where the line above one that begins at `start` begins."""
+    """Index of the beginning of the line above one that begins at `start`."""
     return line_start(text, start - (2 if text.startswith("\r\n", start - 2) and start > 1 else 1))
 
 
 def newline_at(text: str, index: int) -> str:
-    """How the line of a place ends; if it is the last one, how the one above ends."""
+    """Line break of the line of a place; of the last line, that of the one above."""
     found = _BREAK.search(text, index)
     if found:
         return found[0]
@@ -141,7 +141,7 @@ class Editor:
         colon = _COLON.match(self.text, key.end)
         if colon is None and not parent.is_flow:
             message = f"'{key.text}' cannot be changed: it is written with `?`"
-            raise refusal(self._location(key.start), message, f"{key.text}: ...")
+            raise edit_error(self._location(key.start), message, f"{key.text}: ...")
         colon_end = colon.end() if colon is not None else key.end
         if parent.is_flow or (is_inline(new) and is_on_key_line):
             if old.end > old.start:
@@ -167,7 +167,7 @@ class Editor:
             last = parent.entries[-1]
         end = max(last[0].end, last[1].end) if last is not None else parent.end - 1
         if parent.is_flow:
-            added = ", ".join(f"{key_text(key)}: {inline_text(value)}" for key, value in entries.items())
+            added = ", ".join(f"{yaml_key(key)}: {inline_text(value)}" for key, value in entries.items())
             self.edits.append((end, end, f", {added}" if last is not None else added))
         else:
             self._insert_lines(end, block_lines(entries, parent.column, self._step()))
@@ -187,7 +187,7 @@ class Editor:
             if part.alias_of is not None and id(part) not in changed and id(part.alias_of) in changed:
                 name = part.alias_of.anchor
                 message = f"'{key.text}' cannot be changed: *{name} stands for it or a part of it"
-                raise refusal(self._location(part.start), message, f"write out what *{name} stands for")
+                raise edit_error(self._location(part.start), message, f"write out what *{name} stands for")
 
     # places in the text
 
@@ -209,7 +209,7 @@ class Editor:
 
 
 def above_own_comment(text: str, start: int, column: int) -> int:
-    """Where the lines begin that mindswap wrote the last time, right above one that begins at `start`.
+    """Index of the beginning of the lines that mindswap wrote the last time, right above one that begins at `start`.
 
     One that is further in than `column` belongs to what stands above.
     """
@@ -251,6 +251,6 @@ def is_same(left: object, right: object) -> bool:
     return compare(left, right)
 
 
-def refusal(location: Location, message: str, fix: str) -> PolicyError:
+def edit_error(location: Location, message: str, fix: str) -> PolicyError:
     """An error of the editor."""
     return PolicyError([Problem(location, "rewrite", Level.ERROR, message, fix=fix)])

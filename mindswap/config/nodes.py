@@ -129,7 +129,7 @@ class DuplicateKey:
 
     @property
     def message(self) -> str:
-        """What is wrong, for a reader that takes the last one."""
+        """Message for a reader that takes the last one."""
         return f"{self.path}: appears twice, first at {self.first}; this one is used"
 
 
@@ -176,7 +176,7 @@ class Document:
 
 
 def expanded_size(node: DocumentNode) -> int:
-    """How many values a node stands for when every alias is written out."""
+    """Number of values that a node stands for when every alias is written out."""
     sizes: dict[int, int] = {}
     for current in children_first(node, _children):
         sizes[id(current)] = 1 + sum(sizes[id(child)] for child in _children(current))

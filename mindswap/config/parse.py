@@ -138,7 +138,7 @@ def _unreadable(location: Location, rule: str, message: str, allowed: str = "", 
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str, str]:
-    """What is wrong, allowed and to be done; both parsers of PyYAML have their own words for each mistake."""
+    """Message, allowed and fix; both parsers of PyYAML have their own words for each mistake."""
     problem = error.problem or ""
     message = ", ".join(part for part in (error.context, problem) if part) or "no valid YAML"
     place = error.problem_mark
@@ -203,7 +203,7 @@ def _indentation_message(lines: list[str], number: int) -> tuple[str, str, str]:
 
 
 def _reader_location(file: str, text: str) -> Location:
-    """Where the first character stands that YAML does not allow; the two readers count differently."""
+    """Location of the first character that YAML does not allow; the two readers count differently."""
     bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if bad is None:
         return Location(file)

@@ -1,4 +1,4 @@
-"""How MindFormers spreads layers over pipeline stages, and the layers that counts per stage stand for.
+"""Layers of each pipeline stage as MindFormers spreads them, and the layers that counts per stage stand for.
 
 With swap off, `recompute: [2, 1]` means "2 layers of stage 0, 1 of stage 1"; with swap on it means
 "layers 2 and 1". What a configuration with swap off asks for as a whole is in `stage_recompute`.
@@ -68,7 +68,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How layers are spread over pipeline stages."""
+    """Layers of each pipeline stage and chunk."""
 
     num_stages: int = 1  # pipeline stages, 1 without pipeline parallelism
     num_chunks: int = 1  # virtual chunks per stage (`pp_interleave_num`, where interleaving is on)

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad a problem is: an ERROR stops a run, a WARNING does not."""
+    """Severity of a problem: an ERROR stops a run, a WARNING does not."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -14,7 +14,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """Where in which file a value stands; line and column count from 1.
+    """Place of a value in a file; line and column count from 1.
 
     A value that has no text of its own (it came from the command line or from Python) has line 0.
     """

@@ -25,7 +25,7 @@ def is_inline(value: object) -> bool:
 def inline_text(value: object) -> str:
     """A value on one line, collections in brackets."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key_text(key)}: {inline_text(child)}" for key, child in value.items()) + "}"
+        return "{" + ", ".join(f"{yaml_key(key)}: {inline_text(child)}" for key, child in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(inline_text(item) for item in value) + "]"
     if isinstance(value, bool) or value is None:
@@ -44,7 +44,7 @@ def block_lines(value: object, indent: int, step: int) -> list[str]:
     margin = " " * indent
     if isinstance(value, Mapping):
         for key, child in value.items():
-            head = f"{margin}{key_text(key)}:"
+            head = f"{margin}{yaml_key(key)}:"
             if is_inline(child):
                 lines.append(f"{head} {inline_text(child)}")
             else:
@@ -60,7 +60,7 @@ def block_lines(value: object, indent: int, step: int) -> list[str]:
     return lines
 
 
-def key_text(key: object) -> str:
+def yaml_key(key: object) -> str:
     """A key: plain where it is a plain word, else quoted."""
     is_word = isinstance(key, str) and _PLAIN_KEY.fullmatch(key) and isinstance(yaml.safe_load(key), str)
     return str(key) if is_word else inline_text(key)

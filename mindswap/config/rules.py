@@ -72,7 +72,7 @@ ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, rec
 
 
 def misused_ignore(document: Document, known: Collection[str]) -> Iterator[Problem]:
-    """What is no list, and names that no rule (of those known) has."""
+    """Problems of `mindswap.ignore`: no list, or names that no rule (of those known) has."""
     node = document.get("mindswap", "ignore")
     if node is None or node.is_null:
         return

@@ -7,7 +7,7 @@ the rest survive byte for byte. The result is read back before it is given.
 from collections.abc import Mapping
 from typing import Any
 
-from mindswap.config.edit import Editor, is_same, refusal
+from mindswap.config.edit import Editor, edit_error, is_same
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem
@@ -48,7 +48,7 @@ def rewrite_section(
         result = Editor(result, _read(result, file)).with_comment(section, comment)
     written = parse_document(result.encode("utf-8", "surrogatepass"), file)
     if written.problems or not is_same(_ordered(written.data(), section), after):
-        raise refusal(Location(file), f"{section}: cannot be changed the way it is written", "one key to a line")
+        raise edit_error(Location(file), f"{section}: cannot be changed the way it is written", "one key to a line")
     return result
 
 

@@ -51,7 +51,7 @@ class StepSettings:
 
     @property
     def num_exchanges(self) -> int:
-        """How often in a step gradients are handed to the other ranks: once for sums that are whole."""
+        """Number of gradient reductions in a step: once for sums that are whole."""
         is_repeated = self.is_accumulating and self.is_accumulator_sharded and self.num_optimizer_shards > 1
         return self.num_turns if is_repeated else 1
 
@@ -67,7 +67,7 @@ class StepSettings:
 
     @property
     def num_parts(self) -> int:
-        """How much less a rank of a stage has than the whole; 1 where every rank is like one that has all of it."""
+        """Ranks of a stage among which one whole is divided; 1 where every rank is like one that has all of it."""
         return self.model_parallel * self.context_parallel * self.expert_parallel
 
     @property
@@ -154,7 +154,7 @@ def is_pynative(document: Document) -> bool:
     return not isinstance(mode, bool) and mode in PYNATIVE
 
 
-def device_target(document: Document) -> str:
+def read_device_target(document: Document) -> str:
     """`context.device_target`; Ascend where that is missing or null."""
     value = document.value("context", "device_target")
     return ASCEND if value is None else str(value)
@@ -162,7 +162,7 @@ def device_target(document: Document) -> str:
 
 def is_on_cpu(document: Document) -> bool:
     """The device target is CPU."""
-    return device_target(document) == "CPU"
+    return read_device_target(document) == "CPU"
 
 
 # What a configuration lets MindSpore take of a card: `context.max_device_memory`.

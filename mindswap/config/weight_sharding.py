@@ -1,4 +1,4 @@
-"""How the parallel optimizer cuts weights, as a configuration says it.
+"""Cuts of weights by the parallel optimizer, as a configuration says it.
 
 `graph.sharding.gather` says what that does to a step, and names the sources.
 """
@@ -108,7 +108,7 @@ DEFAULT_THRESHOLD_KIB = 64
 
 @dataclass(frozen=True)
 class WeightSharding:
-    """How the parallel optimizer cuts weights."""
+    """Settings of the parallel optimizer that cut weights."""
 
     num_ranks: int = 1  # ranks that share a weight; 1 without the parallel optimizer
     # smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB)
@@ -147,7 +147,7 @@ WHOLE = WeightSharding()  # nothing is cut
 
 
 def read_weight_sharding(document: Document) -> WeightSharding:
-    """How the parallel optimizer cuts the weights of a configuration; a wrong value counts as missing.
+    """Settings of the parallel optimizer in a configuration; a wrong value counts as missing.
 
     It cuts nothing where the strategies of the model are not in force: in the data parallel mode it hands out whole
     weights (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).

@@ -49,7 +49,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(data: Any, classes: Mapping[str, type]) -> Any:
-    """What `to_plain` was given, of these dataclasses by name.
+    """Inverse of `to_plain`, with these dataclasses by name.
 
     Raises:
         CodecError: if the data is anything else than what `to_plain` writes for these classes.

@@ -132,7 +132,7 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
 
 
 def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, int]]:
-    """What the layers keep that the sample leaves out, at each operator.
+    """Bytes of the layers that the sample leaves out, at each operator.
 
     It runs for the last layer of the model that its own stands for: then all layers before that one wait for
     backward, and of the sample those before its own.

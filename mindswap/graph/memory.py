@@ -121,7 +121,7 @@ class OperatorNames:
         return names or Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
 
-def measure_layers(
+def measure_layer_memory(
     graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample, like: Mapping[int, int] = SAME_LAYERS
 ) -> tuple[LayerMemory, ...]:
     """Activation memory of every layer under its policy, what is outside them last.
@@ -166,7 +166,7 @@ def measure_layers(
 
 
 def _seen_from(index: int | None, plain_index: int | None, identity: Identity) -> Identity:
-    """What holds memory of a layer, in or near it, where that layer has the other number `index`."""
+    """Identity of what holds memory in or near a layer, where that layer has the other number `index`."""
     layer, scope, number = identity
     if index is None or plain_index is None or layer is None:
         return identity

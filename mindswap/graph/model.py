@@ -114,7 +114,7 @@ class SwapPair:
 
 
 class GraphIndex:
-    """Who makes and who reads each value of a graph; each map is made when it is first asked for.
+    """Producers and readers of each value of a graph; each map is made when it is first asked for.
 
     It is derived from the operators alone, and no part of what a graph is: it is neither written to files nor compared.
     """
@@ -143,7 +143,7 @@ class GraphIndex:
 
     @functools.cached_property
     def forward_names(self) -> Mapping[str, str]:
-        """What backward calls a value of forward -> its name there."""
+        """Name of a value in backward -> its name in forward."""
         return {saved.backward_name: saved.forward_name for saved in self._saved}
 
     @functools.cached_property

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ComputeUnit(Enum):
-    """Where an operator runs."""
+    """Unit of the device that runs an operator."""
 
     MATRIX = "matrix units"
     VECTOR = "vector units"
@@ -49,7 +49,7 @@ _UNITS = {
 
 
 class Cut(Enum):
-    """How the cut of the outputs follows from that of the operands; the rules are in `graph/sharding/splits.py`."""
+    """Rule for the split of outputs, given that of operands; the rules are in `graph/sharding/split_rules.py`."""
 
     ELEMENTWISE = auto()
     LIKE_FIRST = auto()

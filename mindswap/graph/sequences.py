@@ -1,4 +1,4 @@
-"""What a step has besides where sequences are cut into pieces: caches of keys and values, and of their gradients.
+"""State that a step has where sequences are cut into pieces: caches of keys and values, and of their gradients.
 
 Each layer has four parameters of the size of all its keys or values: `key_cache` and `value_cache`, to which forward of
 a piece adds its own, and `key_cache_grad` and `value_cache_grad`, to which backward adds (mindformers 1.9.0,

@@ -1,4 +1,4 @@
-"""Who reads whose output in forward."""
+"""Readers of each operator's output in forward."""
 
 from collections.abc import Callable, Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""How much an operator computes and moves: the ground of every cost model.
+"""Floating point operations and bytes of an operator: the ground of every cost model.
 
 Counts only; how long it takes is for `cost/` to say.
 """

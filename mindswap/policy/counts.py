@@ -141,7 +141,7 @@ def _cut_row(
 
 
 def _check_shape(node: DocumentNode, rows: list[tuple[int, ...]], layout: Layout) -> None:
-    """Where a layer has no count, MindFormers stops; a cell without layers needs none."""
+    """Refuse layers without a count, where MindFormers stops; a cell without layers needs none."""
     for cell in layout.cells():
         row = rows[cell.chunk] if cell.chunk < len(rows) else ()
         if cell.layers and cell.position >= len(row):

@@ -1,4 +1,4 @@
-"""Which operators the patterns of a policy name, worked out once per pattern and kind of layer.
+"""Operators that the patterns of a policy name, worked out once per pattern and kind of layer.
 
 An operator is a leaf of the tree: a primitive, or a cell that holds neither cells nor primitives.
 """
@@ -73,7 +73,7 @@ class Coverage:
     def shared_operators(
         self, left: str | None, right: str | None, layers: Layers
     ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Where two patterns meet: the layers out of `layers`, and the operators in them."""
+        """Overlap of two patterns: the layers out of `layers`, and the operators in them."""
         shared_layers: list[int] = []
         shared: set[str] = set()
         for kind, indices in self.layers_by_kind(layers).items():

@@ -194,7 +194,7 @@ class _Expansion:
             self.report(node.location, f"{path}: acts only with recompute: True", Level.WARNING)
 
     def _check_pipeline(self) -> None:
-        """Where sizes add up to too much, and where a number of chunks is not what counts."""
+        """Report sizes that add up to too much, and a number of chunks that is not what counts."""
         total = sum(map(sum, self.layout.sizes))
         offset = self.document.get("model", "model_config", "offset")
         if total > self.num_layers and offset is not None:

@@ -139,7 +139,7 @@ class OpRecompute:
 
 
 def _entries(name: str, given: object) -> tuple[Any, ...]:
-    """What stands in a field of `ENTRY_FIELDS` as a tuple."""
+    """The value of a field of `ENTRY_FIELDS` as a tuple."""
     kind = {"layer_swap": LayerSwap, "op_swap": OpSwap}.get(name, OpRecompute)
     entries = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     wrong = [entry for entry in entries if not isinstance(entry, kind)]

@@ -50,7 +50,7 @@ def find_num_layers(document: Document) -> int | None:
 
 
 def read_settings(document: Document, num_layers: int | None = None) -> PolicySettings:
-    """What a configuration says about swap and recomputation; also of the number of layers, if that is not given."""
+    """Statements of a configuration about swap and recompute; also of the number of layers, if that is not given."""
     parts = Parts(num_layers if num_layers is not None else find_num_layers(document))
     pipeline = read_pipeline(document)
     swap = _read_swap(document, parts)

@@ -24,7 +24,7 @@ Path = tuple[str, ...]
 
 
 class Setting(Enum):
-    """Where in a configuration an entry stands."""
+    """Kind of place in a configuration where an entry stands."""
 
     LAYER_SWAP = "layer_swap"
     OP_SWAP = "op_swap"
@@ -235,7 +235,7 @@ def layer_key(policy: Policy, layer_index: int) -> Hashable:
 
 
 def matches_of(claims: Iterable[Claim]) -> tuple[Match, ...]:
-    """What claims name below the layer, each part once."""
+    """Parts below the layer that claims name, each once."""
     return tuple({claim.path: claim.match for claim in claims if claim.path}.values())
 
 

@@ -135,7 +135,7 @@ def calibration_json(profile: Profile, result: Calibration, output: str | None) 
 
 
 def format_calibration(profile: Profile, result: Calibration, title: str) -> str:
-    """What was read, the figures before and after, and how well they explain the profile."""
+    """Files read, the figures before and after, and how well they explain the profile."""
     share = 100 * result.covered_ns / result.kernels_ns if result.kernels_ns else 0.0
     ranks = f", {profile.num_ranks} ranks" if profile.num_ranks > 1 else ""
     level = f", profiler {profile.level}" if profile.level else ""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mindswap.check.doctor.facts import Diagnosis, MachineFacts
 from mindswap.check.doctor.machine import find_in_job, find_in_machine
-from mindswap.check.doctor.model import Diagnosis, MachineFacts
 from mindswap.check.doctor.software import find_in_environment, find_in_software
 from mindswap.config.problem import Level
 from mindswap.graph.cache import MAX_CACHE_BYTES

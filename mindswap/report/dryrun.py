@@ -45,7 +45,7 @@ def dry_run_cards(report: DryRunReport) -> list[tuple[str, str, str, str]]:
 
 
 def counted(report: DryRunReport) -> str:
-    """What is held against the budget beside what is used, in words."""
+    """Memory held against the budget beside what is used, in words."""
     return "with fragments and workspace" if report.counts_fragments else "with workspace"
 
 
@@ -122,7 +122,7 @@ def _copy_lines(run: DryRun) -> list[str]:
 
 
 def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
-    """How many, and where in the order of launch the first and the last are."""
+    """Number of operators, and the places of the first and the last in the order of launch."""
     if not copies:
         return "0"
     first, last = (run.kernels.index(copies[end]) + 1 for end in (0, -1))

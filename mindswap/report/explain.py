@@ -33,10 +33,10 @@ class Explanation:
         return tuple(layout.cells()) if layout is not None else ()
 
 
-def explain(
+def explain_layers(
     policy: Policy, num_layers: int | None, trees: LayerTrees | None, stages: StageRecompute | None = None
 ) -> Explanation:
-    """What a policy does in each layer; `stages`: with swap off, what the policy is from."""
+    """Explanation of a policy, layer by layer; `stages`: with swap off, what the policy is from."""
     acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
     groups = tuple(_merge(group_layers(acting, num_layers, trees, with_reasons=True)))
     return Explanation(policy, groups, num_layers, trees.source if trees is not None else None, stages)

@@ -1,4 +1,4 @@
-"""What all pictures share. Needs matplotlib, which the extra `mindswap[plot]` brings."""
+"""Parts that all pictures share. Needs matplotlib, which the extra `mindswap[plot]` brings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -79,7 +79,7 @@ def write_dry_run(report: DryRunReport, folder: Path) -> None:
 
 
 def dry_run_files(run: DryRun, title: str) -> Files:
-    """What a dry run knows: memory, and the order of operators as a trace in which each takes one tick."""
+    """Facts of a dry run: memory, and the order of operators as a trace in which each takes one tick."""
     ticks = sorted(run.operators)
     last = max([*ticks, *(tick for tick, _ in run.curve)], default=0) + 1
     nodes = np.array(ticks or [0])

@@ -40,7 +40,7 @@ class LayerMemoryReport:
 
 
 def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mapping[int, int]) -> Iterator[str]:
-    """What is copied to the host for nothing; `layer_map`: layer of the model -> compiled layer that stands for it."""
+    """Copies to the host for nothing; `layer_map`: layer of the model -> compiled layer that stands for it."""
     found: dict[str, list[int]] = {}
     for copy in graph.index.one_way_copies:
         what = f"{format_bytes(copy.size_bytes)} of {names(graph.forward_nodes[copy.inputs[0]])}"
@@ -53,7 +53,7 @@ def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mappi
 
 def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
     """Tables, equal layers once; a row per "layer", per "operator" or per "cell"."""
-    groups = group_layers(report.layers)
+    groups = group_layer_memory(report.layers)
     unit = common_unit(_weight(_sum(name, layer.operators)) for name, layer in groups)
     rows: list[tuple[str, ...]] = []
     for name, layer in groups:
@@ -96,7 +96,7 @@ def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
     }
 
 
-def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory]]:
+def group_layer_memory(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory]]:
     """Layers that hold the same under one name, what is outside the layers last."""
     inside = {layer.layer_index: layer for layer in layers if layer.layer_index is not None}
     groups = group_equal(inside.values(), lambda layer: layer.operators, inside)
@@ -105,7 +105,7 @@ def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory
 
 
 def rows_of(layer: LayerMemory, by: str) -> tuple[OperatorMemory, ...]:
-    """What stands in a row: each operator of a layer, those of a cell together, or all of them."""
+    """Operators of each row: each operator of a layer, those of a cell together, or all of them."""
     if by == "layer":
         return (_sum("all operators", layer.operators),)
     return layer.operators if by == "operator" else tuple(_by_cell(layer.operators))

@@ -45,7 +45,7 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_so
 
 
 def _own_lines(plan: Plan) -> list[str]:
-    """What the file comes to as it is."""
+    """Step time and memory of the file as it is."""
     own = next((one for one in plan.compared if one.name == YOURS), None)
     if own is None:
         return []
@@ -54,7 +54,7 @@ def _own_lines(plan: Plan) -> list[str]:
 
 
 def _full_lines(plan: Plan) -> list[str]:
-    """What it costs that the plan has few entries."""
+    """Cost of having few entries in the plan."""
     full = next((one for one in plan.compared if one.name == FULL and one.fits), None)
     if full is None:
         return []
@@ -74,7 +74,7 @@ def _bound_lines(plan: Plan) -> list[str]:
 
 
 def _coupling_lines(plan: Plan) -> list[str]:
-    """What the plan is worth on a version that does as the specification of swap says, which 2.9.0 does not."""
+    """Value of the plan on a version that swaps as the specification says, which 2.9.0 does not."""
     if plan.uncoupled_peak_bytes is None:
         return []
     peak = format_bytes(plan.uncoupled_peak_bytes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.dryrun_html import real_curve, simulated_curve
 from mindswap.report.figures import load_figure_class, save_figure
-from mindswap.report.memory import LayerMemoryReport, group_layers, rows_of
+from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_of
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
 from mindswap.training.dryrun.stages import DryRunReport
@@ -36,7 +36,7 @@ def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "op
         DataError: if matplotlib is missing or the file cannot be written.
     """
     figure_class = load_figure_class()
-    groups = group_layers(report.layers)
+    groups = group_layer_memory(report.layers)
     rows = [sorted(filter(_size, rows_of(layer, by)), key=_size) for _, layer in groups]
     bars = [panel[-MAX_BARS:] for panel in rows]
     height = 1.6 + sum(0.24 * len(b) + 0.9 for b in bars)

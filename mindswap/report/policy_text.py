@@ -74,7 +74,7 @@ class AlikeLayers:
 def group_layers(
     policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_reasons: bool = False
 ) -> tuple[AlikeLayers, ...]:
-    """What happens in each layer, consecutive equal layers together.
+    """Actions in each layer, consecutive equal layers together.
 
     Args:
         policy: a normalised policy.
@@ -147,7 +147,7 @@ _ACTIONS = {
 
 
 def _steps(policy: Policy, layer_index: int) -> tuple[PartAction, ...]:
-    """What the entries say about one layer, patterns as they are."""
+    """Actions of the entries in one layer, patterns as they are."""
     return tuple(
         PartAction(_ACTIONS[entry.setting], entry.pattern, num_prefetch_ops=entry.prefetch)
         for entry in acting_entries(policy, layer_index)
@@ -156,7 +156,7 @@ def _steps(policy: Policy, layer_index: int) -> tuple[PartAction, ...]:
 
 
 def _resolved_steps(layer: LayerDecisions, with_reasons: bool) -> tuple[PartAction, ...]:
-    """What really happens to the operators of one layer, after precedence."""
+    """Actions on the operators of one layer, after precedence."""
     decided = {path: _decision(found) for path, found in layer.operators().items()}
     steps = list(_compress(layer.layer, (), decided))
     if layer.is_output_recomputed:
@@ -200,7 +200,7 @@ _Shown = tuple[StepKind, int | None]
 
 
 def _decision(decision: Decision) -> _Shown | None:
-    """What happens to an operator; None if it stays as it is."""
+    """Action on an operator; None if it stays as it is."""
     if decision.treatment is Treatment.RECOMPUTE:
         return StepKind.RECOMPUTE, None
     return (StepKind.OFFLOAD, decision.prefetch) if decision.treatment is Treatment.OFFLOAD else None

@@ -49,7 +49,7 @@ def _to_data(problem: Problem) -> dict[str, Any]:
 
 
 def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) -> str:
-    """How many there are of each level: `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
+    """Numbers of problems by level: `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
     levels = [problem.level for problem in problems]
     counts = [(levels.count(level), level.value) for level in Level]
     parts = [format_count(count, name) for count, name in counts if count] or ["no problems"]
@@ -97,5 +97,5 @@ def answer_text(command: str, data: Mapping[str, Any], is_ok: bool, error: str |
 
 
 def error_text(command: str, error: str, problems: Iterable[Problem] = ()) -> str:
-    """What a command answers that cannot do what it is asked: what is wrong, or what is wrong in the configuration."""
+    """Answer of a command that cannot do what it is asked: what is wrong, or what is wrong in the configuration."""
     return answer_text(command, problems_to_data(problems), False, error)

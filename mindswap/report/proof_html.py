@@ -46,7 +46,7 @@ def _left_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def count_verdicts(proof: Proof) -> dict[Verdict, int]:
-    """How many checks there are of each verdict."""
+    """Number of checks of each verdict."""
     return {verdict: sum(check.verdict is verdict for check in proof.checks) for verdict in Verdict}
 
 

@@ -1,4 +1,4 @@
-"""What a configuration of MindFormers 2.x does in each layer, and what upstream drops, as text and as JSON."""
+"""Effect of a configuration of MindFormers 2.x in each layer, and what upstream drops, as text and as JSON."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from mindswap.units import common_unit, format_bytes
 _NAMES = {"op_swap": "op_swap", "select_module": "select_module", "exclude_op": "exclude_op", "comm": "recompute_comm"}
 
 
-def format_effect(effect: SettingsEffect, has_errors: bool = False) -> str:
+def format_settings_effect(effect: SettingsEffect, has_errors: bool = False) -> str:
     """The whole explanation; with errors upstream refuses the file, and so logs nothing."""
     blocks = [_header(effect), format_layers_2x(effect)]
     dropped = _dropped(effect)
@@ -74,7 +74,7 @@ def _layer_lines(layer: LayerOutcome) -> list[str]:
 
 
 def _dropped(effect: SettingsEffect) -> list[str]:
-    """What never reaches a layer, in words."""
+    """Entries that never reach a layer, in words."""
     settings = effect.settings
     lines = [f"{entry.path}: only the first entry of layer_swap acts" for entry in settings.of("layer_swap")[1:]]
     last = {target.pattern: target for target in settings.of("op_swap")}
@@ -103,7 +103,7 @@ def pynative_notes(effect: SettingsEffect, is_release_known: bool = True) -> lis
     return notes
 
 
-def effect_to_json(effect: SettingsEffect, problems: tuple[Problem, ...] = ()) -> dict[str, Any]:
+def settings_effect_to_json(effect: SettingsEffect, problems: tuple[Problem, ...] = ()) -> dict[str, Any]:
     """The same as plain data."""
     settings = effect.settings
     has_errors = any(problem.level.value == "error" for problem in problems)

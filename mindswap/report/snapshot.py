@@ -93,7 +93,7 @@ def _events(run: DryRun) -> list[dict[str, Any]]:
 
 
 def _segment(device: int, run: DryRun) -> dict[str, Any]:
-    """What is there at the end, and the holes between."""
+    """Blocks at the end, and the holes between."""
     addresses, end = _addresses(run)
     stays = sorted((address, i) for i, address in addresses.items() if run.blocks[i].end == sys.maxsize)
     blocks: list[dict[str, Any]] = []

@@ -104,7 +104,7 @@ def test_a_plan_fits_and_is_read_back(step, tmp_path):
     plan.save(tmp_path / "planned.yaml")
     assert Policy.from_file(tmp_path / "planned.yaml") == plan.policy
     assert str(plan).startswith("plan for ")
-    with pytest.raises(DataError, match="already there"):
+    with pytest.raises(DataError, match="already exists"):
         plan.save(tmp_path / "planned.yaml")
 
 

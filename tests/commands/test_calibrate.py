@@ -127,7 +127,7 @@ def test_nothing_is_replaced_unasked(run, tmp_path):
     file.write_text("mine")
     code, _, error = run(tmp_path / "profile", "-o", file, "--device", "generic")
     assert (code, file.read_text()) == (1, "mine")
-    assert "already there" in error and "--overwrite" in error
+    assert "already exists" in error and "--overwrite" in error
     assert run(tmp_path / "profile", "-o", file, "--overwrite", "--device", "generic")[0] == 0
     assert load_device(file).title == load_device("generic").title
 

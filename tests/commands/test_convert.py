@@ -92,7 +92,7 @@ def test_in_place_keeps_line_ends_and_mode(run, write, tmp_path):
 def test_a_file_that_is_there_stays(run, write, tmp_path):
     other = write("precious", "new.yaml")
     code, _, err = run(write(STAGE_TEXT), "--to", "index", "-o", other)
-    assert code == 1 and "already there" in err and (tmp_path / "new.yaml").read_text() == "precious"
+    assert code == 1 and "already exists" in err and (tmp_path / "new.yaml").read_text() == "precious"
     assert run(write(STAGE_TEXT), "--to", "index", "-o", other, "--overwrite")[0] == 0
     assert (tmp_path / "new.yaml").read_text() == INDEX_TEXT
 
@@ -259,7 +259,7 @@ def test_write_new_follows_a_link_and_refuses_a_folder(tmp_path):
     (tmp_path / "link").symlink_to("real")
     write_new(tmp_path / "link", "new", overwrite=True)
     assert (tmp_path / "real").read_text() == "new" and (tmp_path / "link").is_symlink()
-    with pytest.raises(DataError, match="already there"):
+    with pytest.raises(DataError, match="already exists"):
         write_new(tmp_path, "new")
 
 

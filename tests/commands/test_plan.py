@@ -43,7 +43,7 @@ def test_help_ends_with_examples(plan):
         (("--allow", "swap,coupled"), "--allow swap,coupled: write swap, recompute"),
         (("--objective", "speed"), "invalid choice: 'speed'"),
         (("-o", "x.yaml", "--in-place"), "not allowed with argument"),
-        (("-o", CONFIG), f"already there: {CONFIG}"),
+        (("-o", CONFIG), f"already exists: {CONFIG}"),
         (("--simple", "--objective", "memory"), "--simple: not with --objective memory"),
         (("--overwrite",), "--overwrite: no file is written without -o"),
         *(

@@ -141,7 +141,7 @@ def test_empty_text(fake_writer, tmp_path):
 @pytest.mark.parametrize("name", ["x.mindrecord", "x.mindrecord.db"])
 def test_existing_files_stay_unless_overwrite(text, fake_writer, tmp_path, name):
     (tmp_path / name).write_text("old")
-    with pytest.raises(DataError, match=f"already there: {name}\n.*--overwrite"):
+    with pytest.raises(DataError, match=f"already exists: {name}\n.*--overwrite"):
         run(text, "--output", "x.mindrecord", "--seq-length", "9")
     assert (tmp_path / name).read_text() == "old"
     assert run(text, "--output", "x.mindrecord", "--seq-length", "9", "--overwrite") == 0

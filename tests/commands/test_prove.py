@@ -157,7 +157,7 @@ def test_a_folder_that_is_there_is_left_alone(prove, tmp_path, monkeypatch):
     monkeypatch.setattr("mindswap.commands.prove.require_mindformers", lambda: None)
     (tmp_path / "mine").write_text("x")
     code, error = prove(CONFIG, "-o", tmp_path)
-    assert code == 1 and error.startswith(f"mindswap: error: {tmp_path}: is there already")
+    assert code == 1 and error.startswith(f"mindswap: error: {tmp_path}: already exists")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

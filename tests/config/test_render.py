@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from mindswap.config.render import block_lines, inline_text, key_text
+from mindswap.config.render import block_lines, inline_text, yaml_key
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_value_on_one_line(value, text):
 
 
 def test_keys_that_yaml_takes_for_something_else_are_quoted():
-    assert [key_text(key) for key in ("layers", "yes", "1", r"a\.b", 3)] == ["layers", "'yes'", "'1'", r"'a\.b'", "3"]
+    assert [yaml_key(key) for key in ("layers", "yes", "1", r"a\.b", 3)] == ["layers", "'yes'", "'1'", r"'a\.b'", "3"]
 
 
 def test_lists_of_mappings_are_blocks():

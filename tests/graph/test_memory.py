@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mindswap.graph.lifetime import LayerSample
-from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
+from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layer_memory
 from mindswap.policy.cell_tree import CellNode
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
@@ -19,7 +19,7 @@ def names_of(step):
 
 
 def measured(step, plain=None):
-    return measure_layers(step, plain or step, names_of(plain or step), ONE_LAYER)
+    return measure_layer_memory(step, plain or step, names_of(plain or step), ONE_LAYER)
 
 
 def test_what_one_operator_holds_alone_one_name_frees():
@@ -107,7 +107,7 @@ def test_a_layer_is_held_against_the_one_that_is_like_it():
     step = graph([product(index) for index in (0, 1, 2)], saved="a0 a1")
     like = {0: 0, 1: 1, 2: 1}
     names = OperatorNames([LAYER] * 2, plain)
-    assert measure_layers(step, plain, names, LayerSample((0, 4, 5), (0, 1, 1, 1, 1, 2)), like) == (
+    assert measure_layer_memory(step, plain, names, LayerSample((0, 4, 5), (0, 1, 1, 1, 1, 2)), like) == (
         LayerMemory(0, (OperatorMemory("mlp.mul0", "Mul", kept_bytes=KIB, swappable_bytes=KIB),)),
         *(
             LayerMemory(index, (OperatorMemory("mlp.mul1", "Mul", kept_bytes=2 * KIB, swappable_bytes=2 * KIB),))

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindswap.check.doctor.model import Machine, Package, Software
+from mindswap.check.doctor.facts import Machine, Package, Software
 from mindswap.check.doctor.software import count_cards
 from mindswap.graph.cache import cache_folder, cache_size
 from mindswap.version import __version__

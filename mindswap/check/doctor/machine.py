@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.doctor.model import Diagnosis, MachineFacts, error, warning
+from mindswap.check.doctor.facts import Diagnosis, MachineFacts, error, warning
 from mindswap.config.step import DEFAULT_MASTER_PORT
 from mindswap.units import format_bytes, format_count
 

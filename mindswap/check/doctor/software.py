@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from mindswap.check.doctor.model import Diagnosis, MachineFacts, error, warning
+from mindswap.check.doctor.facts import Diagnosis, MachineFacts, error, warning
 from mindswap.errors import LaunchError
 from mindswap.graph.cache import make_key
 

@@ -16,15 +16,15 @@ from mindswap.config.step import (
     is_on_cpu,
     is_pynative,
     read_device_memory,
+    read_device_target,
 )
-from mindswap.config.step import device_target as config_target
 from mindswap.units import format_bytes, parse_bytes
 
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
 def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
-    """What stands at a place and is not what swap in graph mode needs there."""
+    """Node at a place whose value is not what swap in graph mode needs there."""
     node = context.document.get(*place)
     if not context.settings.is_swap_enabled or is_pynative(context.document) or node is None or node.is_null:
         return None
@@ -141,7 +141,7 @@ def lazy_inline_env(context: Context) -> Iterator[Finding]:
     """
     if not context.settings.is_swap_enabled or context.settings.pipeline.num_stages > 1:
         return
-    is_ascend = config_target(context.document) == ASCEND
+    is_ascend = read_device_target(context.document) == ASCEND
     if is_ascend and context.environ.get(LAZY_INLINE, "").strip() == "0":
         message = f"{LAZY_INLINE}: 0 switches lazy inline off, and without pipeline stages swap needs it"
         yield Finding(Location("environment"), message, "1, or not set", f"export {LAZY_INLINE}=1")

@@ -193,7 +193,7 @@ class _LayerComparison:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
     def _idle_recompute(self) -> Iterator[Idle]:
-        """What is to be recomputed and is not; a weight that is gathered again goes by its own rules."""
+        """Operators that are to be recomputed and are not; a weight that is gathered again goes by its own rules."""
         idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
         if "" in idle:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)

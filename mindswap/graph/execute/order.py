@@ -40,7 +40,7 @@ def has_kernel(node: Node, weights: frozenset[str]) -> bool:
 
 
 def find_shared(graph: Graph) -> frozenset[str]:
-    """What a layer reads and no weight goes into: masks and rotary tables, and what makes them."""
+    """Operators whose output layers read and no weight goes into: masks and rotary tables, and what makes them."""
     weighted = depending(graph.forward, (node.name for node in graph.forward if node.op in WEIGHT_OPS))
     needed: set[str] = set()
     for node in reversed(graph.forward):

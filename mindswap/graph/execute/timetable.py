@@ -1,4 +1,4 @@
-"""When each piece of device memory is taken and given back, by the rules of MindSpore's Ascend backend.
+"""Allocation and release of each piece of device memory, by the rules of MindSpore's Ascend backend.
 
 Worked out from the compiled graph alone. Sources, MindSpore 2.9:
 

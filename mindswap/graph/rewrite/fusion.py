@@ -206,7 +206,7 @@ def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tup
 
 @functools.lru_cache(maxsize=4)  # a step is merged under thousands of policies
 def _attributes(graph: Graph) -> Mapping[str, Hashable]:
-    """What is set on each operator of forward, as something to compare."""
+    """Settings of each operator of forward, as something to compare."""
     return {
         node.name: tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
         for node in graph.forward

@@ -35,7 +35,7 @@ class NodeSettings:
 
 
 def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[LayerDecisions]) -> NodeSettings:
-    """What is decided for each compiled layer, on the operators of a step without swap and recompute.
+    """Decisions for each compiled layer, on the operators of a step without swap and recompute.
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
@@ -72,7 +72,7 @@ def _placement(graph: Graph, names: OperatorNames) -> "_Placement":
 
 @dataclass(frozen=True, eq=False)
 class _Placement:
-    """Where in the model operators are, and who reads them there."""
+    """Places of operators in the model, and their readers there."""
 
     graph: Graph
     names: OperatorNames

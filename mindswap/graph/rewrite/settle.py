@@ -67,7 +67,7 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
 
 
 def _shared(graph: Graph) -> set[str]:
-    """What depends on no weight and is read by another layer than its own, and the operators that only make this."""
+    """Operators that depend on no weight and are read by another layer, and those that only make their inputs."""
     nodes = graph.forward_nodes
     reads = (n.name for n in graph.forward if n.op in WEIGHT_OPS and not is_sequence_state(n.inputs[0]))
     weighted = depending(graph.forward, reads)

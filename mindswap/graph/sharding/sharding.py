@@ -160,7 +160,7 @@ def _of_one_rank(table: SplitTable) -> Graph:
 
 
 def _kept_copies(table: SplitTable) -> Iterator[Redistribution]:
-    """Where backward may hold the tensor as it arrived by communication, while the size is that of its maker."""
+    """Tensors that backward may hold as they arrived by communication, while their size is that of their maker."""
     saved = set(table.forward_names.values())
     for moved in table.redistributions:
         is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes

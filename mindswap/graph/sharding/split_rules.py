@@ -1,4 +1,4 @@
-"""How each kind of operator splits its outputs, given how its operands are split.
+"""Split of the outputs of each kind of operator, given the splits of its operands.
 
 The rules are those of MindSpore's operator infos (mindspore/ccsrc/frontend/parallel/ops_info/); each names its file.
 """

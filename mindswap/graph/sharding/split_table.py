@@ -45,7 +45,7 @@ class Redistribution:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """What an operator makes is a part of a sum on each rank."""
+    """An output that is a part of a sum on each rank."""
 
     num_ranks: int  # ranks that have the parts
     is_scattered: bool = False  # `out_strategy` has each rank keep a part of the result
@@ -133,7 +133,7 @@ class SplitTable:
         return [members[index]] if index < len(members) and len(node.outputs) == 1 else None
 
     def asked_split(self, node: Node) -> Split | None:
-        """What the first user with a strategy asks of the output of `node`, looking through casts."""
+        """Split that the first user with a strategy asks of the output of `node`, looking through casts."""
         for user in self.users.get(node.name, ()):
             strategy = read_strategy(user.attributes)
             if strategy:
@@ -238,7 +238,7 @@ class ForwardSplits:
         return [asked]
 
     def _asked_by_local_reshape(self, node: Node, own: Split) -> Split | None:
-        """What arrives at a Reshape that each rank does for itself: in as many parts as its reader asks for."""
+        """Split of the input of a Reshape that each rank does for itself: in as many parts as its reader asks for."""
         wanted = [self.table.asked_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
         return gathered_to(own, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
 
@@ -264,7 +264,7 @@ class ForwardSplits:
 
 
 def name_communication(before: Split, after: Split) -> str:
-    """What gives a rank its part of a tensor under another cut: one of `REDISTRIBUTION_OPS`."""
+    """Collective that gives a rank its part of a tensor under another cut: one of `REDISTRIBUTION_OPS`."""
     if num_parts(before) > num_parts(after):
         return "AllGather"
     return "Slice" if num_parts(before) < num_parts(after) else "AllToAll"

@@ -72,7 +72,7 @@ class MegatronOptions:
     places: tuple[tuple[str, Location], ...] = ()  # where each given option stands, by field name
 
     def place(self, field: str) -> Location:
-        """Where an option stands; the first option at all where it is not given."""
+        """Place of an option; of the first option at all where it is not given."""
         places = dict(self.places)
         return places.get(field) or next(iter(places.values()), Location("command line"))
 

@@ -86,7 +86,7 @@ def _unknown_arguments(words: list[str]) -> Iterator[str]:
             yield word
 
 
-def line_of(text: str, option: str) -> int:
+def option_line(text: str, option: str) -> int:
     """The first line that names an option outside of a comment, from 1; 0 if none does."""
     match = re.search(rf"^[^#\n]*?(?<![\w-]){re.escape(option)}(?![\w-])", text, re.MULTILINE)
     return text.count("\n", 0, match.end()) + 1 if match else 0

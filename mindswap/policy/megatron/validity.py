@@ -118,7 +118,7 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
 
 
 def _find_idle(options: MegatronOptions) -> Iterator[Finding]:
-    """What Megatron takes and does nothing with."""
+    """Options that Megatron takes and does nothing with."""
     if options.recompute_activations and options.recompute_granularity == "full":
         message = "makes recompute selective, whatever --recompute-granularity says"
         yield "recompute_activations", message, "", "delete one of the two"

@@ -18,7 +18,7 @@ from mindswap.policy.words import index_runs, name_indices
 
 @dataclass(frozen=True)
 class Swapped:
-    """What the other form shall swap."""
+    """Swaps that the other form shall have."""
 
     whole: tuple[int, ...]  # layers that are swapped as a whole
     paths: Mapping[str, tuple[int, ...]]  # dotted path -> layers in which it is named

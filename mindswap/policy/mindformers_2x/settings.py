@@ -1,4 +1,4 @@
-"""What `swap`, `recompute` and `recompute_comm` say, statement by statement, with places. Made by `read`."""
+"""Statements of `swap`, `recompute` and `recompute_comm`, with places. Made by `read`."""
 
 import re
 from collections.abc import Iterable

@@ -73,7 +73,7 @@ def dense_layer() -> LayerPaths:
 
 
 def paths_from_outline(outline: dict[str, Any]) -> LayerPaths:
-    """What a nested outline of one layer says: `calls`, `methods` and `cells` of each cell."""
+    """Paths in a nested outline of one layer: `calls`, `methods` and `cells` of each cell."""
     found = tuple(_walk(outline, ""))
     cells = frozenset(path for path, is_cell in found if is_cell)
     return LayerPaths(cells, frozenset(path for path, _ in found) - cells, tuple(path for path, _ in found))
@@ -125,7 +125,7 @@ def find_form(document: Document) -> Form:
 
 
 def form_problem(document: Document) -> Problem | None:
-    """What a command says that reads the graph form only; None for a file of that form."""
+    """Problem of a file for a command that reads the graph form only; None for a file of that form."""
     if find_form(document) is Form.GRAPH:
         return None
     entry = document.entry("training")

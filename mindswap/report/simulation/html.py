@@ -15,8 +15,8 @@ from mindswap.report.simulation.text import LAYER_HEADER, STAGE_HEADER, layer_ro
 from mindswap.report.simulation.words import (
     Head,
     describe_cause,
+    describe_layers,
     describe_moment,
-    describe_place,
     fit_bars,
     format_share,
     headline,
@@ -168,7 +168,7 @@ def _holder_table(stage: StageReport) -> str:
     for holder in stage.holders[:NUM_HOLDERS]:
         colour = f"var(--memory-{holder.kind:d})"
         kind = MEMORY_STYLES[holder.kind].title
-        held.append((holder.size_bytes, escape(holder.label), describe_place(holder.layers), kind, colour))
+        held.append((holder.size_bytes, escape(holder.label), describe_layers(holder.layers), kind, colour))
     rest = stage.holders[NUM_HOLDERS:]
     if rest:
         held.append((sum(holder.size_bytes for holder in rest), f"{len(rest)} more", "", "", "var(--soft)"))

@@ -111,7 +111,7 @@ def _bar_rows(report: SimulationReport, stage: int) -> list[_Row]:
 
 
 def _term_rows(report: SimulationReport) -> list[_Row]:
-    """What comes after the last operator: the optimizer computes, the rest is exchange of gradients."""
+    """Work after the last operator: the optimizer computes, the rest is exchange of gradients."""
     start_ns = report.timeline.step_time_ns
     rows = []
     for term in (term for term in report.terms if term.duration_ns):
@@ -123,7 +123,7 @@ def _term_rows(report: SimulationReport) -> list[_Row]:
 
 
 def _spans(rows: Sequence[_Row], kinds: Sequence[BarKind]) -> Spans:
-    """When any bar of these kinds runs."""
+    """Intervals in which any bar of these kinds runs."""
     merged: Spans = []
     for start, end in sorted((row.start_ns, row.start_ns + row.duration_ns) for row in rows if row.kind in kinds):
         if merged and start <= merged[-1][1]:

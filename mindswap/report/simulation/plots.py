@@ -12,8 +12,8 @@ from mindswap.report.simulation.bars import Bars, find_kinds, list_bars
 from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, BarKind, Lane, Style
 from mindswap.report.simulation.words import (
     describe_budget,
+    describe_layers,
     describe_moment,
-    describe_place,
     device_line,
     join_bars,
     sample_memory,
@@ -211,10 +211,10 @@ def _write_words(
 
 
 def _held(stage: StageReport) -> list[tuple[int, str, str]]:
-    """What is in memory at the peak: bytes, name, colour; the smaller holders together."""
+    """Memory at the peak: bytes, name, colour; the smaller holders together."""
     held = [(size_bytes, name, STATIC.light) for name, size_bytes in stage.static_parts if size_bytes]
     for holder in stage.holders[:NUM_HOLDERS]:
-        name = f"{holder.label}, {describe_place(holder.layers)}"
+        name = f"{holder.label}, {describe_layers(holder.layers)}"
         held.append((holder.size_bytes, name, MEMORY_STYLES[holder.kind].light))
     rest = stage.holders[NUM_HOLDERS:]
     return held + ([(sum(holder.size_bytes for holder in rest), f"{len(rest)} more", "#ffffff")] if rest else [])

@@ -1,4 +1,4 @@
-"""What is drawn how: kinds of bars and of memory with their words and colours, the same in PNG and HTML."""
+"""Styles of kinds of bars and of memory, words and colours, the same in PNG and HTML."""
 
 from dataclasses import dataclass
 from enum import IntEnum

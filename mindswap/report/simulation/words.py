@@ -27,7 +27,7 @@ class Head(Enum):
     HOST = "host memory"
 
 
-def describe_place(layers: Sequence[int]) -> str:
+def describe_layers(layers: Sequence[int]) -> str:
     """`layers 0-3`, `outside the layers`, `layer 1 and outside the layers`; -1 stands for outside.
 
     A list of many pieces is only counted: `29 layers of 0-79`.
@@ -45,18 +45,18 @@ def describe_moment(moment: Moment | None) -> str:
     """`backward of layer 3, micro-batch 0: ffn Mul`."""
     if moment is None:
         return "no operator"
-    return f"{moment.phase}, {describe_place([moment.layer])}, micro-batch {moment.micro_batch}: {moment.label}"
+    return f"{moment.phase}, {describe_layers([moment.layer])}, micro-batch {moment.micro_batch}: {moment.label}"
 
 
 def describe_holder(holder: PeakContributor) -> str:
     """`attention.wq MatMul, layers 0-31, kept for backward`."""
-    return f"{holder.label}, {describe_place(holder.layers)}, {MEMORY_STYLES[holder.kind].title}"
+    return f"{holder.label}, {describe_layers(holder.layers)}, {MEMORY_STYLES[holder.kind].title}"
 
 
 def describe_cause(cause: Cause) -> str:
     """`copy in of ffn Mul, layers 3-5`."""
     direction = "out" if cause.cause == StallCause.COPY_OUT else "in"
-    return f"copy {direction} of {cause.label}, {describe_place(cause.layers)}"
+    return f"copy {direction} of {cause.label}, {describe_layers(cause.layers)}"
 
 
 def describe_budget(report: SimulationReport) -> str:

@@ -9,7 +9,7 @@ from mindswap.check.check import check_document, policy_of
 from mindswap.check.doctor.software import count_cards
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
-from mindswap.config.step import device_target, read_step_settings
+from mindswap.config.step import read_device_target, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.policy.convert import policy_sections
@@ -97,7 +97,7 @@ def prepare(bench: ProofRequest, document: Document) -> Proof:
     write_new(bench.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
     proof = Proof(
         config=str(bench.config),
-        target=device_target(document),
+        target=read_device_target(document),
         device="",
         num_workers=wanted.num_workers,
         num_steps=wanted.num_steps,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mindswap.check.doctor.facts import CheckedJob, Diagnosis, MachineFacts, gather_job, layer_activation_bytes
 from mindswap.check.doctor.gather import gather_machine, gather_software, host_memory
 from mindswap.check.doctor.machine import find_in_job
-from mindswap.check.doctor.model import CheckedJob, Diagnosis, MachineFacts, gather_job, layer_activation_bytes
 from mindswap.config.problem import Level
 from mindswap.report.doctor import doctor_to_json, examine, format_doctor
 from mindswap.version import __version__

@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
-from mindswap.report.simulation.words import describe_place
+from mindswap.report.simulation.words import describe_layers
 from tests.report.simulated import MIB, MS, large_program, pipeline_report, report_of, small_report
 
 TEXT = """\
@@ -107,8 +107,8 @@ def test_json_of_a_pipeline_has_every_stage():
 
 
 def test_places_in_words():
-    assert describe_place([0, 1, 2, 5]) == "layers 0-2, 5"
-    assert describe_place([-1]) == "outside the layers"
-    assert describe_place([-1, 3]) == "layer 3 and outside the layers"
-    assert describe_place([0, 2, 4, 6]) == "layers 0, 2, 4, 6"
-    assert describe_place([0, 2, 4, 6, 8]) == "5 layers of 0-8"
+    assert describe_layers([0, 1, 2, 5]) == "layers 0-2, 5"
+    assert describe_layers([-1]) == "outside the layers"
+    assert describe_layers([-1, 3]) == "layer 3 and outside the layers"
+    assert describe_layers([0, 2, 4, 6]) == "layers 0, 2, 4, 6"
+    assert describe_layers([0, 2, 4, 6, 8]) == "5 layers of 0-8"
