@@ -36,6 +36,8 @@ def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "op
         DataError: if matplotlib is missing or the file cannot be written.
     """
     figure_class = load_figure_class()
+    from matplotlib.patches import Patch
+
     groups = group_layer_memory(report.layers)
     rows = [sorted(filter(_size, rows_of(layer, by)), key=_size) for _, layer in groups]
     bars = [panel[-MAX_BARS:] for panel in rows]
@@ -52,7 +54,11 @@ def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "op
             axes[index].set_xlim(0, ROOM * longest or 1)
         for index in panels[-1:]:
             axes[index].set_xlabel(f"{label}, one micro-batch, one rank")
-    axes[0].legend(loc="lower right", frameon=False)
+    shown = [row for panel in bars for row in panel]
+    used = [(label, colour) for name, label, colour in KINDS if any(getattr(row, name) for row in shown)]
+    axes[0].legend(
+        handles=[Patch(color=colour, label=label) for label, colour in used], loc="lower right", frameon=False
+    )
     figure.suptitle(f"{title}: activations from forward to backward\n{report.describe_total()} in the step")
     save_figure(figure, path)
 
@@ -66,9 +72,9 @@ def _draw_panel(
 ) -> None:
     left = [0.0] * len(operators)
     labels = [operator.path for operator in operators]
-    for attribute, label, colour in KINDS:
+    for attribute, _, colour in KINDS:
         widths = [getattr(operator, attribute) / 2**20 for operator in operators]
-        bars = axis.barh(range(len(operators)), widths, left=left, color=colour, label=label)
+        bars = axis.barh(range(len(operators)), widths, left=left, color=colour)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axis.bar_label(bars, [format_bytes(_size(operator)) for operator in operators], padding=3, fontsize=8)
     axis.set_yticks(range(len(operators)), labels, fontsize=8)

@@ -105,6 +105,7 @@ def _set_log_scale(axis: "Axes") -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_yscale("log")
+    axis.set_ylabel(f"{axis.get_ylabel()}, log scale", fontsize=9)
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
@@ -116,7 +117,8 @@ def _fill_below(axis: "Axes", bound: Sequence[TradeOff], unit_ns: int) -> None:
     high_x, high_y = axis.get_xlim()[1], axis.get_ylim()[1]
     x = [low_x, bound[0].peak_bytes / GIB, *(p.peak_bytes / GIB for p in bound), high_x]
     y = [high_y, high_y, *(p.step_time_ns / unit_ns for p in bound), bound[-1].step_time_ns / unit_ns]
-    axis.fill_between(x, y, low_y, color=OTHER, alpha=0.13, linewidth=0, label="no policy can be here")
+    label = "no policy can be here" if x[1] > low_x or max(y[2:]) > low_y else None  # None: outside of what is shown
+    axis.fill_between(x, y, low_y, color=OTHER, alpha=0.13, linewidth=0, label=label)
 
 
 def _set_limits(axis: "Axes", points: Iterable[TradeOff], unit_ns: int, budget_bytes: int | None) -> None:

@@ -66,3 +66,13 @@ def test_colours_are_those_of_simulate_and_bars_have_their_size(drawn):
     kinds = (MemoryKind.KEPT, MemoryKind.OFFLOADING, MemoryKind.RECOMPUTED)
     assert colours == [MEMORY_STYLES[kind].light for kind in kinds]
     assert [text.get_text() for text in panel.texts] == ["2.0 MiB", "3.0 MiB", "4.0 MiB"]
+
+
+def test_the_legend_names_what_is_in_the_picture_whatever_panel_it_is_in(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+    swapped, loss = LayerMemory(0, (OPERATORS[1],)), LayerMemory(None, (LOSS,))
+    for layers in ((swapped, loss), (swapped,)):
+        plots.plot_memory(LayerMemoryReport(layers, REPORT.peak, ()), "x.png", "case")
+    named = [[text.get_text() for text in figure.axes[0].get_legend().get_texts()] for figure in figures]
+    assert named == [["kept on device", "swapped"], ["swapped"]]

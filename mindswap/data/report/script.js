@@ -391,6 +391,7 @@
   function chooseStage(index) {
     view.stage = index;
     document.getElementById("stage").value = String(index);
+    fillLegends();
     refresh();
   }
 
@@ -440,6 +441,7 @@
 
   function fillLegend(id, entries) {
     const box = document.getElementById(id);
+    box.replaceChildren();
     for (const [name, title] of entries) {
       const entry = document.createElement("span"), mark = document.createElement("i");
       mark.className = "swatch";
@@ -449,9 +451,12 @@
     }
   }
 
-  fillLegend("bar-legend", data.bar_kinds.map((kind) => ["bar-" + kind, data.bar_titles[kind]]));
-  const usedKinds = data.memory_kinds.filter((_, k) => data.stages.some((s) => s.memory.kinds[k].some((size) => size)));
-  fillLegend("memory-legend", [...usedKinds.map(([kind, title]) => ["memory-" + kind, title]).reverse(), ["static", "static"]]);
+  function fillLegends() {
+    fillLegend("bar-legend", data.stages[view.stage].bar_legend);
+    fillLegend("memory-legend", data.stages[view.stage].memory_legend);
+  }
+
+  fillLegends();
   const choice = document.getElementById("stage");
   data.stages.forEach((stage, i) => choice.append(new Option(String(stage.stage), String(i))));
   choice.addEventListener("change", () => chooseStage(Number(choice.value)));

@@ -132,4 +132,11 @@ def _translate(table: Mapping[Any, tuple[Lane, BarKind]], codes: np.ndarray) -> 
 def find_kinds(report: SimulationReport, bars: Sequence[Bars]) -> list[BarKind]:
     """Kinds that occur, for the legend."""
     present = {int(kind) for part in bars for kind in np.unique(part.kind)}
-    return [kind for kind in BarKind if kind in present or (kind is BarKind.TERM and report.terms)]
+    if any(term.duration_ns for term in report.terms):
+        present.add(int(BarKind.TERM))
+    return [kind for kind in BarKind if kind in present]
+
+
+def only_bars(bars: Bars, chosen: np.ndarray) -> Bars:
+    """Those that are chosen; `chosen` is bool, shape (num_bars,)."""
+    return Bars(**{name: values[chosen] for name, values in vars(bars).items()})

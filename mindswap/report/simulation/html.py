@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
-from mindswap.report.simulation.bars import Bars, find_kinds
-from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, BarKind, Lane
+from mindswap.report.simulation.bars import Bars, find_kinds, only_bars
+from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, STATIC, BarKind, Lane
 from mindswap.report.simulation.text import LAYER_HEADER, STAGE_HEADER, layer_rows, stage_rows
 from mindswap.report.simulation.words import (
     Head,
@@ -37,6 +37,7 @@ MEMORY_BITS = 18  # of the peak; the unit is a power of two, as most sizes are m
 def page_data(report: SimulationReport) -> dict[str, Any]:
     """Plain data; times in ns, memory in units of `memory_unit_bytes`, starts as differences to the one before."""
     bars = fit_bars(report.timeline, [stage.stage for stage in report.stages], MAX_BARS)
+    above = [only_bars(part, part.lane == Lane.COMPUTE) for part in bars]  # of all stages, over the one that is shown
     labels = sorted({int(label) for part in bars for label in np.unique(part.label) if label >= 0})
     # -1, no label, is the last entry.
     number = np.full(len(report.timeline.program.labels) + 1, -1)
@@ -52,13 +53,15 @@ def page_data(report: SimulationReport) -> dict[str, Any]:
         "peak_stage": report.peak_stage.stage,
         "lanes": [lane.title for lane in Lane],
         "bar_titles": [BAR_STYLES[kind].title for kind in BarKind],
-        "bar_kinds": [int(kind) for kind in find_kinds(report, bars)],
         "first_wait": int(BarKind.WAIT_COPY_OUT),
         "bubble": int(BarKind.BUBBLE),
         "memory_kinds": [[int(kind), style.title] for kind, style in MEMORY_STYLES.items()],
         "labels": [str(report.timeline.program.labels[label]) for label in labels],
         "stages": [
-            _stage_data(report, stage, part, number, unit_bytes, num_points)
+            {
+                **_stage_data(report, stage, part, number, unit_bytes, num_points),
+                "bar_legend": [(f"bar-{kind}", BAR_STYLES[kind].title) for kind in find_kinds(report, [part, *above])],
+            }
             for stage, part in zip(report.stages, bars, strict=True)
         ],
     }
@@ -69,6 +72,8 @@ def _stage_data(
 ) -> dict[str, Any]:
     time_ns, by_kind = sample_memory(stage.memory, report.step_time_ns, num_points)
     duration_ns = bars.end_ns - bars.start_ns
+    levels = {kind: by_kind[kind] // unit_bytes for kind in MEMORY_STYLES}
+    used = [(f"memory-{kind:d}", style.title) for kind, style in MEMORY_STYLES.items() if levels[kind].any()]
     return {
         "stage": stage.stage,
         "static_bytes": stage.static_bytes,
@@ -90,8 +95,9 @@ def _stage_data(
         },
         "memory": {
             "time": np.diff(time_ns, prepend=0).tolist(),
-            "kinds": [(by_kind[kind] // unit_bytes).tolist() for kind in MEMORY_STYLES],
+            "kinds": [level.tolist() for level in levels.values()],
         },
+        "memory_legend": [*used[::-1], *([("static", STATIC.title)] if stage.static_bytes else [])],
     }
 
 
@@ -114,7 +120,7 @@ def format_html(report: SimulationReport) -> str:
         script=read_part("script.js"),
         data=data,
         cards="\n".join(_cards(report)),
-        stages=_stage_table(report),
+        stages=_stage_table(report) + _terms(report),
         moment=escape(which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)),
         holders=_holder_table(stage),
         layers=table(LAYER_HEADER, [tuple(map(escape, row)) for row in layer_rows(report)]),
@@ -132,8 +138,21 @@ def _cards(report: SimulationReport) -> Iterable[str]:
     for head, value, remark in headline(report):
         if head is Head.MOMENT:
             continue  # stands with the table of what fills the memory
+        if head is Head.STEP_TIME:  # its parts stand with the table of where the time goes
+            remark = f"{format_time(_update_ns(report))} of it after the last operator" if _update_ns(report) else ""
         judged = "" if head is not Head.PEAK or report.fits is None else "good" if report.fits else "bad"
         yield card(head.value, value, remark, judged)
+
+
+def _update_ns(report: SimulationReport) -> int:
+    return sum(term.duration_ns for term in report.terms)
+
+
+def _terms(report: SimulationReport) -> str:
+    """What comes after the last operator, longest first."""
+    terms = sorted((term for term in report.terms if term.duration_ns), key=lambda term: -term.duration_ns)
+    words = "; ".join(f"{format_time(term.duration_ns)} {term.name}" for term in terms)
+    return f'<p class="hint">After the last operator: {escape(words)}</p>' if terms else ""
 
 
 def _stage_table(report: SimulationReport) -> str:

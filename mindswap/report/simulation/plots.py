@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindswap.report.figures import load_figure_class, save_figure
-from mindswap.report.simulation.bars import Bars, find_kinds, list_bars
+from mindswap.report.simulation.bars import Bars, find_kinds, list_bars, only_bars
 from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, BarKind, Lane, Style
 from mindswap.report.simulation.words import (
     describe_budget,
@@ -84,7 +84,7 @@ def _subtitle(report: SimulationReport) -> str:
 def _stream_rows(report: SimulationReport) -> list[tuple[str, Bars]]:
     """One row per stream that does something, of the only stage."""
     bars = join_bars(list_bars(report.timeline, 0), report.step_time_ns // PIXELS)
-    rows = [(lane.title, _only(bars, bars.lane == lane)) for lane in Lane]
+    rows = [(lane.title, only_bars(bars, bars.lane == lane)) for lane in Lane]
     return [(title, part) for title, part in rows if len(part)]
 
 
@@ -93,13 +93,9 @@ def _pipeline_rows(report: SimulationReport) -> list[tuple[str, Bars]]:
     rows = []
     for stage in report.stages:
         bars = list_bars(report.timeline, stage.stage)
-        compute = _only(bars, bars.lane == Lane.COMPUTE)
+        compute = only_bars(bars, bars.lane == Lane.COMPUTE)
         rows.append((f"stage {stage.stage}", join_bars(compute, report.step_time_ns // PIXELS, by_layer=False)))
     return rows
-
-
-def _only(bars: Bars, chosen: np.ndarray) -> Bars:
-    return Bars(**{name: values[chosen] for name, values in vars(bars).items()})
 
 
 def _draw_streams(

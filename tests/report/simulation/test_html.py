@@ -107,6 +107,25 @@ def test_a_pipeline_shows_every_stage():
     assert "bubble" in text
 
 
+def test_the_legends_of_a_stage_name_what_is_in_its_picture():
+    """The compute streams of all stages are above the one that is shown; a term of no time is nowhere."""
+    (only,) = embedded(format_html(report_of(small_program(), terms=(StepTerm("optimizer", 0),))))["stages"]
+    names = [name for _, name in only["bar_legend"]]
+    assert names == ["forward", "backward", "copy out", "copy in", "waits for a copy out", "waits for a copy in"]
+    stages = embedded(format_html(pipeline_report()))["stages"]
+    for stage in stages:
+        drawn = {f"memory-{kind}" for kind, level in enumerate(stage["memory"]["kinds"]) if any(level)}
+        assert {name for name, _ in stage["memory_legend"]} == drawn | ({"static"} if stage["static_bytes"] else set())
+    assert ["bar-0", "forward"] in stages[1]["bar_legend"]
+
+
+def test_the_card_of_the_step_time_is_short_and_its_parts_stand_below():
+    text = format_html(report_of(small_program(), terms=(StepTerm("optimizer", 5 * MS), StepTerm("clip", 6 * MS))))
+    card = re.search(r'step time</div>.*?remark">(.*?)</div>', text, re.S)[1]
+    assert card == "11.0 ms of it after the last operator"
+    assert "After the last operator: 6.00 ms clip; 5.00 ms optimizer" in Page(text).text
+
+
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "layers", "ops"), [(1, 1, 80, 130), (16, 16, 5, 40)], ids=["80-layers", "16-stages"]
 )

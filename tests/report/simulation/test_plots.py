@@ -132,12 +132,23 @@ def test_where_no_policy_can_be_is_filled(tmp_path, figures):
     assert [outline.contains_point(point) for point in inside + outside] == [True] * 4 + [False] * 3
 
 
+def test_a_bound_below_all_that_is_shown_is_not_in_the_legend(tmp_path, figures):
+    curve = [TradeOff("", 900 * MS, 40 * GIB), TradeOff("", 880 * MS, 71 * GIB)]
+    for least_bytes in (1 * GIB, 39 * GIB):
+        bound = [TradeOff("", 100 * MS, least_bytes)]
+        plot_tradeoffs([], tmp_path / "p.png", curve=curve, title="llama", caption="device", bound=bound)
+    named = [[text.get_text() for text in figure.axes[0].get_legend().get_texts()] for figure in figures]
+    assert named == [["plans"], ["no policy can be here", "plans"]]
+
+
 @pytest.mark.filterwarnings("error")  # matplotlib warns of a limit of 0
 def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_scale(tmp_path, figures):
     for slowest in (2, 3, 30):
         curve = [TradeOff("", slowest * 900 * MS, 20 * GIB), TradeOff("", 900 * MS, 40 * GIB)]
         plot_tradeoffs([], tmp_path / "p.png", curve=curve, title="llama", caption="device")
     assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log", "log"]
+    labels = [figure.axes[0].get_ylabel() for figure in figures]
+    assert labels == ["step time (ms)", "step time (s), log scale", "step time (s), log scale"]
     # 0.9 s and 27 s: 0.14 of their distance below and above.
     assert figures[2].axes[0].get_ylim() == pytest.approx((0.9 / 30**0.14, 27 * 30**0.14))
 
