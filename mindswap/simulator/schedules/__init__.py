@@ -1,19 +1,18 @@
-"""Schedules: what a pipeline stage does in which order. One file each; everything else only reads their lists."""
+"""Schedules: what a pipeline stage does in which order. Everything else only reads their lists."""
 
 from collections.abc import Mapping
 from functools import cache
-from typing import cast
 
-from mindswap.simulator.schedules import (
-    gpipe,
-    interleaved_1f1b,
-    interleaved_less_memory,
-    seqpipe,
-    seqsmartvpp,
-    seqvpp,
-    zero_bubble_v,
-)
+from mindswap.simulator.schedules.gpipe import GPIPE
 from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape, most_in_flight
+from mindswap.simulator.schedules.rounds import (
+    INTERLEAVED_1F1B,
+    INTERLEAVED_LESS_MEMORY,
+    SEQPIPE,
+    SEQSMARTVPP,
+    SEQVPP,
+)
+from mindswap.simulator.schedules.zero_bubble_v import ZERO_BUBBLE_V
 
 __all__ = [
     "LESS_MEMORY",
@@ -29,18 +28,15 @@ __all__ = [
 ]
 
 LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
-SCHEDULES: Mapping[str, PipelineSchedule] = cast(
-    Mapping[str, PipelineSchedule],
-    {
-        "1f1b": interleaved_1f1b,
-        LESS_MEMORY: interleaved_less_memory,
-        "gpipe": gpipe,
-        "seqpipe": seqpipe,
-        "seqvpp": seqvpp,
-        "seqsmartvpp": seqsmartvpp,
-        "zero_bubble_v": zero_bubble_v,
-    },
-)
+SCHEDULES: Mapping[str, PipelineSchedule] = {
+    "1f1b": INTERLEAVED_1F1B,
+    LESS_MEMORY: INTERLEAVED_LESS_MEMORY,
+    "gpipe": GPIPE,
+    "seqpipe": SEQPIPE,
+    "seqvpp": SEQVPP,
+    "seqsmartvpp": SEQSMARTVPP,
+    "zero_bubble_v": ZERO_BUBBLE_V,
+}
 # Those that say in which order pieces of sequences run.
 WITH_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")
 

@@ -6,7 +6,7 @@ gpipe_interleave_scheduler.cc, `SortFuncBetweenMicro` and `Reorder` (mindspore-a
     2 stages, 2 chunks a and b, 2 micro-batches:  F0a F1a F0b F1b  B0b B1b B0a B1a
 """
 
-from mindswap.simulator.schedules.passes import Pass, PassWork, Shape
+from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
@@ -19,10 +19,5 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     return (*forward, *backward)
 
 
-def refusal(shape: Shape) -> str:
-    """MindSpore takes any shape."""
-    return ""
-
-
-def short_step(shape: Shape, at_least: int) -> int:
-    return shape.num_micro_batches  # every further micro-batch is held until backward begins
+# MindSpore takes any shape; every further micro-batch is held until backward begins.
+GPIPE = PipelineSchedule(order, short_step=lambda shape, at_least: shape.num_micro_batches)

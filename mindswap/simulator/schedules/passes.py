@@ -1,9 +1,8 @@
 """Elements of a schedule: passes of a stage, as plain data."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
 
 
 class PassWork(IntEnum):
@@ -35,17 +34,14 @@ class Shape:
     num_sequences: int = 1  # pieces that a sequence is cut into
 
 
-class PipelineSchedule(Protocol):
-    """A module of this folder."""
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """Rules of one value of `pipeline_scheduler`."""
 
-    def order(self, stage: int, shape: Shape) -> tuple[Pass, ...]:
-        """Passes of a stage in one step."""
-
-    def refusal(self, shape: Shape) -> str:
-        """Why MindSpore refuses this shape; "" if it takes it."""
-
-    def short_step(self, shape: Shape, at_least: int) -> int:
-        """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+    order: Callable[[int, Shape], tuple[Pass, ...]]  # passes of a stage in one step
+    # a smaller number of micro-batches, from a least one on, that shows the same full pipeline
+    short_step: Callable[[Shape, int], int]
+    refusal: Callable[[Shape], str] = lambda shape: ""  # why MindSpore refuses this shape; "" if it takes it
 
 
 def most_in_flight(passes: Iterable[Pass]) -> int:

@@ -13,7 +13,7 @@ the overlapped middle as in DualPipeV.
 """
 
 from mindswap.simulator.schedules import gpipe
-from mindswap.simulator.schedules.passes import Pass, PassWork, Shape
+from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape
 
 KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRADIENT}
 
@@ -65,5 +65,6 @@ def refusal(shape: Shape) -> str:
     return ""
 
 
-def short_step(shape: Shape, at_least: int) -> int:
-    return min(shape.num_micro_batches, max(at_least, 2 * shape.num_stages))
+ZERO_BUBBLE_V = PipelineSchedule(
+    order, lambda shape, at_least: min(shape.num_micro_batches, max(at_least, 2 * shape.num_stages)), refusal
+)

@@ -1,0 +1,177 @@
+"""Schedules by rounds of micro-batches: some forwards (warm-up), then one forward and one backward in turn.
+
+All but gpipe and zero_bubble_v. Forwards go piece after piece, micro-batch after micro-batch of a round, chunk after
+chunk. A backward takes the oldest forward's micro-batch, and of that what went forward last: pieces and chunks go back
+in reverse. Below, a and b are chunks, x and y pieces of a sequence; stage 0 of 2.
+
+Sources: mindspore/ccsrc/frontend/parallel/pipeline_transformer/ of mindspore-ai/mindspore_test: pipeline_scheduler.cc
+(17110c7) and seqpipe_scheduler.cc (7115566).
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape
+
+
+def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_stage: int) -> tuple[Pass, ...]:
+    """Warm-up, then one forward and one backward in turn, then the backwards that are left.
+
+    `rounds` are their micro-batches; by `forwards_per_stage` the warm-up of a stage is longer than that of the next.
+    """
+    forward = []
+    begin = 0
+    for size in rounds:
+        forward += [
+            (chunk, micro_batch, piece)
+            for chunk in range(shape.num_chunks)
+            for micro_batch in range(begin, begin + size)
+            for piece in range(shape.num_sequences)
+        ]
+        begin += size
+    num_warm_up = (
+        (shape.num_stages - 1 - stage) * forwards_per_stage
+        + (shape.num_chunks - 1) * rounds[0] * shape.num_sequences
+        + shape.num_sequences
+        - 1
+    )
+    passes: list[Pass] = []
+    waiting: deque[int] = deque()  # micro-batches of the forwards that have no backward yet
+    done: dict[int, list[Pass]] = {}  # of each micro-batch, the forwards that have none, the last one at the end
+
+    def go_back() -> None:
+        last = done[waiting.popleft()].pop()
+        passes.append(Pass(last.chunk, last.micro_batch, PassWork.BACKWARD, last.sequence))
+
+    for index, (chunk, micro_batch, piece) in enumerate(forward):
+        own = Pass(chunk, micro_batch, PassWork.FORWARD, piece)
+        passes.append(own)
+        waiting.append(micro_batch)
+        done.setdefault(micro_batch, []).append(own)
+        if index >= min(num_warm_up, len(forward) - 1):
+            go_back()
+    while waiting:
+        go_back()
+    return tuple(passes)
+
+
+def by_rounds(
+    rounds_of: Callable[[Shape], list[int]], forwards_per_stage: int
+) -> Callable[[int, Shape], tuple[Pass, ...]]:
+    """`PipelineSchedule.order` of rounds of so many micro-batches each."""
+    return lambda stage, shape: order_rounds(stage, shape, rounds_of(shape), forwards_per_stage)
+
+
+def spread_rest(num_micro_batches: int, size: int) -> list[int]:
+    """Sizes of the rounds: `size` each, and one more in the first ones until all are in a round."""
+    num_rounds = num_micro_batches // size
+    if num_rounds == 0:
+        return [num_micro_batches]
+    rest = num_micro_batches - num_rounds * size
+    return [size + rest // num_rounds + (position < rest % num_rounds) for position in range(num_rounds)]
+
+
+def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
+    """`short_step` where the first rounds take what makes no whole round: the first one stays as large."""
+    total = shape.num_micro_batches
+    num_rounds, rest = divmod(total, size)
+    if rest > num_rounds:
+        return total
+    return min(total, max(1, -(-at_least // size)) * size + (rest > 0))
+
+
+# seqpipe: 1F1B, with chunks and with pieces of sequences; also what MindSpore runs for one chunk, whatever is asked.
+# Source: `SeqpipeScheduler`: `ComputeCycleList` (rounds), `ComputeBias`, `ExtractDataStruct` (warm-up),
+# `MakeExecuteOrder`. With one chunk `PipelineInterleave::SetScheduler` (pipeline_interleave.cc) takes it in place of
+# any other: then it is 1F1B as in Narayanan et al., "PipeDream" (SOSP 2019), as it is without pipeline_interleave.
+#     1 chunk, 3 micro-batches:                    F0 F1 B0 F2 B1 B2
+#     1 chunk, 2 micro-batches of 2 pieces x, y:   F0x F0y F1x B0y F1y B0x B1y B1x
+
+
+def _order_seqpipe(stage: int, shape: Shape) -> tuple[Pass, ...]:
+    rounds = spread_rest(shape.num_micro_batches, shape.num_stages)
+    return order_rounds(stage, shape, rounds, 1 if shape.num_chunks == 1 else 2)
+
+
+SEQPIPE = PipelineSchedule(
+    _order_seqpipe,
+    lambda shape, at_least: spread_rounds(shape, shape.num_stages if shape.num_chunks > 1 else 1, at_least),
+)
+
+# 1f1b with several chunks: rounds of as many micro-batches as stages go through chunk after chunk.
+# Source: `InterleavedScheduler::Reorder`: `offset_` (micro-batches that make no whole round are in the first one),
+# `bias_` (warm-up), `SortFuncBetweenMicro` (order of forwards and of backwards). Orders as in Narayanan et al.,
+# "Efficient large-scale language model training on GPU clusters using Megatron-LM" (SC 2021), section 2.2.
+#     2 chunks, 4 micro-batches: F0a F1a F0b F1b  F2a B0b F3a B1b F2b B0a F3b B1a  B2b B3b B2a B3a
+
+
+def _refuse_few(shape: Shape) -> str:
+    if shape.num_micro_batches < shape.num_stages:
+        return f"{shape.num_micro_batches} micro-batches are fewer than {shape.num_stages} stages"
+    return ""
+
+
+def _interleaved_rounds(shape: Shape) -> list[int]:
+    """What makes no whole round is in the first one."""
+    num_rounds, rest = divmod(shape.num_micro_batches, shape.num_stages)
+    return [shape.num_stages + rest, *[shape.num_stages] * (num_rounds - 1)]
+
+
+def _short_interleaved(shape: Shape, at_least: int) -> int:
+    """A number that leaves the same rest in rounds; at most the total."""
+    total = shape.num_micro_batches
+    return total - max(0, total - at_least) // shape.num_stages * shape.num_stages
+
+
+INTERLEAVED_1F1B = PipelineSchedule(by_rounds(_interleaved_rounds, 2), _short_interleaved, _refuse_few)
+
+# The same where ENABLE_LESS_MEM_VPP=1 and jit_level is O0 or O1: a shorter warm-up. Each stage holds one chunk less
+# than the one before it, not two. The bubble is the same where transfers take no time, and grows by more where they do:
+# a stage waits for its neighbour's send in every turn.
+# Source: `InterleavedScheduler::MemoryOptimizedReorder` and `EnableKbk`.
+#     2 chunks, 4 micro-batches: F0a F1a F0b  F1b B0b F2a B1b F3a B0a F2b B1a F3b B2b  B3b B2a B3a
+INTERLEAVED_LESS_MEMORY = PipelineSchedule(by_rounds(_interleaved_rounds, 1), _short_interleaved, _refuse_few)
+
+# seqvpp: as seqpipe, with rounds of fewer micro-batches: a round has as many pieces of sequences as stages.
+# Source: `SeqvppScheduler::ComputeCycleList`.
+#     2 chunks, 2 micro-batches of 2 pieces:
+#     F0ax F0ay F0bx F0by F1ax  F1ay B0by F1bx B0bx F1by B0ay  B0ax B1by B1bx B1ay B1ax
+
+
+def _refuse_pieces(shape: Shape) -> str:
+    if shape.num_stages < shape.num_sequences:
+        return f"a sequence is cut into {shape.num_sequences} pieces, more than the {shape.num_stages} stages"
+    if shape.num_micro_batches * shape.num_sequences < shape.num_stages:
+        pieces = f"{shape.num_micro_batches} micro-batches x {shape.num_sequences} pieces of sequences"
+        return f"{pieces} are fewer than {shape.num_stages} stages"
+    return ""
+
+
+def _round_size(shape: Shape) -> int:
+    """Micro-batches of a round, as long as all are in one."""
+    return max(1, shape.num_stages // shape.num_sequences)
+
+
+def _seqvpp_rounds(shape: Shape) -> list[int]:
+    return spread_rest(shape.num_micro_batches, _round_size(shape))
+
+
+def _short_seqvpp(shape: Shape, at_least: int) -> int:
+    return spread_rounds(shape, _round_size(shape), at_least)
+
+
+SEQVPP = PipelineSchedule(by_rounds(_seqvpp_rounds, 2), _short_seqvpp, _refuse_pieces)
+
+# seqsmartvpp: as seqvpp with a shorter warm-up: a stage holds one piece less than the one before it, not two.
+# Source: `SeqsmartvppScheduler::ComputeBias`. That the stages must be an even number is said in mindspore/context.py of
+# 2.9.0.
+#     2 chunks, 4 micro-batches: F0a F1a F0b  F1b B0b F2a B1b F3a B0a F2b B1a F3b B2b  B3b B2a B3a
+
+
+def _refuse_odd(shape: Shape) -> str:
+    if shape.num_stages % 2:
+        return f"it takes an even number of stages, not {shape.num_stages}"
+    return _refuse_pieces(shape)
+
+
+SEQSMARTVPP = PipelineSchedule(by_rounds(_seqvpp_rounds, 1), _short_seqvpp, _refuse_odd)
