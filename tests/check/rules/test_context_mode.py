@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.config.step import device_target
+from mindswap.config.step import read_device_target
 from tests.builders import document, found
 
 
@@ -33,4 +33,8 @@ def test_a_missing_key_passes():
 
 
 def test_a_device_target_that_is_null_is_missing():
-    assert device_target(document("context: {device_target: null}")) == device_target(document("a: 1")) == "Ascend"
+    assert (
+        read_device_target(document("context: {device_target: null}"))
+        == read_device_target(document("a: 1"))
+        == "Ascend"
+    )

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from mindswap.config.problem import Location
 from mindswap.policy.megatron.options import OPTIONS, read_options, read_tokens
-from mindswap.policy.megatron.script import ScriptError, find_command, line_of
+from mindswap.policy.megatron.script import ScriptError, find_command, option_line
 
 # In the form of the launch scripts that come with Megatron-LM: arrays, strings, comments with quotes.
 SCRIPT = r"""#!/bin/bash
@@ -58,9 +58,9 @@ def test_what_may_be_more_options_is_named_and_values_are_not():
 
 
 def test_the_line_of_an_option_is_not_that_of_a_comment():
-    assert line_of(SCRIPT, "--num-layers") == 10
-    assert line_of(SCRIPT, "--recompute-num-layers") == 19
-    assert line_of(SCRIPT, "--recompute-modules") == 0
+    assert option_line(SCRIPT, "--num-layers") == 10
+    assert option_line(SCRIPT, "--recompute-num-layers") == 19
+    assert option_line(SCRIPT, "--recompute-modules") == 0
 
 
 @pytest.mark.parametrize(
