@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mindswap.api.step import Step, load_step
 from mindswap.errors import MindswapError
-from mindswap.report.simulation.style import MEMORY_STYLES
+from mindswap.report.simulation.bars import MEMORY_STYLES
 from mindswap.report.tables import format_table
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import MemoryKind

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.policy.families import expand_outline
+from mindswap.policy.cell_tree import expand_outline
 from tests import forked
 from tests.strength import is_nightly
 from tools.make_family_tables import make_table

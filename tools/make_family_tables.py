@@ -268,7 +268,7 @@ def _tree_to_json(node) -> dict:
 
 
 def make_outline(table: dict) -> dict:
-    """The table as its file has it, which `policy.families.expand_outline` reads: every kind of cell once."""
+    """The table as its file has it, which `policy.cell_tree.expand_outline` reads: every kind of cell once."""
     cells: dict[str, str] = {}
 
     def kind_of(tree: dict) -> str:

@@ -25,8 +25,14 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.report.effect import effect_to_json, format_effect, format_recompute_effect, recompute_effect_to_json
-from mindswap.report.execution import execution_to_json, format_execution
+from mindswap.report.effect import (
+    effect_to_json,
+    execution_to_json,
+    format_effect,
+    format_execution,
+    format_recompute_effect,
+    recompute_effect_to_json,
+)
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.training.logs.compare import compare_logs
 from mindswap.training.logs.read import read_worker_logs

@@ -15,11 +15,10 @@ from mindswap.config.render import document_from_data
 from mindswap.config.rules import misused_ignore, split_ignored
 from mindswap.config.source import FOLDER_KEY, FOLDER_RULE, load_document
 from mindswap.errors import GraphError, PolicyError
-from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.expand import expand_stage_recompute
-from mindswap.policy.families import load_layer_trees
 from mindswap.policy.mindformers_2x.effect import SettingsEffect, compute_effect
 from mindswap.policy.mindformers_2x.read import read_pynative
 from mindswap.policy.mindformers_2x.tables import Model, form_problem, load_model

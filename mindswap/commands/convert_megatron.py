@@ -17,9 +17,8 @@ from mindswap.config.problem import Level, Location, Problem, find_errors, sort_
 from mindswap.config.render import COMMAND_LINE
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.applied import EXCLUDE
-from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
 from mindswap.policy.convert import policy_sections
-from mindswap.policy.families import load_layer_trees
 from mindswap.policy.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
 from mindswap.policy.megatron.policy import policy_of_megatron
 from mindswap.policy.megatron.script import ScriptError, find_command, option_line

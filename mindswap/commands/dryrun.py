@@ -22,9 +22,8 @@ from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
-from mindswap.report.insight import write_dry_run
+from mindswap.report.insight import write_dry_run, write_snapshot
 from mindswap.report.problems import answer_text
-from mindswap.report.snapshot import write_snapshot
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable

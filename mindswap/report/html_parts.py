@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
+from mindswap.report.simulation.bars import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
 
 FILES = Path(__file__).parents[1] / "data" / "report"
 

@@ -7,7 +7,7 @@ from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.dryrun_html import real_curve, simulated_curve
 from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_of
-from mindswap.report.simulation.style import MEMORY_STYLES
+from mindswap.report.simulation.bars import MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.units import format_bytes

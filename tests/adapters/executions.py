@@ -9,7 +9,7 @@ import sys
 from mindswap.api.execute import execute_config
 from mindswap.check.check import load_policy
 from mindswap.config.source import load_document
-from mindswap.report.execution import execution_to_json, format_execution
+from mindswap.report.effect import execution_to_json, format_execution
 
 
 def main():

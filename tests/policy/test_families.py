@@ -4,9 +4,8 @@ from importlib import resources
 
 import pytest
 
-from mindswap.policy import families
-from mindswap.policy.cell_tree import match_pattern
-from mindswap.policy.families import load_layer_trees
+from mindswap.policy import cell_tree
+from mindswap.policy.cell_tree import load_layer_trees, match_pattern
 from mindswap.policy.model import DEFAULT_SWAP_PATTERNS
 from tools.make_family_tables import make_outline
 
@@ -33,7 +32,7 @@ TABLE = {
 
 @pytest.fixture
 def table(monkeypatch):
-    monkeypatch.setattr(families, "_tables", lambda: (TABLE,))
+    monkeypatch.setattr(cell_tree, "_tables", lambda: (TABLE,))
 
 
 def arch(**model_config):
@@ -72,7 +71,7 @@ def test_the_first_layers_may_be_without_experts(table, monkeypatch):
         "dense_tree": {"name": "", "type": "Dense"},
     }
     with_experts = {**TABLE, "dense": ["first_k", 3], "switches": {"groups": [2, 8]}, "variants": [variant]}
-    monkeypatch.setattr(families, "_tables", lambda: (with_experts,))
+    monkeypatch.setattr(cell_tree, "_tables", lambda: (with_experts,))
 
     def types(num_layers, **model_config):
         return [layer.type_name for layer in load_layer_trees(arch(**model_config), num_layers).layers]
@@ -99,7 +98,7 @@ def shipped():
 @pytest.mark.parametrize("shipped_table", shipped(), ids=lambda table: table["family"])
 def test_shipped_tables_answer_for_their_variants(shipped_table):
     """Made of its trees again, an outline is as it was."""
-    expanded = families.expand_outline(shipped_table)
+    expanded = cell_tree.expand_outline(shipped_table)
     assert make_outline(expanded) == shipped_table
     switches = shipped_table.get("switches", {})
     for variant in shipped_table["variants"]:
@@ -117,7 +116,7 @@ def test_shipped_tables_answer_for_their_variants(shipped_table):
 def test_shipped_trees_are_those_that_were_read_from_networks():
     """The tables as they were made, trees in full, have these fingerprints."""
     found = {
-        table["family"]: sha256(json.dumps(families.expand_outline(table), sort_keys=True).encode()).hexdigest()[:16]
+        table["family"]: sha256(json.dumps(cell_tree.expand_outline(table), sort_keys=True).encode()).hexdigest()[:16]
         for table in shipped()
     }
     assert found == {
@@ -134,7 +133,7 @@ def test_shipped_trees_are_those_that_were_read_from_networks():
 def test_an_outline_names_cells_and_primitives():
     cells = {"Layer": "act=Act cast:Cast act2=Act/2", "Act": "", "Act/2": "act:Act"}
     variants = [{"when": {}, "tree": "Layer", "uses": {"act2.act": "cast"}}]
-    tree = families.expand_outline({"cells": cells, "uses": {"cast": "cast act2.act"}, "variants": variants})
+    tree = cell_tree.expand_outline({"cells": cells, "uses": {"cast": "cast act2.act"}, "variants": variants})
     assert tree["variants"][0]["uses"] == {"act2.act": ["cast"], "cast": ["cast", "act2.act"]}
     act, cast, act2 = tree["variants"][0]["tree"]["children"]
     assert act == {"name": "act", "type": "Act", "children": []}

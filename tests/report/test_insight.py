@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.report.insight import dry_run_files, write_dry_run
+from mindswap.report.insight import dry_run_files, snapshot, write_dry_run, write_snapshot
 from mindswap.report.simulation.insight import simulated_files, write_simulated
-from mindswap.report.snapshot import snapshot, write_snapshot
 from mindswap.training.dryrun.read import PoolBlock
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report

@@ -5,7 +5,7 @@ from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.graph.model import Node, TensorType
 from mindswap.report import plots
 from mindswap.report.memory import LayerMemoryReport
-from mindswap.report.simulation.style import MEMORY_STYLES
+from mindswap.report.simulation.bars import MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
 
 pytest.importorskip("matplotlib")

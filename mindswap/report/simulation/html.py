@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
-from mindswap.report.simulation.bars import Bars, find_kinds, only_bars
-from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, STATIC, BarKind, Lane
+from mindswap.report.simulation.bars import (
+    BAR_STYLES,
+    MEMORY_STYLES,
+    STATIC,
+    BarKind,
+    Bars,
+    Lane,
+    find_kinds,
+    only_bars,
+)
 from mindswap.report.simulation.text import LAYER_HEADER, STAGE_HEADER, layer_rows, stage_rows
 from mindswap.report.simulation.words import (
     Head,

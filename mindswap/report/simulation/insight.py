@@ -19,8 +19,7 @@ from mindswap.report.insight import (
     trace_names,
     write_folders,
 )
-from mindswap.report.simulation.bars import list_bars
-from mindswap.report.simulation.style import BAR_STYLES, BarKind, Lane
+from mindswap.report.simulation.bars import BAR_STYLES, BarKind, Lane, list_bars
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindswap.report.figures import load_figure_class, save_figure
-from mindswap.report.simulation.bars import Bars, find_kinds, list_bars, only_bars
-from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, BarKind, Lane, Style
+from mindswap.report.simulation.bars import (
+    BAR_STYLES,
+    BUDGET,
+    MEMORY_STYLES,
+    STATIC,
+    BarKind,
+    Bars,
+    Lane,
+    Style,
+    find_kinds,
+    list_bars,
+    only_bars,
+)
 from mindswap.report.simulation.words import (
     describe_budget,
     describe_layers,

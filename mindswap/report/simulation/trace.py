@@ -14,8 +14,7 @@ import numpy as np
 
 from mindswap.errors import DataError
 from mindswap.files import rewritten
-from mindswap.report.simulation.bars import Bars, list_bars
-from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, BarKind, Lane
+from mindswap.report.simulation.bars import BAR_STYLES, MEMORY_STYLES, BarKind, Bars, Lane, list_bars
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 
 THREADS_PER_STAGE = 10  # thread numbers are unique in the whole trace

@@ -6,8 +6,7 @@ from enum import Enum
 import numpy as np
 
 from mindswap.policy.words import name_indices
-from mindswap.report.simulation.bars import Bars, list_bars
-from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
+from mindswap.report.simulation.bars import MEMORY_STYLES, BarKind, Bars, list_bars
 from mindswap.simulator.summary_model import Cause, Moment, PeakContributor, SimulationReport
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline
 from mindswap.units import format_bytes, format_time

@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.config.problem import Level, Location
-from mindswap.policy.cell_tree import match_pattern
-from mindswap.policy.families import load_layer_trees
+from mindswap.policy.cell_tree import load_layer_trees, match_pattern
 from mindswap.policy.megatron.options import read_options, read_tokens
 from mindswap.policy.megatron.policy import known_modules, policy_of_megatron, possible_modules
 from mindswap.policy.megatron.validity import PlacementError, block_layers, group_ends, place_layers

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from mindswap.report.simulation.bars import Bars, list_bars
-from mindswap.report.simulation.style import BarKind, Lane
+from mindswap.report.simulation.bars import BarKind, Bars, Lane, list_bars
 from mindswap.report.simulation.words import fit_bars, join_bars, sample_memory
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.memory import profile_memory

@@ -7,9 +7,8 @@ import pytest
 from mindswap.errors import DataError
 from mindswap.report import tradeoff_plots
 from mindswap.report.simulation import plots
-from mindswap.report.simulation.bars import Bars
+from mindswap.report.simulation.bars import BarKind, Bars
 from mindswap.report.simulation.plots import plot_simulation
-from mindswap.report.simulation.style import BarKind
 from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 from tests.report.simulated import GIB, MS, large_program, pipeline_report, report_of, small_report
 
