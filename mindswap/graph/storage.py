@@ -1,4 +1,4 @@
-"""Storages that forward keeps for backward, each with its fate.
+"""Storages that forward keeps for backward, each with its placement.
 
 One tensor can be handed to backward under several names (a `MatMul` and the `Reshape` of it). It
 is one piece of memory, and it leaves the device only if every name of it does.
@@ -61,7 +61,7 @@ class SavedStorage:
     """A storage that backward needs."""
 
     storage: Storage
-    fate: Placement  # kept, swapped, or both
+    placement: Placement  # kept, swapped, or both
     keepers: tuple[Node, ...]  # nodes through which backward holds it on the device
     pairs: tuple[SwapPair, ...]  # copies to the host and back; more than one moves the same bytes several times
     first_user: int  # position in `Graph.backward` of the first operator that reads it there, under any name
@@ -79,7 +79,7 @@ class SavedStorage:
 
 @functools.lru_cache(maxsize=16)  # a planner asks several things of one graph
 def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
-    """Every activation that backward needs, in order of production, with its fate.
+    """Every activation that backward needs, in order of production, with its placement.
 
     Weights and inputs of the step are left out: they are on the device in any case.
     """
@@ -103,9 +103,9 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
         if storages[key].kind is StorageKind.ACTIVATION:
             names = [node.name for node in keepers[key]] + [pair.copy_out.name for pair in pairs[key]]
             swapped = Placement.WASTED if keepers[key] else Placement.SWAPPED
-            fate = swapped if pairs[key] else Placement.KEPT
+            placement = swapped if pairs[key] else Placement.KEPT
             first_user = min(first_users[name] for name in names)
-            saved.append(SavedStorage(storages[key], fate, tuple(keepers[key]), tuple(pairs[key]), first_user))
+            saved.append(SavedStorage(storages[key], placement, tuple(keepers[key]), tuple(pairs[key]), first_user))
     return tuple(saved)
 
 

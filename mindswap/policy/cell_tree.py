@@ -67,7 +67,7 @@ class LayerTrees:
     prediction: CellNode | None = None
 
 
-# Operator patterns against the tree of a layer. Pure: returns matches, changes nothing.
+# Operator patterns against the tree of a layer.
 #
 # As in MindFormers, a pattern is split at `\.`; each part is a regular expression that must match
 # the whole name on one level; the parts before the last name cells, the last one names a cell or

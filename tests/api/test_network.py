@@ -143,7 +143,7 @@ def test_a_capture_shows_what_the_policy_does(cells):
     network = cells.network("stages")
     mindswap.apply(network, SWAP, layers="backbone.stages")
     graph = mindswap.capture(network, [cells.inputs])
-    swapped = [s for s in classify_saved(graph) if s.fate is Placement.SWAPPED]
+    swapped = [s for s in classify_saved(graph) if s.placement is Placement.SWAPPED]
     # The output of Tanh of block 1, (4, 8) in float32.
     assert [(s.storage.producer.op, s.storage.layer_index, s.copied_bytes) for s in swapped] == [("Tanh", 1, 128)]
 

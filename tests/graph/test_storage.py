@@ -5,8 +5,8 @@ from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
 
 def fates(step):
-    """(name of the storage, fate, kept bytes, copied bytes) of everything saved."""
-    return [(s.storage.name, s.fate, s.kept_bytes, s.copied_bytes) for s in classify_saved(step)]
+    """(name of the storage, placement, kept bytes, copied bytes) of everything saved."""
+    return [(s.storage.name, s.placement, s.kept_bytes, s.copied_bytes) for s in classify_saved(step)]
 
 
 def test_a_saved_operator_is_kept():

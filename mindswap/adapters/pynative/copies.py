@@ -17,7 +17,7 @@ import mindspore as ms
 import numpy as np
 
 from mindswap.errors import ApplyError
-from mindswap.graph.execute.memory import POISON
+from mindswap.graph.execute.timetable import POISON
 
 
 @dataclass

@@ -127,7 +127,7 @@ class _LayerComparison:
             ),
             one_way=tuple(node for node in self.graph.index.one_way_copies if node.layer_index == self.index),
             idle=(*self._idle(), *self._idle_recompute()),
-            wasted=tuple(entry for entry in own if entry.fate is Placement.WASTED),
+            wasted=tuple(entry for entry in own if entry.placement is Placement.WASTED),
             beyond_specification=tuple(self._beyond_specification()),
             num_recomputed=len(runs_again(self.graph, self.index)),
             kept_before_bytes=kept_before_bytes,

@@ -1,4 +1,4 @@
-"""Runs a compiled step operator by operator in device memory of its own. Pure: kernels come from an adapter."""
+"""Runs a compiled step operator by operator in device memory of its own. Kernels come from an adapter."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import GraphError
-from mindswap.graph.execute.memory import POISON, ExecutedMemory
-from mindswap.graph.execute.timetable import StepTimetable, TimedOperator
+from mindswap.graph.execute.timetable import POISON, ExecutedMemory, StepTimetable, TimedOperator
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS

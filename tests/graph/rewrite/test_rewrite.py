@@ -99,8 +99,8 @@ def saved(step):
 
 
 def fates(step, key="name"):
-    """Maker of each storage -> fate, kept bytes, copied bytes."""
-    return {getattr(e.storage, key): (e.fate, e.kept_bytes, e.copied_bytes) for e in classify_saved(step)}
+    """Maker of each storage -> placement, kept bytes, copied bytes."""
+    return {getattr(e.storage, key): (e.placement, e.kept_bytes, e.copied_bytes) for e in classify_saved(step)}
 
 
 def test_without_settings_the_step_stays_as_it_is():
