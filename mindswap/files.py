@@ -30,7 +30,7 @@ def file_name(path: object) -> str:
     except (TypeError, ValueError):
         is_encodable = False
     if not is_encodable:
-        raise DataError(f"{path!r} is no file name\n    fix:     a text, or a pathlib.Path") from None
+        raise DataError(f"{path!r} is not a file name\n    fix:     a text, or a pathlib.Path") from None
     return name
 
 

@@ -101,7 +101,7 @@ def test_a_file_is_rewritten_behind_its_link_or_not_at_all(tmp_path):
 
 @pytest.mark.parametrize("path", [None, 5, [], {}, "\ud800", "a\0b"])
 def test_what_is_no_name_of_a_file_is_refused(path):
-    with pytest.raises(DataError, match="is no file name\n    fix:     a text, or a pathlib.Path"):
+    with pytest.raises(DataError, match="is not a file name\n    fix:     a text, or a pathlib.Path"):
         file_name(path)
 
 

@@ -36,7 +36,7 @@ From the docstrings in `mindswap/check/rules_2x/`. `mindswap check` uses these f
 READING = {
     "yaml-file": ("the file cannot be opened, or is too large", "文件无法打开，或过大"),
     "yaml-encoding": ("the file is not UTF-8", "文件不是 UTF-8 编码"),
-    "yaml-syntax": ("the text is no YAML, or its top level is no mapping", "不是 YAML，或顶层不是映射"),
+    "yaml-syntax": ("the text is not YAML, or its top level is not a mapping", "不是 YAML，或顶层不是映射"),
     "yaml-tag": ("a tag such as `!!python/object`, which MindFormers refuses", "MindFormers 拒绝的标签"),
     "yaml-key": ("a list or mapping as a key, or keys of several types", "以列表或映射作键，或键的类型不一"),
     "yaml-value": ("a value that PyYAML, and so MindFormers, refuses", "PyYAML（因而 MindFormers）拒绝的值"),

@@ -34,7 +34,7 @@ def apply_policy(
 
     Raises:
         ApplyError: if a pattern names nothing in any layer it is meant for.
-        PatternError: if a pattern is no regular expression.
+        PatternError: if a pattern is not a regular expression.
     """
     if not policy.is_swap_enabled:
         return ()

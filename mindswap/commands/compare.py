@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise SimulationError(f"'{args.configs[0]}' is a baseline: name a configuration before it")
     for name in args.configs:
         if name not in BASELINES and not Path(name).exists():
-            raise SimulationError(f"'{name}' is no file and no baseline; baselines are {', '.join(BASELINES)}")
+            raise SimulationError(f"'{name}' is neither a file nor a baseline; baselines are {', '.join(BASELINES)}")
     require_folders(args.plot)
     first: Step | None = None
     runs: list[tuple[str, Run]] = []

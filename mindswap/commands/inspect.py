@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_layers(text: str) -> frozenset[int]:
-    """`0,3-5` as a set of indices. Raises argparse.ArgumentTypeError if it is no such list."""
+    """`0,3-5` as a set of indices. Raises argparse.ArgumentTypeError if it is not such a list."""
     indices: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")

@@ -164,7 +164,7 @@ class Builder:
                 return value
         except (yaml.YAMLError, ValueError, OverflowError, KeyError, IndexError, AttributeError, TypeError):
             pass  # the constructors of PyYAML check little: `!!int x`, 2024-99-99 and 5000 digits end here
-        message = f"{key_text(event.value)!r} is no {tag.replace(_TAG, '')}"
+        message = f"{key_text(event.value)!r} is not a valid {tag.replace(_TAG, '')}"
         self.report(self._location(event), "yaml-value", message, fix="quote it")
         return event.value
 

@@ -93,7 +93,7 @@ class DocumentNode:
         return tuple(self._entry_of.values())
 
     def entry(self, key: str) -> "MappingEntry | None":
-        """The entry with this key; None if there is none or this is no mapping."""
+        """The entry with this key; None if there is none or this is not a mapping."""
         return self._entry_of.get(key)
 
     def get(self, *keys: str) -> "DocumentNode | None":

@@ -114,7 +114,7 @@ def parse_document(content: bytes | str, file: str) -> Document:
             content = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             location = _end_location(file, error.object[: error.start].decode("utf-8", "replace"))
-            message = f"is no UTF-8 text (byte 0x{error.object[error.start]:02x})"
+            message = f"is not UTF-8 text (byte 0x{error.object[error.start]:02x})"
             fix = f"iconv -f GBK -t UTF-8 {file}, if it is GBK"
             return _unreadable(location, "yaml-encoding", message, "UTF-8", fix)
     builder = Builder(file, content)
@@ -167,7 +167,7 @@ def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str, s
     if "expected ':'" in problem:
         place = begin if begin is not None else place
         where = f"line {place.line + 1}" if place is not None else "a line"
-        return f"{where} is no 'key: value'", "", "write 'key: value', or put the text behind its key"
+        return f"{where} is not 'key: value'", "", "write 'key: value', or put the text behind its key"
     if "did not find expected key" in problem:
         return _indentation_message(lines, number)
     return message, "", "put the value in quotes, if it is a text"

@@ -256,7 +256,7 @@ def _faults_of_pieces(document: Document) -> Iterator[Finding]:
         yield Finding(node.location, f"{PATH}: sequences are cut for a pipeline only", "pipeline_stage above 1", whole)
     length = document.count("model", "model_config", "seq_length")
     if length > 1 and length % num_pieces:
-        message = f"{PATH}: {length} tokens of a sequence are no {num_pieces} equal pieces"
+        message = f"{PATH}: {length} tokens of a sequence cannot be cut into {num_pieces} equal pieces"
         yield Finding(node.location, message, f"a divisor of {length}", whole)
     flash = document.get("model", "model_config", "use_flash_attention")
     if flash is not None and flash.value is False:

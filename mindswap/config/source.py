@@ -52,7 +52,7 @@ def with_model_of_folder(document: Document) -> Document:
     path = os.path.join(folder, CONFIG_NAME)  # noqa: PTH118 keeps "./" for messages
     found = parse_file(path)
     if found.root is None or found.root.entries is None:
-        reason = found.problems[0].message if found.problems else "is no mapping"
+        reason = found.problems[0].message if found.problems else "is not a mapping"
         message = f"{FOLDER_KEY}: the model is not known: {path}: {reason}"
         fix = "name a folder with the config.json of the model (weights are not needed), here or as"
         problem = Problem(location, FOLDER_RULE, Level.WARNING, message, fix=f"{fix} --pretrained_model_dir DIR")
@@ -107,7 +107,7 @@ class _Loader:
         base: dict[object, MappingEntry] = {}
         for node in named.items if named.items is not None else (named,):
             if not isinstance(node.value, str) or not node.value:
-                message = f"{BASE_CONFIG}: {node.kind} is no file name"
+                message = f"{BASE_CONFIG}: {node.kind} is not a file name"
                 problems.append(_problem(node, message, "a path or a list of paths"))
                 continue
             base_path = os.path.join(os.path.dirname(path), node.value)  # noqa: PTH118, PTH120 keeps "./"

@@ -118,7 +118,7 @@ def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
 def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
     """Last moment at which each value is read, also under the name of a view or tuple of it.
 
-    What is only returned (the gradients of the weights) is not read: it is no activation.
+    What is only returned (the gradients of the weights) is not read: it is not an activation.
     """
     last: dict[str, int] = {}
     for moment in range(len(nodes) - 1, -1, -1):

@@ -65,7 +65,7 @@ def with_cache_gradients(graph: Graph) -> Graph:
 def _summed(gradient: Node) -> Iterator[Node]:
     """The sum goes on to the products; the cache gets it, and zeros behind the first piece.
 
-    The cache itself is no value of the graph. It has the size of the gradient, which stands for it where it is read.
+    The cache itself is not a value of the graph. It has the size of the gradient, which stands for it where it is read.
     """
 
     def make(op: str, suffix: str, inputs: tuple[str, ...]) -> Node:

@@ -131,7 +131,7 @@ def is_match(part: str, name: str) -> bool:
     """Whether a part of a pattern matches the whole name.
 
     Raises:
-        PatternError: if it is no regular expression, or backtracks without end.
+        PatternError: if it is not a regular expression, or backtracks without end.
     """
     try:
         return compile_part(part).fullmatch(name, timeout=PART_TIMEOUT_S) is not None
@@ -144,7 +144,7 @@ def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
     """Every cell and primitive of `layer` that `pattern` (as `op_name`) names, in order of definition.
 
     Raises:
-        PatternError: if a part is no regular expression, or backtracks without end.
+        PatternError: if a part is not a regular expression, or backtracks without end.
     """
     parts = split_pattern(pattern)
     for part in parts:

@@ -39,7 +39,7 @@ class Coverage:
         return self._errors.get(pattern)
 
     def matches(self, pattern: str, kind: int) -> tuple[Match, ...]:
-        """Parts that a pattern names in one kind of layer; none if it is no usable regular expression."""
+        """Parts that a pattern names in one kind of layer; none if it is not a usable regular expression."""
         if pattern not in self._errors:
             try:
                 return match_pattern(pattern, self.kinds[kind])

@@ -126,7 +126,7 @@ class _Expansion:
             for named in node.unique_entries():
                 name_path = f"{path}['{key_text(named.key)}']"
                 if not isinstance(named.key, str):
-                    message = f"{name_path}: {show(named.key)} is no operator name"
+                    message = f"{name_path}: {show(named.key)} is not an operator name"
                     self.report(named.location, message, Level.ERROR, Expect.PATTERN.value, f"'{named.key}'")
                     continue
                 counts = self._counts(named.value, name_path)

@@ -31,7 +31,7 @@ class Layers:
         indices: sorted, without repetition; None stands for every layer of the model.
 
     Raises:
-        MindswapError: what is given is no layer index.
+        MindswapError: what is given is not a layer index.
     """
 
     indices: tuple[int, ...] | None
@@ -43,7 +43,7 @@ class Layers:
         given = tuple(given)
         wrong = [index for index in given if isinstance(index, bool) or not isinstance(index, int) or index < 0]
         if wrong and given != (None,):
-            raise MindswapError(f"Layers: {wrong[0]!r} is no layer\n    allowed: indices from 0: Layers(0, 3)")
+            raise MindswapError(f"Layers: {wrong[0]!r} is not a layer index\n    allowed: indices from 0: Layers(0, 3)")
         object.__setattr__(self, "indices", None if wrong else tuple(sorted(set(given))))
 
     def __repr__(self) -> str:
@@ -80,12 +80,12 @@ def union_layers(parts: Iterable[Layers]) -> Layers:
 
 def _require_layers(layers: object) -> None:
     if not isinstance(layers, Layers):
-        raise MindswapError(f"layers={layers!r} is no set of layers\n    fix:     layers=Layers(0, 3)")
+        raise MindswapError(f"layers={layers!r} is not a set of layers\n    fix:     layers=Layers(0, 3)")
 
 
 def _require_distance(name: str, prefetch: object) -> None:
     if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
-        raise MindswapError(f"{name}={prefetch!r} is no distance\n    allowed: a number of operators from 1")
+        raise MindswapError(f"{name}={prefetch!r} is not a distance\n    allowed: a number of operators from 1")
 
 
 def _require_pattern(pattern: object) -> None:
@@ -145,7 +145,7 @@ def _entries(name: str, given: object) -> tuple[Any, ...]:
     wrong = [entry for entry in entries if not isinstance(entry, kind)]
     if wrong or not isinstance(given, Iterable):
         shown = repr(wrong[0] if wrong else given)
-        raise MindswapError(f"{name}: {shown} is no list of entries\n    fix:     {name}=[{kind.__name__}(...)]")
+        raise MindswapError(f"{name}: {shown} is not a list of entries\n    fix:     {name}=[{kind.__name__}(...)]")
     return entries
 
 

@@ -140,7 +140,7 @@ class LayerDecisions:
         """The decision for an operator.
 
         Args:
-            paths: of the operator, also of one that is no attribute of the model (a cell and a type); several if the
+            paths: of the operator, also of one that the model has no attribute for (a cell and a type); several if the
                 compiler made one operator of those, or a graph cannot tell them apart.
         """
         recomputes = _covering(self.recomputes, paths)
@@ -174,7 +174,7 @@ def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDec
     """The decisions of a policy for one layer of the model; a disabled policy decides nothing.
 
     Raises:
-        PatternError: if a pattern is no regular expression.
+        PatternError: if a pattern is not a regular expression.
     """
     acting = acting_entries(policy, layer_index)
     claims: dict[Setting, list[Claim]] = {setting: [] for setting in Setting}

@@ -59,7 +59,7 @@ def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, 
         DataError: it cannot be written.
     """
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is no folder\n    fix:     the name of a folder, which is made if it is missing")
+        raise DataError(f"{folder}: is not a folder\n    fix:     the name of a folder, which is made if it is missing")
     for rank, files in ranks:
         top = folder / f"rank_{rank}_ascend_ms"
         about = {"rank_id": rank, "made_by": "mindswap", "what": what, "title": title}

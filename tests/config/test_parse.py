@@ -122,7 +122,7 @@ def test_what_is_wrong_becomes_a_problem_with_its_place(content, expected):
         ('a: "x\nb: 2\n', "the quoted text that begins in line 1 is not closed", "add the closing quote"),
         (
             "a:\n  b: 1\n  word\nc: 2\n",
-            "line 3 is no 'key: value'",
+            "line 3 is not 'key: value'",
             "write 'key: value', or put the text behind its key",
         ),
         ("a: @x\n", "", "put the value in quotes, if it is a text"),

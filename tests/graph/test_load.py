@@ -2,7 +2,7 @@
 
 The input is float32 of shape (4, 8) and weights are (8, 8), so every activation has 4 x 8 x 4 = 128 bytes
 unless a comment says otherwise. What backward needs is worked out from the gradients: MatMul needs its
-input (the weight is no activation), GeLU its input and its output, Mul both sides, Tanh its output, Add nothing.
+input (the weight is not an activation), GeLU its input and its output, Mul both sides, Tanh its output, Add nothing.
 """
 
 from collections import Counter

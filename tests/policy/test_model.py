@@ -19,7 +19,7 @@ def test_layers_are_a_set_of_indices():
 
 @pytest.mark.parametrize("wrong", [(-1,), (True,), ("0-3",), (1.0,), ([0, None],), (None, 1)])
 def test_what_is_no_layer_is_refused(wrong):
-    with pytest.raises(MindswapError, match=r"is no layer\n    allowed: indices from 0"):
+    with pytest.raises(MindswapError, match=r"is not a layer index\n    allowed: indices from 0"):
         Layers(*wrong)
 
 
@@ -43,7 +43,7 @@ def test_entries_may_be_a_list():
     ],
 )
 def test_layers_in_another_form_are_refused(make):
-    with pytest.raises(MindswapError, match=r"is no set of layers\n    fix:     layers=Layers\(0, 3\)"):
+    with pytest.raises(MindswapError, match=r"is not a set of layers\n    fix:     layers=Layers\(0, 3\)"):
         make()
 
 
@@ -58,18 +58,18 @@ def test_a_wrong_distance_is_refused(prefetch):
     [
         (lambda: OpSwap(None, Layers(0), 1), "pattern=None names no operator"),
         (lambda: OpRecompute(b"a", Layers(0)), "pattern=b'a' names no operator"),
-        (lambda: Policy(op_swap=5), r"op_swap: 5 is no list of entries\n    fix:     op_swap=\[OpSwap\(...\)\]"),
-        (lambda: Policy(op_swap="attention"), "op_swap: 'attention' is no list of entries"),
-        (lambda: Policy(op_swap=OpSwap("a", Layers(0), 1)), "op_swap: OpSwap.* is no list of entries"),
-        (lambda: Policy(op_swap=[LayerSwap(Layers(0), 1)]), "op_swap: LayerSwap.* is no list of entries"),
-        (lambda: Policy(layer_swap=None), "layer_swap: None is no list of entries"),
+        (lambda: Policy(op_swap=5), r"op_swap: 5 is not a list of entries\n    fix:     op_swap=\[OpSwap\(...\)\]"),
+        (lambda: Policy(op_swap="attention"), "op_swap: 'attention' is not a list of entries"),
+        (lambda: Policy(op_swap=OpSwap("a", Layers(0), 1)), "op_swap: OpSwap.* is not a list of entries"),
+        (lambda: Policy(op_swap=[LayerSwap(Layers(0), 1)]), "op_swap: LayerSwap.* is not a list of entries"),
+        (lambda: Policy(layer_swap=None), "layer_swap: None is not a list of entries"),
         (lambda: Policy(select_recompute=["attention"]), r"select_recompute=\[OpRecompute\(...\)\]"),
-        (lambda: Policy(default_prefetch=0), "default_prefetch=0 is no distance"),
+        (lambda: Policy(default_prefetch=0), "default_prefetch=0 is not a distance"),
         (lambda: Policy("on"), "is_swap_enabled='on'\n    allowed: True or False"),
         (lambda: Policy(mp_comm_recompute=1), "mp_comm_recompute=1\n    allowed: True or False"),
         (lambda: Policy.from_config("swap: True"), "the configuration is a string"),
         (lambda: Policy.from_config(None), "the configuration is null"),
-        (lambda: Policy.from_file(5), "5 is no file name"),
+        (lambda: Policy.from_file(5), "5 is not a file name"),
     ],
 )
 def test_what_is_no_policy_is_refused(make, message):

@@ -111,7 +111,7 @@ def test_a_folder_for_the_first_card_of_each_stage(tmp_path):
     about = json.loads((tmp_path / "step/rank_1_ascend_ms/profiler_info_1.json").read_text())
     assert about["rank_id"] == 1 and about["what"].startswith("simulated step on Atlas")
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="file: is no folder"):
+    with pytest.raises(DataError, match="file: is not a folder"):
         write_simulated(pipeline_report(), tmp_path / "file")
 
 

@@ -45,7 +45,7 @@ def assemble(blocks, num_layers=3, layout=None):
 
 def test_sections():
     blocks = cut()
-    # Reading a weight is no kernel.
+    # Reading a weight is not a kernel.
     assert labels(blocks.prologue.forward) == ["embedding.Gather", "mask.Less"]
     assert labels(blocks.epilogue.forward) == ["loss.ReduceSum"]
     assert labels(blocks.epilogue.backward) == ["loss.LossGrad"]

@@ -145,7 +145,7 @@ def section_of_2x(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def bad_ignore(context: Context) -> Iterator[Problem]:
-    """`mindswap: {ignore: ...}` is no list of rules, or names a rule that does not exist.
+    """`mindswap: {ignore: ...}` is not a list of rules, or names a rule that does not exist.
 
     Warnings of the named rules are counted and not shown; errors stay. `mindswap check --ignore RULE` does the same for
     one call.

@@ -33,7 +33,7 @@ def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> Docu
 
 @rule(Level.ERROR)
 def context_mode(context: Context) -> Iterator[Finding]:
-    """context.mode is no mode in which mindswap swaps.
+    """context.mode is not a mode in which mindswap swaps.
 
     In graph mode the compiler swaps. In PyNative mode mindswap does, on CPU; its copies for Ascend were never run, so
     there they have to be asked for with `mindswap: {stream_copies: True}`.
@@ -49,7 +49,7 @@ def context_mode(context: Context) -> Iterator[Finding]:
     if is_mode and node.value in GRAPH:
         return
     if not is_mode or node.value not in PYNATIVE:
-        message = f"context.mode: {show(node)}, which is no mode"
+        message = f"context.mode: {show(node)}, which is not a mode"
         yield Finding(node.location, message, "0 or GRAPH_MODE, 1 or PYNATIVE_MODE", "mode: 0")
         return
     if not is_on_cpu(context.document) and context.document.value("mindswap", "stream_copies") is not True:

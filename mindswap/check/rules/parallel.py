@@ -210,7 +210,7 @@ def pipeline_scheduler(context: Context) -> Iterator[Finding]:
     path, name = ".".join(SCHEDULER_PATH), show(node)
     interleave = context.document.get(*SCHEDULER_PATH[:-1], "pipeline_interleave")
     if node.value not in SCHEDULERS:
-        message = f"{path}: {name} is no schedule of MindSpore"
+        message = f"{path}: {name} is not a schedule of MindSpore"
         fix = f"pipeline_scheduler: {closest_names(str(node.value), SCHEDULERS)[0]}"
         yield Finding(node.location, message, ", ".join(SCHEDULERS), fix, context.error_with_swap)
     elif interleave is not None and interleave.value is False and node.value != "1f1b":

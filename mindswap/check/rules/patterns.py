@@ -25,7 +25,7 @@ _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?<=[\w)\]*+?}])(?P<dot>\.
 
 @rule(Level.ERROR)
 def bad_regex(context: Context) -> Iterator[Finding]:
-    """An operator name is no regular expression, or one that takes too long to match.
+    """An operator name is not a regular expression, or one that takes too long to match.
 
     The name is split at `\\.`, and each part is a regular expression of its own.
 

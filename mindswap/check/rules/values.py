@@ -32,9 +32,9 @@ def swap_not_bool(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def bad_prefetch(context: Context) -> Iterator[Finding]:
-    """A prefetch distance is no positive integer.
+    """A prefetch distance is not a positive integer.
 
-    `backward_prefetch` and `default_prefetch` count operators, so 1 is the least; `True` is no integer.
+    `backward_prefetch` and `default_prefetch` count operators, so 1 is the least; `True` is not an integer.
 
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 0, layers: [0]}]
@@ -102,7 +102,7 @@ def _says_nothing(key: object, node: DocumentNode) -> bool:
 
 @rule(Level.ERROR)
 def number_of_layers(context: Context) -> Iterator[Finding]:
-    """`model.model_config.num_layers` is written, and is no number of layers.
+    """`model.model_config.num_layers` is written, and is not a number of layers.
 
     MindFormers stops at it, or at what follows from it, and without it layers and operator names cannot be checked.
 

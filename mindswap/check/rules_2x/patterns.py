@@ -22,7 +22,7 @@ SWAPPED_INPUT = "leave it, if that is meant; else take the layers out of one of 
 
 @rule(Level.ERROR)
 def bad_regex(context: Context2x) -> Iterator[Finding]:
-    """A pattern is no regular expression (which stops upstream), or takes too long to match (then nothing matches).
+    """A pattern is not a regular expression (which stops upstream), or takes too long to match (then nothing matches).
 
     PASS: op_swap: [{op_name: '.*linear_fc1', layers: [0]}]
     FAIL (nothing stands before the star): op_swap: [{op_name: '*linear_fc1', layers: [0]}]

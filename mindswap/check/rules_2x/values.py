@@ -98,7 +98,7 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
         meant = MEANT_MODES.get(str(value).strip().lower())
         if meant is None and isinstance(value, str):
             meant = next(iter(closest_names(value, ("None", "full", "select"), least=0.5)), None)
-        message = f"recompute.mode: {show(misfit.node)} is no mode"
+        message = f"recompute.mode: {show(misfit.node)} is not a mode"
         yield Finding(misfit.node.location, message, misfit.expect.value, f"mode: {meant}" if meant else "")
 
 
@@ -130,7 +130,7 @@ def _meant_layers(value: object, context: Context2x) -> str:
 
 @rule(Level.ERROR)
 def bad_prefetch(context: Context2x) -> Iterator[Finding]:
-    """`default_prefetch` is no integer from 1 to the number of layers less one; `True` and `'1'` are none.
+    """`default_prefetch` is not an integer from 1 to the number of layers less one; `True` and `'1'` are none.
 
     PASS: swap: {enable: True, default_prefetch: 1}
     FAIL: swap: {enable: True, default_prefetch: 0}
@@ -138,7 +138,7 @@ def bad_prefetch(context: Context2x) -> Iterator[Finding]:
     limit, prefetch = context.num_layers, context.settings.prefetch
     allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect2x.PREFETCH.value
     for misfit in context.settings.misfits_of(Expect2x.PREFETCH):
-        message = f"{misfit.path}: {show(misfit.node)} is no distance in layers"
+        message = f"{misfit.path}: {show(misfit.node)} is not a distance in layers"
         yield Finding(misfit.node.location, message, allowed, "default_prefetch: 1")
     node = context.document.get("swap", "default_prefetch") or context.document.get("swap", "enable")
     if not context.settings.is_swap_enabled or node is None or limit is None or prefetch is None or prefetch < limit:

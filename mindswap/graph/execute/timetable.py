@@ -2,7 +2,7 @@
 
 Worked out from the compiled graph alone. Sources, MindSpore 2.9:
 
-- exec_order_builder.cc, EnqueueReadyNodes (order `bfs`, the default): what is no kernel, and the only reader of a
+- exec_order_builder.cc, EnqueueReadyNodes (order `bfs`, the default): what is not a kernel, and the only reader of a
   value, comes first, so a copy out of one of several outputs runs behind its maker. (offload_activation.cc,
   AddDependForMoveOut, ties other copies to the first reader; these are tied to none, and the frontend has them last.)
 - acl_stream_assign.cc, AddDelayedSendRecvKernel: the compute stream waits for a copy out after the operator that stands

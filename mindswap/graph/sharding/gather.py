@@ -157,7 +157,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
 def _needed_whole(graph: Graph) -> dict[str, set[str]]:
     """For each value that forward hands over, the operators of forward of which backward reads it again.
 
-    "" stands for what is no copy of an operator of forward.
+    "" stands for what is not a copy of an operator of forward.
     """
     readers: dict[str, set[str]] = {}
     for node in reversed(graph.backward):

@@ -38,7 +38,7 @@ class BackwardSplits:
             carried = self._operand_split(node) or self._product_split(node)
             carried = carried or reshape_split(source.type.shape, source.split, node.outputs[0].shape)
             if carried is None:
-                reason = f"{source.split} of {source.type.shape} is no regular cut of {node.outputs[0].shape}"
+                reason = f"{source.split} of {source.type.shape} is not a regular cut of {node.outputs[0].shape}"
                 self.table.note(node, reason)
             return [carried]
         if node.op in SPLIT_PASSING_OPS:

@@ -226,7 +226,7 @@ class ForwardSplits:
             asked = self._asked_by_local_reshape(node, own)
         if asked is None:
             if carried is None and own is not None and num_parts(own) > 1:
-                self.table.note(node, f"{own} of {source.type.shape} is no regular cut of {target}")
+                self.table.note(node, f"{own} of {source.type.shape} is not a regular cut of {target}")
             return [carried]
         # The compiler may make one of two reshapes, of which it keeps the attributes of the first only.
         has_mark = any(LOCAL_MARK in other.attributes for other in (node, *self.table.users.get(node.name, ())))

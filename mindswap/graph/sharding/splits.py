@@ -29,7 +29,7 @@ def combine_splits(shape: Shape, shapes: Sequence[Shape], splits: Sequence[Split
 
 
 def reshape_split(source: Shape, split: Split, target: Shape) -> Split | None:
-    """The same cut of the same memory under another shape; None if it is no regular cut there.
+    """The same cut of the same memory under another shape; None if it is not a regular cut there.
 
     Dimensions are matched in groups of equal product. A group can only be handed on when its pieces
     lie one after another in memory.

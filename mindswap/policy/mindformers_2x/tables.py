@@ -34,7 +34,7 @@ def match_paths(pattern: str, paths: tuple[str, ...]) -> tuple[str, ...]:
     """The paths that a pattern names, in their order.
 
     Raises:
-        PatternError: it is no regular expression, or matching does not come to an end.
+        PatternError: it is not a regular expression, or matching does not come to an end.
     """
     compiled = compile_part(pattern)
     try:

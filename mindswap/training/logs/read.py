@@ -143,7 +143,7 @@ def _names(folder: Path, hint: str = "") -> list[str]:
     except FileNotFoundError:
         raise LogError(f"{folder}: no such folder; {hint}") from None
     except NotADirectoryError:
-        raise LogError(f"{folder} is no folder: give the one that holds worker_0.log, worker_1.log, ...") from None
+        raise LogError(f"{folder} is not a folder: give the one that holds worker_0.log, worker_1.log, ...") from None
     except OSError as error:
         raise LogError(f"{folder}: {error.strerror or error}") from None
 

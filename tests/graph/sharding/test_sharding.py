@@ -214,7 +214,7 @@ LOCAL = {LOCAL_MARK: True}
 
 
 def test_a_local_reshape_keeps_its_part_whichever_dimension_is_cut():
-    # (8, 2, 4) cut in the middle is no regular cut of (16, 4), and each rank reshapes its own half all the same.
+    # (8, 2, 4) cut in the middle is not a regular cut of (16, 4), and each rank reshapes its own half all the same.
     step = graph(
         op("norm", "Neg", "x", (8, 2, 4), in_strategy=((1, 2, 1),)),
         op("rows", "Reshape", "norm", (16, 4), **LOCAL),

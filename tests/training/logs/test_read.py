@@ -59,7 +59,7 @@ def test_no_folder(tmp_path):
     with pytest.raises(LogError, match="no such folder"):
         read_worker_logs(tmp_path / "none")
     (tmp_path / "worker_0.log").write_text("")
-    with pytest.raises(LogError, match="is no folder"):
+    with pytest.raises(LogError, match="is not a folder"):
         read_worker_logs(tmp_path / "worker_0.log")
 
 
