@@ -33,8 +33,7 @@ from mindswap.adapters.pynative.record import Recorder, record, recording
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.decide import decide
-from mindswap.pynative.schedule import make_schedule
+from mindswap.pynative.schedule import decide, make_schedule
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes
 

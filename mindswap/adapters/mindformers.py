@@ -26,6 +26,7 @@ from mindswap.errors import GraphError
 from mindswap.graph.lifetime import LayerSample, sample_layers
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
+from mindswap.graph.sequences import with_cache_gradients
 from mindswap.graph.sharding.collectives import Collective, find_collectives
 from mindswap.graph.sharding.experts import is_exchange, restore_names
 from mindswap.graph.sharding.sharding import shard_graph
@@ -34,6 +35,7 @@ from mindswap.graph.sharding.stage import cut_embedding, drop_head, load_embeddi
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
+from mindswap.simulator.captured import CapturedStep
 
 
 def set_policy(
@@ -244,3 +246,26 @@ def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
     with compiled_experts():
         graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
     return load_embedding(restore_names(graph))
+
+
+# A configuration -> the captured step that simulations start from.
+
+
+def capture_step(config_path: str, num_layers: int, placement: RankPlacement | None = None) -> CapturedStep:
+    """Compile the network of a YAML file, of so many layers, without swap and recompute.
+
+    With a placement tensors are cut as for a rank of it; all pipeline stages are captured, whichever it is on.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    plain = Policy(is_swap_enabled=True)
+    if placement is not None and placement.num_stages > 1:
+        all_layers = tuple(range(num_layers))
+        placement = replace(
+            placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
+        )
+    sample = choose_layers(config_path, plain, placement)
+    found = capture(config_path, plain, sample, placement=placement, with_all_tags=True)
+    graph = with_cache_gradients(found.graph)
+    return CapturedStep(found.sample, found.layers, graph, found.collectives, found.notes, has_all_tags=True)

@@ -142,7 +142,7 @@ def capture_config(
     def make() -> CapturedStep:
         require_mindformers()
         with quiet():
-            from mindswap.adapters.step import capture_step
+            from mindswap.adapters.mindformers import capture_step
 
             return capture_step(path, num_layers, placement)
 

@@ -27,7 +27,7 @@ from mindswap.graph.execute.small_copy import small_copy
 from mindswap.graph.execute.timetable import StepTimetable, make_timetable
 from mindswap.graph.load_code import Instruction, StepCode
 from mindswap.policy.model import Policy
-from mindswap.simulator.instant import simulate_instant
+from mindswap.simulator.memory import simulate_instant
 
 if TYPE_CHECKING:
     from mindswap.adapters.execute import Runnable
@@ -54,8 +54,7 @@ def execute_config(config_path: str, document: Document, policy: Policy, use_cac
         alignment_bytes = model.costs.device.pool_alignment_bytes
         reference = _reference(path, document, alignment_bytes, use_cache)
         with quiet():
-            from mindswap.adapters.execute import compile_runnable, make_values
-            from mindswap.adapters.kernels import CpuKernels, eager
+            from mindswap.adapters.execute import CpuKernels, compile_runnable, eager, make_values
 
             swapped = compile_runnable(path, acting)
             keys = tuple(zip(simulated.ops, simulated.is_again, strict=True))[simulated.num_forward :]
@@ -92,8 +91,7 @@ def _reference(path: str, document: Document, alignment_bytes: int, use_cache: b
 
     def make() -> Reference:
         with quiet():
-            from mindswap.adapters.execute import compile_runnable, make_values
-            from mindswap.adapters.kernels import CpuKernels, eager
+            from mindswap.adapters.execute import CpuKernels, compile_runnable, eager, make_values
 
             plain = compile_runnable(path, Policy(is_swap_enabled=True))
             values, timetable = make_values(plain), make_timetable(plain.graph, result_names(plain.code))

@@ -21,13 +21,14 @@ from mindswap.training.adaptive.command import (
     FLAG,
     TrainingCommand,
     checkpoint_folder,
+    find_exclusions,
+    is_excluded,
     is_parallel,
     parse_command,
     saves_checkpoints,
     single_checkpoints,
     without_options,
 )
-from mindswap.training.adaptive.exclusions import find_exclusions, is_excluded
 from mindswap.training.adaptive.model import Planner, Settings
 from mindswap.training.adaptive.planner_child import planner_in_child
 from mindswap.training.adaptive.ray_cluster import RayCluster

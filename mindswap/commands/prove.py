@@ -22,8 +22,7 @@ from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.checks import make_checks
 from mindswap.training.proof.derive import RunOptions
 from mindswap.training.proof.model import Proof
-from mindswap.training.proof.proving import ProofRequest, prepare
-from mindswap.training.proof.runs import run_variants
+from mindswap.training.proof.proving import ProofRequest, prepare, run_variants
 from mindswap.training.proof.send_back import pack
 from mindswap.units import parse_bytes
 

@@ -7,7 +7,7 @@ from mindswap.config.problem import Problem
 from mindswap.policy.mindformers_2x.effect import LayerOutcome, SettingsEffect, log_lines
 from mindswap.policy.mindformers_2x.tables import Form
 from mindswap.policy.words import format_indices, name_indices
-from mindswap.pynative.report import SwapReport
+from mindswap.pynative.ledger import SwapReport
 from mindswap.report.problems import escape
 from mindswap.report.tables import group_equal
 from mindswap.units import common_unit, format_bytes

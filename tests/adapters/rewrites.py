@@ -101,7 +101,7 @@ def is_again(node):
 
 
 def compare_assembled(config, whole, family):
-    from mindswap.adapters.step import capture_step
+    from mindswap.adapters.mindformers import capture_step
 
     document = load_document(config)
     settings = replace(read_step_settings(document), num_micro_batches=1)

@@ -26,7 +26,7 @@ def communication(config):
     document = load_document(config)
     num_layers = check_document(document).num_layers
     with quiet():
-        from mindswap.adapters.step import capture_step
+        from mindswap.adapters.mindformers import capture_step
 
         step = capture_step(config, num_layers, place_rank(document, 0, num_layers))
     rows = []

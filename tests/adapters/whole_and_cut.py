@@ -7,9 +7,8 @@ import json
 import sys
 from collections import Counter
 
-from mindswap.adapters.mindformers import capture
+from mindswap.adapters.mindformers import capture, capture_step
 from mindswap.adapters.quiet import quiet
-from mindswap.adapters.step import capture_step
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
 from mindswap.graph.lifetime import LayerSample

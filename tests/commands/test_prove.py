@@ -15,8 +15,7 @@ from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.training.proof.children import read_measured
 from mindswap.training.proof.derive import RunOptions
 from mindswap.training.proof.model import Proof, Simulated, Variant
-from mindswap.training.proof.proving import ProofRequest
-from mindswap.training.proof.runs import calibrated
+from mindswap.training.proof.proving import ProofRequest, calibrated
 from tests.training.proof.test_results import write_run_with_profile
 
 ROOT = Path(__file__).resolve().parents[2]

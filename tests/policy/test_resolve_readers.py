@@ -26,7 +26,7 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.read import read_settings
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
-from mindswap.pynative.decide import decide
+from mindswap.pynative.schedule import decide
 from mindswap.report.policy_text import StepKind, group_layers
 from tests.pynative.builders import chain
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.decide import decide
-from mindswap.pynative.schedule import Distance, Unit
+from mindswap.pynative.schedule import Distance, Unit, decide
 from tests.pynative.builders import chain
 
 TREE = CellNode("", "Layer", children=(CellNode("cell", "Cell", children=(CellNode("op1", "Op", is_primitive=True),)),))

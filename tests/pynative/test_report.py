@@ -1,7 +1,6 @@
 from dataclasses import asdict
 
-from mindswap.pynative.ledger import Totals
-from mindswap.pynative.report import SwapReport
+from mindswap.pynative.ledger import SwapReport, Totals
 from mindswap.report.pynative import format_swap_report
 
 # A pass: 64 bytes go and come back, at most 100 on the device and 64 on the host, nothing left.

@@ -1,7 +1,7 @@
 """Live bytes of the step of `steps` while each operator runs, copies taking no time."""
 
 from mindswap.policy.model import Layers, OpSwap, Policy
-from mindswap.simulator.instant import simulate_instant
+from mindswap.simulator.memory import simulate_instant
 from tests.simulator.steps import model
 
 KIB = 1024

@@ -14,10 +14,8 @@ from mindswap.adapters.pynative.record import Recorder, recording
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
-from mindswap.pynative.decide import decide
-from mindswap.pynative.ledger import Totals, predict
-from mindswap.pynative.report import SwapReport
-from mindswap.pynative.schedule import StepSchedule, Unit, make_schedule
+from mindswap.pynative.ledger import SwapReport, Totals, predict
+from mindswap.pynative.schedule import StepSchedule, Unit, decide, make_schedule
 from mindswap.pynative.trace import Trace
 
 # A swap lives as long as its hooks on the network.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.kernel_fit import Sample, can_measure, key_of
 from mindswap.simulator.cost.profile import ProfiledKernel
-from mindswap.simulator.cost.roofline import operator_ns
-from mindswap.simulator.cost.table import MeasuredKey, Measurement
+from mindswap.simulator.cost.table import MeasuredKey, Measurement, operator_ns
 
 # More wrong than right: times by the figures are off by more than this share of the time they are for.
 ABSURD_PERMILLE = 500

@@ -15,8 +15,7 @@ from mindswap.graph.ops import COUNTED_OPS, ComputeUnit, OpClass, classify, is_k
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
 from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind, figure_values, with_figures
 from mindswap.simulator.cost.profile import Engine, ProfiledKernel
-from mindswap.simulator.cost.roofline import operator_ns
-from mindswap.simulator.cost.table import MeasuredKey, Measurement, measured_key, types_of
+from mindswap.simulator.cost.table import MeasuredKey, Measurement, measured_key, operator_ns, types_of
 
 # Kernels of a profile -> operators of the model with their work, as far as a profile shows it.
 

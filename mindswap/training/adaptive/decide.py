@@ -7,8 +7,7 @@ started again, nor one that needs as much; a faster plan is tried only if it was
 from dataclasses import replace
 
 from mindswap.training.adaptive import events
-from mindswap.training.adaptive.correct import correct
-from mindswap.training.adaptive.model import Attempt, NothingFits, Outcome, State, TrainingPlan
+from mindswap.training.adaptive.model import Attempt, NothingFits, Outcome, State, TrainingPlan, correct
 from mindswap.units import format_bytes, format_time
 
 # Smallest share of the budget by which a plan that ran out of memory tightens it, doubled each time: a log names

@@ -42,7 +42,7 @@ _STATISTICS = (
     ("last_used_peak_bytes", re.compile(r"Used peak memory usage \(without fragments\): (\d{1,9})M")),
     ("last_actual_peak_bytes", re.compile(r"Actual peak memory usage(?: \(with fragments\))?: (\d{1,9})M")),
 )
-# What mindswap itself logs while it trains (`adapters/callbacks.py`), in bytes.
+# What mindswap itself logs while it trains (`adapters/plugin.py`), in bytes.
 _REPORT = re.compile(r"mindswap: peak memory (\d{1,15}) bytes used, (\d{1,15}) bytes reserved")
 
 

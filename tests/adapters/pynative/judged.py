@@ -23,9 +23,8 @@ from mindswap.adapters.pynative.record import record
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.decide import decide
 from mindswap.pynative.ledger import predict
-from mindswap.pynative.schedule import ActionKind, Unit, make_schedule
+from mindswap.pynative.schedule import ActionKind, Unit, decide, make_schedule
 
 COPIED = (ActionKind.OFFLOAD, ActionKind.RELEASE, ActionKind.PREFETCH, ActionKind.WAIT)
 

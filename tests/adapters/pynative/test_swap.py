@@ -363,8 +363,7 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
     import numpy as np
 
     from mindswap.adapters.pynative.watch import Watch
-    from mindswap.pynative.decide import decide
-    from mindswap.pynative.schedule import make_schedule
+    from mindswap.pynative.schedule import decide, make_schedule
 
     network, step, _, trace = recorded
     schedule = make_schedule(trace, decide(trace, decisions_of(SWAP_ALL, network.layers)), range(3))
@@ -387,9 +386,8 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
 @given(policy=policies, in_layers=st.booleans())
 def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
     from mindswap.adapters.pynative.watch import Watch
-    from mindswap.pynative.decide import decide
     from mindswap.pynative.ledger import predict
-    from mindswap.pynative.schedule import make_schedule
+    from mindswap.pynative.schedule import decide, make_schedule
 
     network, step, expected, trace = recorded
     unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS

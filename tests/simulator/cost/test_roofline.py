@@ -6,8 +6,7 @@ import pytest
 
 from mindswap.graph.work import Work
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.roofline import operator_ns
-from mindswap.simulator.cost.table import CostTable, measured_key
+from mindswap.simulator.cost.table import CostTable, measured_key, operator_ns
 from tests.simulator.cost.builders import GENERIC, device, operator, tensor
 
 

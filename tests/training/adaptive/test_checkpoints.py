@@ -2,8 +2,13 @@ import json
 
 import pytest
 
-from mindswap.training.adaptive.checkpoints import Checkpoint, CheckpointFolder, link_checkpoint
-from mindswap.training.adaptive.saved_steps import SavedStep, read_saved_step
+from mindswap.training.adaptive.checkpoints import (
+    Checkpoint,
+    CheckpointFolder,
+    SavedStep,
+    link_checkpoint,
+    read_saved_step,
+)
 from tests.training.adaptive.stub_training import save
 
 

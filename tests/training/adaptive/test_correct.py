@@ -1,5 +1,4 @@
-from mindswap.training.adaptive.correct import correct
-from mindswap.training.adaptive.model import Attempt, Corrections, Outcome, TrainingPlan
+from mindswap.training.adaptive.model import Attempt, Corrections, Outcome, TrainingPlan, correct
 
 MS = 1_000_000
 

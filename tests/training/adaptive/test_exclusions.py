@@ -1,7 +1,6 @@
 import pytest
 
-from mindswap.training.adaptive.command import without_options
-from mindswap.training.adaptive.exclusions import find_exclusions, is_excluded
+from mindswap.training.adaptive.command import find_exclusions, is_excluded, without_options
 from tests.builders import document
 
 
