@@ -34,7 +34,7 @@ from mindswap.adapters.versions.executors import require_pynative
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
-from mindswap.config.step import is_pynative
+from mindswap.config.step import asks_for_pynative
 from mindswap.errors import LaunchError
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
@@ -77,7 +77,7 @@ class Session:
             self.policy = checked.policy or Policy()
             self.uses = checked.trees.uses if checked.trees else {}
         self.device_target = config.get("context", {}).get("device_target", "Ascend")
-        self.is_pynative = is_pynative(self.document)
+        self.is_pynative = asks_for_pynative(self.document)
         self.output_dir = config.get("output_dir") or "./output"
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)

@@ -10,7 +10,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.render import block_lines
 from mindswap.config.source import load_document
-from mindswap.config.step import is_pynative
+from mindswap.config.step import asks_for_pynative
 from mindswap.errors import DataError, GraphError
 from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.mindformers_2x.tables import Form, find_form
@@ -80,7 +80,7 @@ def require_compilable(document: Document, takes_trace: bool = True) -> None:
         GraphError: if it trains in PyNative mode, is for inference, or has no model.
     """
     mode = document.get("context", "mode")
-    if mode is not None and is_pynative(document):
+    if mode is not None and asks_for_pynative(document):
         instead = (
             f"mindswap trace {document.file} -o step.json, and give step.json to this command"
             if takes_trace

@@ -148,7 +148,7 @@ ASCEND = "Ascend"
 DEFAULT_MASTER_PORT = 8118
 
 
-def is_pynative(document: Document) -> bool:
+def asks_for_pynative(document: Document) -> bool:
     """Operators run one by one: mindswap itself moves the memory."""
     mode = document.value("context", "mode")
     return not isinstance(mode, bool) and mode in PYNATIVE

@@ -8,7 +8,7 @@ from typing import Any
 from mindswap.config.nodes import Document, show
 from mindswap.config.render import document_from_data
 from mindswap.config.sections import rewrite_section
-from mindswap.config.step import is_pynative
+from mindswap.config.step import asks_for_pynative
 from mindswap.policy.applied import recomputed_operators
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, Policy
@@ -115,4 +115,4 @@ def with_swap_enabled(document: Document) -> Document:
 
 def _is_in_the_way(document: Document) -> bool:
     node = document.get("context", LEVEL_KEY)
-    return node is not None and not node.is_null and node.value != "O0" and not is_pynative(document)
+    return node is not None and not node.is_null and node.value != "O0" and not asks_for_pynative(document)

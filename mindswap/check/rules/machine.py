@@ -12,9 +12,9 @@ from mindswap.config.step import (
     GRAPH,
     PATH,
     PYNATIVE,
+    asks_for_pynative,
     is_device_memory,
     is_on_cpu,
-    is_pynative,
     read_device_memory,
     read_device_target,
 )
@@ -26,7 +26,7 @@ LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
     """Node at a place whose value is not what swap in graph mode needs there."""
     node = context.document.get(*place)
-    if not context.settings.is_swap_enabled or is_pynative(context.document) or node is None or node.is_null:
+    if not context.settings.is_swap_enabled or asks_for_pynative(context.document) or node is None or node.is_null:
         return None
     return None if node.value in allowed else node
 
