@@ -75,7 +75,7 @@ def test_a_slower_step_has_the_memory_that_it_had():
 def test_the_least_that_would_do_is_that_of_the_plan_command(monkeypatch, tmp_path):
     """Of the step as it is compiled with swap, where one turn gathers in float32; with what the pool loses."""
     made = gathered_model(sharding=WeightSharding(2, threshold_bytes=0))
-    costs = CostTable(replace(made.costs.device, fragments_permille=110))
+    costs = CostTable(replace(made.costs.device, fragments_permille=90))
     step = Step(document("{}"), Policy(), made.remade(costs=costs), None)
     monkeypatch.setattr(adaptive_planner, "load_step", lambda *names: step)
     config = tmp_path / "c.yaml"

@@ -77,7 +77,7 @@ def test_buffers_of_hccl_follow_the_configuration_then_the_environment(value, te
 @pytest.mark.parametrize(
     ("value", "overrides", "permille", "source"),
     [
-        ("enable_vmm: False, memory_tracker:True", {}, 110, "environment, MS_ALLOC_CONF=enable_vmm:False"),
+        ("enable_vmm: False, memory_tracker:True", {}, 90, "environment, MS_ALLOC_CONF=enable_vmm:False"),
         ("enable_vmm:True", {}, 0, "MindSpore, AscendVmmAdapter"),
         ("enable_vmm:False", {"fragments": "0.05"}, 50, "set by the user"),
         ("enable_vmm:False", {"fragments": "0"}, 0, "set by the user"),

@@ -96,7 +96,7 @@ def checked(figure: Figure, value: int) -> int:
 
 SET_BY_USER = "set by the user"  # source of a figure that an option or a configuration replaces
 DTYPES = ("float16", "bfloat16", "float32")
-FRAGMENTS_PERMILLE = 110  # what a pool that maps no pages loses: median over the dry runs of benchmarks/dryrun
+FRAGMENTS_PERMILLE = 90  # what a pool that maps no pages loses: median over the dry runs of benchmarks/dryrun
 _K = FigureKind
 
 
