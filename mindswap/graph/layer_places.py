@@ -28,7 +28,10 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
     nodes = tuple(read)
     weight_cells = _weight_cells(nodes)
     behind = 1 + max((node.layer_index for node in nodes if node.layer_index is not None), default=-1)
-    read_in_layers = {name for node in nodes if node.layer_index is not None for name in node.inputs}
+    read_in_layers: set[str] = set()  # also by way of operators without a place
+    for node in reversed(nodes):
+        if node.layer_index is not None or node.name in read_in_layers:
+            read_in_layers.update(node.inputs)
     placed: dict[str, Node] = {}
     zones: dict[str, int] = {}  # -1 before the layers, their index, `behind` them
     for node in nodes:

@@ -41,6 +41,19 @@ def test_a_function_that_layers_call_is_where_it_reads():
     assert [placed.layer_index for placed in place_forward(nodes)] == [0, 1, 1, 1, None]
 
 
+def test_a_function_that_only_what_has_no_place_reads_is_where_it_reads():
+    """A cast of GLM4's model, and a reshape that is marked by itself: it loses its scope. Layer 2 stays layer 2."""
+    nodes = [
+        node("a", "Mul", "x", layer=1),
+        node("cast", "Cast", "a", layer=None, cell_path="model"),
+        node("marked", "Reshape", "cast", layer=None, cell_path=""),
+        node("b", "Mul", "marked", layer=1),
+        node("c", "Mul", "b", layer=2),
+        node("loss", "Cast", "c", layer=None, cell_path="loss"),
+    ]
+    assert [placed.layer_index for placed in place_forward(nodes)] == [1, 1, 1, 1, 2, None]
+
+
 def test_a_product_without_a_cell_is_in_that_of_its_weight():
     """`Morph` functions have no scope: what attention made, by token, times the weight of `linear_proj`."""
     nodes = [
