@@ -16,7 +16,7 @@ PAGE_CN = ROOT / "docs" / "rules_CN.md"
 sys.path.insert(0, str(ROOT))
 
 from mindswap.check.rules import find_rules  # noqa: E402 the checkout must be importable, installed or not
-from mindswap.check.rules_2x import find_rules as find_pynative_rules  # noqa: E402
+from mindswap.check.rules_2x import find_rules_2x  # noqa: E402
 from mindswap.config.rules import Rule  # noqa: E402
 from tools.rules_cn import CHINESE  # noqa: E402
 
@@ -81,7 +81,7 @@ EXAMPLE = re.compile(r"^(PASS|FAIL)( \(.*\))?:(?: (\S.*)\n?|\n((?: +.*\n?)+))\n?
 
 def render() -> str:
     """The page."""
-    graph, pynative = find_rules(), find_pynative_rules()
+    graph, pynative = find_rules(), find_rules_2x()
     parts = [HEADER, _table(graph), *map(_section, graph.values())]
     parts += [PYNATIVE_HEADER, _table(pynative), *map(_section, pynative.values())]
     return "\n".join([*parts, READING_HEADER, _reading(0)])
@@ -90,7 +90,7 @@ def render() -> str:
 def render_cn() -> str:
     """The page in Chinese: what each rule finds, and its examples."""
     parts = []
-    for header, rules in ((HEADER_CN, find_rules()), (PYNATIVE_HEADER_CN, find_pynative_rules())):
+    for header, rules in ((HEADER_CN, find_rules()), (PYNATIVE_HEADER_CN, find_rules_2x())):
         parts += [header, *(_section_cn(rule) for rule in rules.values())]
     return "\n".join([*parts, READING_HEADER_CN, _reading(1)])
 

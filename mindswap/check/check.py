@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.check import rules_2x
 from mindswap.check.context import Context, Context2x
 from mindswap.check.rules import find_rules
+from mindswap.check.rules_2x import find_rules_2x
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.pipeline import SEQUENCE_KEY
 from mindswap.config.problem import Problem, find_errors, sort_problems
@@ -236,7 +236,7 @@ def check_pynative(
     if model is None:
         model = load_model(document, settings.num_layers, settings.num_mtp_layers)
     effect = compute_effect(settings, model)
-    rules, context = rules_2x.find_rules(), Context2x(document, settings, effect, mindformers)
+    rules, context = find_rules_2x(), Context2x(document, settings, effect, mindformers)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
     found = (*document.problems, *problems, *misused_ignore(document, rules))
     return PynativeCheck(effect, *split_ignored(document, found, (), silence))

@@ -9,6 +9,6 @@ from typing import Any
 from mindswap.config.rules import Rule, load_rules
 
 
-def find_rules() -> dict[str, Rule[Any]]:
+def find_rules_2x() -> dict[str, Rule[Any]]:
     """Every rule by its id, in alphabetical order."""
     return load_rules(__name__)

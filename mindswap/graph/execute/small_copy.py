@@ -12,7 +12,7 @@ from mindswap.policy.read import NUM_LAYERS_KEYS
 
 # Elements of hidden states of all layers that are run as they are.
 LARGEST = 2**22
-SEQ_LENGTH, HEAD_DIM, NUM_HEADS, VOCAB_SIZE, FFN_SIZE, NUM_EXPERTS = 64, 16, 4, 256, 128, 4
+SEQ_LENGTH, HEAD_DIM, NUM_HEADS, VOCAB_SIZE, FFN_SIZE = 64, 16, 4, 256, 128
 HEAD_KEYS = ("num_heads", "num_attention_heads")
 KV_HEAD_KEYS = ("n_kv_heads", "num_key_value_heads", "num_query_groups")
 # What else grows with the model, and what it is in the small one. A key that the configuration lacks stays away.
