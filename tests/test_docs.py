@@ -17,8 +17,18 @@ from tests import forked
 from tests.strength import is_nightly
 
 ROOT = Path(__file__).parents[1]
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("docs", ROOT / "tools" / "docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
 # Pages in English, each beside the same in Chinese.
-ENGLISH = ("README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md") if "_CN" not in path.name))
+ENGLISH = ("README.md", *(page for page in TOOL.PAGES_IN_DOCS if "_CN" not in page))
 PAGES = (*ENGLISH, *(page.replace(".md", "_CN.md") for page in ENGLISH))
 # Commands that compile a network.
 COMPILING = ("verify", "inspect", "simulate", "compare", "plan", "dryrun")
@@ -30,16 +40,6 @@ NIGHTLY = (
     "$ mindswap plan configs/llama2_7b/pretrain_llama2_7b.yaml --sweep",
     "$ mindswap dryrun",
 )
-
-
-def load_tool():
-    spec = importlib.util.spec_from_file_location("docs", ROOT / "tools" / "docs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = load_tool()
 
 
 def blocks(page: str, language: str) -> list[str]:

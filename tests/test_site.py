@@ -26,21 +26,21 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_there(site):
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | {"index", "index_CN", "contributing"}
-    assert pages <= {path.stem for path in site.glob("*.html")}
+    pages = {path.stem for path in (ROOT / "docs").rglob("*.md")} | {"index", "index_CN", "contributing"}
+    assert pages <= {path.stem for path in site.rglob("*.html")}
 
 
 def test_no_link_is_broken(site):
-    ids = {path.name: set(ID.findall(path.read_text("utf-8"))) for path in site.glob("*.html")}
+    ids = {path: set(ID.findall(path.read_text("utf-8"))) for path in site.rglob("*.html")}
     broken = []
-    for path in site.glob("*.html"):
+    for path in site.rglob("*.html"):
         for link in map(unescape, LINK.findall(path.read_text("utf-8"))):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc or path.name == "404.html":
                 continue
-            target = site / unquote(parts.path) if parts.path else path
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             anchor = unquote(parts.fragment) if target.suffix == ".html" else ""
-            if not target.exists() or (anchor and anchor not in ids[target.name]):
+            if not target.exists() or (anchor and anchor not in ids[target]):
                 broken.append((path.name, link))
     assert broken == []
 
@@ -63,7 +63,7 @@ def test_no_page_is_wider_than_a_phone(site):
         page = browser.new_page(viewport={"width": 390, "height": 844})
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            for path in site.glob("*.html"):
+            for path in site.rglob("*.html"):
                 page.goto(f"file://{path}")
                 width = page.evaluate("document.documentElement.scrollWidth")
                 missing = page.evaluate(

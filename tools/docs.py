@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+# Guides, and what is behind them in docs/internals/.
+PAGES_IN_DOCS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))]
 LEFT_OUT = "..."
 CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
 LLAMA2_7B = "configs/llama2_7b/pretrain_llama2_7b.yaml"
@@ -225,7 +227,7 @@ def draw(name: str) -> None:
 
 
 if __name__ == "__main__":
-    english = ("README.md", *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md")) if "_CN" not in path.name))
+    english = ("README.md", *(page for page in PAGES_IN_DOCS if "_CN" not in page))
     notebook = NOTEBOOK.relative_to(ROOT).as_posix()
     pages = sys.argv[1:] or (*english, notebook)
     for page in pages:

@@ -20,9 +20,9 @@ def on_files(files: Files, config):
     """Adds the pages that are not in docs/, and every file outside of it that a page links."""
     for name, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
-    sources = [(ROOT / name, "") for name in PAGES] + [(path, "docs") for path in sorted((ROOT / "docs").glob("*.md"))]
     outside = set()
-    for path, folder in sources:
+    for path in (*map(ROOT.joinpath, PAGES), *sorted(ROOT.glob("docs/**/*.md"))):
+        folder = path.parent.relative_to(ROOT).as_posix()
         for match in LINK.finditer(path.read_text(encoding="utf-8")):
             target = posixpath.normpath(posixpath.join(folder, match[2]))
             if not target.startswith("docs/") and target not in PAGES and (ROOT / target).is_file():
@@ -34,17 +34,20 @@ def on_files(files: Files, config):
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
     """The page with its links as they are on the site."""
-    folder = "" if page.file.src_uri in PAGES.values() else "docs"
-    return LINK.sub(lambda match: _turned(match, folder), markdown)
+    here = posixpath.dirname(page.file.src_uri)
+    folder = "" if page.file.src_uri in PAGES.values() else posixpath.join("docs", here)
+    return LINK.sub(lambda match: _turned(match, folder, here), markdown)
 
 
-def _turned(match: re.Match, folder: str) -> str:
+def _turned(match: re.Match, folder: str, here: str) -> str:
     text, path, anchor = match[1], match[2], match[3] or ""
     target = posixpath.normpath(posixpath.join(folder, path))
     if target in PAGES:
-        return f"{text}({PAGES[target]}{anchor})"
-    if target.startswith("docs/"):
-        return f"{text}({target.removeprefix('docs/')}{anchor})"
-    if (ROOT / target).is_file():
-        return f"{text}({FOLDER}/{target}.txt)"
-    return text[1:-1]  # a folder, which the site does not have
+        target = PAGES[target]
+    elif target.startswith("docs/"):
+        target = target.removeprefix("docs/")
+    elif (ROOT / target).is_file():
+        target, anchor = f"{FOLDER}/{target}.txt", ""
+    else:
+        return text[1:-1]  # a folder, which the site does not have
+    return f"{text}({posixpath.relpath(target, here or '.')}{anchor})"
