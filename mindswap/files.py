@@ -14,7 +14,7 @@ from mindswap.errors import DataError
 
 
 def is_recorded_step(start: bytes) -> bool:
-    """Whether a file that begins so is a step that `mindswap trace` wrote (`pynative/trace_file.py`)."""
+    """Whether a file that begins so is a step that `mindswap trace` wrote (`pynative/trace.py`)."""
     return re.match(rb'\s*\{\s*"schema"\s*:\s*"mindswap-trace"', start) is not None
 
 

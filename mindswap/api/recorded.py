@@ -15,7 +15,7 @@ from mindswap.errors import DataError, GraphError
 from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.pynative.from_trace import graph_of_trace
-from mindswap.pynative.trace_file import RecordedStep, load_trace
+from mindswap.pynative.trace import RecordedStep, load_trace
 from mindswap.simulator.captured import CapturedStep
 
 

@@ -7,9 +7,8 @@ from mindswap.commands.options import add_common
 from mindswap.errors import LogError
 from mindswap.report.adaptive import format_summary, summary_to_json
 from mindswap.report.problems import answer_text
-from mindswap.training.adaptive.attempt_files import attempt_folder
 from mindswap.training.adaptive.model import State
-from mindswap.training.adaptive.state import StateFile, StateProblem, is_locked, state_path
+from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
 from mindswap.training.adaptive.watch import RunWatch
 
 HELP = "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time."

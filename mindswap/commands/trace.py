@@ -8,7 +8,7 @@ from mindswap.api.recorded import is_trace_path, record_step
 from mindswap.commands.options import add_common
 from mindswap.errors import DataError
 from mindswap.files import require_folders, write_new
-from mindswap.pynative.trace_file import dump_trace
+from mindswap.pynative.trace import dump_trace
 from mindswap.report.problems import answer_text
 from mindswap.units import format_bytes
 

@@ -14,9 +14,8 @@ from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts, join, place_memory
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.schedules import Pass, PassWork
-from mindswap.simulator.stage_pass import ModelSections, StagePass, cut_backward, shift
+from mindswap.simulator.stage_pass import TENSOR_COLUMNS, MicroBatchGroup, ModelSections, StagePass, cut_backward, shift
 from mindswap.simulator.stage_tensors import TensorTable, once_columns
-from mindswap.simulator.turns import TENSOR_COLUMNS, MicroBatchGroup
 
 
 def build_program(

@@ -13,8 +13,7 @@ import numpy as np
 from mindswap.simulator.block import Block, TensorArrays, tensor_arrays, use_rows
 from mindswap.simulator.block_parts import BlockTensor, Read, Role, Uses
 from mindswap.simulator.program import NO_OP, MemoryKind
-from mindswap.simulator.stage_pass import ModelSections, neighbour_reads, shift
-from mindswap.simulator.turns import MicroBatchGroup
+from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSections, neighbour_reads, shift
 
 FAR = 2**62  # behind every position
 ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")

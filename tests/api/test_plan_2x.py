@@ -10,8 +10,17 @@ from mindswap.check.check import check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
 from mindswap.policy.cell_tree import CellNode
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
-from mindswap.pynative.trace_file import RecordedStep, dump_trace
+from mindswap.pynative.trace import (
+    Event,
+    EventKind,
+    Operator,
+    RecordedStep,
+    Save,
+    Trace,
+    TracedStorage,
+    Value,
+    dump_trace,
+)
 from tests.schema import answer_of
 
 NUM_LAYERS = 4

@@ -8,8 +8,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.policy.cell_tree import CellNode
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage
-from mindswap.pynative.trace_file import RecordedStep, dump_trace
+from mindswap.pynative.trace import Event, EventKind, Operator, RecordedStep, Save, Trace, TracedStorage, dump_trace
 
 NUM_LAYERS = 3
 OLD = """\

@@ -4,7 +4,7 @@ import pytest
 
 from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
-from mindswap.pynative.trace_file import RecordedStep, dump_trace, load_trace
+from mindswap.pynative.trace import RecordedStep, dump_trace, load_trace
 from tests.pynative.builders import chain, squares
 
 LAYER = CellNode("", "Layer", False, (CellNode("mul", "Mul", True),))

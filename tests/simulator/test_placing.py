@@ -9,7 +9,7 @@ import pytest
 
 from mindswap.simulator.placing import TransferCosts, place_memory
 from mindswap.simulator.program import NO_OP, ONE_WAY, MemoryKind, OpKind
-from mindswap.simulator.turns import TENSOR_COLUMNS
+from mindswap.simulator.stage_pass import TENSOR_COLUMNS
 from tests.simulator.builders import program_of
 
 STAGE = "F1 F1 F1 F1 F1 B1 B1 B1 B1 B1"

@@ -3,8 +3,7 @@ import numpy as np
 from mindswap.simulator.block import use_rows
 from mindswap.simulator.block_parts import Uses
 from mindswap.simulator.program import NO_OP
-from mindswap.simulator.stage_pass import WEIGHT_HALF, StagePass
-from mindswap.simulator.turns import MicroBatchGroup
+from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass
 
 FORWARD, BACKWARD = StagePass({}, {}), StagePass({}, {})
 # Read by operator 0 of backward alone; by 0, 2 and 3; by 1 and 3; by none. Operators 1 and 3 give gradients of weights.

@@ -16,8 +16,7 @@ from mindspore import nn
 from mindspore.ops import Primitive
 
 from mindswap.adapters.apply import cells_below, iterate_primitives
-from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
-from mindswap.adapters.pynative.watch import Watch
+from mindswap.adapters.pynative.watch import ValueBook, Watch, address_of, tensors_in
 from mindswap.errors import ApplyError
 from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from mindswap.check.doctor.software import installed_version
 from mindswap.errors import LaunchError
-from mindswap.training.adaptive.attempt_files import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.events import Ended, OutOfMemory
+from mindswap.training.adaptive.state import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
 from mindswap.training.launch.msrun import check_port, free_port, worker_environment

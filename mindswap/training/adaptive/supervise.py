@@ -10,13 +10,19 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.adaptive import events
-from mindswap.training.adaptive.attempt_files import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.decide import decide
 from mindswap.training.adaptive.model import Outcome, Planner, Settings, State, TrainingPlan
 from mindswap.training.adaptive.ray_cluster import ClusterWorkers, NodeLost, RayCluster
-from mindswap.training.adaptive.state import StateFile, StateProblem, locked
+from mindswap.training.adaptive.state import (
+    StateFile,
+    StateProblem,
+    attempt_folder,
+    full_disks,
+    locked,
+    prepare_attempt,
+)
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
 from mindswap.training.launch.msrun import check_port, free_port, require_room

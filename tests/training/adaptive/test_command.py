@@ -5,8 +5,8 @@ import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive import command as command_module
-from mindswap.training.adaptive.attempt_files import with_absolute_bases
 from mindswap.training.adaptive.command import checkpoint_folder, is_parallel, parse_command, saves_checkpoints
+from mindswap.training.adaptive.state import with_absolute_bases
 from tests.builders import document
 
 MSRUN = ["msrun", "--worker_num=2", "--local_worker_num", "2", "--log_dir=logs", "--master_port=9000", "--join=False"]
