@@ -30,9 +30,9 @@ from mindswap.training.adaptive.command import (
     without_options,
 )
 from mindswap.training.adaptive.model import Planner, Settings
-from mindswap.training.adaptive.planner_child import planner_in_child
 from mindswap.training.adaptive.ray_cluster import RayCluster
 from mindswap.training.adaptive.supervise import MARKER, AdaptiveRun, supervise
+from mindswap.training.adaptive.workers import planner_in_child
 from mindswap.training.launch.msrun import plain_name, worker_environment
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.logs.scan import REPORT_MEMORY

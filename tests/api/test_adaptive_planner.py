@@ -25,8 +25,8 @@ from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.cost.hardware import with_fragments
 from mindswap.simulator.cost.table import CostTable
 from mindswap.training.adaptive.model import Corrections, NothingFits, TrainingPlan
-from mindswap.training.adaptive.planner_child import planner_in_child
 from mindswap.training.adaptive.state import StateFile
+from mindswap.training.adaptive.workers import planner_in_child
 from tests import forked
 from tests.builders import document
 from tests.simulator.test_gathered_weights import model as gathered_model

@@ -1,14 +1,17 @@
 """The processes of one attempt, what their logs say, and what their end means."""
 
+import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mindswap.errors import LaunchError
+from mindswap.errors import LaunchError, PlanError
+from mindswap.graph.cache import from_plain, to_plain
 from mindswap.training.adaptive.events import Ended, Measured, OutOfMemory
-from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
 from mindswap.training.launch.msrun import failure_report, worker_log
 from mindswap.training.launch.processes import stop_descendants, tie_to_parent, worker_ranks
@@ -142,3 +145,39 @@ def count_oom_kills() -> int:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
     except OSError:
         return 0
+
+
+# The planner, asked in a process of its own: that takes the memory of MindSpore with it when it ends, and a compiler
+# that crashes does not end the run. The one that asks imports nothing of what plans: it is to be there at once, and
+# small beside the training.
+
+_MODULE = "mindswap.api.adaptive_planner"
+# Of what a child prints before it crashes.
+NUM_LAST_LINES = 5
+
+
+def planner_in_child(environment: dict[str, str]) -> Planner:
+    """`make_plan` in a process of its own, with this environment."""
+
+    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
+        asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
+        try:
+            # A session of its own: Ctrl-C is for this process, which then ends the child.
+            done = subprocess.run(
+                [sys.executable, "-m", _MODULE, asked], env=environment, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", check=False, start_new_session=True,
+                preexec_fn=tie_to_parent(),
+            )  # fmt: skip
+        except OSError as error:
+            raise PlanError(f"the planner cannot be started: {error.strerror or error}") from error
+        lines = done.stdout.splitlines()
+        if done.returncode == 1 and lines:
+            raise PlanError(json.loads(lines[-1])["error"])
+        if done.returncode != 0:
+            last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
+            raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
+        answer = from_plain(json.loads(lines[-1]), CLASSES)
+        assert isinstance(answer, TrainingPlan | NothingFits)
+        return answer
+
+    return plan
