@@ -36,6 +36,7 @@ COMMANDS = (
     "compare",
     "calibrate",
     "prove",
+    "example",
     "prepare-data",
     "trace",
     "doctor",

@@ -7,7 +7,6 @@ be published, and the commands that need no MindSpore from an environment of the
 
 import argparse
 import os
-import pydoc_data.topics
 import re
 import shutil
 import subprocess
@@ -18,8 +17,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
-TRAINING = ["--use_parallel", "False", "--num_samples", "20", "--parallel_config.data_parallel", "1"]
+CONFIG = "llama2_small.yaml"
 LOSS = re.compile(r"loss:\[(\d+\.\d+)/")
 
 
@@ -86,28 +84,26 @@ def install(place: Path, wheel: Path, extra: str) -> list[str]:
 
 def read(place: Path, mindswap: list[str]) -> int:
     """What needs no MindSpore, in a folder of its own; the version is that of the file's name."""
-    (place / "case.yaml").write_bytes(CONFIG.read_bytes())
+    run([*mindswap, "example", "."], place)
     version = run([*mindswap, "--version"], place).split()[-1]
     wheel = next((place / "dist").glob("*.whl")).name
     for command in ("check", "explain"):
-        run([*mindswap, command, "case.yaml"], place)
+        run([*mindswap, command, CONFIG], place)
     say(f"version {version}: check and explain work without a checkout")
     return int(f"-{version}-" not in wheel)
 
 
 def train(place: Path, mindswap: list[str]) -> int:
-    """A case of the demo, with swap and without, in a folder of its own."""
+    """The example of the package, with swap and without, in a folder of its own."""
     work = place / "work"
-    work.mkdir()
-    (work / "case.yaml").write_bytes(CONFIG.read_bytes())
-    (work / "text.txt").write_text("\n\n".join(pydoc_data.topics.topics.values())[:20_000], encoding="utf-8")
+    run([*mindswap, "example", str(work)], place)
     run([*mindswap, "prepare-data", "text.txt", "--output", "text.mindrecord", "--seq-length", "64"], work)
-    run([*mindswap, "check", "case.yaml"], work)
+    run([*mindswap, "check", CONFIG], work)
     losses = []
     for swap in ("True", "False"):
         say(f"training, swap {swap} ...")
-        words = ["run", "--config", "case.yaml", "--run_mode", "train", "--train_dataset_dir", "text.mindrecord"]
-        losses.append(LOSS.findall(run([*mindswap, *words, *TRAINING, "--swap_config.swap", swap], work)))
+        words = ["run", "--config", CONFIG, "--run_mode", "train", "--train_dataset_dir", "text.mindrecord"]
+        losses.append(LOSS.findall(run([*mindswap, *words, "--swap_config.swap", swap], work)))
     say(f"{len(losses[0])} steps, loss {losses[0][0]} -> {losses[0][-1]}")
     is_good = losses[0] == losses[1] and float(losses[0][-1]) < float(losses[0][0])
     say("as with swap off" if is_good else f"NOT as with swap off: {losses}")
