@@ -6,7 +6,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -154,6 +154,25 @@ def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = 
         _move_all(moves, folder / "replaced")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """A folder that is kept: filled by `make` if it is not there, complete or not at all.
+
+    Of several processes that make it at once, the first one's stays.
+    """
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+            made = Path(place) / folder.name
+            made.mkdir()
+            make(made)
+            try:
+                made.rename(folder)
+            except OSError:  # another process was first
+                if not folder.exists():
+                    raise
+    return folder
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import LaunchError
-from mindswap.files import file_name, write_new
+from mindswap.files import file_name, made_once, write_new
 from mindswap.graph.cache import cache_folder, make_key
 from mindswap.policy.convert import policy_sections
 from mindswap.training.data.samples import data_columns, vocabulary_size
@@ -139,18 +139,11 @@ def _samples(document: Document, settings: StepSettings) -> SyntheticData:
         )
     num_samples = settings.num_tokens // settings.seq_length
     key = make_key(seq_length=settings.seq_length, num_samples=num_samples, size=size, columns=columns)
-    kept = cache_folder() / "samples" / key
-    if not kept.exists():  # what writes it takes five seconds to start
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as place:
-            made = Path(place) / "made"
-            made.mkdir()
-            write_synthetic_data(made, settings, 1, size, columns)
-            try:
-                made.rename(kept)
-            except OSError:  # another process was first
-                if not kept.exists():
-                    raise
+
+    def make(folder: Path) -> None:  # what writes it takes five seconds to start
+        write_synthetic_data(folder, settings, 1, size, columns)
+
+    kept = made_once(cache_folder() / "samples" / key, make)
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 

@@ -183,7 +183,7 @@ def _make_folder(asked: Path | None) -> Path:
             raise LaunchError(f"{asked}: already exists, and not empty\n    fix:     another folder")
     except OSError as error:
         raise LaunchError(f"{asked}: cannot be made: {error.strerror or error}") from error
-    return asked
+    return asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
 
 
 def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None) -> _Depth:

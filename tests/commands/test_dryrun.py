@@ -3,10 +3,12 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from mindswap import cli
+from mindswap.api import dry_run_stages
 from mindswap.api.dry_run_stages import DryRunOptions, StepDryRun, choose_depths
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
@@ -20,6 +22,7 @@ from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from tests.schema import answer_of
 from tests.training.dryrun.test_stages import model
 
+ROOT = Path(__file__).parents[2]
 CASE4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
 
 
@@ -40,6 +43,23 @@ def test_a_report_in_a_notebook_is_its_text_and_its_curve():
     assert str(report) == format_dry_run(report) and "<pre>dry run of case on MindSpore" in page
     points = [tuple(map(float, point.split(","))) for point in re.search(r'points="([^"]+)"', page).group(1).split()]
     assert (points[0][0], points[-1][0]) == (0, 600) and min(y for _, y in points) == 5  # as wide as its box
+
+
+def test_a_kept_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
+    """The compiler changes the working directory while dry runs are under way."""
+    places = []
+
+    def fail(document, ranks, per_chunk, place, *rest):
+        places.append(place)
+        raise LaunchError("enough")
+
+    monkeypatch.chdir(tmp_path)
+    for name, double in (("dry_run", fail), ("require_mindformers", bool), ("has_cann", lambda: True)):
+        monkeypatch.setattr(dry_run_stages, name, double)
+    document = load_document(str(ROOT / CASE4))
+    with pytest.raises(LaunchError, match="enough"):
+        dry_run_stages.run_stages(document, DryRunOptions(folder=Path("kept")))
+    assert places == [tmp_path / "kept" / "layers_4_rank_0"]
 
 
 def settings(text: str):

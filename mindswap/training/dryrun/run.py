@@ -11,10 +11,9 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError
 from mindswap.training.dryrun.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
-from mindswap.training.launch.processes import VARIABLE, lifeline
+from mindswap.training.launch.processes import VARIABLE, child_environment, lifeline
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
 
-PACKAGE_FOLDER = Path(__file__).parents[3]
 POLL_S = 0.2
 MAX_S = 1800.0
 LOG = "log"
@@ -83,15 +82,13 @@ def run_rank(
 
 def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
     """With CANN the backend takes its libraries, without it the stand-ins."""
-    found = {**os.environ}
-    paths = [str(PACKAGE_FOLDER), *filter(None, [found.get("PYTHONPATH")])]
-    if not has_cann():
+    if has_cann():
+        found = child_environment()
+    else:
         cann = stand_ins()
-        found |= environment(cann, mindspore_libraries())
-        paths.insert(0, str(cann / "python"))
+        found = child_environment(cann / "python") | environment(cann, mindspore_libraries())
     tracker = (folder / TRACKER).absolute()
     found |= {
-        "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
         "MS_SIMULATION_LEVEL": "1",
         "RANK_SIZE": str(num_ranks),

@@ -4,7 +4,6 @@ Every function that the installed wheel asks for is defined in one C file, made 
 In a dry run (`MS_SIMULATION_LEVEL`) their answers do not matter, but for a few: how many devices, memory, handles.
 """
 
-import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -14,10 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from mindswap.errors import LaunchError
+from mindswap.files import made_once
 from mindswap.graph.cache import cache_folder
 from mindswap.training.dryrun.symbols import Library, cpp_path, find_texts, read_library
 
@@ -135,17 +134,7 @@ def stand_ins() -> Path:
     wheel = sorted((path.name, path.stat().st_size) for path in (libraries / "plugin").glob("libmindspore_*"))
     key = hashlib.sha256(repr((VERSION, PROCESSORS, platform.machine(), str(libraries), wheel)).encode()).hexdigest()
     folder = cache_folder() / "stand_ins" / key[:16]
-    if not folder.exists():
-        compiler = find_compiler()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            _make(made / HOME, libraries, compiler)
-            with contextlib.suppress(OSError):  # another process was first
-                made.rename(folder)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-    return folder / HOME
+    return made_once(folder, lambda made: _make(made / HOME, libraries, find_compiler())) / HOME
 
 
 def find_compiler() -> list[str]:

@@ -15,6 +15,13 @@ from typing import NoReturn
 from mindswap.errors import LaunchError
 
 _PR_SET_CHILD_SUBREAPER = 36
+PACKAGE_FOLDER = Path(__file__).parents[3]
+
+
+def child_environment(*first: Path) -> dict[str, str]:
+    """Variables of a child that finds this very package, whatever folder it runs in; `first` stand before it."""
+    paths = [*map(str, first), str(PACKAGE_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def adopt_orphans() -> None:

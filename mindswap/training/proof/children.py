@@ -1,7 +1,6 @@
 """Processes of a proof: other commands of mindswap, whose answers are JSON, and the workers of a run."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive.watch import read_worker_exits
 from mindswap.training.launch.msrun import free_port
-from mindswap.training.launch.processes import stop_descendants
+from mindswap.training.launch.processes import child_environment, stop_descendants
 from mindswap.training.logs.read import find_last_step, read_tail, read_worker_logs
 from mindswap.training.logs.step_report import ReportedStep, parse_steps
 from mindswap.training.proof.model import Fit, MeasuredRun, Simulated, VerifiedEffect, Worker
@@ -26,7 +25,6 @@ SAY_EVERY_S = 15.0
 GRACE_S = 5.0
 # How long workers wait for each other to start.
 CLUSTER_TIMEOUT_S = 300
-PACKAGE_FOLDER = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def ask(words: Sequence[str], limit_s: float | None = None) -> Answer:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "mindswap", *words], env={**_environment(), "TQDM_DISABLE": "1"}, check=False,
+            [sys.executable, "-m", "mindswap", *words], env={**child_environment(), "TQDM_DISABLE": "1"}, check=False,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", start_new_session=True,
             timeout=limit_s,
         )  # fmt: skip
@@ -80,7 +78,7 @@ def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], Non
         "--output_dir", str(place / "output"), "--profile_output", str(place),
     ]  # fmt: skip
     job = [str(num_workers), str(free_port()), str(logs), "True", str(CLUSTER_TIMEOUT_S)]
-    environment = {**_environment(), "PYTHONUNBUFFERED": "1", "MS_MEMORY_STATISTIC": "1"}
+    environment = {**child_environment(), "PYTHONUNBUFFERED": "1", "MS_MEMORY_STATISTIC": "1"}
     with (folder / "launcher.log").open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "mindswap.training.launch", shlex.join(order), *job], cwd=folder, env=environment,
@@ -110,12 +108,6 @@ def _watch(process: subprocess.Popen[bytes], launcher: Path, log: Path, say: Cal
                 say(f"    step {step}" if step else "    starting and compiling")
             said = step
     return code
-
-
-def _environment() -> dict[str, str]:
-    """Children find this very package, from whatever folder they run in."""
-    path = os.pathsep.join(filter(None, [str(PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path}
 
 
 # What the runs of a proof left behind -> plain data.
