@@ -112,9 +112,9 @@ def _refuse_few(shape: Shape) -> str:
 
 
 def _interleaved_rounds(shape: Shape) -> list[int]:
-    """What makes no whole round is in the first one."""
+    """What makes no whole round is in the first one; fewer micro-batches than stages (a stage run alone) are one."""
     num_rounds, rest = divmod(shape.num_micro_batches, shape.num_stages)
-    return [shape.num_stages + rest, *[shape.num_stages] * (num_rounds - 1)]
+    return [min(shape.num_micro_batches, shape.num_stages + rest), *[shape.num_stages] * (num_rounds - 1)]
 
 
 def _short_interleaved(shape: Shape, at_least: int) -> int:
