@@ -51,6 +51,15 @@ def test_both_languages_can_be_searched(site):
     assert "plan.html" in index and "plan_CN.html" in index
 
 
+def test_each_page_leads_to_the_same_one_in_the_other_language(site):
+    pages = {path.relative_to(site).as_posix(): path.read_text("utf-8") for path in site.rglob("*.html")}
+    switch = re.compile(r'<a href="([^"]+)" hreflang="(\w+)" class="md-select__link">')
+    assert switch.findall(pages["internals/planner.html"]) == [("planner.html", "en"), ("planner_CN.html", "zh")]
+    languages = {name: "zh" if name.endswith("_CN.html") else "en" for name in pages}
+    assert [name for name, text in pages.items() if f'<html lang="{languages[name]}"' not in text] == []
+    assert {name for name, text in pages.items() if not switch.search(text)} == {"404.html", "contributing.html"}
+
+
 def test_no_page_is_wider_than_a_phone(site):
     """In a browser, light and dark: where playwright and Chromium are (`pip install playwright`, Debian's chromium)."""
     playwright = pytest.importorskip("playwright.sync_api")
