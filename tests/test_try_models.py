@@ -101,7 +101,7 @@ def test_faults(code, output, errors, says):
 def test_a_reason_stands_once_in_a_row():
     (row,) = TRY.table({"a.yaml": {"check": "right", "explain": "refused: x", "plan": "refused: x"}})[2:]
     assert row.count("refused: x") == 1
-    assert row.endswith("| as `explain` | not tried |")
+    assert row.endswith("| as `explain` | not tried | not tried |")
 
 
 def lines_of(page):
