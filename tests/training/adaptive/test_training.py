@@ -130,7 +130,7 @@ def test_one_process_killed_goes_on_from_its_checkpoint(folder):
     words = [*msrun, *limited(folder, "killed"), *SMALL, "--num_samples", "12"]
     log = folder / "killed/attempt_1/worker_0.log"
     with start_adaptive(folder, "killed", words, AFTER_STEP="5") as process:
-        wait_for(lambda: log.exists() and "step:[    5/" in log.read_text(), 200)
+        wait_for(lambda: log.exists() and "step:[    5/" in log.read_text(), 500)
         process.kill()
         process.communicate()
     code, out = adaptive(folder, "killed", words)
