@@ -30,7 +30,7 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
     behind = 1 + max((node.layer_index for node in nodes if node.layer_index is not None), default=-1)
     read_in_layers: set[str] = set()  # also by way of operators without a place
     for node in reversed(nodes):
-        if node.layer_index is not None or node.name in read_in_layers:
+        if node.layer_index is not None or (not node.cell_path and node.name in read_in_layers):
             read_in_layers.update(node.inputs)
     placed: dict[str, Node] = {}
     zones: dict[str, int] = {}  # -1 before the layers, their index, `behind` them
