@@ -31,7 +31,7 @@ FORMS = {
     "verify swap": VERIFIED,
     "simulate": rf"\d+\.\d\d s, \d+\.\d GiB(, does not fit)?{TOOK}",
     "plan": rf"(\d+\.\d\d s, \d+\.\d % above the bound|nothing fits, least \d+\.\d GiB){TOOK}",
-    "verify plan": rf"no plan|{VERIFIED}",
+    "verify plan": rf"no plan|not tried|{VERIFIED}",
     "tried": r"20\d\d-\d\d-\d\d",
 }
 
