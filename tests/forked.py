@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 READ_AT_IMPORT = ("MS_", "RANK_", "GLOG_", "LOG_")
 
 
-def run(words, *, cwd=None, env=None, input="", check=False, timeout=600) -> subprocess.CompletedProcess:
+def run(words, *, cwd=None, env=None, input="", check=False, timeout=1800) -> subprocess.CompletedProcess:
     """As `subprocess.run([sys.executable, *words], capture_output=True, text=True, ...)`.
 
     Args:

@@ -47,7 +47,7 @@ def calls(tmp_path):
         "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node[1-3]",
     }  # fmt: skip
     script = ["bash", EXAMPLES / "slurm.sh", "llama.yaml"]
-    done = subprocess.run(script, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(script, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert list((tmp_path / ".ray").iterdir()) == []  # the token goes with the job
     return (tmp_path / "calls").read_text().splitlines()

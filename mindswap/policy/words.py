@@ -47,13 +47,17 @@ def format_names(names: Iterable[str], limit: int = 3) -> str:
 def closest_names(name: str, candidates: Iterable[str], limit: int = 1, least: float = 0.0) -> list[str]:
     """The candidates that are most like a name in any case, best first; `least` is how like, from 0 to 1 (difflib)."""
     matcher = difflib.SequenceMatcher(b=name.lower()[:MAX_COMPARED_CHARS], autojunk=False)
-
-    def likeness(candidate: str) -> float:
+    best: list[tuple[float, str]] = []
+    for candidate in candidates:
         matcher.set_seq1(candidate.lower()[:MAX_COMPARED_CHARS])
-        return matcher.ratio()
-
-    rated = [(likeness(candidate), candidate) for candidate in candidates]
-    return [near for like, near in sorted(rated, key=lambda pair: -pair[0]) if like >= least][:limit]
+        worst = best[-1][0] if len(best) == limit else -1.0
+        like = 1.0
+        for at_most in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio):  # ever dearer, ever closer
+            if (like := min(like, at_most())) < least or like <= worst:
+                break
+        else:
+            best = sorted([*best, (like, candidate)], key=lambda pair: -pair[0])[:limit]
+    return [near for _, near in best]
 
 
 def last_key(path: str) -> str:

@@ -16,7 +16,7 @@ NUM_RANKS = 2048
 def compiled():
     """For each case the functions, each a list of (operator, name, inputs, rows, is recomputed)."""
     script = Path(__file__).with_name("parallel_optimizer_graph.py")
-    done = forked.run([str(script)], timeout=300)
+    done = forked.run([str(script)], timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout[done.stdout.index("{") :])
 

@@ -325,7 +325,7 @@ def train_as_one_of_a_cluster(folder, config, data) -> Training:
     try:
         result = subprocess.run(
             [sys.executable, *WITH_PLUGIN, *arguments, "--output_dir", str(folder / "output")],
-            cwd=folder, env={**environ, "MS_ROLE": "MS_WORKER"}, timeout=300, check=False,
+            cwd=folder, env={**environ, "MS_ROLE": "MS_WORKER"}, timeout=1200, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
     finally:

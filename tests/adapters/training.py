@@ -127,6 +127,6 @@ def run_python(folder: Path, *arguments: str, fork: bool = False) -> Training:
         return Training(folder, forked_run.returncode, forked_run.stdout + forked_run.stderr)
     result = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environ, text=True, errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1800, check=False,
     )  # fmt: skip
     return Training(folder, result.returncode, result.stdout)

@@ -1,4 +1,3 @@
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from mindswap.config.source import load_document
 from mindswap.errors import PolicyError
 from mindswap.policy.model import Policy
 from tests.builders import document, found, layer, trees
+from tests.cpu_time import cpu_ratio
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -101,19 +101,26 @@ def test_a_configuration_from_python_points_at_what_is_wrong():
     assert [str(p.location) for p in result.problems] == ["my.py"]
 
 
-def test_eighty_layers_take_well_under_a_second():
+def test_work_grows_with_the_layers():
+    """Forty entries and forty recomputed cells of a hundred in each layer."""
     attention = "attention\n" + "".join(f"  cell{i}\n    op{i}*\n" for i in range(100))
-    model = trees(80, attention)
-    entries = [{"op_name": rf"attention\.cell{i}", "backward_prefetch": i + 1, "layers": "0-79"} for i in range(40)]
-    recompute = {rf"attention\.cell{i}": list(range(0, 80, 2)) for i in range(40, 80)}
-    data = {
-        "swap_config": {"swap": True, "op_swap": entries, "layer_swap": [{"backward_prefetch": 1, "layers": [3]}]},
-        "recompute_config": {"select_recompute": recompute},
-    }
-    start = time.process_time()  # other work on the machine does not count
-    result = check_document(document_from_data(data, "data"), trees=model)
-    assert time.process_time() - start < 2
+
+    def check(num_layers):
+        last = num_layers - 1
+        entries = [
+            {"op_name": rf"attention\.cell{i}", "backward_prefetch": i + 1, "layers": f"0-{last}"} for i in range(40)
+        ]
+        recompute = {rf"attention\.cell{i}": list(range(0, num_layers, 2)) for i in range(40, 80)}
+        data = {
+            "swap_config": {"swap": True, "op_swap": entries, "layer_swap": [{"backward_prefetch": 1, "layers": [3]}]},
+            "recompute_config": {"select_recompute": recompute},
+        }
+        return check_document(document_from_data(data, "data"), trees=models[num_layers])
+
+    models = {num_layers: trees(num_layers, attention) for num_layers in (8, 80)}
+    result = check(80)
     assert result.policy is not None and len(result.policy.op_swap) == 40
+    assert cpu_ratio(lambda: check(80), lambda: check(8)) < 30  # of a square: 100
 
 
 def test_layers_that_differ_are_told_apart():

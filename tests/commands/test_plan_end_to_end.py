@@ -31,7 +31,7 @@ BY_THE_SPECIFICATION = ("--allow", "swap,recompute")
 
 def mindswap(*words) -> subprocess.CompletedProcess:
     command = ["-m", "mindswap", *map(str, words)]
-    return forked.run(command, timeout=300)
+    return forked.run(command, timeout=1200)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def environ(tmp_path_factory):
 
 def mindswap(environ, *words) -> subprocess.CompletedProcess:
     command = ["-m", "mindswap", *map(str, words)]
-    return forked.run(command, env=environ, timeout=300)
+    return forked.run(command, env=environ, timeout=1200)
 
 
 class Terminal:
@@ -62,7 +62,7 @@ class Terminal:
 
     def finish(self) -> tuple[int, str]:
         """Exit code and output."""
-        out, _ = self.process.communicate(timeout=300)
+        out, _ = self.process.communicate(timeout=1200)
         return self.process.returncode, out
 
     def _read(self) -> None:

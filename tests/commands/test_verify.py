@@ -71,7 +71,7 @@ def folder(tmp_path_factory):
 def run_in(folder, *arguments):
     """The network without swap is one for all cases here, and is compiled once: it is in the cache."""
     command = ["-m", "mindswap", "verify", *arguments]
-    return forked.run(command, cwd=folder, timeout=600)
+    return forked.run(command, cwd=folder, timeout=1800)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def write(folder, recompute, num_layers=8, stages=2, chunks=2, **sections):
 def run(path, *options):
     command = ["-m", "mindswap", "verify", str(path), *options]
     environ = os.environ | {"MINDSWAP_CACHE": str(path.parent / "cache")}
-    return forked.run(command, cwd=ROOT, env=environ, timeout=600)
+    return forked.run(command, cwd=ROOT, env=environ, timeout=1800)
 
 
 # Nothing is compiled here.

@@ -9,5 +9,5 @@ from tests import forked
 
 def capture_apart(config: Path) -> StepModel:
     """The step of a configuration; a child compiles it into the cache of all tests, and it is read from there."""
-    forked.run(["-m", "mindswap", "simulate", "--json", str(config)], timeout=300)
+    forked.run(["-m", "mindswap", "simulate", "--json", str(config)], timeout=1200)
     return load_step(str(config)).model

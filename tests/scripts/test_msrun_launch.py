@@ -80,7 +80,7 @@ def start(folder, *words, **environment):
 
 def launch(folder, *words, **environment):
     with start(folder, *words, **environment) as process:
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=300)
     return process.returncode, out
 
 
@@ -89,7 +89,7 @@ def free_port():
         return str(server.getsockname()[1])
 
 
-def wait_for(condition, timeout_s=60):
+def wait_for(condition, timeout_s=300):
     deadline = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -137,7 +137,7 @@ def test_a_signal_stops_one_worker(folder, number):
     process = start(folder, "train.py --sleep", "1")
     wait_for((folder / "none_0.json").exists)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + number and "stopping all workers" in out
     assert not running_in(folder)
 
@@ -223,7 +223,7 @@ def test_ctrl_c_leaves_no_process(folder, join):
     else:  # while msrun is starting them
         wait_for((folder / "logs/scheduler.log").exists)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     if join == "False" and process.returncode == 0:
         pytest.skip("msrun was faster than the signal")
     assert process.returncode == 130

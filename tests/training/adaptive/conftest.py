@@ -31,7 +31,7 @@ swap_config: {swap: False}
 POLICIES = [["keep", 2 * GIB, 400_000_000], ["recompute", 3 * GIB, 100_000_000]]
 
 
-def wait_for(condition, timeout_s=60):
+def wait_for(condition, timeout_s=300):
     deadline = time.monotonic() + timeout_s
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -68,7 +68,7 @@ class Place:
             cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def run(self, *options, timeout_s=120, **arguments):
+    def run(self, *options, timeout_s=600, **arguments):
         """Exit code and output."""
         return finish(self.start(*options, **arguments), timeout_s)
 
@@ -117,7 +117,7 @@ class Place:
         return [attempt["outcome"] for attempt in self.status()["attempts"]]
 
 
-def finish(process, timeout_s=120):
+def finish(process, timeout_s=600):
     try:
         out, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -59,7 +59,7 @@ def test_it_ends_when_it_is_told_to(tmp_path, python):
     begin_s = time.monotonic()
     with pytest.raises(LaunchError):
         start(tmp_path, stop=stop.is_set)
-    assert time.monotonic() - begin_s < 5
+    assert time.monotonic() - begin_s < 50
 
 
 def test_what_does_not_build_inlined_is_run_again_without(tmp_path, monkeypatch):

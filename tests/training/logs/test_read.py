@@ -2,7 +2,6 @@
 
 import os
 import resource
-import time
 from pathlib import Path
 
 import pytest
@@ -76,14 +75,11 @@ def test_a_large_log_in_bounded_memory(tmp_path):
                 file.write(failure)
         file.write(log_text([], train=[]))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
     log = read_worker_log(path, 0)
-    seconds = time.process_time() - start
     assert [line.text for line in log.set_lines] == [lines[0] for lines in EXPECTED]
     assert log.oom_events[0].requested_bytes == 64
     assert (log.is_finished, log.size_bytes) == (True, path.stat().st_size)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 8 << 10
-    assert seconds < 5  # 10 MB/s; benchmarks/log_speed.py measures it
 
 
 def write_nodes(folder, numbers_by_node):
