@@ -5,8 +5,10 @@ Nothing is imported from MindSpore here: the cells bring their methods along.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from mindswap.adapters.uncalled import find_uncalled
 from mindswap.errors import ApplyError
 from mindswap.policy.applied import format_log_lines
 from mindswap.policy.cell_tree import CellNode, Match, match_pattern
@@ -72,7 +74,8 @@ def read_tree(cell, name: str = "") -> CellNode:
     # Two tables of MindSpore's Cell; public calls give primitives only without their names.
     primitives = getattr(cell, "_primitives", {})
     children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
-    children += [read_tree(child, key) for key, child in _children(cell)]
+    uncalled = find_uncalled(type(cell))
+    children += [replace(read_tree(child, key), is_called=key not in uncalled) for key, child in _children(cell)]
     return CellNode(name, type(cell).__name__, children=tuple(children))
 
 

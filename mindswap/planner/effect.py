@@ -64,6 +64,10 @@ def find_faults(model: StepModel, layer_index: int, recompute: Policy, swapped: 
         found = both
 
 
+# Of recompute, where backward runs nothing again.
+NO_EFFECT = (IdleReason.NOT_RUN_AGAIN, IdleReason.NOT_CALLED)
+
+
 class Foresight:
     """`find_faults` of a model, each question asked once; catalogs with other rules of coupling share it."""
 
@@ -84,12 +88,8 @@ def _faults_of(model: StepModel, policy: Policy, layer_index: int, swapped: Set[
     """The entries behind what a layer does not do as asked; all of `swapped` where they cannot be told."""
     effect = foresee_effect(model, policy, layer_index)
     patterns = {exact_pattern(name): name for name in swapped}
-    not_again = {idle.entry for idle in effect.idle if idle.reason in (IdleReason.NOT_RUN_AGAIN, IdleReason.GATHERED)}
-    found = {
-        patterns[idle.entry]
-        for idle in effect.idle
-        if idle.entry in patterns and idle.reason is not IdleReason.NOT_RUN_AGAIN
-    }
+    not_again = {idle.entry for idle in effect.idle if idle.reason in (*NO_EFFECT, IdleReason.GATHERED)}
+    found = {patterns[idle.entry] for idle in effect.idle if idle.entry in patterns and idle.reason not in NO_EFFECT}
     graph = model.layers.rewritten(policy, layer_index)
     copied = [graph.forward_nodes[copy.inputs[0]] for copy in effect.one_way]
     copied += [pair.producer for entry in effect.wasted for pair in entry.pairs]

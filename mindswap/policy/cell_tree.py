@@ -24,10 +24,14 @@ class CellNode:
     type_name: str  # class name, e.g. `LLamaAttention`, or primitive name, e.g. `MatMul`
     is_primitive: bool = False  # True for a primitive (it has no children)
     children: tuple["CellNode", ...] = ()  # what the cell holds, cells and primitives, in order of definition
+    # False for a cell of which the model calls only methods (`attention.cal_attn` of TeleChat2), where that is known:
+    # MindSpore recomputes what the cell itself runs, which is then nothing
+    is_called: bool = True
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.name, self.type_name, self.is_primitive, self.children)))
+        parts = (self.name, self.type_name, self.is_primitive, self.children, self.is_called)
+        object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
         """Found when it is made: trees are keys of what patterns match, which planners ask for thousands of times."""

@@ -99,9 +99,16 @@ LLAMA_FLOAT16 = {
     ),
 }
 
+# The layer calls methods of the cell `attention`, not the cell.
+LLAMA_INTERLEAVED = {
+    **{name: LLAMA[name] for name in ("nothing", "whole layers", "a cell", "swap of attention")},
+    "a cell that is not called": select("attention"),
+    "cells below it": select(r"attention\.w.*", r"attention\.apply_rotary_emb"),
+}
+
 # Fields of a policy that are layers.
 WHOLE_LAYERS = ("layer_recompute", "output_recompute")
-FAMILIES = {"LLAMA": LLAMA, "QWEN3": QWEN3, "LLAMA_FLOAT16": LLAMA_FLOAT16}
+FAMILIES = {"LLAMA": LLAMA, "QWEN3": QWEN3, "LLAMA_FLOAT16": LLAMA_FLOAT16, "LLAMA_INTERLEAVED": LLAMA_INTERLEAVED}
 # By day the compiler sees one policy for a family: another in each layer, side by side. Those left out show nothing
 # that one of another family, or of the same family, does not show.
 MIXED = "another in each layer"
@@ -123,6 +130,7 @@ IN_LAYERS = {
         "swap of a reshape before one that runs again",
         "mixed",
     ),
+    "LLAMA_INTERLEAVED": ("nothing", "a cell that is not called", "cells below it", "a cell", "nothing"),
 }  # fmt: skip
 
 

@@ -20,8 +20,14 @@ pytestmark = pytest.mark.mindspore
 
 MIXED = rewrite_policies.MIXED
 CASE = CPU_CASES / "case1_default_swap.yaml"
-# Kernels that make what layers share, at most so often in a layer: the mask of attention, and tables of rotation.
-SHARED = {"LLAMA": {"Mul": 1, "Cast": 1}, "QWEN3": {"Muls": 1, "Cos": 1, "Sin": 1}, "LLAMA_FLOAT16": {}}
+# Kernels that make what layers share, at most so often in a layer: the mask of attention, and tables of rotation. Where
+# the halves of a batch go through a layer one after the other, both cast the weights of what runs again.
+SHARED = {
+    "LLAMA": {"Mul": 1, "Cast": 1},
+    "QWEN3": {"Muls": 1, "Cos": 1, "Sin": 1},
+    "LLAMA_FLOAT16": {},
+    "LLAMA_INTERLEAVED": {"Cast": 4},
+}
 # As on Ascend: computed in float16 from float32 weights, with the kernels of attention and norm.
 FLOAT16 = {
     "mindswap": None,
@@ -44,11 +50,21 @@ def write(folder, name, edits, source):
     return path
 
 
+INTERLEAVED = {
+    **FLOAT16,
+    "model.model_config.fine_grain_interleave": 2,
+    "use_parallel": True,
+    "parallel_config.model_parallel": 2,
+    "parallel_config.data_parallel": 1,
+}
+
+
 # family -> file, changes, key of the number of layers; more words for the process
 FAMILIES = {
     "LLAMA": (CASE, {}, "num_layers", ["assemble"]),
     "LLAMA_FLOAT16": (CASE, FLOAT16, "num_layers", []),
     "QWEN3": (QWEN3, {}, "num_hidden_layers", []),
+    "LLAMA_INTERLEAVED": (CASE, INTERLEAVED, "num_layers", []),
 }
 
 

@@ -32,6 +32,7 @@ class IdleReason(Enum):
     MERGED_AWAY = "the compiler merges these views into the one before, whose name must be swapped"
     GATHERED = "the parallel optimizer gathers these weights; the whole weight stays, the output of the AllGather"
     NOT_RUN_AGAIN = "recompute has no effect: backward runs none of these operators again"
+    NOT_CALLED = "recompute of a cell is of what the cell runs, and the model calls only its methods: name cells in it"
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class _LayerComparison:
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
             is_near = any(path == cell or path.startswith(f"{cell}.") or not cell for path in again)
             if match.name in idle and not is_near:
-                yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
+                yield Idle(match.name, IdleReason.NOT_RUN_AGAIN if match.node.is_called else IdleReason.NOT_CALLED)
 
     def _nodes(self, places: Set[Place]) -> list[Node]:
         return [node for node in self.graph.forward if node.layer_index == self.index and node.place in places]

@@ -111,14 +111,14 @@ class _Placement:
         return [tuple(path.split(".")) for path in self.names(self.graph.owner(node))]
 
     def runs_again(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
-        """Whether recompute is decided for an operator, and it is not the output of the cell for which it is.
+        """Whether recompute is decided for an operator, by a cell that runs it, and it is not the output of that cell.
 
         MindSpore keeps such an output, and does not offload it.
         """
         return any(
             claim.match.node.is_primitive
             or (layer.is_output_recomputed and not claim.path)
-            or not self._is_read_outside(node, claim.path)
+            or (claim.match.node.is_called and not self._is_read_outside(node, claim.path))
             for claim in decision.recomputed_by
         )
 
