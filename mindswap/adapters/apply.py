@@ -74,7 +74,7 @@ def read_tree(cell, name: str = "") -> CellNode:
     # Two tables of MindSpore's Cell; public calls give primitives only without their names.
     primitives = getattr(cell, "_primitives", {})
     children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
-    uncalled = find_uncalled(type(cell))
+    uncalled = find_uncalled(cell)
     children += [replace(read_tree(child, key), is_called=key not in uncalled) for key, child in _children(cell)]
     return CellNode(name, type(cell).__name__, children=tuple(children))
 

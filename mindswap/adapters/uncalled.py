@@ -9,11 +9,17 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Iterator
+from typing import Any
+
+
+def find_uncalled(cell: object) -> frozenset[str]:
+    """Attributes of which the code of a cell uses nothing but methods, outside `__init__`; where it can be read."""
+    kind: Any = type(cell)  # types are not hashable to mypy
+    return _of_class(kind)
 
 
 @functools.cache
-def find_uncalled(cell_type: type) -> frozenset[str]:
-    """Attributes of which the code of a class uses nothing but methods, outside `__init__`; where it can be read."""
+def _of_class(cell_type: type) -> frozenset[str]:
     methods: set[str] = set()
     others: set[str] = set()
     for node, parent in _reads_of_self(cell_type):

@@ -14,7 +14,8 @@ from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OP
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, classify_saved
-from mindswap.graph.uses import find_handed_on
+from mindswap.graph.uses import find_handed_on, merged_readers
+from mindswap.policy.cell_tree import CellNode
 
 # What a weight is read through is there in any case, and what only orders side effects makes nothing.
 IGNORED_OPS = WEIGHT_OPS | TYING_OPS
@@ -40,16 +41,17 @@ class Item:
         return sum(self.sizes_bytes)
 
 
-def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[Item, ...]:
+def find_items(graph: Graph, names: OperatorNames, layer_index: int, layer: CellNode) -> tuple[Item, ...]:
     """The items of one compiled layer, in order of production; behind them cells that can only run again.
 
     Args:
         graph: the step without swap and recompute.
         names: operator paths of its nodes.
         layer_index: the layer, as `Node.layer_index` counts.
+        layer: its cells and primitives.
     """
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
-    walker = _Walker(graph, names, layer_index, saved)
+    walker = _Walker(graph, names, layer_index, layer, saved)
     own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
     groups = _tied(own, walker)
     items = [walker.item(group) for group in groups]
@@ -90,10 +92,18 @@ def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedSt
 class _Walker:
     """Knows what is saved, and walks back from it."""
 
-    def __init__(self, graph: Graph, names: OperatorNames, layer_index: int, saved: Iterable[SavedStorage]):
+    def __init__(
+        self,
+        graph: Graph,
+        names: OperatorNames,
+        layer_index: int,
+        layer: CellNode,
+        saved: Iterable[SavedStorage],
+    ):
         self.graph = graph
         self.names = names
         self.layer_index = layer_index
+        self.layer = layer
         self.kept = {node.name for entry in saved for node in entry.keepers}
         # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
         # keys and values of other pieces of the sequence.
@@ -145,8 +155,14 @@ class _Walker:
         inside = {node.name for node in nodes if any(_is_below(node, cell) for cell in cells)}
         read_outside = {name for reader in self.graph.forward if reader.name not in inside for name in reader.inputs}
         named = [node for node in nodes if node.op not in TUPLE_OPS]
-        names = self._paths(node for node in named if node.name not in inside or node.name in read_outside)
-        return (*cells, *names) if names else ()
+        outside = [node for node in named if node.name not in inside or node.name in read_outside]
+        names = self._paths(outside)
+        seconds = (name for node in outside for name in self._second_names(node))
+        return tuple(dict.fromkeys((*cells, *names, *seconds))) if names else ()
+
+    def _second_names(self, node: Node) -> list[str]:
+        """Names that a second reshape may have which the compiler has made one with this: both have to run again."""
+        return merged_readers(node, (tuple(name.split(".")) for name in self.names(node)), self.layer)
 
     def _paths(self, nodes: Iterable[Node]) -> tuple[str, ...]:
         """Their operator paths; nothing if one of them has none."""

@@ -65,7 +65,7 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     captured = model.captured
     by_layer = []
     for position in range(len(captured.trees)):
-        every = find_items(captured.graph, model.names, position)
+        every = find_items(captured.graph, model.names, position, captured.trees[position])
         if known is not None:
             layer = known[captured.sample.layer_map.index(position)]
             every = tuple(_with_known_names(item, layer) for item in every)

@@ -106,9 +106,29 @@ LLAMA_INTERLEAVED = {
     "cells below it": select(r"attention\.w.*", r"attention\.apply_rotary_emb"),
 }
 
+# Of `linear_qkv.reshape`, which the model itself marks, and `reshape_concat` the compiler leaves one.
+QKV = (
+    r"self_attention\.linear_qkv\.matmul",
+    r"self_attention\.split_qkv",
+    r"self_attention\.core_attention\.bnsd_transpose",
+)
+QWEN3_JOINT = {
+    "nothing": Policy(True),
+    "neither reshape": select(*QKV),
+    "the first reshape": select(*QKV, r"self_attention\.linear_qkv\.reshape"),
+    "the second reshape": select(*QKV, r"self_attention\.(reshape|reshape_concat)"),
+    "both reshapes": select(*QKV, r"self_attention\.linear_qkv\.reshape", r"self_attention\.(reshape|reshape_concat)"),
+}
+
 # Fields of a policy that are layers.
 WHOLE_LAYERS = ("layer_recompute", "output_recompute")
-FAMILIES = {"LLAMA": LLAMA, "QWEN3": QWEN3, "LLAMA_FLOAT16": LLAMA_FLOAT16, "LLAMA_INTERLEAVED": LLAMA_INTERLEAVED}
+FAMILIES = {
+    "LLAMA": LLAMA,
+    "QWEN3": QWEN3,
+    "LLAMA_FLOAT16": LLAMA_FLOAT16,
+    "LLAMA_INTERLEAVED": LLAMA_INTERLEAVED,
+    "QWEN3_JOINT": QWEN3_JOINT,
+}
 # By day the compiler sees one policy for a family: another in each layer, side by side. Those left out show nothing
 # that one of another family, or of the same family, does not show.
 MIXED = "another in each layer"
@@ -131,6 +151,7 @@ IN_LAYERS = {
         "mixed",
     ),
     "LLAMA_INTERLEAVED": ("nothing", "a cell that is not called", "cells below it", "a cell", "nothing"),
+    "QWEN3_JOINT": tuple(QWEN3_JOINT),
 }  # fmt: skip
 
 

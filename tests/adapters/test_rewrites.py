@@ -27,6 +27,7 @@ SHARED = {
     "QWEN3": {"Muls": 1, "Cos": 1, "Sin": 1},
     "LLAMA_FLOAT16": {},
     "LLAMA_INTERLEAVED": {"Cast": 4},
+    "QWEN3_JOINT": {"Muls": 1, "Cos": 1, "Sin": 1},
 }
 # As on Ascend: computed in float16 from float32 weights, with the kernels of attention and norm.
 FLOAT16 = {
@@ -57,7 +58,8 @@ INTERLEAVED = {
     "parallel_config.model_parallel": 2,
     "parallel_config.data_parallel": 1,
 }
-
+# Queries, keys and values of one head side by side, as in TeleChat3.
+JOINT = {"model.model_config.use_contiguous_weight_layout_attention": False}
 
 # family -> file, changes, key of the number of layers; more words for the process
 FAMILIES = {
@@ -65,6 +67,7 @@ FAMILIES = {
     "LLAMA_FLOAT16": (CASE, FLOAT16, "num_layers", []),
     "QWEN3": (QWEN3, {}, "num_hidden_layers", []),
     "LLAMA_INTERLEAVED": (CASE, INTERLEAVED, "num_layers", []),
+    "QWEN3_JOINT": (QWEN3, JOINT, "num_hidden_layers", []),
 }
 
 

@@ -47,8 +47,25 @@ def test_a_tuple_runs_again_with_its_cell_and_what_others_read_of_that_is_named(
 
     def way(read, *nodes):
         reader = node("reader", "Neg", read, cell_path="attn")
-        return _Walker(graph([a, bundle, d, reader], []), Names(), 0, ())._way([*nodes, bundle])
+        return _Walker(graph([a, bundle, d, reader], []), Names(), 0, CellNode("", "Layer"), ())._way([*nodes, bundle])
 
     assert way("a", a) == ("mlp", "mlp.a")
     assert way("x", a) == ()  # recompute of the cell alone says no operator
     assert way("x", d) == ("mlp", "attn.d")
+
+
+def test_of_two_reshapes_that_the_compiler_made_one_both_are_named():
+    """The first is `qkv.view`; where the node stands, in `attn`, the model has two that may be the second."""
+    merged = node("view", "Reshape", "x", cell_path="attn")
+    reshapes = tuple(CellNode(name, "Reshape", True) for name in ("join", "split"))
+    layer = CellNode("", "Layer", children=(CellNode("attn", "Attention", children=reshapes),))
+
+    class First(Names):
+        def __call__(self, found):
+            return (f"qkv.{found.name}",)
+
+    def way(names):
+        return _Walker(graph([merged], []), names, 0, layer, ())._way([merged])
+
+    assert way(First()) == ("qkv.view", "attn.join", "attn.split")
+    assert way(Names()) == ("attn.view",)

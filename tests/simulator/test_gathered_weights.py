@@ -179,7 +179,7 @@ def test_turns_begin_behind_what_runs_once():
 
 def test_a_cast_behind_a_gather_is_nothing_to_choose():
     def labels(own):
-        return {str(item.label) for item in find_items(own.captured.graph, own.names, 1)}
+        return {str(item.label) for item in find_items(own.captured.graph, own.names, 1, own.captured.trees[1])}
 
     assert "mlp.cast" in labels(model(3, WeightSharding()))
     assert not [label for label in labels(model()) if "cast" in label or "AllGather" in label]

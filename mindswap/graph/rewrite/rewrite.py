@@ -52,12 +52,17 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
         key = id(layer), paths
         decision = decisions.get(key) or decisions.setdefault(key, layer.of(*paths))
         is_sent_again = node.op in REDISTRIBUTION_OPS and bool(decision.communicated_again_by)
-        if is_sent_again or (decision.recomputed_by and place.runs_again(node, layer, decision)):
+        runs_again = bool(decision.recomputed_by) and place.runs_again(node, layer, decision)
+        seconds = merged_readers(node, paths, layer.layer)
+        if seconds:
+            is_read_again = all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds)
+            # What backward asks for is what the second gives; the model itself marks some of the first.
+            runs_again = is_read_again and (runs_again or node.attributes.get("recompute") is True)
+        if is_sent_again or runs_again:
             recomputed.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
             prefetch[node.name] = decision.prefetch
-            seconds = merged_readers(node, paths, layer.layer)
-            if seconds and all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds):
+            if seconds and is_read_again:
                 read_again.add(node.name)
     for node, users in place.of_compiler:
         if all(reader.name in recomputed for reader in users):

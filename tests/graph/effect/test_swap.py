@@ -374,3 +374,5 @@ def test_recompute_of_what_is_no_operator_of_the_step_is_not_without_effect():
 
     assert idle("views", r"views\.shape", r"views\.reshape") == []
     assert idle("mlp", "views") == [("mlp", IdleReason.NOT_RUN_AGAIN)]
+    tree = replace(tree, children=tuple(replace(cell, is_called=False) for cell in tree.children))
+    assert idle("mlp", "views") == [("mlp", IdleReason.NOT_CALLED)]

@@ -139,6 +139,12 @@ def test_a_cell_runs_again_but_for_its_output():
     assert saved(step) == {"x"}
 
 
+def test_a_cell_of_which_only_methods_are_called_does_not_run_again():
+    uncalled = replace(TREE, children=(replace(TREE.children[0], is_called=False), *TREE.children[1:]))
+    assert settings(ONE, uncalled, select_recompute=recompute("mlp")).recomputed == set()
+    assert settings(ONE, uncalled, select_recompute=recompute(r"mlp\.gelu")).recomputed == {"gelu0"}
+
+
 def test_the_output_of_a_recomputed_cell_is_kept_where_backward_needs_it():
     late = [*layer_backward(), node("late", "Grad", "mul0_b")]
     step = rewritten(graph(layer_forward(), late, saved="matmul0 gelu0 mul0 x"), select_recompute=recompute("mlp"))
