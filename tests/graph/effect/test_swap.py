@@ -1,6 +1,7 @@
 """What the comparison finds in steps made by hand, with one fault planted in each."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
