@@ -7,18 +7,23 @@ from pathlib import Path
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import StepPlan, bound_ns_of, problem_of, refuse_unwritable
 from mindswap.api.step import settings_of
-from mindswap.api.strategies import own_strategy, strategy_space, with_strategy
+from mindswap.api.strategies import own_strategy, strategy_space, with_layout, with_strategy
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
+from mindswap.config.pipeline import Layout
 from mindswap.config.sections import rewrite_section
 from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import MindswapError, PlanError
+from mindswap.planner.balance import busy_of, moved_layers
 from mindswap.planner.batches import Batch, list_batches, pareto_front
 from mindswap.planner.problem import Allow
 from mindswap.planner.strategies import Strategy, list_strategies
 from mindswap.units import format_bytes, format_time
+
+# Moves of a layer that are planned before the best is taken to be the best.
+MAX_MOVES = 3
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class AskedBatches:
         keeps_samples: a step has as many samples as now.
         cards: over which other strategies spread the step; None keeps the strategy.
         cards_per_node: tensor parallel stays in a node.
+        moves_layers: other numbers of layers on the stages of the best, too.
     """
 
     sizes: tuple[int, ...] | None = None
@@ -38,6 +44,7 @@ class AskedBatches:
     keeps_samples: bool = True
     cards: int | None = None
     cards_per_node: int = 8
+    moves_layers: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +55,7 @@ class BatchPlan:
     strategy: Strategy
     found: StepPlan | None = None
     reason: str = ""
+    layout: Layout | None = None  # of a pipeline, where other numbers of layers on its stages are looked for
     is_simulated: bool = False  # a search was made
     is_on_front: bool = False  # nothing else is as fast with less memory
 
@@ -97,20 +105,49 @@ def plan_batches(
         candidates = list_strategies(asked.cards, space)
     loaded: dict[Hashable, LoadedStep] = {}
     plans: list[BatchPlan] = []
-    for chosen, batch in candidates:
-        say(f"{chosen}; micro-batches: {batch.count} of {batch.size}")
+
+    def plan_one(chosen: Strategy, batch: Batch, layout: Layout | None = None) -> BatchPlan:
+        say(f"{chosen}; micro-batches: {batch.count} of {batch.size}" + (f"; layers {layout}" if layout else ""))
         try:
             changed = with_batch(with_strategy(text, document, chosen), document, batch)
+            changed = with_layout(changed, document, layout) if layout else changed
             step = _step_with(changed, document, folder / str(len(plans)), loaded, load)
             best = max((one.tokens_per_s for one in plans), default=0.0)
-            plans.append(_planned(batch, step, make, allow, best))
+            found = _planned(batch, step, make, allow, best)
+            layout = _layout_of(step) if asked.moves_layers else None
         except MindswapError as error:
-            plans.append(BatchPlan(batch, chosen, reason=str(error).splitlines()[0]))
+            found = BatchPlan(batch, chosen, reason=str(error).splitlines()[0])
+        plans.append(replace(found, layout=layout))
+        return plans[-1]
+
+    for chosen, batch in candidates:
+        plan_one(chosen, batch)
+    if asked.moves_layers:
+        _move_layers(plans, plan_one)
     fits = [one for one in plans if one.found is not None]
     front = pareto_front([(one.tokens_per_s, one.found.peak_bytes) for one in fits if one.found is not None])
     marked = [replace(one, is_on_front=is_front) for one, is_front in zip(fits, front, strict=True)]
     marked.sort(key=lambda one: -one.tokens_per_s)
     return (*marked, *(one for one in plans if one.found is None))
+
+
+def _move_layers(plans: Sequence[BatchPlan], plan_one: Callable[[Strategy, Batch, Layout], BatchPlan]) -> None:
+    """Hands layers of the busiest stage of the best plan to others, as long as a plan gets faster."""
+    best = max(plans, key=lambda one: one.tokens_per_s)
+    while best.found is not None and best.layout is not None:
+        timeline = best.found.run().simulated.timeline
+        tried = {one.layout for one in plans if (one.strategy, one.batch) == (best.strategy, best.batch)}
+        others = [layout for layout in moved_layers(best.layout, busy_of(timeline)) if layout not in tried]
+        found = (plan_one(best.strategy, best.batch, layout) for layout in others[:MAX_MOVES])
+        faster = next((one for one in found if one.tokens_per_s > best.tokens_per_s), None)
+        if faster is None:
+            return
+        best = faster
+
+
+def _layout_of(step: LoadedStep) -> Layout | None:
+    pipeline = step.model.settings.pipeline
+    return pipeline.layout(step.model.captured.num_layers) if pipeline.num_stages > 1 else None
 
 
 def own_batch(document: Document) -> Batch:

@@ -1,6 +1,8 @@
 """The parallel strategy of a configuration, and the configuration with another one."""
 
 from mindswap.config.nodes import Document, is_whole_number
+from mindswap.config.parse import parse_document
+from mindswap.config.pipeline import Layout
 from mindswap.config.sections import rewrite_section
 from mindswap.config.step import read_step_settings
 from mindswap.config.weight_sharding import STRATEGY_MODES
@@ -103,6 +105,19 @@ def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
     for name, value in sections.items():
         text = rewrite_section(text, name, value, None, document.file)
     return text
+
+
+def with_layout(text: str, document: Document, layout: Layout) -> str:
+    """The configuration with other numbers of layers on its stages, all else as it was.
+
+    Raises:
+        PolicyError: the text cannot be changed the way it is written.
+    """
+    document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
+    model = document.data().get("model") or {}
+    offset = read_step_settings(document).pipeline.offset_of(layout)
+    model = {**model, "model_config": {**(model.get("model_config") or {}), "offset": offset}}
+    return rewrite_section(text, "model", model, None, document.file)
 
 
 def _spread(row: object, before: int, after: int) -> object:

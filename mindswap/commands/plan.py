@@ -62,6 +62,7 @@ EXAMPLES = """\
   mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
   mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
   mindswap plan llama2_7b.yaml --strategy auto --cards 8 -o best.yaml    # data, tensor, pipeline, expert parallel
+  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
 
 What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the

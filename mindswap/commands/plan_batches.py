@@ -5,7 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from mindswap.api.device import find_costs
@@ -18,15 +18,22 @@ from mindswap.api.recorded import is_trace_path
 from mindswap.api.step import load_step
 from mindswap.api.strategies import own_strategy
 from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides
+from mindswap.config.nodes import Document
+from mindswap.config.pipeline import Layout
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
 from mindswap.errors import PlanError
+from mindswap.planner.balance import Bubble, split_bubble
 from mindswap.planner.batches import AUTO, Batch
 from mindswap.planner.problem import Allow
 from mindswap.planner.strategies import Strategy
+from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes, format_time
+
+# Strategy, batch, and layers of the stages that a file has.
+Own = tuple[Strategy, Batch, Layout | None]
 
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
 
@@ -48,6 +55,11 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[AUTO],
         help="plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel, and write "
         "the fastest; a step keeps its samples, and so does a micro-batch without --batch-size",
+    )
+    parser.add_argument(
+        "--stages",
+        choices=[AUTO],
+        help="plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
     )
     parser.add_argument("--cards", metavar="N", type=_cards, help="with --strategy: over so many; default is as now")
 
@@ -73,7 +85,7 @@ def _cards(text: str) -> int:
 
 def asks_for_batches(args: argparse.Namespace) -> bool:
     """Whether other batches or strategies are asked for."""
-    return args.batch_size is not None or args.micro_batches is not None or args.strategy is not None
+    return any(given is not None for given in (args.batch_size, args.micro_batches, args.strategy, args.stages))
 
 
 def refuse_beside_batches(args: argparse.Namespace) -> None:
@@ -95,12 +107,20 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
     for option, is_there in others.items():
         if is_there:
             raise PlanError(
-                f"{option}: is for one batch\n    fix:     leave it out, or --batch-size, --micro-batches, --strategy"
+                f"{option}: is for one batch\n"
+                "    fix:     leave it out, or --batch-size, --micro-batches, --strategy, --stages"
             )
+    if args.stages is not None and args.strategy is None and _has_one_stage(args.config):
+        raise PlanError("--stages: there is one stage\n    fix:     --strategy auto beside it, or leave it out")
     if is_trace_path(args.config) or is_2x(load_document(args.config)):
         raise PlanError(
-            "--batch-size, --micro-batches, --strategy: are for files of MindFormers 1.9\n    fix:     leave them out"
+            "--batch-size, --micro-batches, --strategy, --stages: are for files of MindFormers 1.9\n"
+            "    fix:     leave them out"
         )
+
+
+def _has_one_stage(config: str) -> bool:
+    return not is_trace_path(config) and read_step_settings(load_document(config)).pipeline.num_stages == 1
 
 
 def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
@@ -110,8 +130,12 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         return load_step(path, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 
     document = load_document(args.config)
-    own = (own_strategy(document), own_batch(document))
+    own = (own_strategy(document), own_batch(document), _own_layout(document))
     asked = AskedBatches(_asked(args.batch_size), _asked(args.micro_batches), not args.any_global_batch)
+    if args.stages is not None:
+        asked = replace(asked, moves_layers=True)
+        if args.batch_size is None and args.micro_batches is None:
+            asked = replace(asked, sizes=(own[1].size,), counts=None if args.strategy else (own[1].count,))
     if args.strategy is not None:
         device = find_costs([document], args.device, device_overrides(args)).device
         sizes = (own[1].size,) if args.batch_size is None else asked.sizes
@@ -145,17 +169,27 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     return 0 if is_ok else 1
 
 
+def _own_layout(document: Document) -> Layout | None:
+    pipeline, num_layers = read_step_settings(document).pipeline, find_num_layers(document)
+    return pipeline.layout(num_layers) if num_layers is not None and pipeline.num_stages > 1 else None
+
+
+def _is_own(one: BatchPlan, own: Own) -> bool:
+    return (one.strategy, one.batch) == own[:2] and one.layout in (None, own[2])
+
+
 def _asked(given: tuple[int, ...] | str | None) -> tuple[int, ...] | None:
     return given if isinstance(given, tuple) else None
 
 
-def format_batches(plans: Sequence[BatchPlan], own: tuple[Strategy, Batch]) -> str:
+def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
     """A table, the fastest first."""
     rows = []
     has_strategies = any(one.strategy != own[0] for one in plans)
     for one in plans:
         name = f"{one.strategy}: " if has_strategies else ""
-        name += f"{one.batch.count} x {one.batch.size}" + (" (your file)" if (one.strategy, one.batch) == own else "")
+        name += f"{one.batch.count} x {one.batch.size}" + (f", layers {one.layout}" if one.layout else "")
+        name += " (your file)" if _is_own(one, own) else ""
         if one.found is None:
             rows.append((name, str(one.batch.num_samples), "-", "-", "-", one.reason))
             continue
@@ -174,18 +208,27 @@ def format_batches(plans: Sequence[BatchPlan], own: tuple[Strategy, Batch]) -> s
     lines.append(f"{len(plans)} {what}, {searched} searched, {len(plans) - searched} left out before")
     if fits:
         lines.append("*: nothing else is as fast with less memory")
-        if (fits[0].strategy, fits[0].batch) != own:
+        if not _is_own(fits[0], own):
             lines.append(f"fastest: {_words(fits[0])}")
+        shown = [one for one in fits if one.layout is not None and (one is fits[0] or _is_own(one, own))]
+        lines += [f"bubble of layers {one.layout}: {_bubble(one)}" for one in shown]
     else:
         lines.append("nothing fits")
     return "\n".join(lines)
 
 
 def _words(one: BatchPlan) -> str:
-    return f"{one.strategy}; batch_size {one.batch.size}, micro-batches {one.batch.count}"
+    words = f"{one.strategy}; batch_size {one.batch.size}, micro-batches {one.batch.count}"
+    return words + (f", layers {one.layout}" if one.layout else "")
 
 
-def batch_to_json(one: BatchPlan, own: tuple[Strategy, Batch]) -> dict[str, object]:
+def _bubble(one: BatchPlan) -> Bubble:
+    assert one.found is not None
+    run = one.found.run()
+    return split_bubble(run.simulated.timeline, run.model.layout)
+
+
+def batch_to_json(one: BatchPlan, own: Own) -> dict[str, object]:
     """For machines; times in ns, sizes in bytes."""
     data: dict[str, object] = {
         "batch_size": one.batch.size,
@@ -195,7 +238,8 @@ def batch_to_json(one: BatchPlan, own: tuple[Strategy, Batch]) -> dict[str, obje
         "pipeline_stage": one.strategy.stages,
         "expert_parallel": one.strategy.experts,
         "use_seq_parallel": one.strategy.has_sequence,
-        "is_own": (one.strategy, one.batch) == own,
+        "layers": one.layout and one.layout.sizes,
+        "is_own": _is_own(one, own),
         "fits": one.found is not None,
         "reason": one.reason,
         "is_searched": one.is_simulated,
@@ -207,4 +251,5 @@ def batch_to_json(one: BatchPlan, own: tuple[Strategy, Batch]) -> dict[str, obje
             "peak_bytes": one.found.peak_bytes,
             "tokens_per_s_per_card": one.tokens_per_s,
         }
+        data |= {"bubble": asdict(_bubble(one))} if one.layout is not None else {}
     return data

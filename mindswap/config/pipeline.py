@@ -45,6 +45,9 @@ class Layout:
     num_layers: int
     is_zero_bubble_v: bool = False  # the second chunk runs through the stages backwards
 
+    def __str__(self) -> str:
+        return ", ".join("+".join(map(str, row)) for row in self.sizes)
+
     def cells(self) -> Iterator[Cell]:
         """Every cell, in order of execution."""
         first = 0
@@ -105,6 +108,14 @@ class Pipeline:
         if self.is_zero_bubble_v:
             sizes[1].reverse()
         return Layout(tuple(map(tuple, sizes)), num_layers, self.is_zero_bubble_v)
+
+    def offset_of(self, layout: Layout) -> list[int] | list[list[int]]:
+        """The offset that gives a layout of the same stages and chunks."""
+        average = layout.num_layers // (self.num_stages * self.num_chunks)
+        rows = [[size - average for size in row] for row in layout.sizes]
+        if self.is_zero_bubble_v:
+            rows[1].reverse()
+        return rows if self.num_chunks > 1 else rows[0]
 
     def _offset_table(self) -> list[list[int]]:
         """The offset as lists: one for all chunks, or one for each; all equally long."""

@@ -8,6 +8,7 @@ import pytest
 from mindswap import cli
 from mindswap.api.plan_batches import with_batch
 from mindswap.config.parse import parse_document
+from mindswap.config.pipeline import read_pipeline
 from mindswap.planner.batches import Batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,9 @@ def test_only_what_differs_changes_and_comments_stay():
         (["--strategy", "auto", "--any-global-batch"], "--any-global-batch: not with --strategy"),
         (["--strategy", "auto", "--dry-run"], "--dry-run: is for one batch"),
         (["--strategy", "auto"], "parallel_mode takes no strategies"),
+        (["--stages", "auto"], "--stages: there is one stage"),
+        (["--stages", "auto", "--sweep"], "--sweep: is for one batch"),
+        (["--stages", "2,2"], "invalid choice"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_compiled(capsys, options, message):
@@ -101,3 +105,32 @@ def test_each_batch_has_its_plan_and_the_fastest_is_written(capsys, tmp_path):
         assert one["fits"] == ("tokens_per_s_per_card" in one) and bool(one["reason"]) == (not one["fits"])
         if one["fits"]:
             assert one["tokens_per_s_per_card"] <= best["tokens_per_s_per_card"]
+
+
+@pytest.mark.mindspore
+def test_stages_get_other_numbers_of_layers_and_the_fastest_is_written(capsys, tmp_path):
+    """The last of two stages has a large head: it gives a layer to the first."""
+    config, target = tmp_path / "small.yaml", tmp_path / "best.yaml"
+    text = (ROOT / "configs/llama2_7b/case3_op_swap.yaml").read_text()
+    for old, new in (
+        ("hidden_size: 4096", "hidden_size: 128"),
+        ("seq_length: 4096", "seq_length: 128"),
+        ("data_parallel: 8", "data_parallel: 1"),
+        ("pipeline_stage: 1", "pipeline_stage: 2"),
+        ("micro_batch_num: 1", "micro_batch_num: 4"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    config.write_text(text)
+    words = ["plan", str(config), "--stages", "auto", "--no-verify", "-o", str(target)]
+    assert cli.main([*words, "--json"]) == 0
+    out = capsys.readouterr().out
+    answer = json.loads(out[out.index("{\n") :])
+    found = {tuple(map(tuple, one["layers"])): one for one in answer["batches"]}
+    assert found[((2, 2),)]["is_own"] and not found[((3, 1),)]["is_own"]
+    best = answer["batches"][0]
+    assert best["layers"] == [[3, 1]] and best["step_time_ns"] < found[((2, 2),)]["step_time_ns"]
+    assert best["bubble"]["imbalance"] < found[((2, 2),)]["bubble"]["imbalance"]
+    written = parse_document(target.read_bytes(), "best.yaml")
+    assert read_pipeline(written).offset == [1, -1]
+    assert cli.main(["check", str(target)]) == 0
