@@ -50,6 +50,7 @@ class StageSolver:
         self.asked = progress
         self.num_evaluations = 0
         self.fits_alone = False
+        self._kept_ns = 0  # the whole step if everything is kept; 0 before it is known
         self.rows = Rows(self.model, catalog, foresight)
         self.num_stages = self.model.layout.num_stages
         spaces = [StepSpace(self.rows, stage, 0, self.host_bytes) for stage in range(self.num_stages)]
@@ -123,6 +124,9 @@ class StageSolver:
         space = WholeSpace(self.rows, self.short, budget_bytes, self.host_bytes)
         search = Search(space, LEAST_EVALUATIONS, self.progress)
         with contextlib.suppress(Stop):
+            if not self._kept_ns:
+                self._kept_ns = space.timeline(np.zeros_like(choice)).step_time_ns
+            search.kept_ns = self._kept_ns
             self._repair(search, space, choice, budget_bytes, budgets, effort_permille, fitting)
         return choice if search.best is None else search.best
 

@@ -100,6 +100,8 @@ def _retune(search: Search, start: _Start) -> _Start:
     largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), choice.shape), choice)
     for distances in (largest, *(grouped(choice, needed, number) for number in range(1, MAX_GROUPS + 1))):
         for permille in (1000, 700, 500, 1400):
+            if search.has_enough:
+                return start
             scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), choice)
             start = min(start, (scaled, search.score(scaled)), key=_score_of)
     return start

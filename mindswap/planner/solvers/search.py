@@ -10,6 +10,8 @@ from mindswap.simulator.timeline import Timeline
 
 # What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
 ENTRY_PPM = 20
+# Nothing is faster than to keep everything; what comes so near to it, in millionths of the step time, is good enough.
+ENOUGH_PPM = 200
 
 # Called after each simulation; may raise `Stop`.
 Progress = Callable[[], None]
@@ -48,6 +50,7 @@ class Search:
         best: the best choice so far; None before the first.
         best_score: what it comes to.
         num_evaluations: simulations made.
+        kept_ns: step time if everything is kept, where it is known; what is as fast needs no further look.
     """
 
     def __init__(self, space: Space, max_evaluations: int, progress: Progress = lambda: None):
@@ -57,12 +60,20 @@ class Search:
         self.best: np.ndarray | None = None
         self.best_score: Score | None = None
         self.num_evaluations = 0
+        self.kept_ns = 0
         self._known: dict[bytes, Score] = {}
 
     @property
     def is_exhausted(self) -> bool:
-        """No simulation is left."""
-        return self.num_evaluations >= self.max_evaluations
+        """No simulation is left, or none is needed."""
+        return self.num_evaluations >= self.max_evaluations or self.has_enough
+
+    @property
+    def has_enough(self) -> bool:
+        """A choice fits, and is as fast as keeping everything."""
+        best = self.best_score
+        limit_ns = self.kept_ns + self.kept_ns * ENOUGH_PPM // 1_000_000
+        return best is not None and best.fits and best.step_time_ns <= limit_ns
 
     def score(self, choice: np.ndarray) -> Score:
         """What a choice comes to; simulated if it is new."""
