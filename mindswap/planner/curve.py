@@ -42,6 +42,9 @@ NUM_NEIGHBOURS = 2
 # `SMALL_NEAR_PART`.
 SMALL_STEP = 1000
 
+# A plan of a large model that leaves no more than this part of its budget is not mixed with one for more memory.
+FULL_PART = 200
+
 
 class Curve:
     """Plans of one model under the same rules; each is made once.
@@ -162,7 +165,10 @@ class Curve:
 
     def _refined(self, best: Candidate, budget_bytes: int, is_coupled: bool | None) -> Candidate:
         """The best of a plan and of mixes of what fits with what is faster and needs more, for this very budget."""
-        known = {*self.known.values(), *self._above_knot(budget_bytes, is_coupled), best}
+        spare_bytes = budget_bytes - best.peak_bytes
+        is_full = not self.is_small and spare_bytes <= budget_bytes // FULL_PART
+        above = [] if is_full else self._above_knot(budget_bytes, is_coupled)
+        known = {*self.known.values(), *above, best}
         lean = [one for one in known if one.fits(budget_bytes) and one.choice is not None]
         rich = [one for one in known if one.is_on_host and not one.fits(budget_bytes) and one.choice is not None]
         pairs = [

@@ -29,7 +29,7 @@ from mindswap.simulator.captured import CapturedStep
 # In place of the operator paths that stand for a name: no swap takes it away.
 HELD = ("",)
 # Graphs that are kept: a planner asks several things of each, for every kind of layer in turn.
-NUM_RECENT = 16
+NUM_RECENT = 128
 
 
 class CompiledLayers:

@@ -156,30 +156,41 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
     again = {node.place for node in runs_again(graph, layer.layer_index)}
     there = _places_there(layer, graph)
     unplaced = _unplaced_types(graph, layer.layer_index)
+    nodes = graph.forward_nodes
+    tagged = {
+        path
+        for node in graph.backward
+        if node.is_duplicate and node.origin in nodes
+        for path in nodes[node.origin].paths
+    }
     if layer.is_fully_recomputed and not again:
         yield None
     for match in matches_of(layer.recomputes):
         # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
         places = {place for place in places_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
         is_unplaced = match.node.is_primitive and any(op in unplaced for _, op in places)
-        if places and not places & again and not is_unplaced:
+        if places and not places & again and not is_unplaced and match.name not in tagged:
             yield match
 
 
 def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
-    """Types of operators that are marked by themselves, have lost their scope, and all run again in backward.
+    """Types of operators that are marked by themselves, have lost their scope, and run again as far as they are needed.
 
     Their copies have no scope either, so no place says that what was asked for runs again; none of it can be idle.
     What makes a gathered weight goes by rules of its own. The layer of what has no scope is that of its input, so its
     copy may be in another one.
     """
     again = {node.origin for node in graph.backward if node.is_duplicate}
-    is_again: dict[str, bool] = {}
+    kept = {node.name for node in graph.kept_nodes}
+    found, held = set(), set()
     for node in graph.forward:
-        is_marked_alone = node.attributes.get("recompute") is True and not has_scope(node) and not is_gathering(node)
+        is_marked_alone = is_marked(node) and not has_scope(node) and not is_gathering(node)
         if node.layer_index == layer_index and is_marked_alone:
-            is_again[node.op] = is_again.get(node.op, True) and node.name in again
-    return {op for op, is_every in is_again.items() if is_every}
+            if node.name in again:
+                found.add(node.op)
+            elif node.name in kept:
+                held.add(node.op)
+    return found - held
 
 
 def runs_again(graph: Graph, layer_index: int) -> list[Node]:

@@ -200,14 +200,15 @@ class _LayerComparison:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
         again = {node.cell_path for node in runs_again(self.graph, self.index)}
         for match in matches_of(self.decisions.recomputes):
-            nodes = self._nodes(places_below(self.decisions.layer, match.path))
-            if nodes and all(map(is_gathering, nodes)):
-                yield Idle(match.name, IdleReason.GATHERED)
+            if match.name not in idle:
                 continue
+            nodes = self._nodes(places_below(self.decisions.layer, match.path))
             # Of equal operators in a cell the compiler leaves one, which may have the name of another.
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
             is_near = any(path == cell or path.startswith(f"{cell}.") or not cell for path in again)
-            if match.name in idle and not is_near:
+            if nodes and all(map(is_gathering, nodes)):
+                yield Idle(match.name, IdleReason.GATHERED)
+            elif not is_near:
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN if match.node.is_called else IdleReason.NOT_CALLED)
 
     def _nodes(self, places: Set[Place]) -> list[Node]:

@@ -107,9 +107,27 @@ def test_what_runs_again_may_have_no_place():
     # The layer of what has no scope is a guess: its copy may be in the layer that it really belongs to.
     elsewhere = replace(copies["matmul"], layer_index=1)
     assert compare(graph([first], [elsewhere, reader]), **policy).idle == ()
-    # Of two without a place, one of which does not run again, either may be the one that was asked for.
-    assert compare(graph([first, second], [copies["matmul2"], reader]), **policy).idle == ("mlp.matmul",)
+    # Of two without a place, one of which is kept, either may be the one that was asked for.
+    both = node("reader", "Grad", "matmul2_again matmul_b", size_bytes=0)
+    kept = graph([first, second], [copies["matmul2"], both], saved="matmul")
+    assert compare(kept, **policy).idle == ("mlp.matmul",)
+    # One that backward does not need says nothing: the output of a cast that runs again as well.
+    assert compare(graph([first, second], [copies["matmul2"], reader]), **policy).idle == ()
     assert compare(graph([first], [reader]), **policy).idle == ("mlp.matmul",)
+
+
+def test_names_on_the_operators_tell_what_runs_again():
+    """`linear_fc2.cast` of TeleChat3 casts a weight, in its place, and its input, which has none."""
+    tree = layer("mlp\n  cast*\n  matmul*")
+    weight = replace(node("weight", "Cast", "w", cell_path="mlp"), paths=("mlp.cast",))
+    given = replace(node("given", "Cast", "x", cell_path=""), paths=("mlp.cast",))
+    again = replace(node("again", "Cast", "x", cell_path="", is_duplicate=True), origin="given")
+    (effect,) = compare_recompute(
+        [resolve_layer(Policy(is_swap_enabled=True, select_recompute=select(r"mlp\.cast")), 0, tree)],
+        graph([weight, given]),
+        graph([weight, given], [again, node("reader", "Grad", "again", size_bytes=0)]),
+    )
+    assert effect.idle == ()
 
 
 def test_one_of_two_primitives_of_a_type_may_run_again():
