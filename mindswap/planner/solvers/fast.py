@@ -83,7 +83,6 @@ class _Solver:
     def run(self, given: Sequence[np.ndarray]) -> None:
         shape = (self.figures.num_layers, self.figures.num_items)
         score, timeline = self.search.run(np.zeros(shape, np.int64))
-        self.search.kept_ns = score.step_time_ns
         num_ops = len(timeline.program.ops)
         limit = MAX_OPERATORS // max(num_ops + self.space.fixed_operators, 1) * self.effort_permille // 1000
         limit = min(MAX_EVALUATIONS, max(limit, 40))
@@ -159,8 +158,6 @@ class _Solver:
 
     def _best_with(self, load: float) -> None:
         """The best with a load, without swaps whose copies turn out to be on the device at the peak."""
-        if self.search.has_enough:
-            return
         for _ in range(NUM_STILL):
             found = self._look(self.mixture, load, self.first_bytes)
             if found[0].fits or self.search.is_exhausted:
