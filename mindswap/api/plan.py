@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
+from mindswap.planner.pins import Pin, fixed_policy
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.solvers.search import Progress
@@ -132,6 +134,7 @@ def make_plan(
     progress: Progress = lambda: None,
     *,
     simple: bool = False,
+    pins: Sequence[Pin] = (),
 ) -> StepPlan:
     """The plan for one budget.
 
@@ -143,11 +146,14 @@ def make_plan(
         progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         simple: a plan of at most 4 entries: whole layers or the cells of attention and feed-forward, one distance. Not
             for MindFormers 2.x, whose plans have no more.
+        pins: what is decided already, in every layer; `planner.pins.read_pin` reads them.
 
     Raises:
-        PlanError: if the memory cannot be read.
+        PlanError: if the memory cannot be read, or a pin names nothing.
     """
     own, step = step, step.with_swap()
+    if pins:
+        step, allow = _pinned(step, tuple(pins)), replace(allow, pinned=tuple(pin.pattern for pin in pins))
     problem = problem_of(step, memory, allow, objective)
     budget_bytes, source = budget_of(step, memory)
     if isinstance(step.model, LayerSwapModel):
@@ -171,6 +177,14 @@ def make_plan(
         least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
     )
     return StepPlan(step, problem, plan, source)
+
+
+@functools.lru_cache(maxsize=1)
+def _pinned(step: LoadedStep, pins: tuple[Pin, ...]) -> LoadedStep:
+    """The step with what is decided already; made once, as its model keeps what it found."""
+    captured = step.model.captured
+    fixed = fixed_policy(pins, captured.trees, captured.sample.layer_map)
+    return replace(step, model=step.model.remade(fixed=fixed))
 
 
 @functools.lru_cache(maxsize=1)  # a plan is never slower than one that was made before for less memory

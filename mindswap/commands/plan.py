@@ -44,6 +44,7 @@ from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
+from mindswap.planner.pins import read_pin
 from mindswap.planner.problem import Allow, Objective
 from mindswap.planner.solvers.search import Progress
 from mindswap.report.plan_text import plan_to_json
@@ -55,6 +56,7 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
   mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
+  mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\\.flash_attention=swap' --pin 'feed_forward=keep'
   mindswap plan llama2_7b.yaml --memory 40GiB --safe       # fits whether or not coupling rule 2 holds
   mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
   mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
@@ -102,6 +104,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-verify", action="store_true", help="write the plan without a compile that shows that it does what it says"
     )
+    parser.add_argument(
+        "--pin",
+        metavar="PATTERN=MEANS",
+        action="append",
+        default=[],
+        help="decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch, else 10), "
+        "recompute, or keep; may be given several times",
+    )
     parser.add_argument("--explain", action="store_true", help="say in words why these operators")
     parser.add_argument(
         "--dry-run",
@@ -122,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan one configuration; 1 if nothing fits."""
     allowed = _allowed(args.allow, args.safe)
     _refuse_early(args)
+    pins = tuple(map(read_pin, args.pin))
     target = args.output or (args.config if args.in_place else None)
     objective = Objective(args.objective)
     if asks_for_batches(args):
@@ -132,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
             return _sweep(args, step, allowed, objective, bar)
 
         def make(budget_bytes: int | None) -> StepPlan:
-            return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple)
+            return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple, pins=pins)
 
         attempts = _dry_runs(step, make) if args.dry_run else ()
         found = attempts[-1].plan.within(budget_of(step)[0]) if attempts else make(None)
@@ -192,9 +203,11 @@ def _refuse_early(args: argparse.Namespace) -> None:
     """Refuse what fails for sure before anything is compiled."""
     if args.simple and args.objective != "time":
         raise PlanError("--simple: not with --objective memory\n    fix:     --memory SIZE, or leave one out")
+    if args.simple and args.pin:
+        raise PlanError("--simple: not with --pin\n    fix:     leave one out")
     if args.sweep:
         of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
-        of_one_plan |= {"--dry-run": args.dry_run, "--simple": args.simple}
+        of_one_plan |= {"--dry-run": args.dry_run, "--simple": args.simple, "--pin": args.pin}
         of_one_plan["--objective memory"] = args.objective != "time"
         _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
     refuse_beside_batches(args)
@@ -218,7 +231,7 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
         of_1_9 = {"--sweep": args.sweep, "--explain": args.explain, "--objective memory": args.objective != "time"}
-        of_1_9 |= {"--expert-skew": args.expert_skew is not None, "--simple": args.simple}
+        of_1_9 |= {"--expert-skew": args.expert_skew is not None, "--simple": args.simple, "--pin": args.pin}
         _refuse("{}: not for files of MindFormers 2.x\n    fix:     leave it out", of_1_9)
         return load_step_2x(document, args.trace, args.device, device_overrides(args))
     if args.trace is not None:

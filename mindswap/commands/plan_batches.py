@@ -103,7 +103,12 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
             raise PlanError("--any-global-batch: there is one batch\n    fix:     --batch-size auto, or leave it out")
         return
     others = {"--sweep": args.sweep, "--dry-run": args.dry_run, "--explain": args.explain, "--html": args.html}
-    others |= {"--plot": args.plot, "--trace": args.trace, "--objective memory": args.objective != "time"}
+    others |= {
+        "--pin": args.pin,
+        "--plot": args.plot,
+        "--trace": args.trace,
+        "--objective memory": args.objective != "time",
+    }
     for option, is_there in others.items():
         if is_there:
             raise PlanError(

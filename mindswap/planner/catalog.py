@@ -9,7 +9,7 @@ from mindswap.graph.memory import Names
 from mindswap.planner.candidates import Item, find_items
 from mindswap.planner.effect import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
-from mindswap.policy.cell_tree import CellNode, exact_pattern
+from mindswap.policy.cell_tree import CellNode, exact_pattern, match_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.block import Block
 from mindswap.simulator.compiled_layers import HELD
@@ -69,6 +69,8 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
         if known is not None:
             layer = known[captured.sample.layer_map.index(position)]
             every = tuple(_with_known_names(item, layer) for item in every)
+        if allow.pinned:
+            every = tuple(_without(item, _pinned(allow.pinned, captured.trees[position])) for item in every)
         least_bytes = sum(item.size_bytes for item in every) * SMALL_PERMILLE // 1000
         by_layer.append({item.label: item for item in every if not item.producers or item.size_bytes >= least_bytes})
     labels = list(dict.fromkeys(label for found in by_layer for label in found))
@@ -83,8 +85,10 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     for position, row in enumerate(items):
         layer_index = kinds.index(position)
         if allow.recompute:
+            # Recompute of a whole layer is of what is pinned as well.
+            has_whole = not model.layers.reads_caches and not allow.pinned
             freed_bytes[position, :, 1:], recompute_ns[position, :, 1:] = _recompute_figures(
-                model, layer_index, row, num_ways
+                model, layer_index, row, num_ways, has_whole
             )
         if allow.swap:
             freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
@@ -101,14 +105,28 @@ def _with_known_names(item: Item, layer: CellNode) -> Item:
     return replace(item, swap_names=item.swap_names * paths.issuperset(item.swap_names), recompute_names=ways)
 
 
+def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
+    """What patterns name, cells with all that is in them and all that they are in."""
+    named = {match.path for pattern in patterns for match in match_pattern(pattern, layer)}
+    inside = {path for path, _ in layer.walk() if any(path[: len(one)] == one for one in named)}
+    around = {one[:depth] for one in named for depth in range(1, len(one))}
+    return frozenset(".".join(path) for path in inside | around)
+
+
+def _without(item: Item, names: frozenset[str]) -> Item:
+    """The item without the decisions about some operators and cells."""
+    ways = tuple(way for way in item.recompute_names if names.isdisjoint(way))
+    return replace(item, swap_names=item.swap_names * names.isdisjoint(item.swap_names), recompute_names=ways)
+
+
 def _recompute_figures(
-    model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int
+    model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int, has_whole: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """What each way of recompute of a layer frees, and the time that it takes: int64, shape (num_items, num_ways)."""
     freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
     plain = model.layer_block(Policy(), layer_index)
     for i, item in enumerate(row):
-        if item is WHOLE_LAYER and model.layers.reads_caches:
+        if item is WHOLE_LAYER and not has_whole:
             continue
         for way in range(len(item.recompute_names)):
             again = model.layer_block(recompute_policy([(item, 1 + way)]), layer_index)

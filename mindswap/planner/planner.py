@@ -164,6 +164,8 @@ class Planner:
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
         if (swaps and not allow.swap) or (again and not allow.recompute):
             return False
+        if allow.pinned and (swaps or again):
+            return False
         if without_idle_swaps(self.model, self.catalog.uses, policy) is not None:
             return False
         return is_foreseen_as_asked(self.model, policy)
@@ -209,9 +211,10 @@ def plan_of(
     host_bytes, allow = problem.host_bytes_per_card, problem.allow
     # Where operators come at other times a policy can be a little faster than keeping everything, which is no floor.
     least_ns = min(keep_ns, judged.step_time_ns)
+    fixed = problem.model.layers.fixed
     return Plan(
         fits=judged.fits,
-        policy=policy,
+        policy=policy.beside(fixed) if fixed is not None else policy,
         step_time_ns=judged.step_time_ns,
         stage_peak_bytes=judged.stage_peak_bytes,
         stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),

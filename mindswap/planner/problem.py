@@ -23,6 +23,8 @@ class Allow:
     # swap what recomputed operators use, where that gains much. By the specification such a swap takes no effect;
     # MindSpore 2.9.0 inserts the copies all the same.
     coupled: bool = True
+    # patterns of operators and cells about which nothing is decided any more: `--pin`
+    pinned: tuple[str, ...] = ()
 
 
 DEFAULT_ALLOW = Allow()

@@ -170,16 +170,26 @@ def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> 
 
 
 def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
-    """What a block comes to beside that of the same layer without any policy."""
+    """What a block comes to beside that of the same layer without any policy, but for what is pinned in both."""
+    unheld_bytes, link_ns, host_bytes = np.subtract(_copies(model, block), _copies(model, plain)).tolist()
+    return Worth(
+        kept_bytes(model, plain) - kept_bytes(model, block) + unheld_bytes,
+        max(0, backward_ns(block) - backward_ns(plain)),
+        link_ns,
+        host_bytes,
+    )
+
+
+def _copies(model: StepModel, block: Block) -> tuple[int, int, int]:
+    """Of what is swapped: bytes that leave the device, time on the slower link, bytes on the host."""
     moved = [
         tensor
         for tensor in block.tensors
         if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
     ]
-    copies = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
-    return Worth(
-        kept_bytes(model, plain) - kept_bytes(model, block) + sum(t.size_bytes for t in moved if not t.is_held),
-        max(0, backward_ns(block) - backward_ns(plain)),
-        max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in copies),
+    times = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
+    return (
+        sum(tensor.size_bytes for tensor in moved if not tensor.is_held),
+        max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in times),
         sum(t.num_copies * t.size_bytes for t in moved),
     )

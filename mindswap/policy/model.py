@@ -7,7 +7,7 @@ back, that gives an equal policy.
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from mindswap.errors import MindswapError
@@ -227,6 +227,18 @@ class Policy:
             PolicyError: with every problem, if there is an error.
         """
         return READERS["data"](config)
+
+    def beside(self, fixed: "Policy") -> "Policy":
+        """This with the entries of another on operators, which go before; swap is on."""
+        return replace(
+            self,
+            is_swap_enabled=True,
+            op_swap=(*self.op_swap, *(entry for entry in fixed.op_swap if entry not in self.op_swap)),
+            select_recompute=(
+                *self.select_recompute,
+                *(entry for entry in fixed.select_recompute if entry not in self.select_recompute),
+            ),
+        )
 
     def to_config(self) -> dict[str, Any]:
         """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""

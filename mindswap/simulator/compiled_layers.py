@@ -33,10 +33,14 @@ NUM_RECENT = 128
 
 
 class CompiledLayers:
-    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model."""
+    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model.
 
-    def __init__(self, source: CapturedStep, settings: StepSettings):
+    `fixed` is a policy that holds beside any other.
+    """
+
+    def __init__(self, source: CapturedStep, settings: StepSettings, fixed: Policy | None = None):
         self.source = source
+        self.fixed = fixed
         gathered = gather_weights(assign_layer_indices(source.graph), settings.sharding)
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.is_inlined)
@@ -54,6 +58,7 @@ class CompiledLayers:
 
     def decide(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
         """Decisions of a policy for one layer of the model, in each of the compiled ones."""
+        policy = policy.beside(self.fixed) if self.fixed is not None else policy
         decided = {tree: resolve_layer(policy, layer_index, tree) for tree in dict.fromkeys(self.source.trees)}
         return tuple(decided[tree] for tree in self.source.trees)
 

@@ -71,16 +71,19 @@ class StepModel:
         captured: the step without swap and recompute.
         costs: what operators and copies cost.
         settings: micro-batches, parallel settings, optimizer.
+        fixed: a policy that holds beside any other.
 
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
         CostError: if the optimizer is not known.
     """
 
-    def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
+    def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None = None):
         self.costs = costs
         self.settings = settings
-        self.layers = CompiledLayers(captured, settings)  # the graphs under a policy, and the step as it was captured
+        self.layers = CompiledLayers(
+            captured, settings, fixed
+        )  # the graphs under a policy, and the step as it was captured
         self.names = self.layers.labels  # what to call its operators
         self.doubts = list_doubts(captured.graph, settings)
         # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.
@@ -105,9 +108,11 @@ class StepModel:
 
     # -- other models of the same step ------------------------------------------------------------
 
-    def remade(self, costs: CostTable | None = None, settings: StepSettings | None = None) -> "StepModel":
-        """The same captured step with other costs, or under other settings."""
-        return StepModel(self.layers.source, costs or self.costs, settings or self.settings)
+    def remade(
+        self, costs: CostTable | None = None, settings: StepSettings | None = None, fixed: Policy | None = None
+    ) -> "StepModel":
+        """The same captured step with other costs, under other settings, or beside another fixed policy."""
+        return StepModel(self.layers.source, costs or self.costs, settings or self.settings, fixed or self.layers.fixed)
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""

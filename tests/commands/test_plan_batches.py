@@ -49,6 +49,10 @@ def test_only_what_differs_changes_and_comments_stay():
         (["--stages", "auto"], "--stages: there is one stage"),
         (["--stages", "auto", "--sweep"], "--sweep: is for one batch"),
         (["--stages", "2,2"], "invalid choice"),
+        (["--stages", "auto", "--pin", "add=swap"], "--pin: is for one batch"),
+        (["--simple", "--pin", "add=swap"], "--simple: not with --pin"),
+        (["--pin", "add=maybe"], "is not a decision"),
+        (["--sweep", "--pin", "add=swap"], "--sweep makes many plans"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_compiled(capsys, options, message):
