@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.convert import rewrite_for_swap, with_swap_enabled
-from mindswap.policy.model import Policy
+from mindswap.policy.model import Layers, Policy
 from mindswap.report.html_parts import in_notebook
 from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems
@@ -91,6 +91,32 @@ class StepPlan:
     def within(self, budget_bytes: int) -> "StepPlan":
         """The same plan as one for another budget, which is then written beside it."""
         return replace(self, plan=replace(self.plan, budget_bytes=budget_bytes))
+
+    def without_swaps(self, idle: Mapping[int, Set[str]]) -> "StepPlan | None":
+        """The plan without some swaps; None where an entry is none of a swap, or the plan no longer fits.
+
+        Args:
+            idle: layer -> patterns of its swaps.
+        """
+        entries = []
+        for entry in self.policy.op_swap:
+            where = entry.layers.resolve(self.step.model.captured.num_layers)
+            left = tuple(layer for layer in where if entry.pattern not in idle.get(layer, ()))
+            entries += [entry] if left == where else [replace(entry, layers=Layers(left))] if left else []
+        if not {name for names in idle.values() for name in names} <= {entry.pattern for entry in self.policy.op_swap}:
+            return None
+        policy = replace(self.policy, op_swap=tuple(entries))
+        judged = evaluate(self.problem, policy)
+        if not judged.fits:
+            return None
+        changed = replace(
+            self.plan,
+            policy=policy,
+            step_time_ns=judged.step_time_ns,
+            stage_peak_bytes=judged.stage_peak_bytes,
+            host_bytes=judged.host_bytes,
+        )
+        return replace(self, plan=changed)
 
     def run(self) -> Run:
         """The step under the plan."""

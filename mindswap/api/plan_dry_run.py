@@ -14,10 +14,12 @@ from mindswap.api.recorded import is_trace_path
 from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.policy.convert import policy_sections
+from mindswap.policy.words import name_indices
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.proof.children import ask
+from mindswap.units import format_bytes
 
 MAX_ATTEMPTS = 3
 
@@ -123,6 +125,8 @@ def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
 # A plan held against the compiler before it is handed out, in a process of its own and within a time.
 
 VERIFY_LIMIT_S = 300.0
+# Findings of `verify --json` on a layer, beside entries without effect.
+OTHER_FAULTS = ("missing", "unasked", "wrong_prefetch", "one_way")
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class PlanVerdict:
 
     is_as_asked: bool | None  # None where nobody could tell
     text: str  # one line for people
+    plan: StepPlan | None = None  # what was verified, where that is another one
 
     @property
     def is_refused(self) -> bool:
@@ -141,6 +146,9 @@ class PlanVerdict:
 def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_LIMIT_S) -> PlanVerdict:
     """Whether the compiled network does what a plan asks, all of it and no more.
 
+    Layers under unlike settings can leave a swap between them without effect, which no simulation of one layer shows:
+    such entries are left out, and what is left is verified again, if it still fits.
+
     Args:
         plan: one that fits.
         use_cache: False compiles again and keeps nothing.
@@ -149,25 +157,48 @@ def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_
     path = plan.step.path
     if path is None or is_trace_path(str(path)) or is_2x(plan.step.document):
         return PlanVerdict(None, "not verified: there is no network to compile")
+    verdict, idle = _asked_of_compiler(plan, path, use_cache, limit_s)
+    mended = plan.without_swaps(idle) if idle else None
+    if mended is None:
+        return verdict
+    again, _ = _asked_of_compiler(mended, path, use_cache, limit_s)
+    if again.is_refused:
+        return verdict
+    left_out = ", ".join(
+        f"{name} in {name_indices('layer', [layer for layer, names in idle.items() if name in names])}"
+        for name in dict.fromkeys(name for names in idle.values() for name in names)
+    )
+    text = f"{again.text}; left out, as the compiler gives them no effect: swap of {left_out}"
+    return PlanVerdict(again.is_as_asked, f"{text}; peak memory then {format_bytes(mended.peak_bytes)}", mended)
+
+
+def _asked_of_compiler(
+    plan: StepPlan, path: Path, use_cache: bool, limit_s: float
+) -> tuple[PlanVerdict, dict[int, set[str]]]:
+    """The verdict, and where nothing else is wrong the patterns without effect in each layer."""
     with tempfile.TemporaryDirectory(prefix="mindswap_plan_") as folder:
         file = Path(folder, path.name)
         plan.save(file)
         try:
             answer = ask(["verify", "--json", str(file), *([] if use_cache else ["--no-cache"])], limit_s)
         except LaunchError as error:
-            return PlanVerdict(None, f"not verified: {error}; mindswap verify takes the time that it needs")
+            text = f"not verified: {error}; mindswap verify takes the time that it needs"
+            return PlanVerdict(None, text), {}
     if answer.data is None:
-        return PlanVerdict(None, f"not verified: {answer.error.partition(chr(10))[0]}")
+        return PlanVerdict(None, f"not verified: {answer.error.partition(chr(10))[0]}"), {}
     if answer.data["ok"]:
-        return PlanVerdict(True, "verified: the compiled graph does what the plan asks")
-    faults = dict.fromkeys(text for layer in answer.data["layers"] for text in _faults_of(layer))
-    return PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))
+        return PlanVerdict(True, "verified: the compiled graph does what the plan asks"), {}
+    layers = answer.data["layers"]
+    faults = dict.fromkeys(text for layer in layers for text in _faults_of(layer))
+    verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))
+    idle = {layer["layer"]: {entry["entry"] for entry in layer["without_effect"]} for layer in layers}
+    has_others = any(layer[key] for layer in layers for key in OTHER_FAULTS)
+    return verdict, {} if has_others else {layer: names for layer, names in idle.items() if names}
 
 
 def _faults_of(layer: dict[str, object]) -> list[str]:
     """Findings of `verify --json` on a layer."""
-    found = [f"{key.replace('_', ' ')}: {name}" for key in ("missing", "unasked", "wrong_prefetch", "one_way")
-             for name in _list(layer[key])]  # fmt: skip
+    found = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in _list(layer[key])]
     return found + [f"without effect: {entry['entry']}" for entry in _list(layer["without_effect"])]
 
 

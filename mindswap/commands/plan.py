@@ -159,6 +159,9 @@ def run(args: argparse.Namespace) -> int:
             print("\n" + format_attempts(attempts), flush=True)
     verdict = _verify(args, found) if fits and target else None
     fits = fits and not (verdict and verdict.is_refused)
+    if verdict is not None and verdict.plan is not None:
+        found = verdict.plan
+        plan = found.plan
     if verdict and not args.json:
         print(f"\n{verdict.text}", flush=True)
     if fits and target:

@@ -160,7 +160,8 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         if best is not None and best.found is not None and target:
             verdict = None if args.no_verify else verify_plan(best.found, not args.no_cache)
             if verdict is None or not verdict.is_refused:
-                best.found.save(target, overwrite=args.overwrite or args.in_place)
+                written = verdict.plan if verdict is not None and verdict.plan is not None else best.found
+                written.save(target, overwrite=args.overwrite or args.in_place)
     is_ok = best is not None and not (verdict and verdict.is_refused)
     if args.json:
         data: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +10,19 @@ import pytest
 import yaml
 
 from mindswap.api import plan_dry_run
+from mindswap.api.plan import StepPlan
 from mindswap.api.plan_dry_run import PlanVerdict, verify_plan
 from mindswap.config.parse import parse_document
 from mindswap.errors import LaunchError
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.planner import Planner
+from mindswap.planner.problem import PlanProblem
+from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
 from mindswap.training.proof.children import Answer, ask
 from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import DEEPSEEK, QWEN3, QWEN3_MOE, ROOT
+from tests.planner.models import small_model
 from tests.strength import is_nightly
 
 CASTS = {"model.model_config.compute_dtype": "bfloat16", "model.model_config.fp32_residual_connection": True}
@@ -42,7 +49,7 @@ def no_plan(path: str | None = "x.yaml") -> SimpleNamespace:
 
 def layer(**faults) -> dict:
     nothing = dict.fromkeys(("missing", "unasked", "wrong_prefetch", "one_way", "without_effect"), [])
-    return {**nothing, **faults}
+    return {"layer": 0, **nothing, **faults}
 
 
 def test_a_plan_that_the_compiler_does_not_follow_is_refused(monkeypatch):
@@ -52,6 +59,46 @@ def test_a_plan_that_the_compiler_does_not_follow_is_refused(monkeypatch):
     verdict = verify_plan(no_plan())
     assert verdict.is_refused
     assert verdict.text.endswith("asks; one way: Default/linear_fc1/Cast; without effect: linear_qkv.matmul")
+
+
+def test_a_swap_between_unlike_layers_is_left_out_where_it_has_no_effect(monkeypatch):
+    entry = {"entry": "cast", "reason": "backward needs none of these outputs"}
+    answers = [Answer(1, {"ok": False, "layers": [layer(), layer(layer=3, without_effect=[entry])]}, "")]
+    answers.append(Answer(0, {"ok": True, "layers": []}, ""))
+    monkeypatch.setattr(plan_dry_run, "ask", lambda *_: answers.pop(0))
+    asked = []
+    plan, mended = no_plan(), no_plan()
+    mended.peak_bytes = 2**30
+    plan.without_swaps = lambda idle: asked.append(idle) or mended
+    verdict = verify_plan(plan)
+    assert asked == [{3: {"cast"}}] and not answers
+    assert verdict.is_as_asked and verdict.plan is mended
+    assert verdict.text.endswith("no effect: swap of cast in layer 3; peak memory then 1.0 GiB")
+
+
+def test_what_is_left_out_is_left_out_of_its_layers_alone():
+    model = small_model()
+    problem = PlanProblem(model, 10**12, 10**12, 8)
+    policy = Policy(True, op_swap=(OpSwap(r"mlp\.relu", ALL_LAYERS, 4), OpSwap(r"attn\.exp", Layers(1), 4)))
+    made = Planner(model).plan(problem)
+    plan = StepPlan(SimpleNamespace(model=model), problem, replace(made, policy=policy))
+    left = plan.without_swaps({0: {r"mlp\.relu"}, 1: {r"attn\.exp"}})
+    assert left.policy.op_swap == (OpSwap(r"mlp\.relu", Layers(1, 2, 3), 4),)
+    assert left.peak_bytes == evaluate(problem, left.policy).peak_bytes
+    assert plan.without_swaps({0: {"mlp.relu"}}) is None  # recompute of an operator, by its name
+    tight = replace(plan, problem=replace(problem, budget_bytes=left.peak_bytes - 1))
+    assert tight.without_swaps({0: {r"mlp\.relu"}, 1: {r"attn\.exp"}}) is None
+
+
+@pytest.mark.parametrize("is_refused_again", [True, False])
+def test_what_cannot_be_mended_is_refused(monkeypatch, is_refused_again):
+    entry = {"entry": "cast", "reason": "backward needs none of these outputs"}
+    refused = Answer(1, {"ok": False, "layers": [layer(without_effect=[entry])]}, "")
+    monkeypatch.setattr(plan_dry_run, "ask", lambda *_: refused)
+    plan = no_plan()
+    plan.without_swaps = lambda idle: no_plan() if is_refused_again else None
+    verdict = verify_plan(plan)
+    assert verdict.is_refused and verdict.plan is None
 
 
 def test_what_nobody_can_tell_is_said(monkeypatch):
