@@ -31,7 +31,7 @@ FORMS = {
     "verify swap": VERIFIED,
     "simulate": rf"\d+\.\d\d s, \d+\.\d GiB(, does not fit)?{TOOK}",
     "plan": rf"(\d+\.\d\d s, \d+\.\d % above the bound|nothing fits, least \d+\.\d GiB){TOOK}",
-    "verify plan": rf"no plan|not tried|{VERIFIED}",
+    "verify plan": rf"no plan|not tried|right{TOOK}",
     "tried": r"20\d\d-\d\d-\d\d",
 }
 
@@ -70,6 +70,11 @@ def test_a_graph_that_does_not_do_what_is_asked():
     assert cell("verify", 0, layers=[]) == "nothing asked (7 s, 1.0 GB)"
     layers = [{"layer": 0, "ok": True}, {"layer": 1, "ok": False}]
     assert cell("verify", 1, ok=False, layers=layers) == "NOT as asked in 1 of 2 layers (7 s, 1.0 GB)"
+
+
+@pytest.mark.parametrize(("verified", "says"), [(True, "right"), (False, "NOT as asked"), (None, "nobody could tell")])
+def test_a_plan_that_is_verified_before_it_is_written(verified, says):
+    assert cell("verify plan", 0, verified=verified) == f"{says} (7 s, 1.0 GB)"
 
 
 def test_a_reason_has_neither_place_nor_fix():

@@ -120,6 +120,7 @@ def run(command: str, config: Path, options: list[str], seconds: int, cache: Pat
         words = [config.parent.name, config.stem, *(Path(word).name for word in options)]
         planned = PLACE / "planned" / f"{'_'.join(words)}.yaml"
         words = options
+        name = command.split()[0]
         if command == "plan":
             planned.parent.mkdir(exist_ok=True)
             planned.unlink(missing_ok=True)
@@ -127,13 +128,14 @@ def run(command: str, config: Path, options: list[str], seconds: int, cache: Pat
         elif command == "verify plan":
             if not planned.exists():
                 return Outcome("no plan")
-            config = planned
+            # What a user does: the plan is verified before it is written.
+            name, words = "plan", [*options, "--overwrite", "--output", str(planned)]
         printed, errors = Path(folder) / "stdout", Path(folder) / "stderr"
         # The limit is for CPU: what else runs on the machine decides only where nothing moves any more.
         limited = ["timeout", str(6 * seconds), "sh", "-c", f'ulimit -t {seconds}; exec "$@"', "sh"]
         with printed.open("w") as out, errors.open("w") as err:
             process = subprocess.Popen(
-                [*limited, sys.executable, "-m", "mindswap", command.split()[0], "--json", str(config), *words],
+                [*limited, sys.executable, "-m", "mindswap", name, "--json", str(config), *words],
                 stdout=out, stderr=err, cwd=folder,
                 env=variables,
             )  # fmt: skip
@@ -206,6 +208,8 @@ def reason(answer: dict[str, Any]) -> str:
 
 def figures(command: str, answer: dict[str, Any]) -> str:
     """What is worth saying of an answer."""
+    if command == "verify plan":
+        return "right" if answer["verified"] else "NOT as asked" if answer["verified"] is False else "nobody could tell"
     if command.startswith("verify") and not answer["ok"]:
         wrong = [layer["layer"] for layer in answer["layers"] if not layer["ok"]]
         return f"NOT as asked in {len(wrong)} of {len(answer['layers'])} layers"
