@@ -20,7 +20,7 @@ from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.report.dryrun import format_dry_run
 from mindswap.report.dryrun_html import real_curve
 from mindswap.report.html_parts import in_notebook, memory_curve
-from mindswap.simulator.summary_model import StageReport
+from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
@@ -73,7 +73,7 @@ def run_stages(
     options: DryRunOptions | None = None,
     say: Say = lambda line: None,
     title: str = "",
-    simulate: Callable[[], Sequence[StageReport]] = tuple,
+    simulate: Callable[[], SimulationReport | None] = lambda: None,
     budget_bytes: int | None = None,
     counts_fragments: bool = False,
 ) -> StepDryRun:
@@ -84,7 +84,7 @@ def run_stages(
         options: how.
         say: takes a line about how far it is.
         title: name for reports.
-        simulate: gives the stages of the simulated step, to be shown beside; called while the processes run.
+        simulate: gives the simulated step, to be shown beside; called while the processes run.
         budget_bytes: memory that may be used.
         counts_fragments: hold the peak with fragments against it.
 
@@ -135,7 +135,7 @@ def run_stages(
         try:
             results = pool.map(one, tasks)  # begins at once
             is_started.wait()  # the compiler, which the simulation asks, lets no other thread run
-            simulated = () if is_cut else tuple(simulate())
+            simulated = None if is_cut else simulate()
             found = dict(zip(tasks, results, strict=True))
         except BaseException:
             is_stopped.set()
@@ -171,7 +171,7 @@ def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Sa
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
     device = step.device
     limits = device.usable_memory_bytes, device.leaves_fragments
-    return run_stages(step.document, options, say, step.title, lambda: step.simulate().report().stages, *limits)
+    return run_stages(step.document, options, say, step.title, lambda: step.simulate().report(), *limits)
 
 
 def _make_folder(asked: Path | None) -> Path:

@@ -83,9 +83,9 @@ def dry_run_plan(
     policy = replace(plan.policy, is_swap_enabled=True)
     sections = policy_sections(policy, data, step.model.captured.num_layers)
     document = document_from_data({**data, **sections}, step.document.file)
-    stages = plan.run().report().stages
+    simulated = plan.run().report()
     limits = budget_bytes, step.device.leaves_fragments
-    return run_stages(document, options, say, f"{step.title}, planned", lambda: stages, *limits)
+    return run_stages(document, options, say, f"{step.title}, planned", lambda: simulated, *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:

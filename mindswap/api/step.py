@@ -31,7 +31,7 @@ from mindswap.simulator.step_model import StepModel
 if TYPE_CHECKING:
     from mindswap.api.dry_run_stages import DryRunOptions, StepDryRun
     from mindswap.api.plan import StepPlan
-    from mindswap.simulator.summary_model import StageReport
+    from mindswap.simulator.summary_model import SimulationReport
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -215,12 +215,12 @@ def dry_run_file(
     limits = known.usable_memory_bytes, known.leaves_fragments
     reasons: list[str] = []
 
-    def simulate() -> "tuple[StageReport, ...]":
+    def simulate() -> "SimulationReport | None":
         try:
-            return load_step(path, device, overrides).simulate().report().stages
+            return load_step(path, device, overrides).simulate().report()
         except (GraphError, SimulationError) as error:
             reasons.append(f"not simulated: {str(error).splitlines()[0]}")
-            return ()
+            return None
 
     report = run_stages(document, options, say, Path(path).stem, simulate, *limits)
     return replace(report, notes=(*report.notes, *reasons))

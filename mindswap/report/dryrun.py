@@ -38,9 +38,9 @@ def dry_run_cards(report: DryRunReport) -> list[tuple[str, str, str, str]]:
     """The figures that everybody asks for first: name, value, remark, verdict."""
     judged = "" if report.budget_bytes is None else "good" if report.fits else "bad"
     return [
-        ("peak", _mib(report.used_peak_bytes), "without fragments", ""),
-        ("peak with fragments", _mib(report.actual_peak_bytes), "", ""),
-        ("needs", format_bytes(report.peak_bytes), f"{counted(report)}{_verdict(report)}", judged),
+        ("dry run: peak", _mib(report.used_peak_bytes), "without fragments", ""),
+        ("dry run: with fragments", _mib(report.actual_peak_bytes), "", ""),
+        ("dry run: needs", format_bytes(report.peak_bytes), f"{counted(report)}{_verdict(report)}", judged),
     ]
 
 
@@ -76,30 +76,30 @@ def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
 
 def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
     """The simulated peak without the workspace that a dry run does not know; None where nothing is simulated."""
-    if not report.simulated:
-        return None
-    return report.simulated[stage.stage].peak_bytes - report.workspace_bytes(stage)
+    simulated = report.simulated_stage(stage)
+    return simulated.peak_bytes - report.workspace_bytes(stage) if simulated else None
 
 
 def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
     """Header and rows: what is live at the peak of a stage, by what it is for."""
-    simulated = simulated_parts(report.simulated[stage.stage]) if report.simulated else {}
+    beside = report.simulated_stage(stage)
+    simulated = simulated_parts(beside) if beside else {}
     header = ["live at the peak", "dry run", *(["simulate", "difference"] if simulated else [])]
     header += ["the other"] if other else []
     rows = []
     for name in PARTS:
         own, predicted, others = stage.parts[name], simulated.get(name, 0), other.parts[name] if other else 0
         if own or predicted or others:
-            beside = [_mib(predicted), _mib(predicted - own)] if simulated else []
-            rows.append([name, _mib(own), *beside, *([_mib(others)] if other else [])])
+            difference = [_mib(predicted), _mib(predicted - own)] if simulated else []
+            rows.append([name, _mib(own), *difference, *([_mib(others)] if other else [])])
     return header, rows
 
 
 def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) -> list[str]:
     run = stage.run
     lines = [f"rank {run.rank}, peak: {describe_place(stage.place)}"]
-    if report.simulated:
-        lines.append(f"    simulated peak: {describe_moment(report.simulated[stage.stage].moment)}")
+    if simulated := report.simulated_stage(stage):
+        lines.append(f"    simulated peak: {describe_moment(simulated.moment)}")
     lines += [f"    {line}" for line in format_table(*part_rows(report, stage, other)).split("\n")]
     if cells := [(name, size) for name, size in saved_cells(run).most_common(NUM_CELLS) if size >= MIB]:
         shown = ", ".join(f"{name} {_mib(size)}" for name, size in cells)
@@ -170,7 +170,7 @@ def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
 
 def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
     run = stage.run
-    simulated = report.simulated[stage.stage] if report.simulated else None
+    simulated = report.simulated_stage(stage)
     return {
         "stage": stage.stage,
         "rank": run.rank,

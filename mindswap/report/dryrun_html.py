@@ -1,4 +1,4 @@
-"""A dry run as one HTML file that opens offline: the real curve of every rank over the simulated one."""
+"""A dry run as one HTML file that opens offline: the page of `simulate` with the real curve of every rank over it."""
 
 from collections.abc import Sequence
 from html import escape
@@ -6,34 +6,120 @@ from html import escape
 import numpy as np
 
 from mindswap.report.dryrun import NOT_A_CARD, describe_place, dry_run_cards, part_rows, peak_rows
-from mindswap.report.html_parts import card, colours, list_items, read_part, table
-from mindswap.simulator.summary_model import StageReport
-from mindswap.training.dryrun.read import DryRun
+from mindswap.report.html_parts import card, colours, list_items, memory_curve, read_part, table
+from mindswap.report.simulation.html import DryRunParts, RealCurve, format_html
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.summary_model import SimulationReport, StageReport
+from mindswap.training.dryrun.read import LAYER, DryRun
 from mindswap.training.dryrun.stages import DryRunReport, StageRun
-from mindswap.units import format_bytes
 
-WIDTH, HEIGHT, MARGIN = 960, 260, 60
-MAX_POINTS = 600
+INTRO = (
+    "Times and coloured areas are simulated; lines over them are memory as MindSpore's own Ascend backend has it in a "
+    "dry run, without a card. A line has no times: operators that both know lie on each other, and the simulated "
+    "workspace is added, which a dry run does not know."
+)
+# Of backward, whose operators do not say of which layer they are: so many places lie on each other.
+NUM_PLACES = 9
 
 
 def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None) -> str:
     """The page as text; whatever is from the user's files is escaped."""
     cards = "".join(card(*each) for each in dry_run_cards(report))
-    parts = [f"<h1>{escape(report.title)}: dry run on the Ascend backend</h1>", f'<div class="cards">{cards}</div>']
-    parts += [f"<section><h2>Peaks</h2>{_html_table(*peak_rows(report, other))}</section>"]
+    parts = [f"<section><h2>Dry run: peaks</h2>{_html_table(*peak_rows(report, other))}</section>"]
     for stage in report.stages:
-        match = next((each for each in (other.stages if other else ()) if each.run.rank == stage.run.rank), None)
+        match = _match(stage, other)
         parts.append(
-            f"<section><h2>Rank {stage.run.rank}, stage {stage.stage}</h2>"
+            f"<section><h2>Dry run: rank {stage.run.rank}, stage {stage.stage}</h2>"
             f"<p>Peak: {escape(describe_place(stage.place))}</p>"
-            f"{_picture(report, stage, match)}{_html_table(*part_rows(report, stage, match))}</section>"
+            f"{'' if _is_drawn(report, stage) else _own_curve(stage)}{_html_table(*part_rows(report, stage, match))}"
+            "</section>"
         )
-    parts.append(f"<section><h2>Notes</h2><ul>{list_items((*report.notes, NOT_A_CARD))}</ul></section>")
+    parts.append(f"<section><h2>Dry run: notes</h2><ul>{list_items((*report.notes, NOT_A_CARD))}</ul></section>")
     body = "\n".join(parts)
+    if report.simulated is not None:
+        curves = {stage.stage: tuple(_curves(report, stage.stage, other)) for stage in report.stages}
+        return format_html(report.simulated, DryRunParts("simulated and dry run", INTRO, cards, body, curves))
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(report.title)}</title>'
-        f"<style>{colours()}{read_part('style.css')}</style></head><body><main>{body}</main></body></html>\n"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(report.title)}: dry run</title>'
+        f"<style>{colours()}{read_part('style.css')}</style></head><body><main><h1>{escape(report.title)}: dry run on "
+        f'the Ascend backend</h1><section class="cards">{cards}</section>{body}</main></body></html>\n'
     )
+
+
+def _match(stage: StageRun, other: DryRunReport | None) -> StageRun | None:
+    return next((each for each in (other.stages if other else ()) if each.run.rank == stage.run.rank), None)
+
+
+def _is_drawn(report: DryRunReport, stage: StageRun) -> bool:
+    """Over the simulated step: the whole model was run, and simulated."""
+    return report.simulated is not None and stage.num_layers in stage.runs
+
+
+def _own_curve(stage: StageRun) -> str:
+    """Of a run that is not drawn over the simulated step: a short model, or nothing is simulated."""
+    shares, live_bytes = real_curve(stage.run)
+    of = f", {max(stage.runs)} of {stage.num_layers} layers" if stage.num_layers not in stage.runs else ""
+    label = f"memory by operators in the order of launch, the optimizer at the end{of}"
+    return memory_curve(shares / max(float(shares.max(initial=0)), 1e-9), live_bytes, label)
+
+
+def _curves(report: DryRunReport, number: int, other: DryRunReport | None) -> list[RealCurve]:
+    found = []
+    for each, colour, name in ((report, "real", "dry run"), (other, "other-real", other.title if other else "")):
+        for stage in each.stages if each else ():
+            if stage.stage == number and report.simulated is not None and _is_drawn(report, stage):
+                time_ns, live_bytes = laid_over(stage.run, report.simulated, number)
+                live_bytes = live_bytes + report.workspace_bytes(stage)
+                found.append(RealCurve(f"{name}, rank {stage.run.rank}", colour, time_ns, live_bytes))
+    return found
+
+
+def laid_over(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.ndarray, np.ndarray]:
+    """Live bytes of a dry run over the time of the simulated step.
+
+    The middle of each layer's forward lies on the simulated one, for each micro-batch, and so do places of backward, by
+    the share of its operators; between them operators are equally long. The optimizer is at the end.
+    """
+    program, timeline = simulated.timeline.program, simulated.timeline
+    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    is_forward, is_backward = (program.ops.kind[own] == kind for kind in (OpKind.FORWARD, OpKind.BACKWARD))
+    num_pieces = int(program.ops.micro_batch.max(initial=0)) + 1
+    forward: dict[int, list[int]] = {}
+    backward: list[int] = []
+    for tick, name in sorted(run.operators.items()):
+        match = LAYER.search(name)
+        if name.startswith("Gradients/"):
+            backward.append(tick)
+        elif match and not name.startswith("recompute_"):
+            forward.setdefault(int(match[1]), []).append(tick)
+    points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
+    begin = _first_tick(run)
+    points = points[points[:, 0] >= begin]
+    marks = [(begin, 0), (max((begin, *run.operators)), simulated.step_time_ns)]
+    for number, ticks in forward.items():
+        start_ns = timeline.op_start_ns[own[is_forward & (program.ops.layer[own] == number)]]
+        marks += _marks(np.array(ticks), start_ns, num_pieces, [0.5])
+    places = np.linspace(0, 1, NUM_PLACES).tolist()
+    marks += _marks(np.array(backward), timeline.op_start_ns[own[is_backward]], num_pieces, places)
+    ticks, time_ns = np.array(sorted(marks), dtype=np.int64).T
+    over = np.interp(points[:, 0], ticks, np.maximum.accumulate(time_ns))
+    return over.astype(np.int64), points[:, 1]
+
+
+def _marks(ticks: np.ndarray, time_ns: np.ndarray, num_pieces: int, places: list[float]) -> list[tuple[int, int]]:
+    """Ticks and times of the same places of each of a number of pieces, which are equally long."""
+    if min(len(ticks), len(time_ns)) < num_pieces:
+        return []
+    pairs = zip(np.array_split(ticks, num_pieces), np.array_split(np.sort(time_ns), num_pieces), strict=True)
+    return [
+        (int(own[int(place * (len(own) - 1))]), int(times[int(place * (len(times) - 1))]))
+        for own, times in pairs
+        for place in places
+    ]
+
+
+def _first_tick(run: DryRun) -> int:
+    return min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
 
 
 def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -43,7 +129,7 @@ def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def real_curve(run: DryRun) -> tuple[np.ndarray, np.ndarray]:
     """Place in the step by operators, 0 at its start and 1 at the end of backward, and live bytes."""
     points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
-    begin = min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
+    begin = _first_tick(run)
     points = points[points[:, 0] >= begin]
     end = max((tick for tick, name in run.operators.items() if name.startswith("Gradients/")), default=begin)
     span = max(end - begin, 1)
@@ -55,36 +141,3 @@ def simulated_curve(stage: StageReport, workspace_bytes: int) -> tuple[np.ndarra
     time_ns = stage.memory.time_ns
     live = stage.memory.by_kind_bytes.sum(axis=0) + stage.static_bytes - workspace_bytes
     return time_ns / max(int(time_ns[-1]) if len(time_ns) else 1, 1), live
-
-
-def _picture(report: DryRunReport, stage: StageRun, other: StageRun | None) -> str:
-    """Curves as SVG; of the longest model that was run."""
-    curves = [("dry run", "var(--memory-0)", *real_curve(stage.run))]
-    if other is not None:
-        curves.append(("the other dry run", "var(--memory-4)", *real_curve(other.run)))
-    if report.simulated and stage.num_layers in stage.runs:
-        simulated = simulated_curve(report.simulated[stage.stage], report.workspace_bytes(stage))
-        curves.append(("simulated", "var(--budget)", *simulated))
-    highest = max(int(live.max()) for *_, live in curves if len(live))
-    furthest = max(float(shares.max()) for _, _, shares, _ in curves if len(shares))
-    lines, names = [], []
-    for position, (name, colour, shares, live) in enumerate(curves):
-        line = " ".join(
-            f"{MARGIN + x / furthest * (WIDTH - MARGIN):.1f},{y:.1f}" for x, y in _thin(shares, live, highest)
-        )
-        lines.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        at = MARGIN + 10 + 180 * position
-        names.append(f'<text x="{at}" y="{HEIGHT + 16}" fill="{colour}">{name}</text>')
-    names.append(f'<text x="0" y="12" fill="currentColor">{format_bytes(highest)}</text>')
-    view = f'viewBox="0 0 {WIDTH} {HEIGHT + 24}" width="100%" style="max-width:{WIDTH}px" font-size="12"'
-    note = (
-        "From left to right: operators in the order of launch, the optimizer at the end; of the simulated step: time."
-    )
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{"".join(lines + names)}</svg><p>{note}</p>'
-
-
-def _thin(shares: np.ndarray, live: np.ndarray, highest: int) -> list[tuple[float, float]]:
-    """The highest point of each of a number of pieces, so that no peak is lost."""
-    pieces = np.array_split(np.arange(len(live)), min(MAX_POINTS, max(len(live), 1)))
-    kept = [int(piece[np.argmax(live[piece])]) for piece in pieces if len(piece)]
-    return [(float(shares[i]), HEIGHT - float(live[i]) / max(highest, 1) * (HEIGHT - 10)) for i in kept]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from mindswap.report.simulation.bars import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
+from mindswap.report.simulation.bars import BAR_STYLES, BUDGET, DRY_RUN, MEMORY_STYLES, OTHER_DRY_RUN, STATIC, Style
 
 FILES = Path(__file__).parents[1] / "data" / "report"
 
@@ -18,7 +18,7 @@ def colours() -> str:
     """The colours of the pictures as variables of the style sheet."""
     styles: list[tuple[str, Style]] = [(f"bar-{kind:d}", style) for kind, style in BAR_STYLES.items()]
     styles += [(f"memory-{kind:d}", style) for kind, style in MEMORY_STYLES.items()]
-    styles += [("static", STATIC), ("budget", BUDGET)]
+    styles += [("static", STATIC), ("budget", BUDGET), ("real", DRY_RUN), ("other-real", OTHER_DRY_RUN)]
     light = "".join(f"--{name}:{style.light};" for name, style in styles)
     dark = "".join(f"--{name}:{style.dark};" for name, style in styles)
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"

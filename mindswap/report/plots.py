@@ -99,8 +99,9 @@ def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = 
     figure = load_figure_class()(figsize=(11, 1 + 3 * len(report.stages)), layout="constrained")
     axes = figure.subplots(len(report.stages), 1, squeeze=False)[:, 0]
     for axis, stage in zip(axes, report.stages, strict=True):
-        if report.simulated and stage.num_layers in stage.runs:
-            shares, live = simulated_curve(report.simulated[stage.stage], report.workspace_bytes(stage))
+        simulated = report.simulated_stage(stage)
+        if simulated and stage.num_layers in stage.runs:
+            shares, live = simulated_curve(simulated, report.workspace_bytes(stage))
             axis.fill_between(shares, live / GIB, step="post", color="#d5dae1", label="simulated, over time")
         for each, colour in ((report, "#3b76c4"), (other, "#e07b26")):
             for match in each.stages if each is not None else ():

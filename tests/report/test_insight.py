@@ -119,7 +119,7 @@ RUN = run_of([("Default/a/Mul-op0", 10 * MIB), ("Default/a/Add-op1", 30 * MIB), 
 
 
 def dry_report() -> DryRunReport:
-    return DryRunReport("case", (stage_run(0, 2, {2: model(2)}),), (), 2, (2,), None, False)
+    return DryRunReport("case", (stage_run(0, 2, {2: model(2)}),), None, 2, (2,), None, False)
 
 
 def test_a_dry_run_has_memory_and_order_but_no_times(tmp_path):

@@ -34,7 +34,7 @@
     return lanes;
   }
 
-  // Levels of memory: `stack[k][i]` is the top of kind k from `time[i]` on, in bytes.
+  // Levels of memory: `stack[k][i]` is the top of kind k from `time[i]` on, in bytes; `real` are the curves of a dry run.
   function readMemory(stage) {
     const time = runningSum(stage.memory.time), unit = data.memory_unit_bytes, stack = [];
     let below = time.map(() => stage.static_bytes);
@@ -42,7 +42,10 @@
       below = below.map((bytes, i) => bytes + kind[i] * unit);
       stack.push(below);
     }
-    return { time, stack };
+    const real = stage.real.map((curve) => ({
+      name: curve.name, colour: curve.colour, time: runningSum(curve.time), level: curve.level.map((n) => n * unit),
+    }));
+    return { time, stack, real };
   }
 
   function colour(name) {
@@ -183,10 +186,11 @@
   }
 
   function drawMemory() {
-    const stage = data.stages[view.stage], { time, stack } = memoryOf[view.stage];
+    const stage = data.stages[view.stage], { time, stack, real } = memoryOf[view.stage];
+    const highest = real.reduce((most, curve) => curve.level.reduce((a, b) => Math.max(a, b), most), stage.peak_bytes);
     // A budget far above the peak is said and not drawn: the memory would be a thin line below it.
-    const isFar = (data.budget_bytes || 0) > 3 * stage.peak_bytes;
-    const top = 1.12 * Math.max(stage.peak_bytes, isFar ? 0 : data.budget_bytes || 0, 1);
+    const isFar = (data.budget_bytes || 0) > 3 * highest;
+    const top = 1.12 * Math.max(highest, isFar ? 0 : data.budget_bytes || 0, 1);
     const height = layout.memoryBottom - layout.memoryTop;
     const toY = (bytes) => layout.memoryBottom - (bytes / top) * height;
     const end = layout.width - RIGHT;
@@ -221,6 +225,13 @@
     context.beginPath();
     traceLevel(below, time, first, behind, toY, false);
     context.stroke();
+    context.lineWidth = 1.6;
+    for (const curve of real) {
+      context.strokeStyle = colour(curve.colour);
+      context.beginPath();
+      traceLevel(curve.level, curve.time, 0, curve.time.length, toY, false);
+      context.stroke();
+    }
     if (isFar) {
       context.fillStyle = colour("budget");
       context.textAlign = "left";
@@ -331,7 +342,7 @@
   }
 
   function describeMemory(ns) {
-    const stage = data.stages[view.stage], { time, stack } = memoryOf[view.stage];
+    const stage = data.stages[view.stage], { time, stack, real } = memoryOf[view.stage];
     const i = Math.max(0, upperBound(time, ns, (t) => t) - 1);
     addHeading(formatBytes(stack.length ? stack[stack.length - 1][i] : stage.static_bytes) + " at " + formatMoment(ns));
     for (let k = stack.length - 1; k >= 0; k--) {
@@ -339,6 +350,10 @@
       if (bytes) addLine(formatBytes(bytes) + " " + data.memory_kinds[k][1], "memory-" + data.memory_kinds[k][0]);
     }
     addLine(formatBytes(stage.static_bytes) + " static", "static");
+    for (const curve of real) {
+      const at = upperBound(curve.time, ns, (t) => t) - 1;
+      if (at >= 0) addLine(formatBytes(curve.level[at]) + " " + curve.name, curve.colour);
+    }
     if (Math.abs(toX(stage.peak_ns) - toX(ns)) < 8) addLine("peak: " + stage.peak_moment);
   }
 
@@ -453,7 +468,8 @@
 
   function fillLegends() {
     fillLegend("bar-legend", data.stages[view.stage].bar_legend);
-    fillLegend("memory-legend", data.stages[view.stage].memory_legend);
+    const real = data.stages[view.stage].real.map((curve) => [curve.colour, curve.name]);
+    fillLegend("memory-legend", [...data.stages[view.stage].memory_legend, ...real]);
   }
 
   fillLegends();

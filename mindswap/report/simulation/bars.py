@@ -87,6 +87,9 @@ MEMORY_STYLES = {
 }
 STATIC = Style("static", "#d5dae1", "#3a4350")
 BUDGET = Style("budget", "#b3202a", "#ff6b74")
+# Lines over the memory that is simulated.
+DRY_RUN = Style("dry run", "#c2185b", "#ff7eb6")
+OTHER_DRY_RUN = Style("other dry run", "#00838f", "#4dd0e1")
 
 
 Column = np.ndarray | int

@@ -1,7 +1,8 @@
 """A simulated step as one HTML file: no requests, light and dark, the picture can be zoomed."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from string import Template
 from typing import Any
@@ -42,7 +43,31 @@ MIN_POINTS = 500  # of memory, each stage
 MEMORY_BITS = 18  # of the peak; the unit is a power of two, as most sizes are multiples of one
 
 
-def page_data(report: SimulationReport) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class RealCurve:
+    """Memory of a rank as MindSpore's own backend has it, over the time of the simulated step."""
+
+    name: str
+    colour: str  # of the style sheet
+    time_ns: np.ndarray  # int64, rising
+    live_bytes: np.ndarray  # int64, from each of them on
+
+
+@dataclass(frozen=True, eq=False)
+class DryRunParts:
+    """What a dry run adds to the page."""
+
+    kind: str  # of figures
+    intro: str
+    cards: str  # HTML
+    sections: str  # HTML
+    curves: Mapping[int, Sequence[RealCurve]] = field(default_factory=dict)  # by stage
+
+
+SIMULATED = DryRunParts("simulated", "No device was used; every figure on this page is simulated.", "", "")
+
+
+def page_data(report: SimulationReport, curves: Mapping[int, Sequence[RealCurve]] = SIMULATED.curves) -> dict[str, Any]:
     """Plain data; times in ns, memory in units of `memory_unit_bytes`, starts as differences to the one before."""
     bars = fit_bars(report.timeline, [stage.stage for stage in report.stages], MAX_BARS)
     above = [only_bars(part, part.lane == Lane.COMPUTE) for part in bars]  # of all stages, over the one that is shown
@@ -69,6 +94,7 @@ def page_data(report: SimulationReport) -> dict[str, Any]:
             {
                 **_stage_data(report, stage, part, number, unit_bytes, num_points),
                 "bar_legend": [(f"bar-{kind}", BAR_STYLES[kind].title) for kind in find_kinds(report, [part, *above])],
+                "real": [_curve_data(curve, unit_bytes, num_points) for curve in curves.get(stage.stage, ())],
             }
             for stage, part in zip(report.stages, bars, strict=True)
         ],
@@ -109,16 +135,28 @@ def _stage_data(
     }
 
 
+def _curve_data(curve: RealCurve, unit_bytes: int, num_points: int) -> dict[str, Any]:
+    """A curve with the highest point of each of a number of pieces, so that no peak is lost."""
+    pieces = np.array_split(np.arange(len(curve.time_ns)), max(1, min(num_points, len(curve.time_ns))))
+    kept = [int(piece[np.argmax(curve.live_bytes[piece])]) for piece in pieces if len(piece)]
+    return {
+        "name": curve.name,
+        "colour": curve.colour,
+        "time": np.diff(curve.time_ns[kept], prepend=0).tolist(),
+        "level": (curve.live_bytes[kept] // unit_bytes).tolist(),
+    }
+
+
 NUM_HOLDERS = 24
 NUM_CAUSES = 24
 
 
-def format_html(report: SimulationReport) -> str:
-    """The page as text; whatever is from the user's files is escaped."""
+def format_html(report: SimulationReport, dry_run: DryRunParts = SIMULATED) -> str:
+    """The page as text, with the parts of a dry run in it; whatever is from the user's files is escaped."""
     stage = report.peak_stage
     which = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
     # A "<" in the data could end the script element; in JSON it may be written as its number.
-    data = json.dumps(page_data(report), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(page_data(report, dry_run.curves), separators=(",", ":")).replace("<", "\\u003c")
     return Template(read_part("page.html")).substitute(
         title=escape(report.title),
         device=escape(report.device_title),
@@ -127,7 +165,10 @@ def format_html(report: SimulationReport) -> str:
         style=read_part("style.css"),
         script=read_part("script.js"),
         data=data,
-        cards="\n".join(_cards(report)),
+        kind=dry_run.kind,
+        intro=escape(dry_run.intro),
+        cards="\n".join(_cards(report)) + dry_run.cards,
+        dry_run=dry_run.sections,
         stages=_stage_table(report) + _terms(report),
         moment=escape(which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)),
         holders=_holder_table(stage),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mindswap.simulator.program import MemoryKind
-from mindswap.simulator.summary_model import StageReport
+from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.training.dryrun.read import LAYER, PARTS, DryRun
 from mindswap.units import format_bytes
 
@@ -72,7 +72,7 @@ class DryRunReport:
     Attributes:
         title: name of the configuration.
         stages: one for each rank that was asked for.
-        simulated: what `simulate` says of the stages of the pipeline, in order; empty where it cannot.
+        simulated: the simulated step; None where there is none.
         num_layers: of the model.
         depths: layers of the models that were run.
         budget_bytes: what may be used; None for no limit.
@@ -83,7 +83,7 @@ class DryRunReport:
 
     title: str
     stages: tuple[StageRun, ...]
-    simulated: tuple[StageReport, ...]
+    simulated: SimulationReport | None
     num_layers: int
     depths: tuple[int, ...]
     budget_bytes: int | None
@@ -112,7 +112,12 @@ class DryRunReport:
 
     def workspace_bytes(self, stage: StageRun) -> int:
         """What kernels of a stage take beside tensors: simulated, a dry run knows none; 0 where it is not known."""
-        return dict(self.simulated[stage.stage].static_parts).get("workspace", 0) if self.simulated else 0
+        simulated = self.simulated_stage(stage)
+        return dict(simulated.static_parts).get("workspace", 0) if simulated else 0
+
+    def simulated_stage(self, stage: StageRun) -> StageReport | None:
+        """What `simulate` says of a stage; None where nothing is simulated."""
+        return self.simulated.stages[stage.stage] if self.simulated else None
 
     @property
     def peak_bytes(self) -> int:
