@@ -35,8 +35,8 @@ MIX_PART = 4
 SMALL_PART = 3
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
-# Neighbours on either side of a budget: fixed budgets that are looked at for a large model; the fastest plans that fit,
-# and the nearest ones for more memory that they are mixed with.
+# Neighbours on either side of a budget: fixed budgets of which one has to give a large model a plan that fits; the
+# fastest plans that fit, and the nearest ones for more memory that they are mixed with.
 NUM_NEIGHBOURS = 2
 # A small model's step has fewer operators. All fixed budgets are looked at for it: more memory is never slower, by
 # `SMALL_NEAR_PART`.
@@ -102,9 +102,9 @@ class Curve:
     def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
         """The fastest of the plans that are known, and of others that fit; or what comes nearest.
 
-        Looked at are the fixed budgets up to this one, of a large model `NUM_NEIGHBOURS`: the closest and the knot
-        below; the knot above; mixes of what these give, for this very budget; and what was handed out before. What is
-        close to the bound needs no further look.
+        Looked at are the fixed budgets up to this one, of a large model the closest, and the knot below only if the plan
+        for the closest does not fit; the knot above; mixes of what these give, for this very budget; and what was
+        handed out before. What is close to the bound needs no further look.
         """
         self.left, self.has_fitting = MAX_EVALUATIONS, False
         best = self._fastest(budget_bytes, [*others, *self.handed])
@@ -118,6 +118,8 @@ class Curve:
             if _is_far_over(found, rung):
                 break  # nothing fits into less
             best = self._fastest(budget_bytes, [found, *([best] if best else [])])
+            if best is not None and not self.is_small:
+                break  # what is for less memory is slower, and is not needed for mixes either
         if best is None and not self.progress.is_stopped:
             best = self._fastest(budget_bytes, [self._least()])
         if best is not None and not self.is_over and not self._is_close(best, budget_bytes):
