@@ -22,7 +22,7 @@ echo "${0##*/} $*" >> "$CALLS"
 case "${0##*/}" in
   srun) while [[ "$1" == --* ]]; do shift; done; exec "$@" ;;
   scontrol) printf 'node%d\\n' 1 2 3 ;;
-  hostname) echo 10.0.0.1 192.168.0.1 ;;
+  hostname) echo "${ADDRESSES:-10.0.0.1 192.168.0.1}" ;;
 esac
 """
 
@@ -34,9 +34,8 @@ def parts(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return dict(zip(own[::2], own[1::2], strict=True)), words[end + 1 :]
 
 
-@pytest.fixture
-def calls(tmp_path):
-    """What the script starts on three nodes of Slurm, line by line."""
+def submit(tmp_path, **extra):
+    """The script on three nodes of Slurm."""
     commands = tmp_path / "bin"
     commands.mkdir()
     for name in ("srun", "scontrol", "hostname", "ray", "mindswap", "python"):
@@ -44,10 +43,16 @@ def calls(tmp_path):
         (commands / name).chmod(0o755)
     environ = {
         "PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(tmp_path), "CALLS": str(tmp_path / "calls"),
-        "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node[1-3]",
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node[1-3]", **extra,
     }  # fmt: skip
     script = ["bash", EXAMPLES / "slurm.sh", "llama.yaml"]
-    done = subprocess.run(script, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    return subprocess.run(script, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """What it starts, line by line."""
+    done = submit(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert list((tmp_path / ".ray").iterdir()) == []  # the token goes with the job
     return (tmp_path / "calls").read_text().splitlines()
@@ -56,12 +61,19 @@ def calls(tmp_path):
 def test_slurm_starts_ray_on_all_nodes_and_trains_on_all_but_the_spare_one(calls):
     starts = [line for line in calls if line.startswith("ray start")]
     assert sorted(line.split()[2] for line in starts) == ["--address=10.0.0.1:6379", "--head"]
-    assert any("--nodes=2 --ntasks=2" in line and "--exclude=node1 ray start" in line for line in calls)
+    others = "srun --nodes=2 --ntasks=2 --overlap --no-kill --exclude=node1 ray start --address=10.0.0.1:6379 --block"
+    assert others in calls  # a lost node does not end Ray on the others
+    assert "#SBATCH --no-kill" in (EXAMPLES / "slurm.sh").read_text("utf-8").splitlines()
     (run,) = (line for line in calls if line.startswith("mindswap run"))
     options, training = parts(shlex.split(run))
     assert options == {"--memory": "54GiB", "--ray": "10.0.0.1:6379", "--nodes": "2", "--spare": "1"}
     command = parse_command(training, num_nodes=2)
     assert (command.num_workers, command.num_local, command.config_path.name) == (16, 8, "llama.yaml")
+
+
+def test_slurm_with_an_address_that_no_other_node_reaches(tmp_path):
+    done = submit(tmp_path, ADDRESSES="127.0.1.1")
+    assert (done.returncode, done.stderr) == (1, "node1 calls itself 127.0.1.1: no other node reaches that\n")
 
 
 def test_slurm_needs_a_configuration(tmp_path):

@@ -7,6 +7,7 @@
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --no-kill
 #SBATCH --output=%x-%j.log
 set -euo pipefail
 
@@ -26,17 +27,21 @@ mapfile -t names < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 on_first=(srun --nodes=1 --ntasks=1 --overlap --nodelist="${names[0]}")
 # The address in the cluster's own network; the first, where there are several.
 read -r address _ < <("${on_first[@]}" hostname --ip-address)
+[[ $address != 127.* ]] || { echo "${names[0]} calls itself $address: no other node reaches that" >&2; exit 1; }
 
 "${on_first[@]}" ray start --head --node-ip-address="$address" --port="$PORT" --include-dashboard=false --block &
 until "${on_first[@]}" ray health-check --address="$address:$PORT" > /dev/null 2>&1; do sleep 2; done
 if ((SLURM_JOB_NUM_NODES > 1)); then
-    srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --overlap --exclude="${names[0]}" \
-        ray start --address="$address:$PORT" --block &
+    # Without --no-kill the loss of one node would end Ray on all of them.
+    srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --overlap --no-kill \
+        --exclude="${names[0]}" ray start --address="$address:$PORT" --block &
 fi
 "${on_first[@]}" python -c '
 import sys, time, ray
 ray.init(sys.argv[1], log_to_driver=False)
-while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
+for _ in range(150):  # after five minutes mindswap says which nodes are there
+    if sum(node["Alive"] for node in ray.nodes()) >= int(sys.argv[2]):
+        break
     time.sleep(2)
 ' "$address:$PORT" "$SLURM_JOB_NUM_NODES"
 
