@@ -102,9 +102,9 @@ class Curve:
     def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
         """The fastest of the plans that are known, and of others that fit; or what comes nearest.
 
-        Looked at are the fixed budgets up to this one, of a large model the closest, and the knot below only if the plan
-        for the closest does not fit; the knot above; mixes of what these give, for this very budget; and what was
-        handed out before. What is close to the bound needs no further look.
+        Looked at are the fixed budgets up to this one, of a large model the closest, and the knot below only where that
+        gives nothing that fits; the knot above; mixes of what these give, for this very budget; and what was handed
+        out before. What is close to the bound needs no further look.
         """
         self.left, self.has_fitting = MAX_EVALUATIONS, False
         best = self._fastest(budget_bytes, [*others, *self.handed])
