@@ -10,6 +10,7 @@ from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kern
 from mindswap.graph.rewrite.fusion import find_unwritten, fuse_work
 from mindswap.graph.rewrite.settle import find_weight_gradients
 from mindswap.graph.sharding.collectives import Collective
+from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.sharding.overlap import RING, list_rounds
 from mindswap.graph.work import Work, measure_work
 from mindswap.simulator.block_parts import BlockOp, Uses, ring_buffers, ring_ops
@@ -91,6 +92,10 @@ class StepReader:
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
     unwritten: set[str] = field(default_factory=set)  # values that stay within a kernel
     early: Set[str] = frozenset()  # operators behind the layers that run when forward begins
+    # Operators of forward that read weights only, mostly casts. Marked for recompute they run once all the same:
+    # a copy of them waits for nothing of backward (recompute.cc ties those that read a value of forward), and the
+    # backend, where both are in one graph, merges what is equal. Seen in `execute_order.csv` of dry runs of 2.9.0.
+    of_weights: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.num_layers = count_layers(self.graph)  # that were compiled
@@ -139,6 +144,8 @@ class StepReader:
             self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
         elif node.op == "TensorMove" and not self.values.get(node.inputs[0]) and node.name not in self.copied:
             return  # of a weight: it is read where it is
+        elif node.is_duplicate and node.origin in self.of_weights:
+            self.values[node.name] = self.values[node.origin]
         elif is_kernel(node.op):
             self._run(node, place, work)
 
@@ -159,6 +166,8 @@ class StepReader:
         after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
         position = len(ops)
         wait_once = NO_OP
+        if place.is_forward and not is_gathering(node) and not any(self._tensors_of(node.inputs)):
+            self.of_weights.add(node.name)
         for tensor in self._tensors_of(node.inputs):
             tensor.note_use(place, position, is_weight)
             if tensor.collective != NO_OP and tensor.place == place:

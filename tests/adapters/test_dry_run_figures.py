@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.dryrun.compare import FOLDER, configuration
 from tests.forked import run
 
 pytestmark = pytest.mark.mindspore
@@ -70,3 +71,18 @@ def test_the_embedding_of_a_newer_model_is_cut_over_tensor_and_data_parallel_ran
     path.write_text(yaml.safe_dump(config))
     simulated = int(run(["-c", CODE, path], check=True).stdout.split()[-1])
     assert 0.99 <= simulated / 2**20 / 11066 <= 1.01
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded_mib"),
+    [
+        # In the loss: casts of the weights of all layers are there, though the layers run again.
+        ("llama optimizer_whole full", 1761),
+    ],
+)
+def test_a_row_of_the_declared_set_is_as_in_the_dry_run(tmp_path, name, recorded_mib):
+    declared = yaml.safe_load((FOLDER / "set.yaml").read_text())
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(configuration(declared, name)))
+    simulated = int(run(["-c", CODE, path], check=True).stdout.split()[-1])
+    assert 0.99 <= simulated / 2**20 / recorded_mib <= 1.02
