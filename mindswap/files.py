@@ -47,6 +47,16 @@ def require_folders(*paths: Path | None) -> None:
             raise DataError(f"cannot write {path}: it is a folder")
 
 
+def require_folder(path: Path | None) -> None:
+    """Refuse a folder to write into that is a file, before the work that fills it.
+
+    Raises:
+        DataError: it is.
+    """
+    if path is not None and path.exists() and not path.is_dir():
+        raise DataError(f"{path}: is not a folder\n    fix:     the name of a folder, which is made if it is missing")
+
+
 def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> None:
     """Write a text complete or not at all; line ends as they are, the mode of a replaced file kept.
 

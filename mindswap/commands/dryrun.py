@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mindswap.api.dry_run_stages import DryRunOptions, run_stages
 from mindswap.api.step import dry_run_file
+from mindswap.check.check import check_document, policy_of
 from mindswap.commands.options import (
     MOST,
     MOST_LAYERS,
@@ -18,9 +19,10 @@ from mindswap.commands.options import (
     number_from,
     optional_path,
 )
+from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
-from mindswap.files import require_folders, write_new
+from mindswap.files import require_folder, require_folders, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.insight import write_dry_run, write_snapshot
 from mindswap.report.problems import answer_text
@@ -88,23 +90,19 @@ def run(args: argparse.Namespace) -> int:
     if len(args.layers) > 2:
         raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
     require_folders(args.plot, args.html, args.snapshot)
-    document = load_trainable(Path(args.config))
+    require_folder(args.insight)
+    against = _against(args.against, load_trainable(Path(args.config)))
     options = DryRunOptions(args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "config")
     say = PhaseLines(time.monotonic(), sys.stderr)
     other: DryRunReport | None = None
     try:
         with signals_raise():
             report = dry_run_file(args.config, options, say, args.device, device_overrides(args))
-            if args.against:
+            if against is not None:
                 options = DryRunOptions(
                     args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "against"
                 )
-                if args.against == "none":
-                    off = document_from_data(switched_off(document.data()), document.file)
-                    title = "no swap, no recompute"
-                else:
-                    off, title = load_trainable(Path(args.against)), Path(args.against).stem
-                other = run_stages(off, options, say, title)
+                other = run_stages(against[0], options, say, against[1])
     except StoppedBySignal as signal:
         say("interrupted")
         return 128 + signal.number
@@ -126,3 +124,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(format_dry_run(report, other))
     return 0 if report.fits else 1
+
+
+def _against(asked: str | None, document: Document) -> tuple[Document, str] | None:
+    """The configuration that is shown beside and its name, checked before the first is run."""
+    if asked is None:
+        return None
+    if asked == "none":
+        return document_from_data(switched_off(document.data()), document.file), "no swap, no recompute"
+    other = load_trainable(Path(asked))
+    policy_of(other, check_document(other))
+    return other, Path(asked).stem

@@ -6,7 +6,7 @@ from pathlib import Path
 from mindswap.api.step import load_step
 from mindswap.commands.options import CONFIG_OR_STEP, add_common, add_device_arguments, device_overrides, optional_path
 from mindswap.errors import DataError
-from mindswap.files import is_recorded_step, require_folders
+from mindswap.files import is_recorded_step, require_folder, require_folders
 from mindswap.report.problems import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
 
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate one configuration; 1 if it does not fit."""
     require_folders(args.trace, args.plot, args.html)
+    require_folder(args.insight)
     _refuse_recorded(args.trace)
     run = load_step(
         args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import DataError
-from mindswap.files import replace_file, write_new
+from mindswap.files import replace_file, require_folder, write_new
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.stages import DryRunReport
 
@@ -58,8 +58,7 @@ def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, 
     Raises:
         DataError: it cannot be written.
     """
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder}: is not a folder\n    fix:     the name of a folder, which is made if it is missing")
+    require_folder(folder)
     for rank, files in ranks:
         top = folder / f"rank_{rank}_ascend_ms"
         about = {"rank_id": rank, "made_by": "mindswap", "what": what, "title": title}

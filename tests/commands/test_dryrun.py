@@ -128,6 +128,22 @@ def test_options_that_do_not_fit(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--against", "wrong.yaml:1:36: error: swap_config.op_swap"),
+        ("--insight", "wrong.yaml: is not a folder"),
+        ("--html", "it is a folder"),
+    ],
+)
+def test_what_it_is_asked_with_is_looked_at_before_the_run(option, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("mindswap.commands.dryrun.dry_run_file", lambda *_: pytest.fail("it runs"))
+    path = tmp_path / "wrong.yaml"
+    path.write_text("swap_config: {swap: True, op_swap: 3}\nmodel: {model_config: {num_layers: 2}}\n")
+    assert cli.main(["dryrun", CASE4, option, str(tmp_path if option == "--html" else path)]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_without_mindspore_it_says_what_is_missing(capsys):
     try:
         import mindspore  # noqa: F401 TID253
