@@ -50,14 +50,17 @@ def main() -> int:
     megabytes = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     with tempfile.TemporaryDirectory() as folder:
         write_logs(Path(folder), workers, megabytes)
-        start = time.perf_counter()
+        start, before_s = time.perf_counter(), time.process_time()
         report = compare_logs(EXPECTED, read_worker_logs(folder), num_stages=STAGES)
         text = format_logs(report)
         seconds = time.perf_counter() - start
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(text)
+    own, children = (used.ru_maxrss for used in usage)
     total_bytes = (own + 2 * children) * 1024  # of the largest child, twice: two processes read
-    print(f"{workers} logs of {megabytes} MB: {seconds:.1f} s, {workers * megabytes / seconds:.0f} MB/s, at most "
+    cpu_s = sum(used.ru_utime + used.ru_stime for used in usage) - before_s
+    print(f"{workers} logs of {megabytes} MB: {seconds:.1f} s ({cpu_s:.0f} s of CPU), "
+          f"{workers * megabytes / seconds:.0f} MB/s, at most "
           f"{total_bytes / 1e6:.0f} MB of memory; {len(text.splitlines())} lines of text")  # fmt: skip
     return int(seconds > MAX_SECONDS or total_bytes > MAX_BYTES)
 

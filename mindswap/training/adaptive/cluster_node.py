@@ -1,14 +1,18 @@
 """One node of an adaptive run on a cluster: its msrun, its logs, its checkpoints. Lives in a Ray actor there."""
 
 import contextlib
-import hashlib
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mindswap.check.doctor.software import installed_version
+from mindswap.config.nodes import show
+from mindswap.config.problem import find_errors
+from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
@@ -22,6 +26,7 @@ from mindswap.version import __version__
 
 # Clocks that differ by more than this make logs of nodes unreadable side by side.
 MAX_CLOCK_S = 10.0
+NPU = "NPU"  # what Ray calls cards of Ascend
 
 
 @dataclass(frozen=True)
@@ -41,27 +46,47 @@ class NodeFacts:
 
     name: str  # its address
     versions: Mapping[str, str] = field(default_factory=dict)  # of packages
-    config_digest: str = ""  # of the YAML; "" where it cannot be read
+    config: Mapping[Any, Any] | None = None  # the YAML with what it is based on; None where it cannot be read
     clock_offset_s: float = 0.0  # against the driver
 
 
-def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, versions: Mapping[str, str], digest: str) -> list[str]:
-    """What forbids a start, each with node and value; `versions` and `digest` are of the driver."""
+def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, here: NodeFacts) -> list[str]:
+    """What forbids a start, each with node and value; `here` is of the driver."""
     found = []
     for node in facts:
-        for package, version in versions.items():
+        for package, version in here.versions.items():
             if (other := node.versions.get(package, "none")) != version:
                 found.append(f"node {node.name}: {package} is {other}, here it is {version}")
-        if not node.config_digest:
-            found.append(f"node {node.name}: {config_path} cannot be read there")
-        elif node.config_digest != digest:
-            found.append(
-                f"node {node.name}: {config_path} differs (sha256 {node.config_digest[:12]}, {digest[:12]} here)"
-            )
+        if node.config is None:
+            found.append(f"node {node.name}: {config_path}, or what it is based on, cannot be read there")
+        elif difference := first_difference(node.config, here.config):
+            key, there, value = difference
+            found.append(f"node {node.name}: {config_path}: {key} is {there}, here it is {value}")
         if abs(node.clock_offset_s) > MAX_CLOCK_S:
             limit = f"allowed: {MAX_CLOCK_S:.0f} s"
             found.append(f"node {node.name}: its clock is {node.clock_offset_s:+.1f} s off the one here; {limit}")
     return found
+
+
+def first_difference(there: object, here: object, path: str = "") -> tuple[str, str, str] | None:
+    """The first key at which two configurations differ, and both values as YAML, or `missing`."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        pairs = [(key, there.get(key, _MISSING), here.get(key, _MISSING)) for key in {**here, **there}]
+    elif isinstance(there, list) and isinstance(here, list):
+        pairs = [(index, *pair) for index, pair in enumerate(itertools.zip_longest(there, here, fillvalue=_MISSING))]
+    else:
+        return None if repr(there) == repr(here) else (path, _shown(there), _shown(here))
+    for key, one, other in pairs:
+        if found := first_difference(one, other, f"{path}.{key}" if path else str(key)):
+            return found
+    return None
+
+
+_MISSING = object()
+
+
+def _shown(value: object) -> str:
+    return "missing" if value is _MISSING else show(value)
 
 
 def package_versions() -> dict[str, str]:
@@ -70,12 +95,38 @@ def package_versions() -> dict[str, str]:
     return {"mindswap": __version__, **others}
 
 
-def config_digest(path: Path) -> str:
-    """Of the content of a file; "" where it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
+def read_config(path: Path) -> dict[Any, Any] | None:
+    """The YAML with what it is based on; None where some of it cannot be read."""
+    document = load_document(path)
+    return None if find_errors(document.problems) else document.data()
+
+
+def choose_nodes(
+    alive: Sequence[Mapping[str, Any]], here: str, num_local: int, wanted: tuple[int, int]
+) -> list[Mapping[str, Any]]:
+    """Of the nodes as Ray tells of them those that train and those that stand by: `wanted` of each.
+
+    This one first, then by address, so that ranks stay where they are. Where some nodes have NPUs, those with fewer
+    than workers are left out.
+
+    Raises:
+        LaunchError: there are not enough.
+    """
+    cards = {node["NodeID"]: round(node["Resources"].get(NPU, 0)) for node in alive}
+    fit = [node for node in alive if not any(cards.values()) or cards[node["NodeID"]] >= num_local]
+    num_nodes, num_spare = wanted
+    if len(fit) < num_nodes + num_spare:
+        found = ", ".join(f"{node['NodeManagerAddress']} ({cards[node['NodeID']]} NPU)" for node in alive)
+        raise LaunchError(
+            f"--nodes {num_nodes} --spare {num_spare}: the cluster has {len(fit)} nodes for --local_worker_num="
+            f"{num_local}\n    found:   {found}\n    fix:     ray start --address=ADDRESS on the others"
+        )
+    fit.sort(key=lambda node: (node["NodeID"] != here, *_place(node["NodeManagerAddress"]), node["NodeID"]))
+    return fit[: num_nodes + num_spare]
+
+
+def _place(address: str) -> tuple[int, str]:
+    return len(address), address  # 10.0.0.9 before 10.0.0.10
 
 
 class ClusterNode:
@@ -94,9 +145,13 @@ class ClusterNode:
         adopt_orphans()
         raise_process_limit()
 
-    def facts(self) -> tuple[dict[str, str], str, float]:
-        """Versions, digest of the YAML, and the clock."""
-        return package_versions(), config_digest(self._task.command.config_path), time.time()
+    def facts(self) -> tuple[dict[str, str], dict[Any, Any] | None]:
+        """Versions, and the YAML."""
+        return package_versions(), read_config(self._task.command.config_path)
+
+    def clock_s(self) -> float:
+        """The time of day."""
+        return time.time()
 
     def enter(self, rank: int) -> None:
         """Take the place of a node of this rank."""

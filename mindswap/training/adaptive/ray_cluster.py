@@ -12,12 +12,14 @@ from typing import Any
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.adaptive.checkpoints import CheckpointKey, incomplete_on
 from mindswap.training.adaptive.cluster_node import (
+    NPU,
     ClusterNode,
     NodeFacts,
     NodeTask,
-    config_digest,
+    choose_nodes,
     node_mistakes,
     package_versions,
+    read_config,
 )
 from mindswap.training.adaptive.events import Ended, Measured, OutOfMemory
 from mindswap.training.adaptive.model import Outcome
@@ -27,7 +29,6 @@ from mindswap.training.launch.processes import VARIABLE
 
 # A node that does not answer for so long is lost.
 ANSWER_S = 60.0
-NPU = "NPU"
 # Of the driver's machine alone.
 _OWN_VARIABLES = ("PATH", VARIABLE)
 
@@ -66,22 +67,12 @@ class RayCluster:
             self._ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise LaunchError(f"--ray {self._address}: {error}\n    fix:     ray start --head") from error
-        here = self._ray.get_runtime_context().get_node_id()
-        alive = sorted(
-            (node for node in self._ray.nodes() if node["Alive"]),
-            key=lambda node: (node["NodeID"] != here, node["NodeID"]),
-        )
-        wanted = self._num_nodes + self._num_spare
-        if len(alive) < wanted:
-            names = ", ".join(node["NodeManagerAddress"] for node in alive)
-            raise LaunchError(
-                f"--nodes {self._num_nodes} --spare {self._num_spare}: the cluster has {len(alive)} nodes: {names}\n"
-                f"    fix:     ray start --address={self._address} on the others"
-            )
-        nodes = [self._on(node) for node in alive[:wanted]]
-        facts = [self._facts(node) for node in nodes]
-        config = self._task.command.config_path
-        if found := node_mistakes(facts, config, package_versions(), config_digest(config)):
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        own, wanted = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
+        nodes = [self._on(node) for node in choose_nodes(alive, own, self._task.command.num_local, wanted)]
+        path = self._task.command.config_path
+        here = NodeFacts("here", package_versions(), read_config(path))
+        if found := node_mistakes([self._facts(node) for node in nodes], path, here):
             raise LaunchError(
                 "\n".join(["the nodes do not match; nothing was started", *(f"    {line}" for line in found)])
             )
@@ -98,10 +89,13 @@ class RayCluster:
         return _Node(node["NodeManagerAddress"], actor)
 
     def _facts(self, node: _Node) -> NodeFacts:
-        self._get(node, node.actor.facts.remote())  # the first call waits for the process
+        try:
+            versions, config = self._get(node, node.actor.facts.remote())  # waits for its process
+        except NodeLost as error:
+            raise LaunchError(f"{error}: nothing starts there\n    fix:     ray status: are its NPUs free?") from error
         before_s = time.time()
-        versions, digest, clock_s = self._get(node, node.actor.facts.remote())
-        return NodeFacts(node.name, versions, digest, clock_s - (before_s + time.time()) / 2)
+        clock_s = self._get(node, node.actor.clock_s.remote())
+        return NodeFacts(node.name, versions, config, clock_s - (before_s + time.time()) / 2)
 
     def ask(
         self,

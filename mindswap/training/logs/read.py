@@ -1,5 +1,6 @@
 """Read the logs of all workers of a run: `worker_0.log`, `worker_1.log`, ..., in one folder or in one for each node."""
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -8,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mindswap.errors import LogError
 from mindswap.training.logs.oom import SetLine, WorkerLog
-from mindswap.training.logs.scan import LogScanner
+from mindswap.training.logs.scan import LogScanner, Search, search
 
 # The end of a log: how far the training came, and why it stopped.
 
@@ -98,8 +100,10 @@ def _mapper(tasks: list[_Task]) -> Iterator[Iterable[WorkerLog]]:
     if num_processes < 2 or "mindspore" in sys.modules or sum(map(_size_bytes, tasks)) < MIN_PARALLEL_BYTES:
         yield map(_read, tasks)
     else:
+        find = importlib.import_module("mindswap.training.logs.search").search_compiled
+        find(b"", 0, 0)(0)  # compiled before the fork
         with multiprocessing.get_context("fork").Pool(num_processes) as pool:
-            yield pool.imap(_read, tasks, chunksize=4)
+            yield pool.imap(partial(_read, find=find), tasks, chunksize=4)
 
 
 def _find_logs(folder: Path) -> list[_Task]:
@@ -155,12 +159,12 @@ def _size_bytes(task: _Task) -> int:
         return 0
 
 
-def _read(task: _Task) -> WorkerLog:
+def _read(task: _Task, find: Search = search) -> WorkerLog:
     path, worker, node = task
-    return replace(read_worker_log(path, worker), node=node)
+    return replace(read_worker_log(path, worker, find), node=node)
 
 
-def read_worker_log(path: Path, worker: int) -> WorkerLog:
+def read_worker_log(path: Path, worker: int, find: Search = search) -> WorkerLog:
     """One log; whatever keeps it from being read is its `problem`."""
     try:
         status = path.stat()
@@ -168,13 +172,13 @@ def read_worker_log(path: Path, worker: int) -> WorkerLog:
             return WorkerLog(worker, problem="is a folder")
         if not stat.S_ISREG(status.st_mode):
             return WorkerLog(worker, problem="is no regular file")
-        return _scan(path, worker, status.st_size)
+        return _scan(path, worker, status.st_size, find)
     except OSError as error:
         return WorkerLog(worker, problem=f"cannot be read: {error.strerror or error}")
 
 
-def _scan(path: Path, worker: int, size_bytes: int) -> WorkerLog:
-    scanner = LogScanner()
+def _scan(path: Path, worker: int, size_bytes: int, find: Search) -> WorkerLog:
+    scanner = LogScanner(find)
     remaining = size_bytes  # a log that grows while it is read has an end nevertheless
     with path.open("rb") as file:
         while remaining and (block := file.read(min(BLOCK_BYTES, remaining))):

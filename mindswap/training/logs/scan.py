@@ -1,6 +1,7 @@
 """Find the lines that matter in a log of any size, block by block."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,13 +47,38 @@ _STATISTICS = (
 _REPORT = re.compile(r"mindswap: peak memory (\d{1,15}) bytes used, (\d{1,15}) bytes reserved")
 
 
+Search = Callable[[bytes, int, int], Callable[[int], int]]
+
+
+def search(block: bytes, position: int, stop: int) -> Callable[[int], int]:
+    """Gives the first place from another one on, and before `stop`, at which a needle begins; else `stop`.
+
+    To be asked for places in rising order, from `position` on.
+    """
+
+    def find(needle: bytes, position: int) -> int:
+        hit = block.find(needle, position, stop)
+        return hit if hit >= 0 else stop
+
+    hits = [find(needle, position) for needle in NEEDLES]
+
+    def first(position: int) -> int:
+        for number, hit in enumerate(hits):
+            if hit < position:
+                hits[number] = find(NEEDLES[number], position)
+        return min(hits)
+
+    return first
+
+
 class LogScanner:
     """Takes a log in blocks of any size, while it grows or at once, and keeps what matters.
 
-    Memory stays bounded: a line counts up to 1 MiB, and lists have a limit.
+    Memory stays bounded: a line counts up to 1 MiB, and lists have a limit. `find` is `search`, or what does the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, find: Search = search) -> None:
+        self._find = find
         self._carry = b""
         self._pending = ""  # a Set line that another line broke into; its end may follow
         self._is_repairing = False  # the message at hand was put together from pieces
@@ -106,27 +132,20 @@ class LogScanner:
     def _scan(self, block: bytes, position: int, stop: int) -> None:
         """Look at the lines between two places of a block that hold a needle, and at the one after a broken line."""
 
-        def find(needle: bytes, position: int) -> int:
-            hit = block.find(needle, position, stop)
-            return hit if hit >= 0 else stop
-
-        next_hits = [find(needle, position) for needle in NEEDLES]
+        first = self._find(block, position, stop)
         while position < stop:
             if not self._pending:
-                hit = min(next_hits)
+                hit = first(position)
                 if hit >= stop:
                     return
                 position = max(position, block.rfind(b"\n", position, hit) + 1)
             end = block.find(b"\n", position, stop)
             end = stop if end < 0 else end
             raw = block[position:end]
-            if self._pending or not _is_idle(raw):
+            if self._pending or not _is_idle(raw) and any(needle in raw for needle in NEEDLES):
                 for part in clean_line(raw).split("\r"):
                     self._take_line(part)
             position = end + 1
-            for number, hit in enumerate(next_hits):
-                if hit < position:
-                    next_hits[number] = find(NEEDLES[number], position)
 
     def _take_line(self, line: str, is_cut_off: bool = False) -> None:
         if self._pending and (not line or line.isspace()):

@@ -1,14 +1,25 @@
 """Nodes of a Ray cluster on this machine, the real msrun on each; the training is a stub (stub_training.py)."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from mindswap.errors import LaunchError
 from mindswap.training.adaptive.checkpoints import SavedStep, incomplete_on
-from mindswap.training.adaptive.cluster_node import NodeFacts, node_mistakes
+from mindswap.training.adaptive.cluster_node import (
+    NodeFacts,
+    choose_nodes,
+    first_difference,
+    node_mistakes,
+    read_config,
+)
 from mindswap.training.adaptive.events import Ended, OutOfMemory
 from mindswap.training.adaptive.model import Outcome
 from mindswap.training.adaptive.ray_cluster import first_cause
@@ -18,18 +29,55 @@ from tests.training.adaptive.test_supervise import small_disk
 
 
 def test_what_differs_is_named_with_node_and_value(tmp_path):
-    versions = {"mindspore": "2.9.0"}
-    good = NodeFacts("10.0.0.1", versions, "aa", 9.0)
-    assert node_mistakes([good], tmp_path, versions, "aa") == []
+    versions, config = {"mindspore": "2.9.0"}, {"runner_config": {"epochs": 2, "sizes": [1, 2]}}
+    here = NodeFacts("here", versions, config)
+    good = NodeFacts("10.0.0.1", versions, config, 9.0)
+    assert node_mistakes([good], tmp_path, here) == []
     others = [
-        NodeFacts("10.0.0.2", {"mindspore": "2.8.0"}, "aa"), NodeFacts("10.0.0.3", versions, "bb"),
-        NodeFacts("10.0.0.4", versions, ""), NodeFacts("10.0.0.5", versions, "aa", -12.34),
+        NodeFacts("10.0.0.2", {"mindspore": "2.8.0"}, config),
+        NodeFacts("10.0.0.3", versions, {"runner_config": {"epochs": 3, "sizes": [1, 2]}}),
+        NodeFacts("10.0.0.4", versions, {"runner_config": {"epochs": 2, "sizes": [1]}}),
+        NodeFacts("10.0.0.5", versions, {"runner_config": {"epochs": 2, "sizes": [1, 2]}, "seed": "0"}),
+        NodeFacts("10.0.0.6", versions, None), NodeFacts("10.0.0.7", {}, config, -12.34),
     ]  # fmt: skip
-    assert node_mistakes([good, *others], tmp_path, versions, "aa") == [
+    assert node_mistakes([good, *others], tmp_path, here) == [
         "node 10.0.0.2: mindspore is 2.8.0, here it is 2.9.0",
-        f"node 10.0.0.3: {tmp_path} differs (sha256 bb, aa here)",
-        f"node 10.0.0.4: {tmp_path} cannot be read there",
-        "node 10.0.0.5: its clock is -12.3 s off the one here; allowed: 10 s",
+        f"node 10.0.0.3: {tmp_path}: runner_config.epochs is 3, here it is 2",
+        f"node 10.0.0.4: {tmp_path}: runner_config.sizes.1 is missing, here it is 2",
+        f"node 10.0.0.5: {tmp_path}: seed is '0', here it is missing",
+        f"node 10.0.0.6: {tmp_path}, or what it is based on, cannot be read there",
+        "node 10.0.0.7: mindspore is none, here it is 2.9.0",
+        "node 10.0.0.7: its clock is -12.3 s off the one here; allowed: 10 s",
+    ]
+
+
+def test_what_a_configuration_is_based_on_counts_and_comments_do_not(tmp_path):
+    (tmp_path / "base.yaml").write_text("seed: 1  # a comment\n")
+    (tmp_path / "c.yaml").write_text("base_config: base.yaml\nepochs: 2\n")
+    here = read_config(tmp_path / "c.yaml")
+    (tmp_path / "base.yaml").write_text("seed: 1\n")
+    assert first_difference(read_config(tmp_path / "c.yaml"), here) is None
+    (tmp_path / "base.yaml").write_text("seed: 2\n")
+    assert first_difference(read_config(tmp_path / "c.yaml"), here) == ("seed", "2", "1")
+    (tmp_path / "base.yaml").unlink()
+    assert read_config(tmp_path / "c.yaml") is None
+
+
+def ray_node(name, npu=None):
+    return {"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "Resources": {"NPU": npu} if npu else {}}
+
+
+def test_nodes_are_taken_in_the_order_of_their_addresses_and_with_enough_cards():
+    nodes = [ray_node("10", 8.0), ray_node("9", 8.0), ray_node("2", 4.0), ray_node("3"), ray_node("4", 16.0)]
+    assert [node["NodeID"] for node in choose_nodes(nodes, "9", 8, (2, 1))] == ["9", "4", "10"]
+    assert [node["NodeID"] for node in choose_nodes(nodes, "3", 8, (2, 0))] == ["4", "9"]  # the driver has no card
+    bare = [ray_node(name) for name in ("2", "10", "1")]  # CPU
+    assert [node["NodeID"] for node in choose_nodes(bare, "10", 8, (3, 0))] == ["10", "1", "2"]
+    with pytest.raises(LaunchError) as error:
+        choose_nodes(nodes, "9", 8, (3, 1))
+    assert str(error.value).splitlines()[:2] == [
+        "--nodes 3 --spare 1: the cluster has 3 nodes for --local_worker_num=8",
+        "    found:   10.0.0.10 (8 NPU), 10.0.0.9 (8 NPU), 10.0.0.2 (4 NPU), 10.0.0.3 (0 NPU), 10.0.0.4 (16 NPU)",
     ]
 
 
@@ -129,7 +177,7 @@ def test_nodes_that_do_not_match_the_workers(place, cluster):
     code, out = finish(start(place, cluster, num_workers=6))
     assert code == 1 and "--nodes 2: --worker_num=6, --local_worker_num=2" in out
     code, out = finish(start(place, cluster, "--spare", "2"))
-    assert code == 1 and "--nodes 2 --spare 2: the cluster has 3 nodes" in out
+    assert code == 1 and "--nodes 2 --spare 2: the cluster has 3 nodes for --local_worker_num=2" in out
     assert not list(place.run_dir.glob("attempt_*"))
 
 
@@ -204,13 +252,46 @@ def test_a_full_disk_on_one_node_is_named_then_room_again(place, cluster):
 
 
 @pytest.mark.mindspore
-def test_another_version_on_one_node_stops_before_any_worker(place, cluster):
+def test_what_differs_on_one_node_stops_before_any_worker(place, cluster):
+    """One of three nodes has another MindSpore, another file below the YAML, and a clock that is 100 s ahead."""
     other = place.folder / "other/mindspore-2.8.0.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore\nVersion: 2.8.0\n")
+    (other.parent / "sitecustomize.py").write_text("import time\nreal = time.time\ntime.time = lambda: real() + 100\n")
+    config = place.folder / "c.yaml"
+    config.write_text(config.read_text() + "base_config: base.yaml\n")
+    for name, seed in (("base.yaml", 1), ("elsewhere.yaml", 2)):
+        (place.folder / name).write_text(f"seed: {seed}\n")
     cluster.remove_node(cluster.others.pop(), True)
-    cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": f"{other.parent}:{ROOT}"})
-    code, out = finish(start(place, cluster, "--spare", "1"))
+    with _node_in_other_mounts(place.folder / "elsewhere.yaml", place.folder / "base.yaml", cluster, other.parent):
+        code, out = finish(start(place, cluster, "--spare", "1"))
     assert code == 1 and "the nodes do not match; nothing was started" in out, out
     assert re.search(r"node \S+: mindspore is 2.8.0, here it is 2.9.0", out), out
+    assert re.search(rf"node \S+: {config}: seed is 2, here it is 1", out), out
+    assert re.search(r"node \S+: its clock is \+(99|100)\.\d s off the one here; allowed: 10 s", out), out
     assert not list(place.run_dir.glob("attempt_*"))
+
+
+@contextlib.contextmanager
+def _node_in_other_mounts(source, target, cluster, path):
+    """A node that sees `source` in the place of `target`, and modules of `path` first; needs root."""
+    ray = Path(sys.executable).with_name("ray")
+    script = f"mount --bind {source} {target} && exec {ray} start --address={cluster.address} --num-cpus=1 --block"
+    environment = {**os.environ, "PYTHONPATH": f"{path}:{ROOT}"}
+    with (path / "ray.log").open("w") as log:
+        node = subprocess.Popen(["unshare", "-m", "sh", "-c", script], env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: node.poll() is not None or "Ray runtime started" in (path / "ray.log").read_text(), 120)
+        assert node.poll() is None, (path / "ray.log").read_text()
+        yield
+    finally:
+        node.terminate()
+        node.wait(60)
+
+
+@pytest.mark.mindspore
+def test_a_node_with_too_few_cards_is_not_taken(place, cluster):
+    cluster.add_node(num_cpus=1, resources={"NPU": 2})
+    code, out = finish(start(place, cluster))
+    assert code == 1 and "--nodes 2 --spare 0: the cluster has 1 nodes for --local_worker_num=2" in out, out
+    assert "(2 NPU)" in out and "(0 NPU)" in out

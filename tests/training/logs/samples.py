@@ -1,7 +1,7 @@
 """Logs as the workers write them: lines of real runs (tools/demo.py), shortened, and of the sources of MindSpore."""
 
 from mindswap.training.logs.oom import WorkerLog
-from mindswap.training.logs.scan import LogScanner
+from mindswap.training.logs.scan import LogScanner, Search, search
 
 GLOG = "[{level}] {module}(20300,7f5b5fa1db80,python):2026-11-21-01:12:40.447.304 [mindspore/ccsrc/{file}] "
 # Case 3 of the specification.
@@ -68,10 +68,10 @@ def log_text(
     return "".join([*START, *lines, info(mark), *(TRAIN if train is None else train), *end])
 
 
-def scan(text: str | bytes, worker: int = 0, block_bytes: int = 1 << 16) -> WorkerLog:
+def scan(text: str | bytes, worker: int = 0, block_bytes: int = 1 << 16, find: Search = search) -> WorkerLog:
     """What the scanner finds in a text, given to it in blocks."""
     data = text.encode() if isinstance(text, str) else text
-    scanner = LogScanner()
+    scanner = LogScanner(find)
     for start in range(0, len(data), block_bytes):
         scanner.feed(data[start : start + block_bytes])
     return scanner.finish(worker, len(data))

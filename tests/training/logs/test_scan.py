@@ -1,9 +1,13 @@
 """The scanner: every needed line in any block size, bounded memory, damaged logs."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mindswap.training.logs.oom import FORMS, MemoryStatistics
 from mindswap.training.logs.scan import MAX_SET_LINES, NEEDLES, LogScanner
+from mindswap.training.logs.search import search_compiled
+from tests.strength import examples
 from tests.training.logs.samples import (
     CPU_NOTE,
     END,
@@ -134,3 +138,18 @@ def test_train_lines_hold_no_needle():
     """Most lines of a long run are these: they must cost one search each, no more."""
     assert not any(needle in line.encode() for line in TRAIN for needle in NEEDLES)
     assert any(needle in END[0].encode() for needle in NEEDLES)
+
+
+# Needles and other words of logs, whole and in pieces, ends of lines, bytes that are no text.
+PIECES = [
+    *NEEDLES, *(needle[part:] for needle in NEEDLES for part in (1, 3)), *(needle[:-2] for needle in NEEDLES),
+    *(line.encode() for line in SET[:2]), b"RuntimeError: Out of memory!!! Request memory size:1048576.\n",
+    b"mindswap: peak memory 5 bytes used, 6 bytes reserved\n", b"\n", b"\r", b"[INFO] ", b"\xff\0", b"layer", b"x" * 70,
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=60), st.sampled_from([7, 64, 1 << 16]))
+@settings(max_examples=examples(150, 3000), deadline=None)
+def test_the_compiled_search_finds_the_same(pieces, block_bytes):
+    data = b"".join(pieces)
+    assert scan(data, block_bytes=block_bytes, find=search_compiled) == scan(data, block_bytes=block_bytes)
