@@ -29,6 +29,7 @@ from tests.training.adaptive.test_training import (
     training,
 )
 
+pytest.importorskip("ray")  # here, because fixtures of the module train
 pytestmark = pytest.mark.mindspore
 __all__ = ["folder"]  # the fixture
 
@@ -116,7 +117,6 @@ def _words(pid: int) -> bytes:
 
 @pytest.fixture
 def network():
-    pytest.importorskip("ray")
     network = Network()
     try:
         network.create()
