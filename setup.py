@@ -53,6 +53,7 @@ setup(
     extras_require={
         "cpu": [*CPU_STACK, PLOT_LIBRARY],
         "plot": [PLOT_LIBRARY],
+        "dryrun": ["ziglang>=0.13"],  # a C compiler, for machines without one
         "ray": ["ray>=2.40,<3"],
         "test": [*TEST_TOOLS, *NOTEBOOK_TOOLS],
         "docs": [SITE_TOOL],

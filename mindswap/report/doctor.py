@@ -13,9 +13,17 @@ from mindswap.report.problems import escape
 from mindswap.units import format_bytes, format_count
 from mindswap.version import __version__
 
-_SHOWN_OF_MACHINE = ("host_bytes", "memlock_bytes", "shm_bytes", "num_numa_nodes", "cache_folder", "cache_bytes")
+_SHOWN_OF_MACHINE = (
+    "host_bytes",
+    "memlock_bytes",
+    "shm_bytes",
+    "num_numa_nodes",
+    "num_processors",
+    "cache_folder",
+    "cache_bytes",
+)
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
-_COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, prove"
+_COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, dryrun, prove"
 
 
 def format_doctor(facts: MachineFacts, findings: Sequence[Diagnosis]) -> str:

@@ -84,6 +84,7 @@ class Machine:
     cache_problem: str = ""  # why it cannot be written; "" if it can
     cache_bytes: int = 0  # of its files
     tmp_free_bytes: int | None = None  # in the folder for temporary files; None if unknown
+    num_processors: int = 0  # on which this process may run; 0 if unknown
 
 
 @dataclass(frozen=True)

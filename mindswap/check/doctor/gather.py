@@ -87,6 +87,7 @@ def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machin
         _cache_problem(folder),
         cache_size(folder),
         _size(Path(environ.get("TMPDIR") or tempfile.gettempdir()), is_free=True),
+        len(cpus),
     )
 
 

@@ -11,6 +11,7 @@ MIN_SHM_BYTES = 1 << 30
 # assumed: the least that makes sense for offloaded activations, where no configuration says how much it is.
 MIN_MEMLOCK_BYTES = 1 << 30
 MIN_TMP_BYTES = 1 << 30
+FEW_PROCESSORS = 16
 # HCCL listens on 16 ports from HCCL_IF_BASE_PORT, by default 60000 (CANN: environment variables of HCCL).
 HCCL_BASE_PORT, NUM_HCCL_PORTS = 60000, 16
 
@@ -40,6 +41,14 @@ def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
             f"this process may run on {machine.num_allowed_nodes} of {machine.num_numa_nodes} NUMA nodes",
             "all swapped activations go to the memory of these nodes, and cards at other nodes copy across",
             "start without taskset, numactl or cpuset; msrun --bind_core=True places each worker beside its card",
+        )
+    if 0 < machine.num_processors < FEW_PROCESSORS:
+        yield warning(
+            "processors",
+            f"this process may run on {format_count(machine.num_processors, 'processor')}",
+            "MindSpore then copies activations out only when forward has ended: with swap a step may need more memory "
+            "than without, and `mindswap dryrun` says what it needs on a server",
+            f"give a training on Ascend {FEW_PROCESSORS} processors or more; start it without taskset or cpuset",
         )
     if machine.is_numa_balancing and facts.software.num_cards:
         yield warning(

@@ -21,7 +21,7 @@ from mindswap.graph.cache import cache_folder
 from mindswap.training.dryrun.symbols import Library, cpp_path, find_texts, read_library
 
 # Part of the key of what is kept: to be raised when the C text changes.
-VERSION = 3
+VERSION = 4
 # MindSpore takes the path of a library up to this word for CANN's home (GetAscendPath).
 HOME = "cann"
 # Libraries that MindSpore opens itself, beside those that it is linked against.
@@ -35,6 +35,10 @@ _ANSWERS = {
     "aclrtGetRunMode": "int f(int *mode) { *mode = 1; return 0; }",
     "aclGetRecentErrMsg": 'const char *f(void) { return ""; }',
     "HcclGetErrorString": 'const char *f(int code) { return ""; }',
+    # 128 bytes for the whole, 64 for each part: MindSpore 2.10 reads the first part as a number
+    "aclsysGetCANNVersion": "int f(int package, char (*version)[64])"
+    ' { static const char *parts[] = {"8.3.0", "", "8", "3", "0", "0"};'
+    " for (int i = 0; i < 6; i++) strcpy(version[i], parts[i]); return 0; }",
     "aclrtMallocHost": "int f(void **p, unsigned long n) { *p = malloc(n); return 0; }",
     "aclrtMalloc": "int f(void **p, unsigned long n)"
     " { static unsigned long a = 0x700000000000UL; *p = (void *)a; a += (n + 511) & ~511UL; return 0; }",
@@ -150,7 +154,7 @@ def find_compiler() -> list[str]:
         return [sys.executable, "-m", "ziglang", "cc"]
     raise LaunchError(
         "a dry run makes stand-ins for CANN, and finds no C compiler\n    allowed: cc, gcc, clang, or ziglang of PyPI\n"
-        "    fix:     pip install ziglang"
+        "    fix:     pip install ziglang, which 'mindswap[dryrun]' brings"
     )
 
 
@@ -237,6 +241,7 @@ def c_source(functions: list[str], looked_up: set[str]) -> str:
     """One C file that defines every function, C++ ones under their mangled names."""
     lines = [
         "#include <stdlib.h>",
+        "#include <string.h>",
         "struct three { void *a[3]; };",
         "struct text { void *p; unsigned long n; char b[16]; };",
     ]
@@ -267,6 +272,8 @@ def _definition(number: int, mangled: str) -> str:
     elif path[:1] == ["ge"] and len(path) > 2 and path[-1] == path[-2] and not path[-1].endswith("Register"):
         first = 1 if path[-1] == "Operator" else 0  # its table of virtual functions is set by the derived class
         kind, arguments, body = "void", "void **self", f"self[{first}] = 0; self[{first + 1}] = 0;"
+    elif path[-1:] == ["Instance"]:  # of a class that begins with an empty std::map, as ge::StatusFactory does
+        kind, body = "void *", "static void *o[64]; if (!o[3]) o[3] = o[4] = &o[1]; return o;"
     elif path[:1] == ["ge"] and path[-1] in ("SetAttr", "SetInput", "AddControlInput"):
         kind, arguments, body = "void *", "void *self", "return self;"
     head = f"{kind} f_{number}({arguments})"

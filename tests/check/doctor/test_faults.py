@@ -162,7 +162,14 @@ def memlock_below_what_is_swapped(computer):
 
 
 def bound_to_one_node(computer):
-    computer.write("proc/self/status", "Cpus_allowed_list:\t0-3,7\n")
+    computer.write("proc/self/status", "Cpus_allowed_list:\t0-31,40\n")
+
+
+def few_processors(computer):
+    """Two, on any of its nodes."""
+    computer.write("proc/self/status", "Cpus_allowed_list:\t0,48\n")
+    for node in (2, 3):
+        shutil.rmtree(computer.root / f"sys/devices/system/node/node{node}")
 
 
 def pages_move(computer):
@@ -220,6 +227,7 @@ FAULTS = {
     lazy_inline_forbidden: "lazy-inline-env", lazy_inline_off: "lazy-inline-off", of_a_worker: "worker-variables",
     dry_run: "simulation-level", no_such_interface: "network-interface", short_timeout: "hccl-timeout",
     small_memlock: "memlock", memlock_below_what_is_swapped: "memlock", bound_to_one_node: "numa",
+    few_processors: "processors",
     pages_move: "numa-balancing", port_in_use: "master-port", hccl_port_in_use: "hccl-ports",
     ports_not_reserved: "hccl-ports-not-reserved", cache_is_a_file: "cache", little_host_memory: "host-memory-swap",
     little_memory_in_the_container: "host-memory-swap", checkpoint_too_large: "host-memory-checkpoint",

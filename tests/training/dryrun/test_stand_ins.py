@@ -52,12 +52,23 @@ def test_a_file_that_is_no_library(tmp_path):
 
 def test_the_c_text_compiles_and_answers(tmp_path, compiler):
     functions = ["_ZN2ge8OperatorC2ERKS0_", "_ZNK2ge8Operator7GetNameB5cxx11Ev", "aclrtGetDeviceCount", "HcclSend"]
+    functions.append("_ZN2ge13StatusFactory8InstanceEv")
     source = tmp_path / "cann.c"
     source.write_text(stand_ins.c_source(functions, {"aclnnAdd", "aclrtGetDeviceCount"}))
     subprocess.run([*compiler, "-w", "-shared", "-fPIC", "-o", tmp_path / "cann.so", source], check=True)
     assert {*functions, "aclnnAdd", "aclnnAddGetWorkspaceSize"} <= read_library(tmp_path / "cann.so").defined
     library, number = ctypes.CDLL(str(tmp_path / "cann.so")), ctypes.c_uint()
     assert (library.aclrtGetDeviceCount(ctypes.byref(number)), number.value, library.HcclSend()) == (0, 8, 0)
+    version = ctypes.create_string_buffer(576)
+    assert library.aclsysGetCANNVersion(0, version) == 0
+    assert (version.value, version[128:130], version[192:194]) == (b"8.3.0", b"8\0", b"3\0")
+    # An empty std::map: its head (at 8: colour, parent, left, right) is its own first and last; set once.
+    factory = library["_ZN2ge13StatusFactory8InstanceEv"]
+    factory.restype = ctypes.POINTER(ctypes.c_void_p)
+    head = factory()
+    assert head[:6] == [None, None, None, ctypes.addressof(head.contents) + 8, head[3], None]
+    head[2] = head[3] = 7
+    assert factory()[2:4] == [7, 7]
     words = (ctypes.c_void_p * 3)(7, 7, 7)
     library["_ZN2ge8OperatorC2ERKS0_"](words)  # leaves the table of virtual functions, which the derived class sets
     assert list(words) == [7, None, None]
