@@ -88,7 +88,7 @@ def laid_over(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.
     backward: list[int] = []
     for tick, name in sorted(run.operators.items()):
         match = LAYER.search(name)
-        if name.startswith("Gradients/"):
+        if match and name.startswith("Gradients/"):
             backward.append(tick)
         elif match and not name.startswith("recompute_"):
             forward.setdefault(int(match[1]), []).append(tick)
@@ -100,7 +100,9 @@ def laid_over(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.
         start_ns = timeline.op_start_ns[own[is_forward & (program.ops.layer[own] == number)]]
         marks += _marks(np.array(ticks), start_ns, num_pieces, [0.5])
     places = np.linspace(0, 1, NUM_PLACES).tolist()
-    marks += _marks(np.array(backward), timeline.op_start_ns[own[is_backward]], num_pieces, places)
+    marks += _marks(
+        np.array(backward), timeline.op_start_ns[own[is_backward & (program.ops.layer[own] >= 0)]], num_pieces, places
+    )
     ticks, time_ns = np.array(sorted(marks), dtype=np.int64).T
     over = np.interp(points[:, 0], ticks, np.maximum.accumulate(time_ns))
     return over.astype(np.int64), points[:, 1]
