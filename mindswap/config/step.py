@@ -43,6 +43,7 @@ class StepSettings:
     is_inlined: bool = False
     expert_parallel: int = 1  # ranks that share the experts of a layer
     num_sequences: int = 1  # pieces that each sequence is cut into; each goes through forward and backward by itself
+    is_decaying: bool = False  # `optimizer.weight_decay` is more than 0
 
     @property
     def num_turns(self) -> int:
@@ -127,6 +128,7 @@ def read_step_settings(document: Document) -> StepSettings:
         and document.value("parallel", "enable_parallel_optimizer") is True
         and num_micro_batches > 1
         and level != "level3",
+        is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
     )
 
 

@@ -134,9 +134,11 @@ class _Builder:
                 tables.append(once_columns(self.model, once, list(chunk.turns.values())))
         tables += others
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
-        if closing_bytes:
-            # The optimizer has no operator here: the last one of backward stands for its begin.
-            last, no_use = self.last_compute, (NO_OP, NO_OP, NO_OP)
+        last, no_use = self.last_compute, (NO_OP, NO_OP, NO_OP)
+        # The optimizer has no operator here: the last one of backward stands for its begin, and what goes with that one
+        # makes room.
+        closing_bytes -= sum(_ending_bytes(table, last) for table in tables) if closing_bytes else 0
+        if closing_bytes > 0:
             label = self.model.label("gradients for the optimizer")
             row = (closing_bytes, False, last, *no_use, MemoryKind.GRADIENT, label, NO_OP, NO_OP, 0, 0, False)
             tables.append({name: np.array([value]) for name, value in zip(TENSOR_COLUMNS, row, strict=True)})
@@ -208,6 +210,12 @@ class _Builder:
     def _send_ns(self, section: int, target: int, size_bytes: int) -> int:
         """Nothing moves where both sections are on one stage: the turn of a V."""
         return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
+
+
+def _ending_bytes(table: dict[str, np.ndarray], last: int) -> int:
+    """What is there until an operator, and not until the optimizer."""
+    ends = np.maximum.reduce([table[name] for name in ("begin", "last_forward", "last_backward")])
+    return int(table["size_bytes"][(ends == last) & ~table.get("is_final", np.zeros(len(ends), bool))].sum())
 
 
 def _drop_unsent(table: dict[str, np.ndarray], sends: np.ndarray, sizes: np.ndarray) -> None:

@@ -67,7 +67,7 @@ class GradientRule:
         """What stays from its maker until the optimizer, which reads it."""
         if self.is_summed:
             return 0
-        return self._own_bytes(size_bytes, is_cut)
+        return self.own_bytes(size_bytes, is_cut)
 
     def final_bytes(self, size_bytes: int, num_elements: int, is_cut: bool) -> int:
         """What the optimizer reads in place of it.
@@ -75,9 +75,10 @@ class GradientRule:
         MindFormers' `wrapper.py` scales gradients before the optimizer: to new tensors of float32
         (`_grad_scale`), or of the type of the sums (`shard_grad_scale`).
         """
-        return self._own_bytes(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, is_cut)
+        return self.own_bytes(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, is_cut)
 
-    def _own_bytes(self, size_bytes: int, is_cut: bool) -> int:
+    def own_bytes(self, size_bytes: int, is_cut: bool) -> int:
+        """The part of this rank."""
         return ceil_div(size_bytes, self.sharding.num_ranks) if is_cut else size_bytes
 
 

@@ -11,6 +11,7 @@ from mindswap.graph.sequences import cache_bytes, constant_bytes
 from mindswap.simulator.captured import CapturedStep, GradientRule, find_parameters, find_tied_parameters
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.static_memory import (
+    FLOAT32_BYTES,
     Parameter,
     StaticMemory,
     estimate_static_memory,
@@ -21,6 +22,7 @@ from mindswap.simulator.cost.step_terms import (
     accumulate_ns,
     clip_ns,
     exchange_gradient_ns,
+    is_optimized_by_operators,
     move_states_ns,
     optimize_ns,
     overflow_ns,
@@ -36,7 +38,7 @@ class StageWeights:
     rule: GradientRule
     parameters: tuple[tuple[Parameter, ...], ...]
     static: tuple[StaticMemory, ...]
-    # gradients that the optimizer reads, without those that are there when backward ends
+    # what the optimizer has, without gradients that are there when backward ends
     closing_bytes: tuple[int, ...]
     exchange_ns: tuple[tuple[int, ...], ...]  # time of handing on the gradients of each section of the model
     least_exchange_ns: int  # what of that no policy hides: gradients that are there only when backward of a stage ends
@@ -62,7 +64,7 @@ def weigh_stages(
         rule,
         parameters,
         _static_memory(captured, plain, layout, parameters, settings, device),
-        tuple(_closing_bytes(stage, rule) for stage in parameters),
+        tuple(_closing_bytes(stage, rule, settings) for stage in parameters),
         exchange_ns,
         max(least_exchange_ns(own, chunks) for own, chunks in zip(exchange_ns, layout.chunks, strict=True)),
     )
@@ -158,16 +160,29 @@ def _static_memory(
     )
 
 
-def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule) -> int:
-    """Scaled gradients beside those that backward left; what waited for communication has gone by then."""
-    waiting = sum(rule.waiting_bytes(p.size_bytes, rule.is_shared and p.num_copies != 1) for p in parameters)
+def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings: StepSettings) -> int:
+    """What the optimizer has beside the gradients that backward left; what waited for communication has gone by then.
+
+    An optimizer that is no kernel of its own makes the product of each gradient and `1 - beta1` at once, as nothing but
+    the scale of the gradients is in its way, and likewise each weight less its decay. Then come the weights, in the
+    order of the model: a copy of the first moment, and its product with `beta1`. Seen in dry runs of 2.9.0: `qwen3
+    full`, `telechat3 full`, `deepseek full` and `deepseek pp2_tp2` of benchmarks/dryrun have their peak there, to the
+    MiB; `telechat3 full` with a decay of 0.1 needs 803 MiB instead of 676.
+    """
     ranks = rule.sharding.num_ranks
-    cut = ((p, num_parameter_shards(p, ranks) == ranks) for p in parameters)
-    scaled = sum(
-        max(0, rule.final_bytes(p.size_bytes, p.num_elements, is_cut) - rule.kept_bytes(p.size_bytes, is_cut))
-        for p, is_cut in cut
-    )
-    return max(0, scaled - waiting)
+    waiting = sum(rule.waiting_bytes(p.size_bytes, rule.is_shared and p.num_copies != 1) for p in parameters)
+    num_products = 1 + settings.is_decaying if is_optimized_by_operators(settings) else 0
+    closing = gone = most = 0
+    for parameter in parameters:
+        is_cut = num_parameter_shards(parameter, ranks) == ranks
+        scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, is_cut)
+        closing += max(0, scaled - rule.kept_bytes(parameter.size_bytes, is_cut))
+        if num_products:
+            each = rule.own_bytes(parameter.num_elements * FLOAT32_BYTES, is_cut)
+            closing += num_products * each
+            most = max(most, 2 * each - gone)
+            gone += scaled + num_products * each
+    return max(0, closing + most - waiting)
 
 
 def _exchange_ns(

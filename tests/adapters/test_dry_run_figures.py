@@ -78,6 +78,10 @@ def test_the_embedding_of_a_newer_model_is_cut_over_tensor_and_data_parallel_ran
     [
         # In the loss: casts of the weights of all layers are there, though the layers run again.
         ("llama optimizer_whole full", 1761),
+        # As the optimizer begins: products of gradients beside what they are of.
+        ("qwen3 pp2_tp2 layers_10", 421),
+        # At the end of backward, or a little later; gradients of `linear_fc1` are cut.
+        ("telechat3 full", 675),
     ],
 )
 def test_a_row_of_the_declared_set_is_as_in_the_dry_run(tmp_path, name, recorded_mib):
@@ -85,4 +89,4 @@ def test_a_row_of_the_declared_set_is_as_in_the_dry_run(tmp_path, name, recorded
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(configuration(declared, name)))
     simulated = int(run(["-c", CODE, path], check=True).stdout.split()[-1])
-    assert 0.99 <= simulated / 2**20 / recorded_mib <= 1.02
+    assert 0.99 <= simulated / 2**20 / recorded_mib <= 1.03

@@ -84,8 +84,9 @@ def with_gradients(casts: bool = False) -> Graph:
 
 
 def model(casts: bool = False, **settings) -> StepModel:
+    """With an optimizer that makes nothing of gradients but new weights."""
     step = replace(captured(), graph=with_gradients(casts))
-    return StepModel(step, CostTable(device()), replace(SETTINGS, **settings))
+    return StepModel(step, CostTable(device()), replace(SETTINGS, **{"optimizer": "FusedAdamW"} | settings))
 
 
 def gradient_bytes(own: StepModel, policy: Policy = KEEP_ALL) -> list[int]:
@@ -120,9 +121,10 @@ def test_the_whole_gradient_is_cast_and_sent():
 
 def test_sums_take_gradients_at_once():
     # Layers 2 and 1, then layer 0 and right behind it the embedding, twice. The one weight of the step is the
-    # embedding: at last the optimizer gets a copy of its sum.
+    # embedding: at last the optimizer gets a copy of its sum, when the gradient has gone.
     own = model(num_micro_batches=2)
-    assert gradient_bytes(own) == [KIB, 0] * 5 + [KIB, 2 * KIB, 0]
+    assert own.layout.closing_bytes == (KIB,)
+    assert gradient_bytes(own) == [KIB, 0] * 6
     assert own.static[0].gradient_bytes == KIB
 
 
@@ -132,9 +134,34 @@ def test_half_precision_weights_get_gradients_of_float32():
     half = TensorType((512,), "float16", KIB)
     forward = [replace(made, outputs=(half,)) if made.op == "Load" else made for made in with_gradients().forward]
     step = replace(step, graph=replace(with_gradients(), forward=tuple(forward)))
-    own = StepModel(step, CostTable(device()), SETTINGS)
+    own = StepModel(step, CostTable(device()), replace(SETTINGS, optimizer="FusedAdamW"))
     assert own.layout.closing_bytes == (KIB,)
-    assert gradient_bytes(own) == [KIB, 2 * KIB, 3 * KIB, 5 * KIB, 0]
+    # What the last operator reads goes before the optimizer begins: there is room for that.
+    assert gradient_bytes(own) == [KIB, 2 * KIB, 3 * KIB, 4 * KIB, 0]
+
+
+@pytest.mark.parametrize(
+    "settings,num_more",
+    [
+        # One weight of 1 KiB: the gradient times `1 - beta1`, and in its turn the first moment and that times `beta1`.
+        ({"optimizer": "AdamW"}, 3),
+        ({"optimizer": "AdamW", "is_decaying": True}, 4),  # and the weight less its decay
+        ({"optimizer": "AdamW", "is_fused": True}, 0),
+        ({"optimizer": "Adam", "is_decaying": True}, 0),
+    ],
+)
+def test_an_optimizer_of_single_operators_makes_products_first(settings, num_more):
+    own = model(**settings)
+    assert own.layout.closing_bytes == (num_more * KIB,)
+    # The last operator reads 1 KiB, which makes room for as much.
+    assert gradient_bytes(own) == [KIB, 2 * KIB, 3 * KIB, (4 + max(num_more - 1, 0)) * KIB, 0]
+
+
+def test_products_of_what_is_cut_are_cut_and_replace_what_was_sent():
+    # Another rank has the rest: 4 KiB waited for communication, and are gone.
+    settings = {"optimizer": "AdamW", "sharding": replace(CUT_BY_4, is_released=True)}
+    assert model(**settings).layout.closing_bytes == (3 * KIB // 4,)
+    assert model(**settings | {"num_micro_batches": 2}).layout.closing_bytes == (KIB,)
 
 
 def test_memory_ends_at_the_static_level_and_is_never_negative():

@@ -75,10 +75,13 @@ class BackwardSplits:
         return operand.split if operand is not None and operand.type.shape == node.outputs[0].shape else None
 
     def _product_split(self, node: Node) -> Split | None:
-        """The cut of the forward product or attention whose gradients read `node`: the gradient of what came out."""
+        """The cut of the forward product or attention whose gradients read `node`: the gradient of what came out.
+
+        Likewise of a cast of what came out (`linear_fc1` of TeleChat3 gives float32).
+        """
         for user in self.table.users.get(node.name, ()):
             product = self.table.nodes.get(user.origin)
-            if product is None or product.op not in (*PRODUCT_OPS, "FlashAttentionScore"):
+            if product is None or product.op not in (*PRODUCT_OPS, "FlashAttentionScore", "Cast"):
                 continue
             if product.outputs[-1].shape == node.outputs[0].shape:  # of attention the last one, of a product the only
                 return self.table.splits[product.name][-1]

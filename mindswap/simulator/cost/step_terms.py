@@ -81,9 +81,13 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     optimizer = find_optimizer(settings.optimizer)
     states = "F" * optimizer.num_float32_states + "W" * optimizer.num_like_states
-    is_unfused = settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused
-    kernels = ADAM if is_unfused else f"WG{states}>W{states}"
+    kernels = ADAM if is_optimized_by_operators(settings) else f"WG{states}>W{states}"
     return _of_gradients_ns(kernels, parameters, settings, device)
+
+
+def is_optimized_by_operators(settings: StepSettings) -> bool:
+    """Whether the optimizer is many operators, and not one kernel for each weight."""
+    return settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused
 
 
 def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:

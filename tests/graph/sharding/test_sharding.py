@@ -288,6 +288,29 @@ def test_what_gradients_of_a_product_read_is_cut_as_what_came_out_of_it():
     assert sharding.unresolved == ()
 
 
+def test_a_cast_between_a_product_and_its_reader_is_no_obstacle():
+    """`telechat3 full` of benchmarks/dryrun: gradients of `linear_fc1`, which gives float32, were taken as whole."""
+    step = graph(
+        op("y", "MatMul", "x w no yes", (16, 8), in_strategy=((2, 1), (4, 1))),
+        op("wide", "Cast", "y type", (16, 8)),
+        op("view", "Reshape", "wide", (8, 2, 8), **LOCAL),
+        op("z", "Neg", "view", (8, 2, 8), in_strategy=((1, 2, 4),)),
+        backward=[
+            op("dz", "Neg", "z_b", (8, 2, 8)),
+            op("dwide", "Reshape", "dz", (16, 8)),
+            op("dy", "Cast", "dwide type", (16, 8), origin="wide"),
+            op("dw", "MatMul", "dy x_b yes no", (8, 6), origin="y"),
+        ],
+        saved="z",
+        types={"x": (16, 6), "w": (8, 6)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert [shapes(sharding)[name] for name in ("dwide", "dy", "dw")] == [(8, 2), (8, 2), (2, 6)]
+    assert sharding.unresolved == ()
+
+
 def test_a_stage_without_head_has_no_loss():
     step = graph(
         op("embed", "Gather", "ids", (4,), layer=None),
