@@ -20,8 +20,8 @@ from mindswap.version import __version__
 if TYPE_CHECKING:
     from mindswap.config.problem import Problem
 
-# Each is a module of `mindswap.commands` with HELP, EXAMPLES, add_arguments(parser) and
-# run(args) -> exit code.
+# Each is a module of `mindswap.commands` with add_arguments(parser) and run(args) -> exit code. Its docstring is what
+# `--help` says: a sentence, then examples.
 COMMANDS = (
     "check",
     "convert",
@@ -62,10 +62,11 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
             subparsers.add_parser(name, help=_read_help(name))
         return parser
     module = importlib.import_module(f"mindswap.commands.{asked.replace('-', '_')}")
+    description, _, examples = (module.__doc__ or "").partition("\n\n")
     command = subparsers.add_parser(
         asked,
-        description=module.HELP,
-        epilog="examples:\n" + module.EXAMPLES,
+        description=description,
+        epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -86,9 +87,9 @@ def _escape(text: str) -> str:
 
 
 def _read_help(command: str) -> str:
-    """`HELP` of the module of a command, one line of its text."""
-    lines = (Path(__file__).parent / "commands" / f"{command.replace('-', '_')}.py").read_text("utf-8").splitlines()
-    return next(ast.literal_eval(line.removeprefix("HELP = ")) for line in lines if line.startswith("HELP = "))
+    """First line of the docstring of a command's module, which is not imported for it."""
+    source = (Path(__file__).parent / "commands" / f"{command.replace('-', '_')}.py").read_text("utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -34,7 +34,7 @@ def test_help_is_that_of_the_module(name):
     module = importlib.import_module(f"mindswap.commands.{name.replace('-', '_')}")
     parser = cli.build_parser(None)
     (choices,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    assert {choice.dest: choice.help for choice in choices._choices_actions}[name] == module.HELP
+    assert {choice.dest: choice.help for choice in choices._choices_actions}[name] == module.__doc__.splitlines()[0]
 
 
 def test_an_unknown_command_names_the_known_ones(capsys):

@@ -1,4 +1,17 @@
-"""`mindswap calibrate`: a device file from a profile of a real machine."""
+"""Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links.
+
+examples:
+  mindswap calibrate ./profile -o device.yaml
+  mindswap calibrate ./profile/host_20260101_ascend_ms -o device.yaml --device atlas_800t_a2_376t
+  mindswap calibrate ./PROF_000001_20260101 -o device.yaml
+  mindswap calibrate ./profile -o device.yaml --json | jq '.figures'
+  mindswap simulate llama2_7b.yaml --device device.yaml
+
+PROFILE is the output_path of mindspore.Profiler or torch_npu.profiler, the folder of one rank in it, or an output
+folder of msprof; all ranks below it are read as one. Profile a few steps at profiler level 2: level 1 writes no
+sizes of copies, level 0 no shapes. What the profile does not show keeps the figure of --device. Exit code 1, and no
+file, where the profile shows nothing or the fitted figures do not explain it.
+"""
 
 import argparse
 import sys
@@ -17,19 +30,6 @@ from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices, lo
 from mindswap.simulator.cost.profile_files import load_profile
 from mindswap.simulator.cost.profile_tables import Progress
 
-HELP = "Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links."
-EXAMPLES = """\
-  mindswap calibrate ./profile -o device.yaml
-  mindswap calibrate ./profile/host_20260101_ascend_ms -o device.yaml --device atlas_800t_a2_376t
-  mindswap calibrate ./PROF_000001_20260101 -o device.yaml
-  mindswap calibrate ./profile -o device.yaml --json | jq '.figures'
-  mindswap simulate llama2_7b.yaml --device device.yaml
-
-PROFILE is the output_path of mindspore.Profiler or torch_npu.profiler, the folder of one rank in it, or an output
-folder of msprof; all ranks below it are read as one. Profile a few steps at profiler level 2: level 1 writes no
-sizes of copies, level 0 no shapes. What the profile does not show keeps the figure of --device. Exit code 1, and no
-file, where the profile shows nothing or the fitted figures do not explain it.
-"""
 # Below, most of what the card did is nothing that the model has figures for, and that deserves a look.
 FEW_PERMILLE = 500
 

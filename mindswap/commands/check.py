@@ -1,4 +1,12 @@
-"""`mindswap check`: every problem of a configuration, then what it asks for, layer by layer."""
+"""Check the swap and recompute settings of a MindFormers YAML file; nothing is run.
+
+examples:
+  mindswap check llama2_7b.yaml
+  mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
+  mindswap check --ignore overlap llama2_7b.yaml
+  mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
+  mindswap check --num-layers 80 --json my.yaml | jq .problems
+"""
 
 import argparse
 import os
@@ -12,14 +20,6 @@ from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.report.problems import answer_text, escape, format_counts, format_problems, problems_to_data
 
-HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
-EXAMPLES = """\
-  mindswap check llama2_7b.yaml
-  mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
-  mindswap check --ignore overlap llama2_7b.yaml
-  mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
-  mindswap check --num-layers 80 --json my.yaml | jq .problems
-"""
 STDIN = "standard input"
 
 

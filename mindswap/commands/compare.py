@@ -1,4 +1,15 @@
-"""`mindswap compare`: step time against peak memory of several configurations."""
+"""Compare simulated step time and peak memory of several configurations and baselines; no device.
+
+examples:
+  mindswap compare a.yaml b.yaml --d2h 20GB/s
+  mindswap compare llama2_7b.yaml none full-recompute default-swap --plot compare.png
+  mindswap compare --json llama2_7b.yaml select-recompute | jq '.configurations[].step_time_ns'
+
+Baselines are tried on the network of the first configuration:
+{baselines}
+
+Exit code 1 if none of them fits.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -17,17 +28,6 @@ from mindswap.report.tables import format_table
 from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 from mindswap.units import format_bytes, format_time
 
-HELP = "Compare simulated step time and peak memory of several configurations and baselines; no device."
-EXAMPLES = f"""\
-  mindswap compare a.yaml b.yaml --d2h 20GB/s
-  mindswap compare llama2_7b.yaml none full-recompute default-swap --plot compare.png
-  mindswap compare --json llama2_7b.yaml select-recompute | jq '.configurations[].step_time_ns'
-
-Baselines are tried on the network of the first configuration:
-{chr(10).join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
-
-Exit code 1 if none of them fits.
-"""
 # What tells one model from another -> where it stands below `model:`, in legacy or in newer configurations.
 MODEL_KEYS = {
     "model": (("arch", "type"), ("model_config", "model_type")),
@@ -39,6 +39,8 @@ HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
+    baselines = "\n".join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())
+    parser.epilog = (parser.epilog or "").format(baselines=baselines)
     parser.add_argument(
         "configs",
         metavar="CONFIG|BASELINE",

@@ -1,4 +1,17 @@
-"""`mindswap convert`: recompute and offload settings from one form into another, in the user's own file."""
+r"""Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run.
+
+examples:
+  mindswap convert old.yaml --to index -o new.yaml      # counts per stage (swap off) -> layer indices (swap on)
+  mindswap convert new.yaml --to stage                  # and back, where that can be said; to the terminal
+  mindswap convert old.yaml --to 2.x -o new.yaml        # swap and recompute in the sections of MindFormers 2.x
+  mindswap convert old.yaml --to 2.x --trace step.json  # the same, by the tensors of a recorded step
+  mindswap convert --from megatron --num-layers 32 --recompute-activations
+  mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \
+      --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
+  mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
+
+Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
+"""
 
 import argparse
 import sys
@@ -37,20 +50,6 @@ from mindswap.policy.megatron.options import OPTIONS, OptionKind
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text, format_problems, problems_to_data
-
-HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
-EXAMPLES = """\
-  mindswap convert old.yaml --to index -o new.yaml      # counts per stage (swap off) -> layer indices (swap on)
-  mindswap convert new.yaml --to stage                  # and back, where that can be said; to the terminal
-  mindswap convert old.yaml --to 2.x -o new.yaml        # swap and recompute in the sections of MindFormers 2.x
-  mindswap convert old.yaml --to 2.x --trace step.json  # the same, by the tensors of a recorded step
-  mindswap convert --from megatron --num-layers 32 --recompute-activations
-  mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \\
-      --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
-  mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
-
-Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

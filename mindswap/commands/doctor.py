@@ -1,4 +1,13 @@
-"""`mindswap doctor`: is this machine set up right?"""
+"""Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables.
+
+examples:
+  mindswap doctor
+  mindswap doctor llama2_7b.yaml
+  mindswap doctor --json | jq -r '.findings[].check'
+
+No device is needed, and nothing is compiled. The exit code is 1 if a training would not start, or would not swap.
+With CONFIG, also what this training needs: host memory for what it swaps and loads, and what `mindswap check` finds.
+"""
 
 import argparse
 import os
@@ -10,16 +19,6 @@ from mindswap.config.problem import Level
 from mindswap.config.source import load_document
 from mindswap.report.doctor import doctor_to_json, examine, format_doctor
 from mindswap.report.problems import answer_text
-
-HELP = "Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables."
-EXAMPLES = """\
-  mindswap doctor
-  mindswap doctor llama2_7b.yaml
-  mindswap doctor --json | jq -r '.findings[].check'
-
-No device is needed, and nothing is compiled. The exit code is 1 if a training would not start, or would not swap.
-With CONFIG, also what this training needs: host memory for what it swaps and loads, and what `mindswap check` finds.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,21 @@
-"""`mindswap dryrun`: a configuration on MindSpore's own Ascend backend, without a card."""
+"""Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it.
+
+examples:
+  mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
+  mindswap dryrun llama2_7b.yaml --against none            # beside the same without swap and recompute
+  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # two short models, and the line through them
+  mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
+  mindswap dryrun llama2_7b.yaml --html report.html
+  mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
+  mindswap dryrun llama2_7b.yaml --insight step           # memory in MindStudio Insight; no times
+  mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
+
+Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
+minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
+out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
+Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
+device maps no pages (--fragments, docs/dryrun.md).
+"""
 
 import argparse
 import sys
@@ -30,24 +47,6 @@ from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.derive import switched_off
-
-HELP = "Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it."
-EXAMPLES = """\
-  mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
-  mindswap dryrun llama2_7b.yaml --against none            # beside the same without swap and recompute
-  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # two short models, and the line through them
-  mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
-  mindswap dryrun llama2_7b.yaml --html report.html
-  mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
-  mindswap dryrun llama2_7b.yaml --insight step           # memory in MindStudio Insight; no times
-  mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
-
-Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
-minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
-out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
-Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
-device maps no pages (--fragments, docs/dryrun.md).
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,15 @@
-"""`mindswap example`: a small configuration and a text, to try mindswap without a checkout."""
+"""Write a small configuration and a text to try everything with, on a CPU.
+
+examples:
+  mindswap example trial
+
+A Llama of four layers with swap, and text of Python's own help. What it prints are the commands to go on with.
+"""
 
 import argparse
 from pathlib import Path
 
 from mindswap.files import refuse_existing, write_new
-
-HELP = "Write a small configuration and a text to try everything with, on a CPU."
-EXAMPLES = """\
-  mindswap example trial
-
-A Llama of four layers with swap, and text of Python's own help. What it prints are the commands to go on with."""
 
 NAME, TEXT, NUM_CHARACTERS = "llama2_small.yaml", "text.txt", 4000
 NEXT = """\

@@ -1,4 +1,13 @@
-"""`mindswap explain`: what a configuration does in each layer, and which names it could use."""
+"""Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run.
+
+examples:
+  mindswap explain llama2_7b.yaml
+  mindswap explain --paths llama2_7b.yaml        # every name for op_swap and select_recompute
+  mindswap explain --json llama2_7b.yaml | jq '.layers'
+
+With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with
+single backslashes in names), then the layers. Where `mindswap check` finds errors, those are printed instead.
+"""
 
 import argparse
 import sys
@@ -8,16 +17,6 @@ from mindswap.commands.options import add_common
 from mindswap.config.source import load_document
 from mindswap.report.explain import format_paths
 from mindswap.report.problems import answer_text, format_problems, problems_to_data
-
-HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."
-EXAMPLES = """\
-  mindswap explain llama2_7b.yaml
-  mindswap explain --paths llama2_7b.yaml        # every name for op_swap and select_recompute
-  mindswap explain --json llama2_7b.yaml | jq '.layers'
-
-With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with
-single backslashes in names), then the layers. Where `mindswap check` finds errors, those are printed instead.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,16 +1,6 @@
-"""`mindswap inspect`: which operators hold the activation memory."""
+"""Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device.
 
-import argparse
-
-from mindswap.api.inspect import inspect_memory
-from mindswap.commands.options import CONFIG_OR_STEP, add_common
-from mindswap.errors import GraphError
-from mindswap.policy.words import name_indices
-from mindswap.report.memory import format_memory, memory_to_json
-from mindswap.report.problems import answer_text
-
-HELP = "Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device."
-EXAMPLES = """\
+examples:
   mindswap inspect configs/llama2_7b/case1_default_swap.yaml
   mindswap inspect llama2_7b.yaml --layers 0,3-5 --by cell
   mindswap inspect llama2_7b.yaml --rank 0
@@ -21,6 +11,15 @@ Sizes are of one micro-batch: with --rank as that rank has it, by the strategies
 tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
 What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 """
+
+import argparse
+
+from mindswap.api.inspect import inspect_memory
+from mindswap.commands.options import CONFIG_OR_STEP, add_common
+from mindswap.errors import GraphError
+from mindswap.policy.words import name_indices
+from mindswap.report.memory import format_memory, memory_to_json
+from mindswap.report.problems import answer_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

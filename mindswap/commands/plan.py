@@ -1,4 +1,25 @@
-"""`mindswap plan`: the swap and recompute settings that train fastest within a memory budget, without a device."""
+r"""Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device.
+
+examples:
+  mindswap plan llama2_7b.yaml --memory 54GiB
+  mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
+  mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
+  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
+  mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\.flash_attention=swap' --pin 'feed_forward=keep'
+  mindswap plan llama2_7b.yaml --memory 40GiB --safe       # fits whether or not coupling rule 2 holds
+  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
+  mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
+  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
+  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
+  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
+  mindswap plan llama2_7b.yaml --strategy auto --cards 8 -o best.yaml    # data, tensor, pipeline, expert parallel
+  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
+  mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
+
+What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
+compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
+least memory that would is named.
+"""
 
 import argparse
 import stat
@@ -50,27 +71,6 @@ from mindswap.planner.solvers.search import Progress
 from mindswap.report.plan_text import plan_to_json
 from mindswap.report.problems import answer_text
 
-HELP = "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device."
-EXAMPLES = """\
-  mindswap plan llama2_7b.yaml --memory 54GiB
-  mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
-  mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
-  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
-  mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\\.flash_attention=swap' --pin 'feed_forward=keep'
-  mindswap plan llama2_7b.yaml --memory 40GiB --safe       # fits whether or not coupling rule 2 holds
-  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
-  mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
-  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
-  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
-  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
-  mindswap plan llama2_7b.yaml --strategy auto --cards 8 -o best.yaml    # data, tensor, pipeline, expert parallel
-  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
-  mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
-
-What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
-compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
-least memory that would is named.
-"""
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 

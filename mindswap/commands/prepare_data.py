@@ -1,4 +1,13 @@
-"""`mindswap prepare-data`: text to the MindRecord that MindFormers trains on."""
+"""Turn text into a MindRecord that MindFormers trains on.
+
+examples:
+  mindswap prepare-data book.txt docs/ --output data/train.mindrecord --seq-length 128
+  zcat wiki.txt.gz | mindswap prepare-data - --output wiki.mindrecord --seq-length 4096 --tokenizer tokenizer.json
+
+Without --tokenizer the tokens are bytes: pad 0, bos 1, eos 2, byte value + 3; vocab_size 259.
+A document (file) ends with eos; documents follow each other and are cut into samples of
+seq_length + 1 tokens, the column input_ids of CausalLanguageModelDataset.
+"""
 
 import argparse
 import re
@@ -29,15 +38,6 @@ from mindswap.training.data.samples import (
 )
 from mindswap.training.data.tokenizing import ByteTokenizer, Tokenizer, load_tokenizer
 from mindswap.units import format_bytes
-
-HELP = "Turn text into a MindRecord that MindFormers trains on."
-EXAMPLES = """\
-  mindswap prepare-data book.txt docs/ --output data/train.mindrecord --seq-length 128
-  zcat wiki.txt.gz | mindswap prepare-data - --output wiki.mindrecord --seq-length 4096 --tokenizer tokenizer.json
-
-Without --tokenizer the tokens are bytes: pad 0, bos 1, eos 2, byte value + 3; vocab_size 259.
-A document (file) ends with eos; documents follow each other and are cut into samples of
-seq_length + 1 tokens, the column input_ids of CausalLanguageModelDataset."""
 
 # Both from MindFormers/MindSpore: CausalLanguageModelDataset looks for this name, FileWriter refuses these characters.
 _NAME = re.compile(r".*mindrecord\d*", re.DOTALL)

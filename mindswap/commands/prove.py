@@ -1,4 +1,15 @@
-"""`mindswap prove`: run a configuration for real, and put measured beside simulated."""
+"""Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated.
+
+examples:
+  mindswap prove llama2_7b.yaml --layers 4
+  mindswap prove llama2_7b.yaml --layers 4 --memory 20GiB -o proof_20gib
+  mindswap prove llama2_7b.yaml --layers 4 --variants off,yaml --steps 10 --no-profile
+  mindswap prove configs/llama2_7b/cpu/case3_op_swap.yaml --worker-num 2
+  mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
+
+Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
+and memory, step time and copies are not visible. Read report.html; send_back.tar.gz has what to send for a report.
+"""
 
 import argparse
 import sys
@@ -26,17 +37,6 @@ from mindswap.training.proof.proving import ProofRequest, prepare, run_variants
 from mindswap.training.proof.send_back import pack
 from mindswap.units import parse_bytes
 
-HELP = "Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated."
-EXAMPLES = """\
-  mindswap prove llama2_7b.yaml --layers 4
-  mindswap prove llama2_7b.yaml --layers 4 --memory 20GiB -o proof_20gib
-  mindswap prove llama2_7b.yaml --layers 4 --variants off,yaml --steps 10 --no-profile
-  mindswap prove configs/llama2_7b/cpu/case3_op_swap.yaml --worker-num 2
-  mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
-
-Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
-and memory, step time and copies are not visible. Read report.html; send_back.tar.gz has what to send for a report.
-"""
 VARIANTS = ("off", "yaml", "plan")
 DEFAULT_FOLDER = Path("proof")
 

@@ -1,4 +1,18 @@
-"""`mindswap run`: train with the plugin on, through a given script or the package's own entry."""
+r"""Train with the plugin on: put `mindswap run` in front of run_mindformer.py.
+
+examples:
+  mindswap run run_mindformer.py --config llama2_7b.yaml --run_mode train
+  mindswap run --config llama2_7b.yaml --run_mode train --use_parallel False
+  msrun --worker_num=8 --local_worker_num=8 python -m mindswap run --config llama2_7b.yaml --run_mode train
+  scripts/msrun_launch.sh "run_mindformer.py --config llama2_7b.yaml --run_mode train --use_parallel True"
+  mindswap run --adaptive-memory-optimization --memory 54GiB -- msrun --worker_num=8 --local_worker_num=8 \
+      --log_dir=output/msrun python -m mindswap run --config llama2_7b.yaml --run_mode train --use_parallel True
+
+With --adaptive-memory-optimization mindswap plans swap and recompute for the memory there is, watches the training,
+and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
+--measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
+Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
+"""
 
 import argparse
 import gc
@@ -14,21 +28,6 @@ from mindswap.config.step import ASCEND, is_on_cpu, read_device_target
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.launch.processes import hold_lifeline
 from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, load_trainable, parse_training
-
-HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
-EXAMPLES = """\
-  mindswap run run_mindformer.py --config llama2_7b.yaml --run_mode train
-  mindswap run --config llama2_7b.yaml --run_mode train --use_parallel False
-  msrun --worker_num=8 --local_worker_num=8 python -m mindswap run --config llama2_7b.yaml --run_mode train
-  scripts/msrun_launch.sh "run_mindformer.py --config llama2_7b.yaml --run_mode train --use_parallel True"
-  mindswap run --adaptive-memory-optimization --memory 54GiB -- msrun --worker_num=8 --local_worker_num=8 \\
-      --log_dir=output/msrun python -m mindswap run --config llama2_7b.yaml --run_mode train --use_parallel True
-
-With --adaptive-memory-optimization mindswap plans swap and recompute for the memory there is, watches the training,
-and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
---measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
-Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,6 @@
-"""`mindswap simulate`: step time, peak memory and every stall of a configuration, without a device."""
+"""Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device.
 
-import argparse
-from pathlib import Path
-
-from mindswap.api.step import load_step
-from mindswap.commands.options import CONFIG_OR_STEP, add_common, add_device_arguments, device_overrides, optional_path
-from mindswap.errors import DataError
-from mindswap.files import is_recorded_step, require_folder, require_folders
-from mindswap.report.problems import answer_text
-from mindswap.report.simulation.text import format_simulation, simulation_to_json
-
-HELP = "Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device."
-EXAMPLES = """\
+examples:
   mindswap simulate configs/llama2_7b/pretrain_llama2_7b.yaml
   mindswap simulate llama2_7b.yaml --device atlas_800t_a2 --memory 54GiB --d2h 20GB/s
   mindswap simulate llama2_7b.yaml --html report.html --plot step.png
@@ -23,6 +12,16 @@ The network is compiled once, without swap and recompute; what the policy makes 
 of the compiler. Settings of the device can also stand in the configuration, under `mindswap:`.
 Exit code 1 if it does not fit into the memory.
 """
+
+import argparse
+from pathlib import Path
+
+from mindswap.api.step import load_step
+from mindswap.commands.options import CONFIG_OR_STEP, add_common, add_device_arguments, device_overrides, optional_path
+from mindswap.errors import DataError
+from mindswap.files import is_recorded_step, require_folder, require_folders
+from mindswap.report.problems import answer_text
+from mindswap.report.simulation.text import format_simulation, simulation_to_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

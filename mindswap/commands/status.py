@@ -1,4 +1,11 @@
-"""`mindswap status`: how an adaptive run stands, also while it trains."""
+"""Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time.
+
+examples:
+  mindswap status output/msrun_log
+  mindswap status --json output/msrun_log | jq '.attempts[-1]'
+
+DIR is the run directory: the --log_dir of msrun. It may be asked at any time, from any terminal.
+"""
 
 import argparse
 from pathlib import Path
@@ -10,14 +17,6 @@ from mindswap.report.problems import answer_text
 from mindswap.training.adaptive.model import State
 from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
 from mindswap.training.adaptive.watch import RunWatch
-
-HELP = "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time."
-EXAMPLES = """\
-  mindswap status output/msrun_log
-  mindswap status --json output/msrun_log | jq '.attempts[-1]'
-
-DIR is the run directory: the --log_dir of msrun. It may be asked at any time, from any terminal.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,13 @@
-"""`mindswap trace`: one step of a configuration, run in PyNative mode and written down."""
+"""Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved.
+
+examples:
+  mindswap trace configs/llama2_7b/cpu/case3_op_swap.yaml -o step.json
+  mindswap simulate step.json
+  mindswap plan step.json --memory 8MiB
+
+The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
+was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not.
+"""
 
 import argparse
 from pathlib import Path
@@ -11,16 +20,6 @@ from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace import dump_trace
 from mindswap.report.problems import answer_text
 from mindswap.units import format_bytes
-
-HELP = "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved."
-EXAMPLES = """\
-  mindswap trace configs/llama2_7b/cpu/case3_op_swap.yaml -o step.json
-  mindswap simulate step.json
-  mindswap plan step.json --memory 8MiB
-
-The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
-was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,6 @@
-"""`mindswap verify`: what is asked for against what the compiler does."""
+"""Compile the network of CONFIG without a device and show that its swap and recompute are in the graph.
 
-import argparse
-from collections.abc import Callable
-from typing import NoReturn
-
-from tqdm import tqdm
-
-from mindswap.api.verify import verify
-from mindswap.commands.options import add_common
-from mindswap.report.problems import answer_text
-
-HELP = "Compile the network of CONFIG without a device and show that its swap and recompute are in the graph."
-EXAMPLES = """\
+examples:
   mindswap verify configs/llama2_7b/case3_op_swap.yaml
   mindswap verify --json llama2_7b.yaml | jq '.layers[].swapped_bytes'
   mindswap verify llama2_7b.yaml --rank 0
@@ -27,6 +16,16 @@ MindFormers' own recompute is compared with recompute_config.
 With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
 is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 """
+
+import argparse
+from collections.abc import Callable
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from mindswap.api.verify import verify
+from mindswap.commands.options import add_common
+from mindswap.report.problems import answer_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import yaml
 from mindswap import cli
 from mindswap.api import network
 from mindswap.check.check import check_document, load_policy
-from mindswap.commands.convert import EXAMPLES
+from mindswap.commands import convert
 from mindswap.config.source import load_document
 from mindswap.errors import DataError
 from mindswap.files import write_new
@@ -249,7 +249,7 @@ def test_json(run, write):
 def test_examples_are_options_that_exist(run, capsys):
     assert cli.main(["convert", "--help"]) == 0
     text = capsys.readouterr().out
-    for line in EXAMPLES.split():
+    for line in convert.__doc__.split():
         assert not line.startswith("--") or line in text
     assert run("--from", "megatron", "--num-layers", "32", "--recompute-activations")[0] == 0
 
