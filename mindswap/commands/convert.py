@@ -2,7 +2,6 @@ r"""Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stag
 
 examples:
   mindswap convert old.yaml --to index -o new.yaml      # counts per stage (swap off) -> layer indices (swap on)
-  mindswap convert new.yaml --to stage                  # and back, where that can be said; to the terminal
   mindswap convert old.yaml --to 2.x -o new.yaml        # swap and recompute in the sections of MindFormers 2.x
   mindswap convert old.yaml --to 2.x --trace step.json  # the same, by the tensors of a recorded step
   mindswap convert --from megatron --num-layers 32 --recompute-activations
@@ -17,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mindswap.api.convert import to_index_form, to_stage_form
+from mindswap.api.convert import to_index_form
 from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import (
     FAMILIES,
@@ -56,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of MindFormers")
     parser.add_argument(
-        "--to", choices=("index", "stage", "2.x", "1.9"), help="form of recompute_config, or version of MindFormers"
+        "--to", choices=("index", "2.x", "1.9"), help="form of recompute_config, or version of MindFormers"
     )
     parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
     parser.add_argument(
@@ -137,7 +136,7 @@ def _read_request(args: argparse.Namespace) -> Request:
     """The file, after looking whether the options go together."""
     given = [name for name, option in OPTIONS.items() if getattr(args, option.field) and name != "--num-layers"]
     if args.source is None and args.to is None:
-        raise LaunchError("say what to do: --to index, stage, 2.x or 1.9, or --from megatron")
+        raise LaunchError("say what to do: --to index, 2.x or 1.9, or --from megatron")
     if args.source is not None and args.to is not None:
         raise LaunchError("--to has no meaning with --from megatron: the result is in layer indices")
     if args.source is None and (args.config is None or given or args.from_args):
@@ -173,11 +172,6 @@ def _between_forms(args: argparse.Namespace, request: Request) -> Result:
     num_layers = num_layers_of(args, request.document, find_num_layers(request.document))
     checked = check_document(request.document, num_layers)
     trees = known_trees(args.config, request.document, checked)
-    if args.to == "index":
-        converted = to_index_form(request.document, num_layers, trees)
-        comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
-    else:
-        checked.require_policy()
-        converted = to_stage_form(request.document, num_layers, trees)
-        comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
+    converted = to_index_form(request.document, num_layers, trees)
+    comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
     return Result(converted.sections, converted.problems, {"recompute_config": comment}, num_layers)

@@ -6,7 +6,6 @@ examples:
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
   mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
   mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\.flash_attention=swap' --pin 'feed_forward=keep'
-  mindswap plan llama2_7b.yaml --memory 40GiB --safe       # fits whether or not coupling rule 2 holds
   mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
   mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
@@ -87,12 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gains much (MindSpore 2.9.0 makes these copies; the specification says that they have no effect)",
     )
     parser.add_argument(
-        "--safe",
-        action="store_true",
-        help="fit both if swaps of what recomputed operators use have effect (MindSpore 2.9.0) and if they have none "
-        "(coupling rule 2 of the specification)",
-    )
-    parser.add_argument(
         "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
     )
     parser.add_argument(
@@ -130,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan one configuration; 1 if nothing fits."""
-    allowed = _allowed(args.allow, args.safe)
+    allowed = _allowed(args.allow)
     _refuse_early(args)
     pins = tuple(map(read_pin, args.pin))
     target = args.output or (args.config if args.in_place else None)
@@ -245,17 +238,13 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     return load_step(config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 
 
-def _allowed(text: str, is_safe: bool) -> Allow:
-    """Means that the plan may use.
-
-    A swap without effect frees nothing where the rule holds, so a plan that fits there fits without it, too, and its
-    copies only cost time where they are made: of all plans for both readings the best has none.
-    """
+def _allowed(text: str) -> Allow:
+    """Means that the plan may use."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     both = {"swap", "recompute"}
     if not names & both or names - both - {"coupled"} or ("coupled" in names and not both <= names):
         raise PlanError(f"--allow {text}: write swap, recompute, swap,recompute or swap,recompute,coupled")
-    return Allow("swap" in names, "recompute" in names, "coupled" in names and not is_safe)
+    return Allow("swap" in names, "recompute" in names, "coupled" in names)
 
 
 def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective: Objective, progress: Progress) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from mindswap.config.nodes import Document, show
@@ -50,14 +49,6 @@ def change_layers(policy: Policy, change: Callable[[Layers], Layers], options: I
     }
     whole, output = change(policy.layer_recompute), change(policy.output_recompute)
     return replace(policy, layer_recompute=whole, output_recompute=output, **entries)
-
-
-def resolve_policy(policy: Policy, num_layers: int) -> Policy:
-    """The policy with every set of layers written out and the operators sorted: equal ones do the same."""
-    written = change_layers(policy, lambda layers: Layers(layers.resolve(num_layers)))
-    by_name = attrgetter("pattern")
-    entries: dict[str, Any] = {option: sorted(getattr(written, option), key=by_name) for option in SELECT_OPTIONS}
-    return replace(written, **entries)
 
 
 # A policy -> the sections of a configuration that say it.

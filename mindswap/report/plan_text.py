@@ -78,7 +78,7 @@ def _coupling_lines(plan: Plan) -> list[str]:
     if plan.uncoupled_peak_bytes is None:
         return []
     peak = format_bytes(plan.uncoupled_peak_bytes)
-    return [f"             on MindSpore 2.9.0; {peak} on a version without swap for recomputed operators: see --safe"]
+    return [f"             on MindSpore 2.9.0; {peak} on a version without swap for recomputed operators: see --allow"]
 
 
 def _simulations(plan: Plan) -> str:

@@ -10,7 +10,6 @@ from mindswap.commands import convert
 from mindswap.config.source import load_document
 from mindswap.errors import DataError
 from mindswap.files import write_new
-from mindswap.policy.convert import resolve_policy
 from tests.schema import answer_of
 
 STAGE_TEXT = """\
@@ -71,16 +70,6 @@ def test_to_index_keeps_the_file_and_passes_check(run, write, tmp_path):
     assert check_document(load_document(tmp_path / "new.yaml")).problems == ()
 
 
-def test_and_back_again(run, write, tmp_path):
-    code, out, _ = run(write(INDEX_TEXT), "--to", "stage")
-    assert code == 0
-    comment = "# mindswap: counts per pipeline stage, from layer indices (mindswap convert --to stage)\n"
-    assert out == STAGE_TEXT.replace("recompute_config:", comment + "recompute_config:")
-    first = resolve_policy(load_policy(write(INDEX_TEXT)), 8)
-    run(write(out, "stage.yaml"), "--to", "index", "-o", tmp_path / "again.yaml")
-    assert resolve_policy(load_policy(tmp_path / "again.yaml"), 8) == first
-
-
 def test_in_place_keeps_line_ends_and_mode(run, write, tmp_path):
     path = write(STAGE_TEXT.replace("\n", "\r\n"))
     (tmp_path / "x.yaml").chmod(0o640)
@@ -97,12 +86,12 @@ def test_a_file_that_is_there_stays(run, write, tmp_path):
     assert (tmp_path / "new.yaml").read_text() == INDEX_TEXT
 
 
-def test_what_cannot_be_counted_changes_nothing(run, write, tmp_path):
-    path = write(INDEX_TEXT.replace("[0, 4, 5]", "[1, 4, 5]"))
-    code, out, err = run(path, "--to", "stage", "--in-place")
+def test_what_cannot_be_converted_changes_nothing(run, write, tmp_path):
+    path = write(INDEX_TEXT)
+    code, out, err = run(path, "--to", "index", "--in-place")
     assert (code, out) == (1, "")
-    assert err.startswith(f"{path}:13:14: error: recompute_config.recompute: layer 1 cannot be counted")
-    assert "[1, 4, 5]" in (tmp_path / "x.yaml").read_text()
+    assert "swap_config.swap: swap is on, so recompute_config is in layer indices already" in err
+    assert (tmp_path / "x.yaml").read_text() == INDEX_TEXT
 
 
 def test_a_result_that_check_refuses_is_written_and_said(run, write, tmp_path):
@@ -205,7 +194,7 @@ def test_a_launch_script_with_a_value_of_the_command_line(run, write):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say what to do: --to index, stage, 2.x or 1.9, or --from megatron"),
+        ([], "say what to do: --to index, 2.x or 1.9, or --from megatron"),
         (["--to", "index"], "CONFIG is missing"),
         (["--to", "index", "--from", "megatron"], "--to has no meaning with --from megatron"),
         (["--to", "index", "x.yaml", "--recompute-activations"], "--recompute-activations needs --from megatron"),

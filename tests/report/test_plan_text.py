@@ -42,7 +42,7 @@ def test_a_file_that_is_as_the_common_setting_stands_under_its_own_name():
 def test_what_a_version_that_follows_the_specification_needs_is_one_sentence():
     plain, coupled = (format_plan(replace(PLAN, uncoupled_peak_bytes=size), "card", 1.0) for size in (None, 62 * GIB))
     (line,) = set(coupled.splitlines()) - set(plain.splitlines())
-    assert "MindSpore 2.9.0" in line and "62.0 GiB" in line and "--safe" in line
+    assert "MindSpore 2.9.0" in line and "62.0 GiB" in line and "--allow" in line
 
 
 def fix_of(budget_source: str) -> str:
