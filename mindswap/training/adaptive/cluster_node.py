@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindswap.check.doctor.software import installed_version
 from mindswap.config.nodes import show
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
@@ -20,13 +19,12 @@ from mindswap.training.adaptive.events import Ended, OutOfMemory
 from mindswap.training.adaptive.state import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
+from mindswap.training.launch.cluster import NPU, package_versions, version_mistakes
 from mindswap.training.launch.msrun import check_port, free_port, worker_environment
 from mindswap.training.launch.processes import VARIABLE, adopt_orphans, lifeline, raise_process_limit
-from mindswap.version import __version__
 
 # Clocks that differ by more than this make logs of nodes unreadable side by side.
 MAX_CLOCK_S = 10.0
-NPU = "NPU"  # what Ray calls cards of Ascend
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,7 @@ def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, here: NodeFacts
     """What forbids a start, each with node and value; `here` is of the driver."""
     found = []
     for node in facts:
-        for package, version in here.versions.items():
-            if (other := node.versions.get(package, "none")) != version:
-                found.append(f"node {node.name}: {package} is {other}, here it is {version}")
+        found += version_mistakes(node.name, node.versions, here.versions)
         if node.config is None:
             found.append(f"node {node.name}: {config_path}, or what it is based on, cannot be read there")
         elif difference := first_difference(node.config, here.config):
@@ -87,12 +83,6 @@ _MISSING = object()
 
 def _shown(value: object) -> str:
     return "missing" if value is _MISSING else show(value)
-
-
-def package_versions() -> dict[str, str]:
-    """Versions that decide what a training does."""
-    others = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
-    return {"mindswap": __version__, **others}
 
 
 def read_config(path: Path) -> dict[Any, Any] | None:

@@ -1,40 +1,40 @@
 """The nodes of an adaptive run on a Ray cluster, as the driver sees them."""
 
 import contextlib
-import importlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindswap.errors import LaunchError, MindswapError
+from mindswap.errors import LaunchError
 from mindswap.training.adaptive.checkpoints import CheckpointKey, incomplete_on
 from mindswap.training.adaptive.cluster_node import (
-    NPU,
     ClusterNode,
     NodeFacts,
     NodeTask,
     choose_nodes,
     node_mistakes,
-    package_versions,
     read_config,
 )
 from mindswap.training.adaptive.events import Ended, Measured, OutOfMemory
 from mindswap.training.adaptive.model import Outcome
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import DRAIN_S
+from mindswap.training.launch.cluster import (
+    NPU,
+    NodeLost,
+    answer_of,
+    connect,
+    living_nodes,
+    on_node,
+    package_versions,
+    refuse,
+)
 from mindswap.training.launch.processes import VARIABLE
 
-# A node that does not answer for so long is lost.
-ANSWER_S = 60.0
 # Of the driver's machine alone.
 _OWN_VARIABLES = ("PATH", VARIABLE)
-
-
-class NodeLost(MindswapError):
-    """A node, or the actor on it, does not answer any more."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,11 @@ class _Node:
     actor: Any
 
 
-def import_ray() -> Any:
-    """Ray; raises LaunchError where it is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise LaunchError("--ray: Ray is not installed\n    fix:     pip install mindswap[ray]")
-    return importlib.import_module("ray")
-
-
 class RayCluster:
     """One actor on each of `num_nodes` nodes, and `num_spare` more that take the place of a lost one."""
 
     def __init__(self, address: str, num_nodes: int, num_spare: int, task: NodeTask) -> None:
-        self._ray = import_ray()
+        self._ray: Any = None  # until it is connected
         self._address = address
         self._num_nodes, self._num_spare, self._task = num_nodes, num_spare, task
         self._nodes: list[_Node] = []
@@ -63,29 +56,21 @@ class RayCluster:
 
     def connect(self) -> None:
         """Start the actors, and compare the nodes. Raises LaunchError: what differs, with node and value."""
-        try:
-            self._ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise LaunchError(f"--ray {self._address}: {error}\n    fix:     ray start --head") from error
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        self._ray = connect(self._address)
+        alive = living_nodes(self._ray)
         own, wanted = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
         nodes = [self._on(node) for node in choose_nodes(alive, own, self._task.command.num_local, wanted)]
         path = self._task.command.config_path
         here = NodeFacts("here", package_versions(), read_config(path))
-        if found := node_mistakes([self._facts(node) for node in nodes], path, here):
-            raise LaunchError(
-                "\n".join(["the nodes do not match; nothing was started", *(f"    {line}" for line in found)])
-            )
+        refuse(node_mistakes([self._facts(node) for node in nodes], path, here))
         self._nodes, self._spare = nodes[: self._num_nodes], nodes[self._num_nodes :]
         self.ask("enter", lambda rank: (rank,))
 
     def _on(self, node: Mapping[str, Any]) -> _Node:
-        strategies = importlib.import_module("ray.util.scheduling_strategies")
-        options: dict[str, Any] = {"num_cpus": 0}
+        options: dict[str, Any] = {"num_cpus": 0, **on_node(node)}
         if node["Resources"].get(NPU):
             options["resources"] = {NPU: self._task.command.num_local}
-        place = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        actor = self._ray.remote(ClusterNode).options(scheduling_strategy=place, **options).remote(self._task)
+        actor = self._ray.remote(ClusterNode).options(**options).remote(self._task)
         return _Node(node["NodeManagerAddress"], actor)
 
     def _facts(self, node: _Node) -> NodeFacts:
@@ -120,13 +105,7 @@ class RayCluster:
         return answers
 
     def _get(self, node: _Node, call: Any) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(call, timeout=ANSWER_S)
-        except errors.RayTaskError as error:
-            raise LaunchError(f"node {node.name}: {error.cause}") from error
-        except errors.RayError as error:
-            raise NodeLost(f"node {node.name} is lost") from error
+        return answer_of(self._ray, node.name, call)
 
     def mend(self) -> list[str]:
         """Put spare nodes in the place of lost ones; gives what was done. Raises LaunchError: none is left."""

@@ -14,7 +14,7 @@ from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointK
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.decide import decide
 from mindswap.training.adaptive.model import Outcome, Planner, Settings, State, TrainingPlan
-from mindswap.training.adaptive.ray_cluster import ClusterWorkers, NodeLost, RayCluster
+from mindswap.training.adaptive.ray_cluster import ClusterWorkers, RayCluster
 from mindswap.training.adaptive.state import (
     StateFile,
     StateProblem,
@@ -25,6 +25,7 @@ from mindswap.training.adaptive.state import (
 )
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
+from mindswap.training.launch.cluster import NodeLost
 from mindswap.training.launch.msrun import check_port, free_port, require_room
 from mindswap.training.launch.processes import (
     VARIABLE,

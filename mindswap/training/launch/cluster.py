@@ -1,0 +1,115 @@
+"""A Ray cluster that runs: how to reach it, what its nodes must have in common, functions that run on any of them."""
+
+import importlib
+import importlib.util
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mindswap.check.doctor.software import installed_version
+from mindswap.errors import LaunchError, MindswapError
+from mindswap.version import __version__
+
+# A node that does not answer for so long is lost.
+ANSWER_S = 60.0
+CONNECT_S = 10.0
+NPU = "NPU"  # what Ray calls cards of Ascend
+
+
+class NodeLost(MindswapError):
+    """A node, or the actor on it, does not answer any more."""
+
+
+def connect(address: str) -> Any:
+    """Ray, as part of the cluster at this address, or of the one that runs here (`auto`).
+
+    Raises:
+        LaunchError: it is not installed, or there is no such cluster.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise LaunchError("--ray: Ray is not installed\n    fix:     pip install mindswap[ray]")
+    _require_reachable(address)
+    ray = importlib.import_module("ray")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise LaunchError(f"--ray {address}: {error}\n    fix:     ray start --head") from error
+    return ray
+
+
+def _require_reachable(address: str) -> None:
+    """Ray itself tries for more than five minutes, and takes other words for orders to start something."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise LaunchError(f"--ray {address}\n    allowed: auto, or HOST:PORT as `ray start --head` prints it")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise LaunchError(f"--ray {address}: {error}\n    fix:     ray start --head there, or its address") from error
+
+
+def living_nodes(ray: Any) -> list[Mapping[str, Any]]:
+    """The nodes as Ray tells of them."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def on_node(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a task or actor that runs on this node and no other."""
+    strategies = importlib.import_module("ray.util.scheduling_strategies")
+    return {"scheduling_strategy": strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)}
+
+
+def answer_of(ray: Any, name: str, call: Any) -> Any:
+    """What a call on a node of this name answers. Raises LaunchError: what it raised; NodeLost."""
+    try:
+        return ray.get(call, timeout=ANSWER_S)
+    except ray.exceptions.RayTaskError as error:
+        raise LaunchError(f"node {name}: {error.cause}") from error
+    except ray.exceptions.RayError as error:
+        raise NodeLost(f"node {name} is lost") from error
+
+
+def package_versions() -> dict[str, str]:
+    """Versions that decide what a command does."""
+    others = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
+    return {"mindswap": __version__, **others}
+
+
+def version_mistakes(name: str, versions: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """What a node of this name has in other versions than the driver."""
+    pairs = [(package, versions.get(package, "none"), version) for package, version in here.items()]
+    return [f"node {name}: {package} is {there}, here it is {version}" for package, there, version in pairs
+            if there != version]  # fmt: skip
+
+
+def refuse(mistakes: Sequence[str]) -> None:
+    """Raises LaunchError if there is any."""
+    if mistakes:
+        raise LaunchError("\n".join(["the nodes do not match; nothing was started", *(f"    {m}" for m in mistakes)]))
+
+
+def require_same_versions(ray: Any) -> None:
+    """Raises LaunchError: a node would run other code than the driver does."""
+    nodes, task = living_nodes(ray), ray.remote(package_versions)
+    calls = [(node["NodeManagerAddress"], task.options(num_cpus=0, **on_node(node)).remote()) for node in nodes]
+    here = package_versions()
+    refuse([line for name, call in calls for line in version_mistakes(name, answer_of(ray, name, call), here)])
+
+
+def run_tasks(ray: Any, function: Callable[..., Any], inputs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """`function` of each input on any node, one core each; gives index and answer as they come.
+
+    What ran on a lost node runs again elsewhere, so it should change nothing. An error of the package comes as it is.
+    """
+    task = ray.remote(function).options(num_cpus=1, max_retries=-1, scheduling_strategy="SPREAD")
+    waiting = {task.remote(one): index for index, one in enumerate(inputs)}
+    while waiting:
+        (done,), _ = ray.wait(list(waiting), num_returns=1)
+        try:
+            yield waiting.pop(done), ray.get(done)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, MindswapError):
+                raise error.cause from error
+            raise
