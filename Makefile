@@ -35,7 +35,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 
 test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (16 min)
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
-	$(VENV)/bin/pytest -q tests/training/data -m "not mindspore"
+	$(VENV)/bin/pytest -q tests/training/data tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
 
 test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)
 	MINDSWAP_NIGHTLY=1 $(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"

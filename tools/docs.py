@@ -30,7 +30,6 @@ PLAN = f"mindswap plan {LLAMA2_7B} --memory 40GiB"
 NOTHING_FITS = f"mindswap plan {LLAMA2_7B} --memory 10GiB"
 # Each picture in docs/, the page with its example, and what the example begins with; `--plot` draws it.
 PICTURES = {
-    "simulate_case4.png": ("docs/simulate.md", SIMULATE),
     "compare_7b.png": ("docs/simulate.md", "mindswap compare benchmarks/models/llama2_7b.yaml"),
     "inspect_case4.png": ("docs/verify.md", f"mindswap inspect {CASE_4}"),
     "plan_sweep_7b.png": ("docs/plan.md", f"mindswap plan {LLAMA2_7B} --sweep"),

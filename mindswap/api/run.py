@@ -121,16 +121,6 @@ class Run:
         """
         write_simulated(self.report(), Path(file_name(folder)))
 
-    def save_plot(self, path: str | os.PathLike[str]) -> None:
-        """A picture (.png, .svg, .pdf).
-
-        Raises:
-            DataError: it cannot be written.
-        """
-        from mindswap.report.simulation.plots import plot_simulation  # needs matplotlib
-
-        plot_simulation(self.report(), Path(file_name(path)))
-
     def __str__(self) -> str:
         return format_simulation(self.report())
 

@@ -23,9 +23,9 @@ from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
 from mindswap.policy.coverage import BASELINES, baseline_policy
+from mindswap.report.plots import TradeOff, plot_tradeoffs
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
-from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 from mindswap.units import format_bytes, format_time
 
 # What tells one model from another -> where it stands below `model:`, in legacy or in newer configurations.

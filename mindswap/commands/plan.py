@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_batch_arguments(parser)
     add_common(parser, "--html")
-    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture; with --sweep of the curve")
+    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture of the curve of --sweep")
     add_common(parser, "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
@@ -171,12 +171,8 @@ def run(args: argparse.Namespace) -> int:
         print(answer_text("plan", data, fits))
     elif explanation:
         print("\n".join(["", *explanation]))
-    if plan.fits and (args.html or args.plot):
-        run = found.run()
-        if args.html:
-            run.save_html(args.html)
-        if args.plot:
-            run.save_plot(args.plot)
+    if plan.fits and args.html:
+        found.run().save_html(args.html)
     return 0 if fits else 1
 
 
@@ -206,6 +202,8 @@ def _refuse_early(args: argparse.Namespace) -> None:
         of_one_plan |= {"--dry-run": args.dry_run, "--simple": args.simple, "--pin": args.pin}
         of_one_plan["--objective memory"] = args.objective != "time"
         _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
+    elif args.plot:
+        raise PlanError("--plot: is of the curve of --sweep\n    fix:     --html FILE for one plan, or --sweep")
     refuse_beside_batches(args)
     reject_overwrite_without_output(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
@@ -253,8 +251,10 @@ def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective
 
     swept = sweep(step, allowed, objective, progress)
     plans = swept.plans
+    if not args.json:
+        print(format_sweep(plans, step.device.title), flush=True)
     if args.plot:
-        from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
+        from mindswap.report.plots import TradeOff, plot_tradeoffs
 
         plot_tradeoffs(
             [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared],
@@ -267,6 +267,4 @@ def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective
         )
     if args.json:
         print(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
-    else:
-        print(format_sweep(plans, step.device.title))
     return 0 if plans[0].fits else 1

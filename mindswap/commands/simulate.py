@@ -3,7 +3,7 @@
 examples:
   mindswap simulate configs/llama2_7b/pretrain_llama2_7b.yaml
   mindswap simulate llama2_7b.yaml --device atlas_800t_a2 --memory 54GiB --d2h 20GB/s
-  mindswap simulate llama2_7b.yaml --html report.html --plot step.png
+  mindswap simulate llama2_7b.yaml --html report.html
   mindswap simulate llama2_7b.yaml --trace step.json      # open in https://ui.perfetto.dev
   mindswap simulate llama2_7b.yaml --insight step         # step/rank_0_ascend_ms, import it in MindStudio Insight
   mindswap simulate --json llama2_7b.yaml | jq '.tokens_per_s'
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", type=optional_path, help="write a Chrome trace (.json) for Perfetto")
     parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
     parser.add_argument("--figures", action="store_true", help="list the figures of the device, with their sources")
-    add_common(parser, "--plot", "--html", "--no-cache", "--json", "--expert-skew")
+    add_common(parser, "--html", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate one configuration; 1 if it does not fit."""
-    require_folders(args.trace, args.plot, args.html)
+    require_folders(args.trace, args.html)
     require_folder(args.insight)
     _refuse_recorded(args.trace)
     run = load_step(
@@ -46,8 +46,6 @@ def run(args: argparse.Namespace) -> int:
         run.save_trace(args.trace)
     if args.insight:
         run.save_insight(args.insight)
-    if args.plot:
-        run.save_plot(args.plot)
     if args.html:
         run.save_html(args.html)
     report = run.report()

@@ -1,20 +1,26 @@
-"""Pictures. Needs matplotlib, which the extra `mindswap[plot]` brings."""
+"""Pictures: memory by operator, a dry run, step time against memory. Need matplotlib, the extra `mindswap[plot]`."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from mindswap.errors import DataError
+from mindswap.files import rewritten
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.dryrun_html import real_curve, simulated_curve
-from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_of
-from mindswap.report.simulation.bars import MEMORY_STYLES
+from mindswap.report.simulation.bars import BUDGET, MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+GIB, MIB, SECOND = 2**30, 2**20, 10**9
 MAX_BARS = 24
 # Right of the longest bar, for its number.
 ROOM = 1.12
@@ -24,6 +30,42 @@ KINDS = (
     ("swapped_bytes", "swapped", MEMORY_STYLES[MemoryKind.OFFLOADING].light),
     ("recomputed_bytes", "recomputed", MEMORY_STYLES[MemoryKind.RECOMPUTED].light),
 )
+
+
+def load_figure_class() -> "type[Figure]":
+    """`matplotlib.figure.Figure`; loaded only when a picture is asked for.
+
+    Raises:
+        DataError: if matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DataError("--plot needs matplotlib\n    fix: pip install 'mindswap[plot]'") from None
+    return Figure
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Writes a picture; the ending of the path says the format. A .png carries its words, so that they can be compared.
+
+    Raises:
+        DataError: if the format is unknown or the file cannot be written.
+    """
+    words = {"Description": _words(figure), "Software": None} if path.suffix == ".png" else None
+    try:
+        with rewritten(path) as written:
+            figure.savefig(written, dpi=110, metadata=words)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot write {path}: {error}") from None
+
+
+def _words(figure: "Figure") -> str:
+    """Titles, names and figures of a picture, without the numbers at its axes."""
+    from matplotlib.text import Text
+
+    ticks = {id(text) for axis in figure.axes for text in (*axis.get_xticklabels(), *axis.get_yticklabels())}
+    found = [text.get_text() for text in figure.findobj(Text) if text.get_visible() and id(text) not in ticks]
+    return "\n".join(text for text in found if text)
 
 
 def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "operator") -> None:
@@ -49,7 +91,7 @@ def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "op
     is_layer = [layer.layer_index is not None for _, layer in groups]
     for wanted, label in ((True, "MiB per layer"), (False, "MiB")):
         panels = [index for index, found in enumerate(is_layer) if found is wanted]
-        longest = max((_size(row) / 2**20 for index in panels for row in bars[index]), default=0)
+        longest = max((_size(row) / MIB for index in panels for row in bars[index]), default=0)
         for index in panels:
             axes[index].set_xlim(0, ROOM * longest or 1)
         for index in panels[-1:]:
@@ -73,7 +115,7 @@ def _draw_panel(
     left = [0.0] * len(operators)
     labels = [operator.path for operator in operators]
     for attribute, _, colour in KINDS:
-        widths = [getattr(operator, attribute) / 2**20 for operator in operators]
+        widths = [getattr(operator, attribute) / MIB for operator in operators]
         bars = axis.barh(range(len(operators)), widths, left=left, color=colour)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axis.bar_label(bars, [format_bytes(_size(operator)) for operator in operators], padding=3, fontsize=8)
@@ -83,11 +125,6 @@ def _draw_panel(
     axis.set_title(f"{name}: {format_bytes(layer.kept_bytes)} kept{each}{more}", loc="left", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.3)
-
-
-# A dry run as a picture: the real memory of every rank over the simulated one. Needs matplotlib.
-
-GIB = 1 << 30
 
 
 def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = None) -> None:
@@ -118,3 +155,129 @@ def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = 
     axes[-1].set_xlabel("operators of a step in the order of launch; 1: end of backward")
     figure.suptitle(f"{report.title}: memory on MindSpore's Ascend backend, dry run")
     save_figure(figure, path)
+
+
+WIDE = 2  # step times that differ by more are drawn on a logarithmic scale
+BEST, OTHER, CURVE = "#2f6bb8", "#5a6877", "#2f9e77"
+MARKS = "oDs^vP*X<>hd"
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """A simulated configuration as one point."""
+
+    name: str
+    step_time_ns: int
+    peak_bytes: int
+
+
+def plot_tradeoffs(
+    points: Sequence[TradeOff],
+    path: Path,
+    *,
+    title: str,
+    caption: str,
+    budget_bytes: int | None = None,
+    curve: Sequence[TradeOff] = (),
+    bound: Sequence[TradeOff] = (),
+) -> None:
+    """Step time against peak memory of several configurations, named in the legend, and the plans for every memory.
+
+    Args:
+        points: configurations; at least one, or a curve.
+        path: file to write; its ending says the format.
+        title: what the picture is about.
+        caption: the device and its figures.
+        budget_bytes: device memory that may be used.
+        curve: plans, in any order; their names are not shown.
+        bound: step times that no policy can beat, each for a memory, least memory first; no policy can do with less
+            memory than the first has.
+
+    Raises:
+        DataError: if matplotlib is missing or the file cannot be written.
+    """
+    curve = sorted(curve, key=lambda point: point.peak_bytes)
+    figure = load_figure_class()(figsize=(11, 6), layout="constrained")
+    axis = figure.subplots()
+    figure.suptitle(f"{title}: simulated")
+    caption = "\n".join(wrap(f"Simulated, no device was used. {caption}", 150))
+    axis.set_xlabel(f"peak memory (GiB)\n\n{caption}", fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.set_axisbelow(True)
+    everything = [*points, *curve]
+    longest_ns, shortest_ns = (choose(p.step_time_ns for p in everything) for choose in (max, min))
+    unit_ns, unit = (SECOND, "s") if longest_ns >= 2 * SECOND else (SECOND // 1000, "ms")
+    axis.set_ylabel(f"step time ({unit})")
+    if curve and longest_ns > WIDE * shortest_ns:
+        _set_log_scale(axis)
+    _set_limits(axis, everything, unit_ns, budget_bytes)
+    if bound:
+        _fill_below(axis, bound, unit_ns)
+    if curve:
+        x, y = [p.peak_bytes / GIB for p in curve], [p.step_time_ns / unit_ns for p in curve]
+        # Between two plans the one that needs less memory is the best there is.
+        axis.plot(x, y, color=CURVE, marker="o", markersize=4, drawstyle="steps-post", label="plans")
+    for number, point in enumerate(_joined(points)):
+        axis.plot(point.peak_bytes / GIB, point.step_time_ns / unit_ns, MARKS[number % len(MARKS)], markersize=8,
+                  color=_colour(point, points, budget_bytes), markeredgecolor="white", label=point.name)  # fmt: skip
+    if budget_bytes is not None:
+        label = f"budget {format_bytes(budget_bytes)}"
+        axis.axvline(budget_bytes / GIB, color=BUDGET.light, linewidth=1.3, linestyle=(0, (5, 3)), label=label)
+        axis.axvspan(budget_bytes / GIB, axis.get_xlim()[1], color=BUDGET.light, alpha=0.05, linewidth=0)
+    figure.legend(loc="outside right upper", frameon=False)
+    save_figure(figure, path)
+
+
+def _set_log_scale(axis: "Axes") -> None:
+    """For step times that differ by more than `WIDE`: equal distances are equal ratios."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_yscale("log")
+    axis.set_ylabel(f"{axis.get_ylabel()}, log scale")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _fill_below(axis: "Axes", bound: Sequence[TradeOff], unit_ns: int) -> None:
+    """The part of the picture where no policy can be."""
+    (low_x, high_x), (low_y, high_y) = axis.get_xlim(), axis.get_ylim()
+    x = [low_x, bound[0].peak_bytes / GIB, *(p.peak_bytes / GIB for p in bound), high_x]
+    y = [high_y, high_y, *(p.step_time_ns / unit_ns for p in bound), bound[-1].step_time_ns / unit_ns]
+    label = "no policy can be here" if x[1] > low_x or max(y[2:]) > low_y else None  # None: outside of what is shown
+    axis.fill_between(x, y, low_y, color=OTHER, alpha=0.13, linewidth=0, label=label)
+
+
+def _set_limits(axis: "Axes", points: Iterable[TradeOff], unit_ns: int, budget_bytes: int | None) -> None:
+    """Room around the points."""
+    x = [p.peak_bytes / GIB for p in points] + ([budget_bytes / GIB] if budget_bytes is not None else [])
+    y = [p.step_time_ns / unit_ns for p in points]
+    low, high = min(y), max(y)
+    if axis.get_yscale() == "log":
+        axis.set_ylim(low / (high / low) ** 0.14, high * (high / low) ** 0.14)
+    else:
+        axis.set_ylim(*_widened(low, high))
+    axis.set_xlim(*_widened(min(x), max(x)))
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    room = 0.14 * (high - low) or 0.1 * high or 1.0
+    return max(0.0, low - room), high + room
+
+
+def _colour(point: TradeOff, points: Sequence[TradeOff], budget_bytes: int | None) -> str:
+    """Red over the budget; blue where no other is both smaller and faster; else grey."""
+    if budget_bytes is not None and point.peak_bytes > budget_bytes:
+        return BUDGET.light
+    own = (point.peak_bytes, point.step_time_ns)
+    others = ((other.peak_bytes, other.step_time_ns) for other in points)
+    return OTHER if any(size <= own[0] and time <= own[1] and (size, time) != own for size, time in others) else BEST
+
+
+def _joined(points: Sequence[TradeOff]) -> list[TradeOff]:
+    """Points that are the same, with both names."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for point in points:
+        names.setdefault((point.step_time_ns, point.peak_bytes), []).append(point.name)
+    return [TradeOff(", ".join(found), *key) for key, found in names.items()]

@@ -48,7 +48,6 @@ def run(capsys):
         (("--memory", "0GiB"), "memory"),
         (("--memory", "0"), "memory"),
         (("--compute-fraction", "1.5"), "compute"),
-        (("--plot", "nowhere/step.png"), "nowhere"),
     ],
 )
 def test_wrong_options_are_one_message(run, command, options, words):
@@ -57,9 +56,9 @@ def test_wrong_options_are_one_message(run, command, options, words):
     assert words in err and len(err.strip().splitlines()) <= 3
 
 
-@pytest.mark.parametrize("option", ["--trace", "--html"])
-def test_an_output_folder_that_is_missing(run, option):
-    code, out, err = run("simulate", CASE, option, "nowhere/step.x")
+@pytest.mark.parametrize("command,option", [("simulate", "--trace"), ("simulate", "--html"), ("compare", "--plot")])
+def test_an_output_folder_that_is_missing(run, command, option):
+    code, out, err = run(command, CASE, option, "nowhere/step.x")
     assert (code, out) == (1, "") and "nowhere" in err
 
 
@@ -122,7 +121,7 @@ def outputs(tmp_path_factory):
 
     return {
         "folder": folder,
-        "text": mindswap("simulate", CASE, "--trace", "step.json", "--plot", "step.png", "--html", "report.html"),
+        "text": mindswap("simulate", CASE, "--trace", "step.json", "--html", "report.html"),
         "json": answer_of(mindswap("simulate", "--json", CASE)),
         "slow": answer_of(mindswap("simulate", "--json", CASE, "--d2h", "1MB/s", "--h2d", "1MB/s")),
         "compare": mindswap("compare", CASE, "none", "full-recompute", "select-recompute", "--plot", "compare.png"),
@@ -137,8 +136,7 @@ def test_text_and_files(outputs):
     assert "every figure above is simulated" in text
     assert "step time" in text and "peak memory" in text
     assert json.loads((folder / "step.json").read_text())["traceEvents"]
-    for name in ("step.png", "compare.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert "simulated" in (folder / "report.html").read_text("utf-8").lower()
 
 

@@ -1,12 +1,15 @@
 import pytest
 
+from mindswap.errors import DataError
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.graph.model import Node, TensorType
 from mindswap.report import plots
 from mindswap.report.memory import LayerMemoryReport
+from mindswap.report.plots import TradeOff, plot_tradeoffs
 from mindswap.report.simulation.bars import MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
+from tests.report.simulated import GIB, MS
 
 pytest.importorskip("matplotlib")
 
@@ -26,16 +29,26 @@ REPORT = LayerMemoryReport(
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """What would be written; a call gives the panels of a picture."""
-    figures = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+def figures(monkeypatch):
+    """Figures instead of files."""
+    kept = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: kept.append(figure))
+    return kept
+
+
+@pytest.fixture
+def drawn(figures):
+    """Gives the panels of a picture."""
 
     def draw(by):
         plots.plot_memory(REPORT, "x.png", "case", by)
         return figures[-1].axes
 
     return draw
+
+
+def legend(owner) -> list[str]:
+    return [text.get_text() for text in owner.get_texts()]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +81,78 @@ def test_colours_are_those_of_simulate_and_bars_have_their_size(drawn):
     assert [text.get_text() for text in panel.texts] == ["2.0 MiB", "3.0 MiB", "4.0 MiB"]
 
 
-def test_the_legend_names_what_is_in_the_picture_whatever_panel_it_is_in(monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+def test_the_legend_names_what_is_in_the_picture_whatever_panel_it_is_in(figures):
     swapped, loss = LayerMemory(0, (OPERATORS[1],)), LayerMemory(None, (LOSS,))
     for layers in ((swapped, loss), (swapped,)):
         plots.plot_memory(LayerMemoryReport(layers, REPORT.peak, ()), "x.png", "case")
-    named = [[text.get_text() for text in figure.axes[0].get_legend().get_texts()] for figure in figures]
+    named = [legend(figure.axes[0].get_legend()) for figure in figures]
     assert named == [["kept on device", "swapped"], ["swapped"]]
+
+
+POINTS = [
+    TradeOff("none", 880 * MS, 71 * GIB),
+    TradeOff("full-recompute", 1150 * MS, 31 * GIB),
+    TradeOff("select-recompute", 960 * MS, 48 * GIB),
+    TradeOff("default-swap", 965 * MS, 48 * GIB),
+    TradeOff("planned.yaml", 961 * MS, 31 * GIB),
+    TradeOff("the same", 961 * MS, 31 * GIB),
+]
+
+
+def test_each_configuration_has_a_mark_of_its_own_and_the_colour_of_its_verdict(figures):
+    """71 GiB are over the budget; 960 ms and 31 GiB are each the least of those that fit; equal ones are one."""
+    plot_tradeoffs(POINTS, "c.png", title="llama", caption="device", budget_bytes=54 * GIB)
+    (axis,) = figures[0].axes
+    assert legend(figures[0].legends[0]) == [
+        "none", "full-recompute", "select-recompute", "default-swap", "planned.yaml, the same", "budget 54.0 GiB"
+    ]  # fmt: skip
+    marks = axis.lines[:5]
+    assert len({mark.get_marker() for mark in marks}) == 5
+    over, best, other = plots.BUDGET.light, plots.BEST, plots.OTHER
+    assert [mark.get_color() for mark in marks] == [over, other, best, other, best]
+
+
+def test_where_no_policy_can_be_is_filled(figures):
+    curve = [TradeOff("", 900 * MS, 40 * GIB), TradeOff("", 880 * MS, 71 * GIB)]
+    bound = [TradeOff("", 950 * MS, 30 * GIB), TradeOff("", 880 * MS, 50 * GIB)]
+    points = [TradeOff("least", 961 * MS, 31 * GIB), TradeOff("slowest", 1150 * MS, 31 * GIB)]
+    plot_tradeoffs(points, "p.png", curve=curve, title="llama", caption="device", bound=bound)
+    (axis,) = figures[0].axes
+    (area,) = [one for one in axis.collections if one.get_label() == "no policy can be here"]
+    (outline,) = area.get_paths()
+    inside = [(27, 1000), (29, 1150), (35, 870), (60, 870)]  # GiB, ms
+    outside = [(31, 960), (40, 925), (60, 890)]
+    assert [outline.contains_point(point) for point in inside + outside] == [True] * 4 + [False] * 3
+
+
+def test_a_bound_below_all_that_is_shown_is_not_in_the_legend(figures):
+    curve = [TradeOff("", 900 * MS, 40 * GIB), TradeOff("", 880 * MS, 71 * GIB)]
+    for least_bytes in (1 * GIB, 39 * GIB):
+        bound = [TradeOff("", 100 * MS, least_bytes)]
+        plot_tradeoffs([], "p.png", curve=curve, title="llama", caption="device", bound=bound)
+    assert [legend(figure.legends[0]) for figure in figures] == [["plans"], ["no policy can be here", "plans"]]
+
+
+@pytest.mark.filterwarnings("error")  # matplotlib warns of a limit of 0
+def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_scale(figures):
+    for slowest in (2, 3, 30):
+        curve = [TradeOff("", slowest * 900 * MS, 20 * GIB), TradeOff("", 900 * MS, 40 * GIB)]
+        plot_tradeoffs([], "p.png", curve=curve, title="llama", caption="device")
+    assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log", "log"]
+    labels = [figure.axes[0].get_ylabel() for figure in figures]
+    assert labels == ["step time (ms)", "step time (s), log scale", "step time (s), log scale"]
+    # 0.9 s and 27 s: 0.14 of their distance below and above.
+    assert figures[2].axes[0].get_ylim() == pytest.approx((0.9 / 30**0.14, 27 * 30**0.14))
+
+
+def test_a_picture_says_that_it_is_simulated_and_carries_its_words(tmp_path):
+    plot_tradeoffs([TradeOff("a", 7000 * MS, GIB)], tmp_path / "c.png", title="llama", caption="Atlas 800T A2")
+    text = (tmp_path / "c.png").read_bytes().decode("latin-1")
+    for words in ("llama: simulated", "Simulated, no device was used. Atlas 800T A2", "step time (s)"):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("name", ["step.xyz", "no/step.png"])
+def test_a_file_that_cannot_be_written(tmp_path, name):
+    with pytest.raises(DataError, match="cannot write"):
+        plot_tradeoffs(POINTS, tmp_path / name, title="llama", caption="")

@@ -73,12 +73,6 @@ def format_share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if part and whole else "-"
 
 
-def device_line(report: SimulationReport) -> str:
-    """The device and its main figures in one line, for captions."""
-    main = (f"{figure.name} {figure.value}" for figure in report.figures if figure.is_main)
-    return f"{report.device_title}: " + ", ".join(main)
-
-
 def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
     """The figures that everybody asks for first: (what, value, remark)."""
     stage = report.peak_stage
