@@ -1,0 +1,237 @@
+from dataclasses import replace
+from textwrap import dedent
+
+import pytest
+
+from mindswap import cli
+from mindswap.config.problem import Level
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from tests.builders import check, found, layer
+
+# Rule `comm-recompute`.
+
+
+TYPES = {"wq": "Linear", "reshape": "Reshape"}
+
+
+def typed(node: CellNode, types: dict[str, str]) -> CellNode:
+    children = tuple(typed(child, types) for child in node.children)
+    return replace(node, type_name=types.get(node.name, node.type_name), children=children)
+
+
+TREE = layer("""
+    attention_norm
+      norm*
+      rcast*
+    attention
+      wq
+        reshape*
+        matmul*
+""")
+
+
+def warned(asked, types):
+    trees = LayerTrees((typed(TREE, types),) * 4, {}, "the test model")
+    problems = check(
+        f"swap_config: {{swap: True}}\nrecompute_config:\n  select_comm_recompute: {asked}\n", trees
+    ).problems
+    return [(p.location.line, p.location.column) for p in problems if p.rule == "comm-recompute"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "columns"),
+    [
+        ("True", [26]),
+        (r"['attention_norm\.norm', 'attention_norm\.rcast']", [27, 51]),
+        (r"['attention_norm\.norm', 'attention\.wq\.reshape']", [27]),
+        (r"['attention\.wq\.reshape']", []),
+        (r"['attention\.wq\.(matmul|reshape)']", []),
+        (r"['no\.such']", []),  # for unmatched-pattern to say
+        ("False", []),
+    ],
+)
+def test_only_the_reshape_of_a_linear_layer_has_its_gather_run_again(asked, columns):
+    assert warned(asked, TYPES) == [(3, column) for column in columns]
+
+
+def test_nothing_is_said_of_models_whose_linear_layers_do_not_reshape():
+    assert warned("True", {"wq": "ColumnParallelLinear", "reshape": "Reshape"}) == []
+
+
+# Rule `optimizer-comm-recompute`.
+
+
+TEXT = """
+    parallel: {{enable_parallel_optimizer: {enabled}, parallel_optimizer_config: {{optimizer_level: {level}}}}}
+    parallel_config: {{data_parallel: 8}}
+    swap_config: {{swap: {swap}}}
+    recompute_config:
+      recompute: True
+      parallel_optimizer_comm_recompute: {flag}
+"""
+
+
+def config(enabled=True, level="level1", swap=True, flag=True):
+    return TEXT.format(enabled=enabled, level=level, swap=swap, flag=flag)
+
+
+@pytest.mark.parametrize(
+    ("values", "fix"),
+    [
+        (
+            {},
+            "delete it; parallel_optimizer_config: {optimizer_level: level3} gathers weights again in backward",
+        ),
+        ({"level": "level3"}, "delete it; optimizer_level: level3 gathers weights again in backward already"),
+        ({"enabled": False}, "delete it; the parallel optimizer gathers no weights here"),
+    ],
+)
+def test_it_says_where_the_effect_is_to_be_had(values, fix):
+    problem = next(p for p in check(config(**values)).problems if p.rule == "optimizer-comm-recompute")
+    assert (problem.location.line, problem.location.column, problem.level.value) == (6, 38, "warning")
+    assert problem.fix == fix
+
+
+@pytest.mark.parametrize("values", [{"flag": False}, {"swap": False}])
+def test_nothing_is_said_where_it_is_not_asked_for_or_swap_is_off(values):
+    """With swap off MindFormers does not pass the flag on, which is for `stage-recompute` to say."""
+    assert "optimizer-comm-recompute" not in [rule for *_, rule in found(config(**values))]
+
+
+def test_explain_says_it_too(capsys, tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("model: {model_config: {num_layers: 2}}\n" + dedent(config()))
+    cli.main(["explain", str(path)])
+    output = "".join(capsys.readouterr())
+    assert f"{path}:8:38: " in output and "[optimizer-comm-recompute]" in output
+
+
+# Rule `parallel-optimizer`.
+
+
+SETTINGS = """
+        parallel:
+          enable_parallel_optimizer: True
+          parallel_optimizer_config:
+            {}
+        parallel_config: {{data_parallel: 8}}
+        swap_config: {{swap: {}}}
+"""
+
+
+def parallel_optimizer_config(line, swap=True):
+    return SETTINGS.format(line, swap)
+
+
+@pytest.mark.parametrize(
+    "line,column",
+    [
+        ("optimizer_level: level4", 22),
+        ("gradient_accumulation_shard: 1", 34),
+        ("parallel_optimizer_threshold: -1", 35),
+        ("parallel_optimizer_threshold: 1.5", 35),
+        ("optimizer_weight_shard_size: 0", 34),
+        ("optimizer_weight_shard_size: True", 34),
+        ("optimizer_leve: level1", 5),
+        ("optimizer_weight_shard_size: 3", 34),  # 3 does not divide 8
+        ("optimizer_weight_shard_size: 1", 34),  # MindSpore ignores it
+    ],
+)
+def test_what_does_not_fit(line, column):
+    assert [entry for entry in found(parallel_optimizer_config(line)) if entry[2] == "parallel-optimizer"] == [
+        (4, column, "parallel-optimizer")
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "optimizer_level: level3",
+        "gradient_accumulation_shard: False",
+        "parallel_optimizer_threshold: 0",
+        "optimizer_weight_shard_size: -1",
+        "optimizer_weight_shard_size: 4",
+        "optimizer_weight_shard_size: 8",
+    ],
+)
+def test_what_passes(line):
+    assert [entry for entry in found(parallel_optimizer_config(line)) if entry[2] == "parallel-optimizer"] == []
+
+
+def test_level_and_shard_of_gradients_contradict_each_other():
+    problems = check(
+        parallel_optimizer_config("{optimizer_level: level1, gradient_accumulation_shard: False}")
+    ).problems
+    (problem,) = [entry for entry in problems if entry.rule == "parallel-optimizer"]
+    assert problem.fix == "delete it; level2 means True, level1 False"
+
+
+@pytest.mark.parametrize(("shard", "levels"), [("False", [Level.WARNING]), ("True", [])])
+def test_level2_overrules_a_shard_of_gradients(shard, levels):
+    problems = check(
+        parallel_optimizer_config(f"{{optimizer_level: level2, gradient_accumulation_shard: {shard}}}")
+    ).problems
+    assert [problem.level for problem in problems if problem.rule == "parallel-optimizer"] == levels
+
+
+def test_with_swap_off_it_stops_nothing():
+    problems = check(parallel_optimizer_config("optimizer_level: level4", swap=False)).problems
+    assert [p.level for p in problems if p.rule == "parallel-optimizer"] == [Level.WARNING]
+
+
+# Rule `pipeline-scheduler`.
+
+
+ON = "swap_config: {swap: True}\n"
+
+
+def pipeline_scheduler_config(name, interleave="True", swap=ON):
+    return f"{swap}parallel: {{pipeline_config: {{pipeline_interleave: {interleave}, pipeline_scheduler: {name}}}}}"
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v", "null"])
+def test_names_of_mindspore_pass(name):
+    assert found(pipeline_scheduler_config(name)) == []
+
+
+@pytest.mark.parametrize("name", ["zero_bubble_h", "1F1B", "True", "[seqpipe]"])
+def test_other_names_are_reported(name):
+    assert found(pipeline_scheduler_config(name)) == [(2, 77, "pipeline-scheduler")]
+
+
+def test_without_interleave_there_is_1f1b_only():
+    assert found(pipeline_scheduler_config("1f1b", interleave="False")) == []
+    assert found(pipeline_scheduler_config("seqpipe", interleave="False")) == [(2, 78, "pipeline-scheduler")]
+
+
+# Rule `sequence-pieces`.
+
+
+def sequence_pieces_config(parallel="pipeline_stage: 2, seq_split_num: 4", rest="", swap=ON):
+    return f"{swap}parallel_config: {{{parallel}}}\n{rest}"
+
+
+def test_pieces_of_a_pipeline_pass():
+    assert found(sequence_pieces_config(rest="model: {model_config: {seq_length: 4096}}")) == []
+    assert found(sequence_pieces_config("pipeline_stage: 1, seq_split_num: 1", "use_legacy: False")) == []
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rest", "place"),
+    [
+        ("pipeline_stage: 1, seq_split_num: 4", "", (2, 53)),
+        ("pipeline_stage: 2, seq_split_num: 4", "use_legacy: False", (2, 53)),
+        ("pipeline_stage: 2, seq_split_num: 3", "model: {model_config: {seq_length: 4096}}", (2, 53)),
+        ("pipeline_stage: 2, seq_split_num: 4", "model: {model_config: {use_flash_attention: False}}", (3, 45)),
+        ("pipeline_stage: 2, seq_split_num: 4", "model: {model_config: {use_ring_attention: True}}", (3, 44)),
+        ("pipeline_stage: 2, seq_split_num: 4", "runner_wrapper: {calculate_per_token_loss: True}", (3, 44)),
+    ],
+)
+def test_what_mindformers_refuses(parallel, rest, place):
+    assert found(sequence_pieces_config(parallel, rest)) == [(*place, "sequence-pieces")]
+
+
+def test_recompute_of_whole_layers():
+    """MindFormers refuses it; with swap on mindswap would let it pass, and gradients would be wrong."""
+    text = sequence_pieces_config(rest="recompute_config: {recompute: [0, 1]}\nmodel: {model_config: {num_layers: 4}}")
+    assert found(text) == [(1, 21, "recompute-wins"), (3, 31, "sequence-pieces")]

@@ -1,0 +1,255 @@
+import pytest
+
+from mindswap.policy.model import Policy
+from tests.builders import LLAMA_USES, check, found, trees
+
+# Rule `conflicting-prefetch`.
+
+
+def test_one_operator_with_two_distances():
+    text = """
+        swap_config:
+          swap: True
+          op_swap:
+            - {op_name: attention, backward_prefetch: 20, layers: [0, 1]}
+            - {op_name: attention, backward_prefetch: 10, layers: [1, 2]}
+    """
+    assert found(text) == [(5, 47, "conflicting-prefetch")]
+
+
+def test_one_layer_with_two_distances():
+    text = """
+        swap_config:
+          swap: True
+          layer_swap:
+            - {backward_prefetch: 20, layers: True}
+            - {backward_prefetch: 10, layers: [1]}
+    """
+    assert found(text) == [(5, 27, "conflicting-prefetch")]
+
+
+def test_the_mapping_form():
+    entry = "[{backward_prefetch: 2, layers: [0]}, {backward_prefetch: 3, layers: [0]}]"
+    assert found(f"swap_config: {{swap: True, op_swap: {{attention: {entry}}}}}") == [(1, 106, "conflicting-prefetch")]
+
+
+def test_different_layers_pass():
+    text = """
+        swap_config:
+          swap: True
+          op_swap:
+            - {op_name: attention, backward_prefetch: 20, layers: [0, 1]}
+            - {op_name: attention, backward_prefetch: 10, layers: [2]}
+    """
+    assert found(text) == []
+
+
+# Rule `nothing-swapped`.
+
+
+@pytest.mark.parametrize(
+    ("options", "column"),
+    [
+        ("op_swap: []", 36),
+        ("op_swap: {}", 36),
+        ("layer_swap: []", 39),
+        ("layer_swap: [], op_swap: []", 39),
+        ("layer_swap: null, op_swap: []", 54),
+    ],
+)
+def test_empty_lists_replace_the_default_strategy(options, column):
+    result = check(f"swap_config: {{swap: True, {options}}}")
+    assert [(p.location.column, p.rule) for p in result.problems] == [(column, "nothing-swapped")]
+    assert result.policy == Policy(is_swap_enabled=True)
+
+
+@pytest.mark.parametrize("options", ["layer_swap: null, op_swap: null", "default_prefetch: 1"])
+def test_null_keeps_the_default_strategy(options):
+    assert found(f"swap_config: {{swap: True, {options}}}") == []
+
+
+def test_one_of_the_two_may_be_empty():
+    assert found("swap_config: {swap: True, op_swap: [], layer_swap: [{backward_prefetch: 2, layers: [0]}]}") == []
+
+
+# Rule `overlap`.
+
+
+def test_a_cell_and_an_operator_inside_it():
+    text = """
+        swap_config:
+          swap: True
+          op_swap:
+            - {op_name: attention, backward_prefetch: 20, layers: [0, 1]}
+            - {op_name: 'attention\\.wq', backward_prefetch: 10, layers: [1, 2]}
+    """
+    assert found(text) == [(5, 17, "overlap")]
+    assert (
+        "in layer 1 (attention.wq.matmul); this one counts, with backward_prefetch 10"
+        in check(text).problems[0].message
+    )
+
+
+def test_the_pattern_that_appears_first_is_the_weaker_one():
+    text = """
+        swap_config:
+          swap: True
+          op_swap:
+            - {op_name: attention, backward_prefetch: 20, layers: [0]}
+            - {op_name: 'att.*', backward_prefetch: 10, layers: [1]}
+            - {op_name: attention, backward_prefetch: 30, layers: [1]}
+    """
+    assert found(text) == [(5, 17, "overlap")]
+
+
+def test_op_swap_goes_before_layer_swap():
+    text = """
+        swap_config:
+          swap: True
+          op_swap:
+            - {op_name: attention, backward_prefetch: 20, layers: [0]}
+          layer_swap:
+            - {backward_prefetch: 10, layers: True}
+    """
+    assert found(text) == [(4, 17, "overlap")]
+
+
+def test_without_a_model_equal_beginnings_overlap():
+    text = """
+        swap_config:
+          swap: True
+          op_swap:
+            - {op_name: attention, backward_prefetch: 20, layers: [0]}
+            - {op_name: 'attention\\.wq', backward_prefetch: 10, layers: [0]}
+            - {op_name: 'other\\.wq', backward_prefetch: 10, layers: [0]}
+    """
+    assert found(text, None) == [(5, 17, "overlap")]
+
+
+def test_patterns_that_share_no_operator_pass():
+    text = """
+        swap_config:
+          swap: True
+          layer_swap: [{backward_prefetch: 10, layers: [3]}]
+          op_swap:
+            - {op_name: attention, backward_prefetch: 20, layers: [0]}
+            - {op_name: feed_forward, backward_prefetch: 10, layers: [0]}
+            - {op_name: 'attention\\.wq', backward_prefetch: 10, layers: [2]}
+    """
+    assert found(text) == []
+
+
+def test_the_default_strategy_does_not_overlap_itself():
+    assert found("swap_config: {swap: True}") == []
+
+
+# Rule `recompute-wins`.
+
+
+def config(swap, recompute):
+    return f"""
+        swap_config:
+          swap: True
+          op_swap:
+            - {{op_name: '{swap}', backward_prefetch: 20, layers: [0, 1]}}
+        recompute_config: {{{recompute}}}
+    """
+
+
+@pytest.mark.parametrize(
+    ("swap", "recompute"),
+    [
+        ("attention", "select_recompute: {attention: [1]}"),
+        ("attention", r"select_recompute: {'attention\.wq': [1]}"),
+        (r"attention\.wq", "select_recompute: {attention: True}"),
+        (r".*\.wq", r"select_recompute: ['att.*\.w.']"),
+        (r"feed_forward\.mul", "select_recompute: True"),
+        ("attention", "recompute: [1]"),
+        ("attention", "recompute: True"),
+    ],
+)
+def test_operators_that_are_swapped_and_recomputed(swap, recompute):
+    assert found(config(swap, recompute)) == [(4, 17, "recompute-wins")]
+
+
+@pytest.mark.parametrize(
+    "recompute",
+    [
+        "select_recompute: {attention: [2]}",
+        "select_recompute: {feed_forward: True}",
+        r"select_comm_recompute: {'attention\.wq': True}",
+        "recompute: [2, 3]",
+        "recompute: False",
+    ],
+)
+def test_different_operators_or_layers_pass(recompute):
+    assert found(config("attention", recompute)) == []
+
+
+def test_an_excluded_operator_is_not_recomputed():
+    recompute = r"select_recompute: [attention], select_recompute_exclude: ['attention\.wq']"
+    assert found(config(r"attention\.wq", recompute)) == []
+
+
+def test_layers_are_recomputed_or_swapped():
+    text = """
+        swap_config: {swap: True, layer_swap: [{backward_prefetch: 2, layers: [1]}]}
+        recompute_config: {recompute: [1]}
+    """
+    assert found(text) == [(1, 40, "recompute-wins")]
+
+
+def test_without_a_model_names_are_compared():
+    assert found(config("attention", r"select_recompute: {'attention\.wq': [1]}"), None) == [(4, 17, "recompute-wins")]
+    assert found(config("attention", "select_recompute: {feed_forward: [1]}"), None) == []
+
+
+def test_the_message_names_layers_operators_and_place():
+    problem = check(config("attention", r"select_recompute: {'attention\.wq': [1]}")).problems[0]
+    assert "(x.yaml:5:56) recomputes attention.wq.matmul in layer 1" in problem.message
+
+
+def test_where_every_layer_is_recomputed_the_fix_says_so():
+    text = "{swap_config: {swap: True}, recompute_config: {recompute: True}}"
+    problem = next(problem for problem in check(text).problems if problem.rule == "recompute-wins")
+    assert problem.fix == "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
+
+
+# Rule `recomputed-user`.
+
+
+MODEL = trees(uses=LLAMA_USES)
+
+
+def recomputed_user_config(swap, recompute):
+    return f"""
+        swap_config:
+          swap: True
+          op_swap:
+            - {{op_name: '{swap}', backward_prefetch: 20, layers: [0, 1]}}
+        recompute_config:
+          select_recompute: {{'{recompute}': [1, 2]}}
+    """
+
+
+def test_a_recomputed_operator_reads_the_swapped_one():
+    text = recomputed_user_config(r"feed_forward\.mul", r"feed_forward\.w2")
+    assert found(text, MODEL) == [(4, 17, "recomputed-user")]
+    message = check(text, MODEL).problems[0].message
+    assert "in layer 1 (feed_forward.mul by feed_forward.w2.matmul)" in message
+    assert "MindSpore 2.9 inserts the copies" in message
+
+
+def test_found_below_the_matched_level():
+    text = recomputed_user_config("attention", r"attention\.flash_attention")
+    assert [rule for *_, rule in found(text, MODEL)] == ["recompute-wins", "recomputed-user"]
+
+
+def test_a_user_that_is_not_recomputed_passes():
+    assert found(recomputed_user_config(r"feed_forward\.w2", r"feed_forward\.mul"), MODEL) == []
+
+
+def test_an_operator_that_is_recomputed_itself_is_the_other_rule():
+    assert [rule for *_, rule in found(recomputed_user_config(r"feed_forward\.mul", "feed_forward"), MODEL)] == [
+        "recompute-wins"
+    ]
