@@ -14,7 +14,7 @@ from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_o
 from mindswap.report.simulation.bars import BUDGET, MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
 from mindswap.training.dryrun.stages import DryRunReport
-from mindswap.units import format_bytes
+from mindswap.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,7 +157,8 @@ def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = 
     save_figure(figure, path)
 
 
-WIDE = 2  # step times that differ by more are drawn on a logarithmic scale
+# Step times that differ by more are drawn on a logarithmic scale; what is slower than every plan by more is not drawn.
+WIDE = 2
 BEST, OTHER, CURVE = "#2f6bb8", "#5a6877", "#2f9e77"
 MARKS = "oDs^vP*X<>hd"
 
@@ -197,6 +198,12 @@ def plot_tradeoffs(
         DataError: if matplotlib is missing or the file cannot be written.
     """
     curve = sorted(curve, key=lambda point: point.peak_bytes)
+    slowest_ns = WIDE * max((p.step_time_ns for p in curve), default=0)
+    far = [p for p in points if curve and p.step_time_ns > slowest_ns]  # would leave no room for the rest
+    points = [p for p in points if p not in far]
+    caption += "".join(
+        f". Not drawn: {p.name}, {format_time(p.step_time_ns)}, {format_bytes(p.peak_bytes)}" for p in far
+    )
     figure = load_figure_class()(figsize=(11, 6), layout="constrained")
     axis = figure.subplots()
     figure.suptitle(f"{title}: simulated")

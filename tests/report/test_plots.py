@@ -145,6 +145,14 @@ def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_scale(figures):
     assert figures[2].axes[0].get_ylim() == pytest.approx((0.9 / 30**0.14, 27 * 30**0.14))
 
 
+def test_what_is_far_slower_than_every_plan_is_named_and_not_drawn(figures):
+    curve = [TradeOff("", 900 * MS, 20 * GIB), TradeOff("", 800 * MS, 40 * GIB)]
+    settings = [TradeOff("swap everything", 1801 * MS, 19 * GIB), TradeOff("full recompute", 1800 * MS, 19 * GIB)]
+    plot_tradeoffs(settings, "p.png", curve=curve, title="llama", caption="device")
+    assert legend(figures[0].legends[0]) == ["plans", "full recompute"]
+    assert "device. Not drawn: swap everything, 1.80 s, 19.0 GiB" in figures[0].axes[0].get_xlabel()
+
+
 def test_a_picture_says_that_it_is_simulated_and_carries_its_words(tmp_path):
     plot_tradeoffs([TradeOff("a", 7000 * MS, GIB)], tmp_path / "c.png", title="llama", caption="Atlas 800T A2")
     text = (tmp_path / "c.png").read_bytes().decode("latin-1")
