@@ -3,6 +3,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mindswap.config.edit import after_line, line_above, line_end, line_start, newline_at
 from mindswap.config.sections import rewrite_section
 from mindswap.errors import PolicyError
 from tests.strength import examples
@@ -206,3 +207,25 @@ def test_a_comment_of_ours_is_replaced_with_any_line_end():
     for newline in ("\n", "\r\n", "\r"):
         text = newline.join(["a: 1", "# mindswap: old", "# mindswap: older", "s: 1", ""])
         assert rewrite_section(text, "s", {}, "new") == newline.join(["a: 1", "# mindswap: new", "s: {}", ""])
+
+
+# Lines.
+
+
+LINES_TEXT = "a\r\nbc\rd\n\ne"  # lines begin at 0, 3, 6, 8, 9
+
+
+def test_a_line_of_any_line_end():
+    assert [line_start(LINES_TEXT, index) for index in (0, 1, 3, 4, 6, 9, 10)] == [0, 0, 3, 3, 6, 9, 9]
+    assert [line_end(LINES_TEXT, index) for index in (0, 3, 6, 8, 9)] == [1, 5, 7, 8, 10]
+    assert [after_line(LINES_TEXT, index) for index in (0, 4, 6, 8, 9)] == [3, 6, 8, 9, 10]
+
+
+def test_the_line_above():
+    assert [line_above(LINES_TEXT, start) for start in (3, 6, 8, 9)] == [0, 3, 6, 8]
+
+
+def test_the_last_line_ends_like_the_one_above():
+    assert [newline_at(LINES_TEXT, index) for index in (0, 3, 6)] == ["\r\n", "\r", "\n"]
+    assert newline_at("a\r\nb", 3) == "\r\n"
+    assert newline_at("a", 0) == "\n"

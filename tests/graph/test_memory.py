@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mindswap.graph.lifetime import LayerSample
-from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layer_memory
+from mindswap.graph.memory import LayerMemory, Names, OperatorMemory, OperatorNames, measure_layer_memory
 from mindswap.policy.cell_tree import CellNode
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
@@ -116,3 +116,15 @@ def test_a_layer_is_held_against_the_one_that_is_like_it():
         LayerMemory(5, (OperatorMemory("mlp.mul1", "Mul", recomputed_bytes=2 * KIB, swappable_bytes=2 * KIB),)),
         LayerMemory(None, ()),
     )
+
+
+# Names.
+
+
+def test_several_names_are_one_text_for_people():
+    assert f"keep {Names(('wq.cast', 'wk.cast'))}" == "keep wq.cast|wk.cast"
+    assert str(Names.of("add")) == "add"
+
+
+def test_a_path_is_one_name_whatever_stands_in_it():
+    assert Names.of("a|b") == ("a|b",)

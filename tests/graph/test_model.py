@@ -2,6 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from mindswap.graph.model import BYTES_PER_ELEMENT
 from tests.graph.builders import copy_in, copy_out, graph, node
 
 
@@ -68,3 +72,12 @@ def test_an_operator_is_known_again_under_another_number_of_its_layer_and_when_i
         "d": (4, "parallel_optimizer/model.layers..experts.5.weight", 0),
         "e": (None, "head-Head/Mul", 0),
     }
+
+
+# Sizes of the data types of MindIR.
+
+
+@pytest.mark.parametrize(("dtype", "size_bytes"), BYTES_PER_ELEMENT.items())
+def test_bytes_of_an_element_are_those_of_numpy(dtype, size_bytes):
+    """NumPy has no bfloat16, which has 16 bits."""
+    assert size_bytes == np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize

@@ -1,11 +1,17 @@
 """The graph of `builders.squares`: y = (x w)^2, the square reads a copy of a view of x w."""
 
+import json
 from dataclasses import replace
 
+import pytest
+
+from mindswap.errors import DataError
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
+from mindswap.policy.cell_tree import CellNode
 from mindswap.pynative.from_trace import graph_of_trace
-from tests.pynative.builders import squares
+from mindswap.pynative.trace import RecordedStep, dump_trace, load_trace
+from tests.pynative.builders import chain, squares
 
 
 def test_operators_are_linked_by_the_memory_that_they_share():
@@ -82,3 +88,36 @@ def test_the_scope_says_the_layer_and_the_cell():
     scopes = {node.name: node.scope for node in graph.forward}
     assert scopes["f0"] == "Default/network-Network/MatMul-opf0"
     assert scopes["f2"] == "Default/layers-CellList/0-Layer/ffn-Cell/Square-opf2"
+
+
+# Trace file.
+
+
+LAYER = CellNode("", "Layer", False, (CellNode("mul", "Mul", True),))
+
+
+@pytest.mark.parametrize("trace", [chain(), squares()])
+def test_what_is_written_is_read_back(trace):
+    step = RecordedStep(trace, (LAYER,) * 3, "seed: 0\n", {"mindspore": "2.9.0"}, ("a note",))
+    read = load_trace(dump_trace(step), "step.json")
+    assert (read.trace, read.layers, read.config) == (step.trace, step.layers, step.config)
+    assert (read.versions, read.notes) == (step.versions, step.notes)
+
+
+def test_the_file_says_what_it_is_and_where_it_was_made():
+    data = json.loads(dump_trace(RecordedStep(chain(), (), "")))
+    assert (data["schema"], data["version"], data["device"]) == ("mindswap-trace", 2, "CPU")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "step.json:1:2: no JSON"),
+        ("[]", "step.json: no trace of a step"),
+        ('{"schema": "mindswap-trace", "version": 9}', "step.json: version 9 of a trace"),
+        ('{"schema": "mindswap-trace", "version": 2}', "step.json: the trace is damaged"),
+    ],
+)
+def test_other_files_are_refused(text, message):
+    with pytest.raises(DataError, match=message.replace(".", r"\.")):
+        load_trace(text, "step.json")

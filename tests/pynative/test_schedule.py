@@ -6,13 +6,17 @@ Events (number of operators that had begun), position first:
     9 b2<(12) 10 read 2(12) 11 b1<(16) 12 read 1(16) 13 b0<(20) 14 read 0(20)
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from mindswap.pynative.ledger import Ledger, predict
-from mindswap.pynative.schedule import ActionKind, Distance, StorageAction, Unit, make_schedule
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.pynative.ledger import Ledger, SwapReport, Totals, predict
+from mindswap.pynative.schedule import ActionKind, Distance, StorageAction, Unit, decide, make_schedule
 from mindswap.pynative.trace import EventKind, TracedStorage
+from mindswap.report.pynative import format_swap_report
 from tests.pynative.builders import chain
 
 
@@ -164,3 +168,95 @@ def test_a_storage_stays_until_all_its_saves_are_known():
     saves = (*trace.saves, replace(trace.saves[0], layer_index=1))
     found = moments(make_schedule(replace(trace, events=tuple(events), saves=saves), {0: Distance(0)}, range(3)), 0)
     assert found["RELEASE"] == 6
+
+
+# Which storages a policy names.
+
+
+TREE = CellNode("", "Layer", children=(CellNode("cell", "Cell", children=(CellNode("op1", "Op", is_primitive=True),)),))
+
+
+def decisions(unit=Unit.OPERATORS, trace=None, **settings):
+    """What a policy makes of the chain, whose storages are made by `cell.op1`."""
+    policy = Policy(is_swap_enabled=True, **settings)
+    return decide(trace or chain(), [resolve_layer(policy, index, TREE) for index in range(3)], unit)
+
+
+def test_an_operator_by_its_path():
+    swap = OpSwap(r"cell\.op1", Layers((0, 2)), 7)
+    assert decisions(op_swap=(swap,)) == {0: Distance(7), 2: Distance(7)}
+
+
+def test_a_cell_names_all_below_it():
+    assert decisions(op_swap=(OpSwap("cell", Layers((1,)), 3),)) == {1: Distance(3)}
+
+
+def test_another_operator_names_nothing():
+    tree = CellNode("", "Layer", children=(CellNode("other", "Op", is_primitive=True),))
+    policy = Policy(is_swap_enabled=True, op_swap=(OpSwap("other", ALL_LAYERS, 3),))
+    assert decide(chain(), [resolve_layer(policy, index, tree) for index in range(3)]) == {}
+
+
+def test_an_operator_overrides_its_layer():
+    found = decisions(
+        layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(OpSwap("cell", Layers((1,)), 5),), unit=Unit.LAYERS
+    )
+    assert found == {0: Distance(1, Unit.LAYERS), 1: Distance(5, Unit.LAYERS), 2: Distance(1, Unit.LAYERS)}
+
+
+def test_what_no_operator_made_goes_with_the_one_that_saves_it():
+    """The saver is `cell.op2`, which only the cell names."""
+    trace = chain()
+    trace = replace(trace, storages=tuple(replace(storage, maker=None) for storage in trace.storages))
+    assert decisions(trace=trace, op_swap=(OpSwap(r"cell\.op1", ALL_LAYERS, 2),)) == {}
+    assert len(decisions(trace=trace, op_swap=(OpSwap("cell", ALL_LAYERS, 2),))) == 3
+
+
+def test_one_of_two_names_that_cannot_be_told_apart_is_not_enough():
+    trace = chain()
+    operators = tuple(replace(op, path=("cell", "op1"), also=("op9",)) for op in trace.operators)
+    trace = replace(trace, operators=operators)
+    assert decisions(trace=trace, op_swap=(OpSwap(r"cell\.op1", ALL_LAYERS, 2),)) == {}
+    assert len(decisions(trace=trace, op_swap=(OpSwap("cell", ALL_LAYERS, 2),))) == 3
+
+
+# Report.
+
+
+# A pass: 64 bytes go and come back, at most 100 on the device and 64 on the host, nothing left.
+PREDICTED = Totals((40, 100, 36, 100, 0), 100, 64, 64, 64)
+OTHER = Totals((40, 120, 56, 120, 0), 120, 64, 64, 64)
+
+
+def test_passes_are_summed_up_and_held_against_the_prediction():
+    report = SwapReport("CPU").with_pass(PREDICTED, PREDICTED).with_pass(PREDICTED, PREDICTED)
+    assert (report.num_passes, report.num_as_predicted, report.is_as_predicted) == (2, 2, True)
+    assert (report.offloaded_bytes, report.prefetched_bytes) == (128, 128)
+    assert (report.peak_device_bytes, report.predicted_peak_bytes, report.peak_host_bytes) == (100, 100, 64)
+
+
+def test_one_pass_that_held_more_is_seen():
+    report = SwapReport("CPU").with_pass(PREDICTED, PREDICTED).with_pass(OTHER, PREDICTED)
+    assert (report.num_as_predicted, report.is_as_predicted, report.peak_device_bytes) == (1, False, 120)
+    assert "1 NOT as predicted" in format_swap_report(report)[0]
+
+
+def test_what_is_left_behind_is_not_as_predicted():
+    assert not SwapReport("CPU", left_bytes=1).with_pass(PREDICTED, PREDICTED).is_as_predicted
+
+
+def test_a_training_of_one_step_swapped_nothing():
+    assert not SwapReport("CPU", num_recorded=1).is_as_predicted
+    assert format_swap_report(SwapReport("CPU", num_recorded=1)) == [
+        "swap in PyNative mode: no pass swapped; 1 recorded"
+    ]
+
+
+def test_the_json_has_a_schema():
+    data = SwapReport("CPU").with_pass(PREDICTED, PREDICTED).to_json()
+    assert (data["schema"], data["version"], data["is_as_predicted"]) == ("mindswap-swap-report", 1, True)
+
+
+def test_a_report_of_nothing_counts_nothing():
+    numbers = [value for value in asdict(SwapReport("CPU")).values() if isinstance(value, int)]
+    assert len(numbers) == 12 and not any(numbers)

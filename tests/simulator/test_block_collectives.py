@@ -1,19 +1,24 @@
 """Collectives in the blocks of the step of `steps.py`, and where blocks meet."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from mindswap.graph.memory import OperatorNames
+import numpy as np
+
+from mindswap.graph.memory import Names, OperatorNames
 from mindswap.graph.ops import is_kernel
 from mindswap.graph.sharding.collectives import Collective
+from mindswap.policy.model import Policy
+from mindswap.simulator.block import make_arrays
 from mindswap.simulator.blocks import cut_blocks
 from mindswap.simulator.build import build_program
 from mindswap.simulator.placing import TransferCosts
-from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.program import NO_OP, ONE_WAY, OpKind
 from tests.graph.builders import KIB
-from tests.simulator.steps import TREE, hand_graph
+from tests.simulator.steps import TREE, hand_graph, model
 
 GRAPH = hand_graph()
 NAMES = OperatorNames([TREE] * 3, GRAPH)
+
 # The first gradient of layer 1.
 FIRST = next(node.name for node in GRAPH.backward if node.layer_index == 1 and is_kernel(node.op))
 
@@ -75,3 +80,43 @@ def test_a_collective_that_begins_a_layer_waits_for_the_layer_behind_it():
 def test_without_times_communication_has_its_place():
     block = cut_blocks(GRAPH, lambda node, work: 10, NAMES, {"matmul1": (Collective("AllReduce", KIB, 8),)}).layers[1]
     assert [op.duration_ns for op in block.forward if op.kind is OpKind.COLLECTIVE] == [0]
+
+
+# A block says the same in its tensors and in its arrays, also with swaps that are added to it.
+
+
+def same_as_its_parts(block) -> bool:
+    made = make_arrays(block.forward, block.backward, block.once, block.tensors)
+    parts = ("forward", "backward", "once", "own", "shared")
+    return (made.handed, made.labels) == (block.arrays.handed, block.arrays.labels) and all(
+        np.array_equal(getattr(getattr(made, part), column.name), getattr(getattr(block.arrays, part), column.name))
+        for part in parts
+        for column in fields(getattr(made, part))
+    )
+
+
+def test_copies_are_in_tensors_and_arrays():
+    plain = model().layer_block(Policy(), 1)
+    # `mlp.gelu` is the block's own; `add` is what it hands to the layer behind it.
+    block = plain.with_copies({Names.of("mlp.gelu"): (3, 1, False), Names.of("add"): (5, 2, True)})
+    copied = {str(t.label): (t.prefetch, t.num_copies, t.is_held) for t in block.tensors if t.num_copies}
+    assert copied == {"mlp.gelu": (3, 1, False), "add": (5, 2, True)}
+    assert same_as_its_parts(block)
+    assert not any(tensor.num_copies for tensor in plain.tensors)
+    assert not plain.arrays.own.num_copies.any()
+
+
+def test_other_distances_for_the_copies_that_a_block_has():
+    copies = {Names.of("mlp.gelu"): (1, 1, False), Names.of("add"): (1, ONE_WAY, False)}
+    plain = model().layer_block(Policy(), 1).with_copies(copies)
+    block = plain.with_distances({Names.of("add"): 7, Names.of("mlp.matmul"): 9})
+    copied = {str(t.label): (t.prefetch, t.num_copies) for t in block.tensors if t.num_copies}
+    assert copied == {"mlp.gelu": (1, 1), "add": (7, ONE_WAY)}
+    assert same_as_its_parts(block)
+
+
+def test_a_block_made_from_another_has_arrays_of_its_own():
+    block = model().layer_block(Policy(), 1)
+    longer = replace(block, backward=(replace(block.backward[0], duration_ns=7), *block.backward[1:]))
+    assert longer.arrays.backward.duration_ns[0] == 7
+    assert same_as_its_parts(longer)

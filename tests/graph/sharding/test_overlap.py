@@ -2,7 +2,13 @@
 
 from dataclasses import replace
 
-from mindswap.graph.sharding.overlap import order_halves
+import pytest
+
+from mindswap.graph.model import TensorType
+from mindswap.graph.sharding.collectives import Collective, find_collectives
+from mindswap.graph.sharding.overlap import RING, Branches, RingKernel, list_rounds, order_halves, ring_axes, ring_flops
+from mindswap.graph.sharding.sharding import shard_graph
+from mindswap.graph.work import measure_work
 from tests.graph.builders import graph, node
 
 
@@ -59,3 +65,133 @@ def test_what_puts_both_halves_together_waits_for_neither_in_their_place():
         replace(step(), forward=(*before, node("mid", "Add", "y0 y1"), g1, z1, z)), set(), {"y0", "y1"}
     )
     assert names(n for n in ordered.forward if n.name != "mid") == "x0 w y0 x1 y1 g0 v z0 g1 z1 z"
+
+
+# Gradients of operators that a layer calls once for each half.
+
+
+def halves():
+    """x is cut in two, each half goes through one product, a Concat joins them; one weight for both."""
+    return [
+        node("w", "Cast", "weight"),
+        node("x0", "StridedSlice", "x", cell_path="interleave1_inputs.0"),
+        node("x1", "StridedSlice", "x", cell_path="interleave1_inputs.1"),
+        node("y0", "MatMul", "x0 w"),
+        node("y1", "MatMul", "x1 w"),
+        node("y", "Concat", "y0 y1"),
+    ]
+
+
+def test_forward():
+    branches = Branches(halves(), {}, {})
+    assert [branches[name] for name in ("x0", "x1", "y0", "y1")] == [0, 1, 0, 1]
+    assert branches["w"] is None and branches["y"] is None
+
+
+def test_a_gradient_belongs_to_the_half_whose_gradient_and_input_it_reads():
+    forward = halves()
+    branches = Branches(forward, {"x0_b": "x0", "x1_b": "x1", "w_b": "w"}, {"first": 0, "second": 1})
+    concat, products = forward[5], forward[3:5]
+    branches.add(node("split", "SplitWithSize", "dy"), [concat])
+    branches.add(node("dy1", "TupleGetItem", "split second"), [concat])
+    branches.add(node("dx1", "MatMul", "dy1 w_b"), products)
+    branches.add(node("dw1", "MatMul", "dy1 x1_b"), products)
+    branches.add(node("dw0", "MatMul", "other x0_b"), products)
+    branches.add(node("dw", "AddN", "dw0 dw1"), [])
+    assert [branches[name] for name in ("dy1", "dx1", "dw1", "dw0", "dw")] == [1, 1, 1, 0, None]
+
+
+def test_a_layer_that_is_not_cut_has_none():
+    assert not Branches([node("a", "StridedSlice", "x"), node("b", "MatMul", "a w")], {}, {}).are_there
+    assert Branches(halves(), {}, {}).are_there
+
+
+# Ring attention of one rank, counted by hand.
+
+
+# 1 sample, 16 positions, 4 heads of 8 numbers, 2 of keys and values; bfloat16. Layout BSH is 0.
+QUERY, KEY, STATISTIC = (1, 16, 32), (1, 16, 16), (1, 4, 16, 8)
+INTEGERS = "heads many zero zero zero zero"
+STRATEGY = ((1, 4, 2), (1, 4, 2), (1, 4, 2))  # 4 ranks share the sequence, 2 the heads
+
+
+def shaped(name, op, inputs, *shapes, dtype="bfloat16", **attributes):
+    outputs = []
+    for shape in shapes:
+        size = 4 if len(shape) == 4 else 2
+        for dim in shape:
+            size *= dim
+        outputs.append(TensorType(shape, "float32" if len(shape) == 4 else dtype, size))
+    return replace(node(name, op, inputs), outputs=tuple(outputs), attributes=attributes)
+
+
+def ring_step():
+    operands = [
+        shaped(name, "Mul", f"x{name}", shape, in_strategy=STRATEGY[:1])
+        for name, shape in (("q", QUERY), ("k", KEY), ("v", KEY))
+    ]
+    score = shaped(
+        "f", "FlashAttentionScore", f"q k v {INTEGERS}", STATISTIC, STATISTIC, (0,), QUERY,
+        in_strategy=STRATEGY, enable_ring_attention=True,
+    )  # fmt: skip
+    gradient = replace(shaped("g", "FlashAttentionScoreGrad", f"q_b k_b v_b d {INTEGERS}", QUERY, KEY, KEY), origin="f")
+    incoming = shaped("d", "Mul", "xq", QUERY, in_strategy=STRATEGY[:1])
+    numbers = {"heads": 4, "many": 2**31 - 1, "zero": 0}
+    made = graph([*operands, score], [incoming, gradient], "q k v", **numbers)
+    return replace(made, types={f"x{operand.name}": operand.outputs[0] for operand in operands})
+
+
+def test_each_exchange_has_keys_and_values_of_one_rank():
+    # Keys of a rank: 1 x 4 x 8 x 2 = 64 bytes, values as many. The next rank of the ring is 2 further on.
+    found = find_collectives(shard_graph(ring_step())).by_node
+    assert found["f"] == found["g"] == (Collective(RING, 128, 4, stride=2),)
+
+
+def test_pairs_of_the_last_rank():
+    # 4 queries: 4 x 5 / 2 pairs in the first round, 16 in each of 3 others: 58; 2 heads of 8 numbers, 2 x (8 + 8) for
+    # each pair forward, 2 x (3 x 8 + 2 x 8) backward.
+    forward, backward = measure_work(shard_graph(ring_step()).graph)
+    assert forward[-1].flops == 58 * 2 * 32
+    assert backward[-1].flops == 58 * 2 * 80
+    assert ring_flops(160, 4, 1) == 100  # alone: 10 of 16 pairs
+
+
+# Statistics of 64 bytes: eight operators with two operands move 192 each (Maximum, Add, twice Sub, Mul, RealDiv), Exp,
+# twice, 128. Spreading one of them: 128 + 12 + 8 + 800. The results of 800 bytes: three operators with two operands.
+SPREAD = 2 * (128 + 12 + 8 + 800)
+
+
+@pytest.mark.parametrize(
+    ("is_fused", "num_kernels", "moved_bytes"),
+    [(False, 10 + 8 + 3, 8 * 192 + 2 * 128 + SPREAD + 3 * 2400), (True, 1 + 8 + 1, 8 * 64 + SPREAD + 5 * 800)],
+)
+def test_rounds_of_forward(is_fused, num_kernels, moved_bytes):
+    operands = [TensorType((), "bfloat16", size) for size in (800, 100, 100)]
+    first, second, last = list_rounds(True, 3, 500, operands, 64, is_fused)
+    # Half of the pairs in the first of three rounds: 1 : 2 : 2.
+    assert [first.flops, second.flops, last.flops] == [100, 200, 200]
+    # 200 bytes of keys and values, read and written; they travel in all rounds but the last.
+    assert first.before == (RingKernel("Concat", 400),)
+    assert second.before == (RingKernel("Split", 400), RingKernel("Concat", 400))
+    assert last.before == (RingKernel("Split", 400),)
+    assert [one.num_exchanges for one in (first, second, last)] == [1, 1, 0]
+    assert first.after == ()
+    assert len(second.after) == len(last.after) == num_kernels
+    assert sum(kernel.moved_bytes for kernel in second.after) == moved_bytes
+
+
+def test_rounds_of_backward():
+    operands = [TensorType((), "bfloat16", size) for size in (800, 100, 100)]
+    rounds = list_rounds(False, 3, 500, operands, 64, False)
+    assert [one.flops for one in rounds] == [200, 200, 100]  # its own keys come last
+    # Keys and values in the first two rounds, their gradients in the last two.
+    assert [one.num_exchanges for one in rounds] == [1, 2, 1]
+    assert rounds[1].after == (RingKernel("Add", 2400), RingKernel("Split", 400), RingKernel("Add", 600))
+
+
+def test_where_the_sequence_is_in_either_layout():
+    """4 ranks share the sequence, 2 the heads: BSH is (1, 4, 2), BNSD (1, 2, 4, 1)."""
+    for strategy in ((1, 4, 2), (1, 2, 4, 1)):
+        attributes = {"in_strategy": (strategy,) * 3, "enable_ring_attention": True}
+        attention = node("f", "FlashAttentionScore", "q k v", **attributes)
+        assert ring_axes(graph([attention]), attention) == (4, 2)

@@ -1,0 +1,103 @@
+from dataclasses import replace
+
+from mindswap.graph.model import TensorType
+from mindswap.graph.sharding.gather import WEIGHT_MARK, GatheredStep, is_gathering, weight_name
+from mindswap.graph.sharding.stage import cut_embedding, load_embedding, share_casts
+from tests.graph.builders import graph, node
+
+# The embedding of newer models on one rank: 16 rows of 4 numbers over 2 ranks, 8 tokens over 4.
+
+
+WEIGHT = f"{WEIGHT_MARK}embedding.weight"
+
+
+def typed(made, *shape):
+    return replace(made, cell_path="", layer_index=None, outputs=(TensorType.of(shape, "float32"),))
+
+
+def step():
+    forward = [
+        typed(node("ids", "Minimum", "input"), 8),
+        typed(node("embed", "Embedding", f"ids {WEIGHT}"), 8, 4),
+        typed(node("masked", "Mul", "embed mask"), 8, 4),
+        typed(node("view", "Slice", "masked"), 1, 2, 4),
+        node("layer", "MatMul", "view"),
+    ]
+    backward = [typed(node("grad", "EmbeddingDenseBackward", "dout"), 16, 4)]
+    return replace(graph(forward, backward), types={WEIGHT: TensorType.of((16, 4), "float32")})
+
+
+def test_the_weight_is_read_behind_a_load():
+    loaded = load_embedding(step())
+    load = loaded.forward[1]
+    assert (load.op, weight_name(load), load.outputs[0].shape) == ("Load", "embedding.weight", (16, 4))
+    assert loaded.forward[2].inputs == ("ids", load.name)
+
+
+def test_rows_are_cut_over_tensor_and_tokens_over_data_parallel_ranks():
+    own = cut_embedding(load_embedding(step()), 2, 4)
+    shapes = {made.name: made.outputs[0].shape for made in (*own.forward, *own.backward)}
+    assert shapes == {
+        "ids": (2,), f"{WEIGHT}@load": (8, 4), "embed": (2, 4), "masked": (2, 4), "view": (1, 2, 4), "layer": (256,),
+        "grad": (8, 4),
+    }  # fmt: skip
+    assert own.backward[0].size_bytes == 8 * 4 * 4
+    # What cut whole tokens is a view of the own ones.
+    assert own.forward_nodes["view"].op == "Reshape"
+
+
+def test_rows_that_cannot_be_divided_are_whole():
+    assert cut_embedding(load_embedding(step()), 3, 1).backward[0].outputs[0].shape == (16, 4)
+
+
+def test_other_models_are_left_as_they_are():
+    other = graph([node("gather", "Gather", "w ids")])
+    assert load_embedding(other).forward == other.forward
+    assert cut_embedding(other, 2, 4) is other
+
+
+# Casts of weights that micro-batches share: graphs by hand.
+
+
+def share_casts_typed(made, dtype):
+    return replace(made, outputs=tuple(replace(known, dtype=dtype) for known in made.outputs))
+
+
+def share_casts_step(reader: str = "Cast", dtype: str = "float32") -> GatheredStep:
+    """`w -> Load -> TensorMove -> Cast -> MatMul`, and a cast of an activation."""
+    forward = [
+        node("x", "Gelu", "input"),
+        share_casts_typed(node("x_cast", "Cast", "x"), "float16"),
+        share_casts_typed(node("load", "Load", "f:▸CR_w u"), dtype),
+        share_casts_typed(node("move", "TensorMove", "load"), dtype),
+        share_casts_typed(node("cast", "Cast", "move"), "float16"),
+        node("y", "MatMul", "x_cast cast"),
+        node("z", reader, "move"),
+        node("state", "UpdateState", "u load", 0),
+    ]
+    forward[-2] = share_casts_typed(forward[-2], "float16")
+    return GatheredStep(graph(forward))
+
+
+def test_a_cast_of_a_weight_is_made_once_and_out_of_reach():
+    shared = share_casts(share_casts_step())
+    assert shared.once == {"cast", "z"}
+    assert {made.name for made in shared.graph.forward if is_gathering(made)} == {"cast", "z"}
+
+
+def test_a_weight_that_something_else_reads_is_cast_by_each_micro_batch():
+    assert not share_casts(share_casts_step("Mul")).once
+
+
+def test_a_weight_of_half_precision_needs_none():
+    assert not share_casts(share_casts_step(dtype="bfloat16")).once
+
+
+def test_gathered_weights_keep_their_casts():
+    known = share_casts(share_casts_step())
+    assert share_casts(replace(known, once=frozenset({"gather"}))).once == {"gather"}
+
+
+def test_without_lazy_inline_equal_casts_are_one_whatever_their_types():
+    assert share_casts(share_casts_step(dtype="float16"), is_inlined=True).once == {"cast", "z"}
+    assert share_casts(share_casts_step("Mul"), is_inlined=True).once == {"cast"}
