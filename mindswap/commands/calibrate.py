@@ -24,7 +24,7 @@ from mindswap.commands.options import add_common
 from mindswap.files import refuse_existing, write_new
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
 from mindswap.report.problems import answer_text
-from mindswap.simulator.cost.calibrate import Calibration, calibrate
+from mindswap.simulator.cost.calibrate import calibrate
 from mindswap.simulator.cost.calibration_file import format_device_file
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
 from mindswap.simulator.cost.profile_files import load_profile
@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME", default=DEFAULT_DEVICE, help=f"begin with: a file, or {', '.join(list_devices())}"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
-    parser.add_argument("--force", action="store_true", help="write FILE though the figures do not explain the profile")
     add_common(parser, "--json")
 
 
@@ -59,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
         profile = load_profile(args.profile, show_progress)
     result = calibrate(profile, device)
-    refusal = _refusal(result)
-    is_written = not refusal or args.force
+    is_written = bool(result.measurements or result.changes)
     if is_written:
         header = calibration_header(profile, device.name)
         text = format_device_file(result.device, header, result.measurements, "Made by mindswap calibrate.")
@@ -71,24 +69,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(format_calibration(profile, result, device.title))
         print(f"\nwritten: {args.output}" if is_written else f"\n{args.output} was not written")
-    explained = result.explained.explained_permille
-    if explained is not None and explained < FEW_PERMILLE:
-        print(f"warning: the figures explain {explained / 10:.1f} % of the time of all kernels", file=sys.stderr)
-    if refusal:
-        print(f"{'warning' if is_written else 'error'}: {refusal}", file=sys.stderr)
+    if not is_written:
+        fix = "    fix:     profile a training step at profiler level 2"
+        print(f"error: this profile shows no figure of the device\n{fix}", file=sys.stderr)
     return 0 if is_written else 1
-
-
-def _refusal(result: Calibration) -> str:
-    """Why the result is not worth a file; empty if it is."""
-    if not result.changes:
-        return "this profile shows no figure of the device\n    fix:     profile a training step at profiler level 2"
-    if result.explained.is_absurd:
-        off, known = result.explained.error_ns, result.explained.known_ns
-        return (
-            f"the figures are off by {100 * off // known} % of the time of the kernels they are for: this is not "
-            "what the model describes\n"
-            "    fix:     look at the operators above; --device with the card that was profiled;\n"
-            "             --force writes the file all the same"
-        )
-    return ""

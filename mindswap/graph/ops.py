@@ -109,9 +109,6 @@ class Trait(Flag):
     ENDS_FUSION = auto()
     # Writes into its first input, a parameter: no memory of its own.
     WRITES = auto()
-    # As a kernel in a profile its work follows from its shapes: each input once, the output once. Not so where it only
-    # writes (ZerosLike), for reductions, convolutions, sorts, and optimizers, which write into their inputs.
-    COUNTED = auto()
 
 
 @dataclass(frozen=True)
@@ -170,10 +167,10 @@ TABLE = (
     _ops("LayerNormGradV3", _C.NORM, cut=(1, 4, 4), rate="norm_grad"),
     _ops("Softmax SoftmaxGrad SoftmaxBackward LogSoftmax LogSoftmaxGrad",
          _C.SOFTMAX, cut=Cut.ELEMENTWISE, rate="softmax"),
-    _ops("SiLU GeLU", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
-    _ops("FastGeLU", _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
-    _ops("SiLUGrad GeLUGrad", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
-    _ops("FastGeLUGrad", _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
+    _ops("SiLU GeLU", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE, rate="activation"),
+    _ops("FastGeLU", _C.ELEMENTWISE, cut=Cut.ELEMENTWISE, rate="activation"),
+    _ops("SiLUGrad GeLUGrad", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
+    _ops("FastGeLUGrad", _C.ELEMENTWISE, cut=Cut.ELEMENTWISE, rate="activation_grad"),
     # Vector units: look-ups and data movement.
     _ops("Gather", _C.EMBEDDING, _T.READS_PART, cut=Cut.GATHER),
     _ops("Embedding", _C.EMBEDDING, _T.READS_PART, cut=Cut.EMBEDDING),
@@ -190,21 +187,18 @@ TABLE = (
     _ops("Contiguous Pad Stack", _C.MOVE),
     _ops("Assign AssignAdd", _C.MOVE, _T.WRITES, cut=Cut.ELEMENTWISE),
     # Vector units: element-wise, and what counts as such.
-    _ops("Add AddExt", _C.ELEMENTWISE, _T.IS_BEFORE_SUM | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
+    _ops("Add AddExt", _C.ELEMENTWISE, _T.IS_BEFORE_SUM | _T.FUSED, cut=Cut.ELEMENTWISE),
     _ops("BiasAdd", _C.ELEMENTWISE, _T.IS_BEFORE_SUM, cut=Cut.ELEMENTWISE),
-    _ops("Mul", _C.ELEMENTWISE, _T.KEEPS_OPERANDS | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
+    _ops("Mul", _C.ELEMENTWISE, _T.KEEPS_OPERANDS | _T.FUSED, cut=Cut.ELEMENTWISE),
     _ops("Div Exp Log Maximum Minimum Muls Neg RealDiv Rsqrt Sigmoid Sqrt Sub SubExt",
-         _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
+         _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE),
     _ops("AddN", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE),
     _ops("Swiglu SwigluGrad", _C.ELEMENTWISE, _T.FUSED),
-    _ops("Abs Cos Equal Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr NotEqual Pow ReluGrad "
-         "Select SigmoidGrad Sin Square Tanh TanhGrad",
-         _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE),
-    _ops("Adds Relu SwiGlu SwiGluGrad", _C.ELEMENTWISE, _T.COUNTED),  # as kernels of profiles are called
     _ops("StopGradient", _C.ELEMENTWISE, _T.PASSES_SPLIT, cut=Cut.ELEMENTWISE),
-    _ops("BitwiseAnd BitwiseOr DivNoNan Elu Erf FloorDiv FloorMod Gelu GeluGrad Identity InvertPermutation IsFinite "
-         "Log1p MaskedFill Mod OnesLike PowTensorScalar ReLU ReLUGrad Reciprocal Round RsqrtGrad Sign SqrtGrad "
-         "ZerosLike", cut=Cut.ELEMENTWISE),
+    _ops("Abs BitwiseAnd BitwiseOr Cos DivNoNan Elu Equal Erf FloorDiv FloorMod Gelu GeluGrad Greater GreaterEqual "
+         "Identity InvertPermutation IsFinite Less LessEqual Log1p LogicalAnd LogicalNot LogicalOr MaskedFill Mod "
+         "NotEqual OnesLike Pow PowTensorScalar ReLU ReLUGrad Reciprocal ReluGrad Round RsqrtGrad Select SigmoidGrad "
+         "Sign Sin SqrtGrad Square Tanh TanhGrad ZerosLike", cut=Cut.ELEMENTWISE),
     _ops("CumSum DropoutGradExt ScatterNd TopK TopKRouter", cut=Cut.LIKE_FIRST),
     _ops("ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin", cut=Cut.REDUCTION),
     _ops("ReduceSum SumExt", traits=_T.ENDS_FUSION, cut=Cut.REDUCTION),
@@ -251,7 +245,6 @@ RANDOM_OPS = _having(Trait.RANDOM)
 PARTIAL_READ_OPS = _having(Trait.READS_PART)
 FUSED_OPS = _having(Trait.FUSED)
 FUSED_READERS = FUSED_OPS | _having(Trait.ENDS_FUSION)
-COUNTED_OPS = _having(Trait.COUNTED)
 WRITING_OPS = _having(Trait.WRITES)
 
 # Behind these something is what it was before them. What that something is decides which they are:

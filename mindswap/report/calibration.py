@@ -3,10 +3,8 @@
 from dataclasses import asdict
 
 from mindswap.report.tables import format_table
-from mindswap.simulator.cost.calibrate import Calibration
-from mindswap.simulator.cost.explained import WITHOUT_FIGURES, Explained
+from mindswap.simulator.cost.calibrate import Calibration, FigureFit
 from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind
-from mindswap.simulator.cost.kernel_fit import FigureFit
 from mindswap.simulator.cost.profile import Profile
 from mindswap.simulator.summary_model import DeviceFigure
 from mindswap.units import format_bandwidth, format_bytes, format_count, format_time
@@ -79,7 +77,7 @@ def format_figure(name: str, value: int) -> str:
         return format_bandwidth(value)
     if kind is FigureKind.FRACTION:
         return f"{value / 1000:.3f}"
-    return format_time(value) if kind is FigureKind.TIME else f"{value / 10**9:.1f} G/s"
+    return format_time(value)
 
 
 def _share(permille: int) -> str:
@@ -94,7 +92,6 @@ def _flops(flops: int) -> str:
     return f"{flops / 10**12:g} TFLOPS"
 
 
-MAX_SHOWN_OPERATORS = 8
 MAX_SHOWN_OTHERS = 6
 
 
@@ -115,17 +112,12 @@ def calibration_header(profile: Profile, based_on: str) -> dict[str, object]:
 
 def calibration_json(profile: Profile, result: Calibration, output: str | None) -> dict[str, object]:
     """Everything, with units in the names; `output` is None if no file was written."""
-    explained = result.explained
     return {
         **calibration_header(profile, result.device.name),
         "output": output,
         "figures": [{**asdict(figure), "is_accepted": figure.is_accepted} for figure in result.figures],
         "links": {name: asdict(fit) for name, fit in result.links.items()},
-        "explained": {
-            "explained_permille": explained.explained_permille,
-            "is_absurd": explained.is_absurd,
-            "classes": [asdict(entry) for entry in explained.classes],
-        },
+        "others_ns": dict(result.others),
         "kernels_ns": result.kernels_ns,
         "num_covered": result.num_covered,
         "covered_ns": result.covered_ns,
@@ -135,7 +127,7 @@ def calibration_json(profile: Profile, result: Calibration, output: str | None) 
 
 
 def format_calibration(profile: Profile, result: Calibration, title: str) -> str:
-    """Files read, the figures before and after, and how well they explain the profile."""
+    """What was measured, the figures of links before and after, and what was not measured."""
     share = 100 * result.covered_ns / result.kernels_ns if result.kernels_ns else 0.0
     ranks = f", {profile.num_ranks} ranks" if profile.num_ranks > 1 else ""
     level = f", profiler {profile.level}" if profile.level else ""
@@ -155,7 +147,9 @@ def format_calibration(profile: Profile, result: Calibration, title: str) -> str
         middle, largest = (f"{error / 10:.1f} %" for error in (fit.middle_error_permille, fit.largest_error_permille))
         line = f"t = {format_time(fit.latency_ns)} + size / {format_bandwidth(fit.bandwidth_bytes_per_s)}"
         lines.append(f"{name}: {line}; off by {middle} for the middle copy, {largest} at most")
-    lines += _explained(result.explained)
+    if result.others:
+        others = ", ".join(f"{name} {format_time(time)}" for name, time in result.others[:MAX_SHOWN_OTHERS])
+        lines.append(f"not measured, longest first: {others}")
     lines += ["", *(f"note: {note}" for note in result.notes)] if result.notes else []
     return "\n".join(line.rstrip() for text in lines for line in text.split("\n"))
 
@@ -196,37 +190,3 @@ def _objections(figures: tuple[FigureFit, ...]) -> list[str]:
         if figure.objection:
             names.setdefault(figure.objection, []).append(figure.name)
     return [f"{', '.join(found)} stay{'s' * (len(found) == 1)}: {why}" for why, found in names.items()]
-
-
-def _explained(explained: Explained) -> list[str]:
-    if not explained.classes:
-        return []
-    rows = [
-        (
-            entry.name,
-            str(entry.num_kernels),
-            format_time(entry.measured_ns),
-            "-" if entry.predicted_ns is None else format_time(entry.predicted_ns),
-            "-" if entry.middle_error_permille is None else f"{entry.middle_error_permille / 10:.1f} %",
-        )
-        for entry in explained.classes
-    ]
-    lines = ["", format_table(("kernels", "runs", "measured", "by the figures", "middle error"), rows)]
-    if explained.explained_permille is not None:
-        lines.append(f"the figures explain {explained.explained_permille / 10:.1f} % of the time of all kernels")
-    if explained.others:
-        others = ", ".join(f"{name} {format_time(time)}" for name, time in explained.others[:MAX_SHOWN_OTHERS])
-        lines.append(f"{WITHOUT_FIGURES}, longest first: {others}")
-    worst = [
-        (
-            operator.measurement.key.op,
-            " ".join("x".join(map(str, shape)) for shape, _ in operator.measurement.key.inputs[:3]),
-            str(operator.measurement.count),
-            format_time(operator.measurement.duration_ns),
-            format_time(operator.predicted_ns),
-        )
-        for operator in explained.operators[:MAX_SHOWN_OPERATORS]
-    ]
-    if worst:
-        lines += ["", format_table(("worst explained", "inputs", "runs", "measured", "by the figures"), worst)]
-    return lines

@@ -12,6 +12,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.simulator.cost.calibration_file import load_measured
 from mindswap.training.proof.children import read_measured
 from mindswap.training.proof.derive import RunOptions
 from mindswap.training.proof.model import Proof, Simulated, Variant
@@ -107,7 +108,8 @@ def test_a_profile_of_a_device_calibrates_the_simulation(done, tmp_path):
     variant = Variant("plan", "a plan", str(folder / "plan.yaml"), simulated, measured=run)
     proof = calibrated(bench, Proof("c", "Ascend", "d", 2, 3, variants=(variant,)))
     assert proof.calibration_problem == ""
-    assert "compute_fraction" in [fit.name for fit in proof.calibration if fit.after is not None]
+    assert "d2h" in [fit.name for fit in proof.calibration]
+    assert list(load_measured(folder / "device.yaml").values()) == [600_000]
     again = proof.variants[0].calibrated
     assert again is not None and again.peak_bytes == simulated.peak_bytes
     assert (folder / "device.yaml").is_file()

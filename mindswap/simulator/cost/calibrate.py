@@ -1,29 +1,30 @@
-"""A profile and a device -> the device with measured figures, and how well they explain the profile."""
+"""A profile and a device -> durations of operators, and the device with the figures of its links as they were.
+
+Times of copies are fitted as `t = a + size / b`, collectives as shares of links.
+"""
 
 import bisect
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mindswap.simulator.cost.explained import Explained, explain
 from mindswap.simulator.cost.hardware import Device, figure_values, with_figures
-from mindswap.simulator.cost.kernel_fit import (
-    MIN_KERNELS,
-    FigureFit,
+from mindswap.simulator.cost.profile import (
+    Engine,
+    Profile,
+    ProfiledCopy,
+    ProfiledKernel,
+    Transfer,
     can_measure,
-    fit_kernels,
     is_matrix_kernel,
     measure,
-    samples_of,
 )
-from mindswap.simulator.cost.profile import Engine, Profile, ProfiledCopy, ProfiledKernel, Transfer
 from mindswap.simulator.cost.table import Measurement
 from mindswap.units import NS_PER_S, format_bytes
 
-# Figures of the links from measured times: `t = a + size / b` for copies, shares of links for collectives.
-
-MIN_COPIES = 3
+MIN_SAMPLES = 3  # of copies, collectives or kernels; fewer say nothing
 # The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
 LARGE_BYTES = 2**20
 # A collective says how fast links are when they are busy for this much of it.
@@ -57,9 +58,12 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     overlaps = _overlaps(copies)
     alone = [c for c, overlap in zip(copies, overlaps, strict=True) if c.is_out is is_out and not overlap]
     alone = [copy for copy in alone if copy.duration_ns > 0]
-    if len(alone) < MIN_COPIES:
+    if len(alone) < MIN_SAMPLES:
         return None
-    points = _middles(alone)
+    times: dict[int, list[int]] = {}
+    for copy in alone:
+        times.setdefault(copy.size_bytes, []).append(copy.duration_ns)
+    points = [(size, statistics.median(found), len(found)) for size, found in sorted(times.items())]
     count = len(alone)
     mean_size = sum(n * size for size, _, n in points) / count
     mean_time = sum(n * time for _, time, n in points) / count
@@ -78,27 +82,12 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     return replace(fit, middle_error_permille=int(statistics.median(errors)), largest_error_permille=max(errors))
 
 
-def _middles(copies: Iterable[ProfiledCopy]) -> list[tuple[int, float, int]]:
-    """(size, middle time, how many) for each size."""
-    times: dict[int, list[int]] = {}
-    for copy in copies:
-        times.setdefault(copy.size_bytes, []).append(copy.duration_ns)
-    return [(size, statistics.median(found), len(found)) for size, found in sorted(times.items())]
-
-
-@dataclass(frozen=True)
-class ShareFit:
-    """Bandwidth share that one kind of link between cards reaches."""
-
-    permille: int  # of the bandwidth of one link
-    num_transfers: int  # collectives that were compared
-    middle_error_permille: int  # how far times by the fit are from measured ones
-
-
 def fit_share(
     transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int, latency_ns: int = 0
-) -> ShareFit | None:
+) -> tuple[int, int, int] | None:
     """Share of the bandwidth of one link of a kind (`Transfer.link`) that collectives reach, from start to end.
+
+    In thousandths, with the number of collectives that were compared, and how far times by it are from measured ones.
 
     Of the same collective of the same size the quickest counts: the others waited for a rank. So many links worked
     side by side as it takes to move the bytes in that time. Where those were busy for less than `BUSY_PERMILLE` of it,
@@ -119,7 +108,7 @@ def fit_share(
     size, time = sum(n * size for n, size, _ in moved), sum(n * time for n, _, time in moved)
     errors = [abs(one_size * time // size - one_time) * 1000 // one_time for _, one_size, one_time in moved]
     permille = size * NS_PER_S * 1000 // (time * bandwidth_bytes_per_s)
-    return ShareFit(max(1, permille), sum(n for n, _, _ in moved), int(statistics.median(errors)))
+    return max(1, permille), sum(n for n, _, _ in moved), int(statistics.median(errors))
 
 
 def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
@@ -133,7 +122,7 @@ def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: Li
         fit = out if copy.is_out else back
         if fit is not None and copy.duration_ns > 0 and overlap * 1000 >= CONTENDED_PERMILLE * copy.duration_ns:
             rates.append(min(1000, fit.duration_ns(copy.size_bytes) * 1000 // copy.duration_ns))
-    return (max(1, int(statistics.median(rates))), len(rates)) if len(rates) >= MIN_COPIES else None
+    return (max(1, int(statistics.median(rates))), len(rates)) if len(rates) >= MIN_SAMPLES else None
 
 
 def _overlaps(copies: Sequence[ProfiledCopy]) -> list[int]:
@@ -164,14 +153,31 @@ FEWEST_PERMILLE, MOST_PERMILLE = 800, 1200
 
 
 @dataclass(frozen=True)
+class FigureFit:
+    """Fit of one figure to a profile."""
+
+    name: str  # of the figure
+    before: int  # of the device that was begun with, in its smallest unit
+    fitted: int | None = None  # by the profile; None if it shows nothing
+    num_samples: int = 0  # copies or collectives
+    # middle, over copies or transfers, of how far times by the fit are from those measured; None without any
+    residual_permille: int | None = None
+    objection: str = ""  # why the figure stays as it was; empty if it is replaced
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.fitted is not None and not self.objection
+
+
+@dataclass(frozen=True)
 class Calibration:
-    """Figures fitted to a profile."""
+    """Durations and figures from a profile."""
 
     device: Device  # with the new figures, and the profile as their source
     measurements: tuple[Measurement, ...]  # durations of operators, the largest sum first
     figures: tuple[FigureFit, ...]  # every figure that a profile can show, with what this one does
     links: Mapping[str, LinkFit]  # the fits of both directions, by figure; only those that could be fitted
-    explained: Explained  # how the new figures explain the kernels
+    others: tuple[tuple[str, int], ...]  # kernels that `measurements` lack, and their time, the largest first
     num_kernels: int  # runs of compute kernels in the profile
     kernels_ns: int  # their time
     num_covered: int  # those that `measurements` have
@@ -185,12 +191,11 @@ class Calibration:
 
 
 def calibrate(profile: Profile, device: Device) -> Calibration:
-    """Replace the figures of a device by those that a profile shows; what it does not show stays."""
+    """Durations of operators, and the device with the figures of links that a profile shows; all others stay."""
     kernels = [kernel for kernel in profile.kernels if kernel.engine is not Engine.COMMUNICATION]
     measurements = measure(kernels)
-    samples = samples_of(measurements)
     links = _links(profile, device)
-    figures = (*fit_kernels(samples, device), *_link_figures(profile, device, links), *_shares(profile, device))
+    figures = (*_link_figures(profile, device, links), *_shares(profile, device))
     accepted = [figure for figure in figures if figure.is_accepted]
     source = f"measured, {profile.num_ranks} rank{'s' * (profile.num_ranks > 1)} of a profile"
     new_device = with_figures(
@@ -199,17 +204,20 @@ def calibrate(profile: Profile, device: Device) -> Calibration:
         {figure.name: f"{source}, {figure.num_samples} samples" for figure in accepted},
     )
     covered = [kernel for kernel in kernels if can_measure(kernel)]
+    others: Counter[str] = Counter()
+    for kernel in kernels:
+        others[kernel.type] += 0 if can_measure(kernel) else kernel.duration_ns
     return Calibration(
         device=new_device,
         measurements=measurements,
         figures=figures,
         links={name: fit for name, fit in links.items() if fit is not None},
-        explained=explain(kernels, samples, new_device),
+        others=tuple((name, time_ns) for name, time_ns in others.most_common() if time_ns),
         num_kernels=len(kernels),
         kernels_ns=sum(kernel.duration_ns for kernel in kernels),
         num_covered=len(covered),
         covered_ns=sum(kernel.duration_ns for kernel in covered),
-        notes=(*profile.notes, *_notes(profile), *_doubts(kernels, device)),
+        notes=(*profile.notes, *_notes(profile, kernels, device)),
     )
 
 
@@ -230,18 +238,14 @@ def _link_figures(profile: Profile, device: Device, fits: Mapping[str, LinkFit |
             yield from (FigureFit(key, values[key], num_samples=count, objection=why) for key in (name, latency))
             continue
         objection = ""
-        if fit.num_large < MIN_COPIES:
+        if fit.num_large < MIN_SAMPLES:
             large = f"too few copies of {format_bytes(LARGE_BYTES)} or more ({fit.num_large})"
-            objection = f"{large}; {MIN_COPIES} are needed"
+            objection = f"{large}; {MIN_SAMPLES} are needed"
         for key, fitted in ((name, fit.bandwidth_bytes_per_s), (latency, fit.latency_ns)):
             yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
-    before = values["contended_fraction"]
-    contention = fit_contention(profile.copies, fits["d2h"], fits["h2d"])
-    if contention is None:
-        why = "fewer than three copies ran beside the other direction"
-        yield FigureFit("contended_fraction", before, objection=why)
-    else:
-        yield FigureFit("contended_fraction", before, *contention)
+    permille, count = fit_contention(profile.copies, fits["d2h"], fits["h2d"]) or (None, 0)
+    why = "" if count else "fewer than three copies ran beside the other direction"
+    yield FigureFit("contended_fraction", values["contended_fraction"], permille, count, objection=why)
 
 
 def _why_no_link(profile: Profile, count: int) -> str:
@@ -263,24 +267,16 @@ def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
             why = f"no large {link} transfers in communication.json that did not wait"
             yield FigureFit(name, values[name], objection=why)
             continue
+        permille, num_transfers, _ = fit
         objection = ""
-        if fit.num_transfers < MIN_COPIES:
-            objection = f"too few collectives ({fit.num_transfers}); {MIN_COPIES} are needed"
-        elif fit.permille > 1000:
+        if num_transfers < MIN_SAMPLES:
+            objection = f"too few collectives ({num_transfers}); {MIN_SAMPLES} are needed"
+        elif permille > 1000:
             objection = f"links are faster than those of {device.title}: is this its profile?"
-        yield FigureFit(name, values[name], fit.permille, fit.num_transfers, fit.middle_error_permille, objection)
+        yield FigureFit(name, values[name], *fit, objection)
 
 
-def _doubts(kernels: Iterable[ProfiledKernel], device: Device) -> Iterable[str]:
-    """Matrix kernels are split over all cores of a card; there are cards of the same name with 20, 24 and 25."""
-    blocks = [kernel.num_blocks for kernel in kernels if can_measure(kernel) and is_matrix_kernel(kernel)]
-    most, num_cores = max(blocks, default=0), device.num_matrix_cores
-    if num_cores and len(blocks) >= MIN_KERNELS and most and most != num_cores:
-        cores = f"matrix kernels run on {most} cores, {device.title} has {num_cores}"
-        yield f"{cores}: is --device the card of this profile?"
-
-
-def _notes(profile: Profile) -> Iterable[str]:
+def _notes(profile: Profile, kernels: Sequence[ProfiledKernel], device: Device) -> Iterable[str]:
     if profile.num_unsized_copies:
         level = f" ({profile.level})" if profile.level else ""
         yield (
@@ -288,9 +284,15 @@ def _notes(profile: Profile) -> Iterable[str]:
             "so the links to the host keep their figures"
         )
     computing = sum(step.computing_ns for step in profile.steps)
-    kernels = sum(kernel.duration_ns for kernel in profile.kernels if kernel.engine is not Engine.COMMUNICATION)
-    if computing and not FEWEST_PERMILLE <= kernels * 1000 // computing <= MOST_PERMILLE:
+    kernels_ns = sum(kernel.duration_ns for kernel in kernels)
+    if computing and not FEWEST_PERMILLE <= kernels_ns * 1000 // computing <= MOST_PERMILLE:
         yield (
-            f"kernels take {kernels * 100 // computing} % of the computing time in step_trace_time.csv: "
+            f"kernels take {kernels_ns * 100 // computing} % of the computing time in step_trace_time.csv: "
             "is a part of one of them missing?"
         )
+    # Matrix kernels are split over all cores of a card; there are cards of the same name with 20, 24 and 25.
+    blocks = [kernel.num_blocks for kernel in kernels if can_measure(kernel) and is_matrix_kernel(kernel)]
+    most, num_cores = max(blocks, default=0), device.num_matrix_cores
+    if num_cores and len(blocks) >= MIN_SAMPLES and most and most != num_cores:
+        cores = f"matrix kernels run on {most} cores, {device.title} has {num_cores}"
+        yield f"{cores}: is --device the card of this profile?"

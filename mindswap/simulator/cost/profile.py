@@ -1,9 +1,13 @@
-"""Profile of a real machine, as plain data: kernels, copies, collectives, steps. Nothing judged."""
+"""Profile of a real machine: kernels, copies, collectives and steps as plain data, and durations of operators."""
 
+import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.graph.model import TensorType
+from mindswap.graph.ops import ComputeUnit, classify
+from mindswap.simulator.cost.table import MeasuredKey, Measurement, measured_key
 
 
 class Engine(Enum):
@@ -95,3 +99,35 @@ class Profile:
     num_ranks: int = 1  # how many
     num_unsized_copies: int = 0  # copies of the trace without a size: profiler levels below Level2 leave it out
     level: str = ""  # profiler level as the profiler wrote it; empty if it did not
+
+
+# Kernels -> durations of operators.
+
+
+def can_measure(kernel: ProfiledKernel) -> bool:
+    """Whether it ran on the units that its operator belongs to, and its tensors are known and laid out plainly.
+
+    A matrix product on the vector units, or the other way round, is another kernel with the same name.
+    """
+    if not kernel.is_plain or kernel.inputs is None or kernel.outputs is None:
+        return False
+    return kernel.engine in (Engine.CORE, Engine.MATRIX if is_matrix_kernel(kernel) else Engine.VECTOR)
+
+
+def is_matrix_kernel(kernel: ProfiledKernel) -> bool:
+    """Whether its operator belongs on the matrix units."""
+    return classify(_key_of(kernel).op).unit is ComputeUnit.MATRIX
+
+
+def _key_of(kernel: ProfiledKernel) -> MeasuredKey:
+    return measured_key(kernel.type, kernel.inputs or (), kernel.outputs or ())
+
+
+def measure(kernels: Iterable[ProfiledKernel]) -> tuple[Measurement, ...]:
+    """The median duration of each operator with the same types, the largest sum first."""
+    durations: dict[MeasuredKey, list[int]] = {}
+    for kernel in kernels:
+        if can_measure(kernel):
+            durations.setdefault(_key_of(kernel), []).append(kernel.duration_ns)
+    measured = [Measurement(key, round(statistics.median(times)), len(times)) for key, times in durations.items()]
+    return tuple(sorted(measured, key=lambda m: (-m.duration_ns * m.count, m.key.op, m.key.inputs, m.key.outputs)))

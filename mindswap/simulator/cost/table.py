@@ -131,11 +131,6 @@ def _shapes(tensors: Iterable[TensorType]) -> Shapes:
     return tuple((t.shape, t.dtype) for t in tensors if math.prod(t.shape) > 1 and t.dtype != ARGUMENT_DTYPE)
 
 
-def types_of(shapes: Shapes) -> tuple[TensorType, ...]:
-    """Shapes and dtypes of a key as types, which have their bytes."""
-    return tuple(TensorType.of(shape, dtype) for shape, dtype in shapes)
-
-
 @dataclass(frozen=True, eq=False)
 class CostTable:
     """Costs of the operators of a step on a device."""

@@ -2,9 +2,20 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mindswap.simulator.cost.calibrate import calibrate
-from mindswap.simulator.cost.profile import Profile, ProfiledCopy, ProfiledKernel, Share, Transfer
-from tests.simulator.cost.builders import GENERIC, device, matmul, mul
+from mindswap.simulator.cost.profile import (
+    Profile,
+    ProfiledCopy,
+    ProfiledKernel,
+    Share,
+    Transfer,
+    can_measure,
+    measure,
+)
+from mindswap.simulator.cost.table import Measurement, measured_key
+from tests.simulator.cost.builders import GENERIC, device, matmul, mul, tensor
 
 MB = 10**6
 GB_PER_S = 10**9
@@ -28,11 +39,44 @@ def objections(result):
 
 
 def test_figures_and_their_source():
-    result = calibrate(profile([*[matmul(40_000)] * 3, *[mul(24_000)] * 3]), GENERIC)
-    assert accepted(result) == {"compute_fraction": 500, "memory_bandwidth_fraction": 250}
-    assert (result.device.compute_permille, result.device.memory_permille) == (500, 250)
-    assert result.device.sources["compute_fraction"] == "measured, 1 rank of a profile, 3 samples"
-    assert result.explained.explained_permille == 1000
+    result = calibrate(profile(moved=MOVED), GENERIC)
+    assert result.device.sources["d2h"] == "measured, 1 rank of a profile, 3 samples"
+    assert result.device.sources["h2d"] == GENERIC.sources["h2d"]
+
+
+def test_durations_are_the_median_of_all_runs_the_largest_sum_first():
+    square = tensor(1000, 1000)
+    key = measured_key("MatMul", [square] * 2, [square])
+    other = measured_key("Mul", [square] * 2, [square])
+    assert measure([mul(1000), matmul(40_000), matmul(90_000), matmul(44_000)]) == (
+        Measurement(key, 44_000, 3),
+        Measurement(other, 1000, 1),
+    )
+
+
+def test_a_tensor_of_one_number_is_no_part_of_the_key_one_of_two_is():
+    assert measured_key("Mul", [tensor(1, 1), tensor(2)], [tensor(2)]) == measured_key("Mul", [tensor(2)], [tensor(2)])
+    assert measured_key("Mul", [tensor(2)], []).inputs == (((2,), tensor(2).dtype),)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "is_known"),
+    [
+        (matmul(1), True),
+        (matmul(1, core="MIX_AIC"), True),
+        (matmul(1, core="AI_VECTOR_CORE"), False),
+        (mul(1), True),
+        (mul(1, core="AI_CORE"), True),
+        (mul(1, core="MIX_AIV"), True),
+        (mul(1, core="MIX_AIC"), False),
+        (mul(1, core="AI_CPU"), False),
+        (mul(1, core="DSA_SQE"), False),
+        (replace(mul(1), is_plain=False), False),
+        (replace(mul(1), inputs=None), False),
+    ],
+)
+def test_kernels_of_the_units_that_their_operator_belongs_to(kernel, is_known):
+    assert can_measure(kernel) is is_known
 
 
 def test_what_has_no_types_is_not_covered_and_collectives_do_not_count():
@@ -40,6 +84,7 @@ def test_what_has_no_types_is_not_covered_and_collectives_do_not_count():
     collective = ProfiledKernel("hcom_allReduce_", 10**6, None, None, "HCCL")
     result = calibrate(profile([matmul(40_000), blank, collective]), GENERIC)
     assert (result.num_kernels, result.num_covered, result.kernels_ns, result.covered_ns) == (2, 1, 50_000, 40_000)
+    assert result.others == (("Cast", 10_000),)
 
 
 def test_links():

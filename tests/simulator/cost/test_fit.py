@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.simulator.cost.calibrate import ShareFit, fit_contention, fit_link, fit_share
+from mindswap.simulator.cost.calibrate import fit_contention, fit_link, fit_share
 from mindswap.simulator.cost.profile import ProfiledCopy, Transfer
 
 MB = 10**6
@@ -98,13 +98,13 @@ def test_the_quickest_of_the_same_collective_counts():
         gather(40 * MB, 3_600_000, MB),
         gather(20 * MB, 500_000, MB, link="RDMA"),
     ]
-    assert fit_share(found, "HCCS", 20 * GB_PER_S) == ShareFit(500, 4, 0)
+    assert fit_share(found, "HCCS", 20 * GB_PER_S) == (500, 4, 0)
     assert fit_share(found, "PCIE", 20 * GB_PER_S) is None
 
 
 def test_the_fixed_cost_of_a_collective_is_no_part_of_the_share():
     # 20 MB in 2.1 ms, of which 0.1 ms are fixed.
-    assert fit_share([gather(20 * MB, 1_900_000, 2_100_000)], "HCCS", 20 * GB_PER_S, 100_000) == ShareFit(500, 1, 0)
+    assert fit_share([gather(20 * MB, 1_900_000, 2_100_000)], "HCCS", 20 * GB_PER_S, 100_000) == (500, 1, 0)
 
 
 def test_collectives_that_only_wait_or_are_small_say_nothing():
@@ -115,5 +115,5 @@ def test_collectives_that_only_wait_or_are_small_say_nothing():
 
 def test_links_that_are_busy_for_four_fifths_count():
     # 1.6 of 2 ms: 20 MB in 2 ms are 10 GB/s of 20; a nanosecond less says nothing.
-    assert fit_share([gather(20 * MB, 1_600_000, 2 * MB)], "HCCS", 20 * GB_PER_S) == ShareFit(500, 1, 0)
+    assert fit_share([gather(20 * MB, 1_600_000, 2 * MB)], "HCCS", 20 * GB_PER_S) == (500, 1, 0)
     assert fit_share([gather(20 * MB, 1_599_999, 2 * MB)], "HCCS", 20 * GB_PER_S) is None
