@@ -46,10 +46,10 @@ test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 mi
 	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
 	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/api/test_network.py
 
-test-ray:  ## faults of adaptive runs on three Ray nodes of this machine; as root also real trainings in networks of their own (12 min, and once 3 min to install)
+test-ray:  ## faults of adaptive runs and of plan --ray on three Ray nodes of this machine; as root also real trainings in networks of their own (12 min, and once 3 min to install)
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install --quiet psutil -e '.[cpu,test,ray]'
-	.venv-ray/bin/pytest -q tests/training/launch/test_cluster.py tests/training/adaptive/test_ray.py tests/training/adaptive/test_ray_network.py
+	.venv-ray/bin/pytest -q tests/training/launch/test_cluster.py tests/training/adaptive/test_ray.py tests/training/adaptive/test_ray_network.py tests/api/test_spread.py
 
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)
 	$(VENV)/bin/python tools/matrix.py --write

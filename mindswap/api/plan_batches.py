@@ -1,29 +1,50 @@
 """Plans for a configuration with other batches or strategies: all but what cannot fit or cannot be the fastest."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.api.loaded_step import LoadedStep
-from mindswap.api.plan import StepPlan, bound_ns_of, problem_of, refuse_unwritable
+from mindswap.api.plan import StepPlan, problem_of, refuse_unwritable
+from mindswap.api.spread import Spread, Tick
 from mindswap.api.step import settings_of
-from mindswap.api.strategies import own_strategy, strategy_space, with_layout, with_strategy
+from mindswap.api.step_tasks import (
+    StepOptions,
+    StepTask,
+    bound_of,
+    capture_of_task,
+    load_task,
+    plan_of_task,
+    reason_of,
+)
+from mindswap.api.strategies import (
+    capture_key,
+    like_key,
+    own_batch,
+    own_strategy,
+    strategy_space,
+    with_batch,
+    with_layout,
+    with_strategy,
+)
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline import Layout
-from mindswap.config.sections import rewrite_section
-from mindswap.config.source import load_document
-from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.errors import MindswapError, PlanError
-from mindswap.planner.balance import busy_of, moved_layers
+from mindswap.config.render import block_lines
+from mindswap.config.source import BASE_CONFIG, load_document, with_model_of_folder
+from mindswap.config.step import StepSettings
+from mindswap.errors import MindswapError
+from mindswap.planner.balance import balance_stages, busy_of
 from mindswap.planner.batches import Batch, list_batches, pareto_front
-from mindswap.planner.problem import Allow
+from mindswap.planner.problem import Plan
+from mindswap.planner.solvers.search import Stop
 from mindswap.planner.strategies import Strategy, list_strategies
+from mindswap.simulator.captured import CapturedStep
 from mindswap.units import format_bytes, format_time
 
-# Moves of a layer that are planned before the best is taken to be the best.
-MAX_MOVES = 3
+# A bound on the capture of other data parallel ranks differs by up to 0.02 % (constants of more samples).
+LIKE_PPM = 1000
 
 
 @dataclass(frozen=True)
@@ -62,32 +83,44 @@ class BatchPlan:
     @property
     def tokens_per_s(self) -> float:
         """Of one card; 0 without a plan that fits."""
-        return tokens_per_s(self.found.step, self.found.step_time_ns) if self.found is not None else 0.0
+        if self.found is None:
+            return 0.0
+        return tokens_per_s(self.found.step.model.settings, self.found.step_time_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    plan: BatchPlan  # as it is written if nothing is found
+    task: StepTask
+    settings: StepSettings
+    is_own: bool  # the configuration as it is, which is planned in any case: all others are held against it
+    key: Hashable  # with it in common steps have the same network
+    like: Hashable  # networks that are alike up to constants
 
 
 def plan_batches(
     config: str,
     asked: AskedBatches,
+    options: StepOptions,
     folder: Path,
-    load: Callable[[str], LoadedStep],
-    make: Callable[[LoadedStep], StepPlan],
-    allow: Allow,
+    spread: Spread,
     say: Callable[[str], None] = lambda text: None,
+    tick: Tick = lambda: None,
 ) -> tuple[BatchPlan, ...]:
     """The batches of a configuration, the fastest first.
 
-    A network is captured once for each number of samples of a micro-batch, and for each way to cut a layer. What
-    needs more than the budget for weights and optimizer alone, or has a lower bound that another plan beats, is not
-    searched.
+    A network is captured once for each number of samples of a micro-batch, and for each way to cut a layer; on these
+    captures each batch has its bound. Then they are planned, that of the configuration first and then those with the
+    fastest bound, until no bound is faster than a plan.
 
     Args:
         config: YAML of MindFormers 1.9.
         asked: which batches.
+        options: of each step.
         folder: for the changed configurations, from which plans are written; as long as they are needed.
-        load: `load_step` with its options.
-        make: `make_plan` with its options.
-        allow: what `make` allows.
-        say: told of each batch before it is looked at.
+        spread: where captures, bounds and plans are made; the answer does not depend on it.
+        say: told of each capture and plan before it is made.
+        tick: called now and then; may raise `Stop`, and the best so far counts.
 
     Raises:
         PlanError: a number does not divide the samples of a step, or no strategy has as many cards.
@@ -95,35 +128,23 @@ def plan_batches(
     """
     document = load_document(config)
     refuse_unwritable(document)
-    text = Path(config).read_bytes().decode("utf-8", "surrogatepass")
-    strategy = own_strategy(document)
+    raw = Path(config).read_bytes()
+    text = raw.decode("utf-8", "surrogatepass")
+    if parse_document(raw, config).get(BASE_CONFIG) is not None:  # which stands beside this file alone
+        text = "\n".join(block_lines(document.data(), 0, 2)) + "\n"
+    batch = own_batch(document)
     if asked.cards is None:
-        batches = list_batches(own_batch(document), asked.sizes, asked.counts, asked.keeps_samples)
-        candidates = tuple((strategy, batch) for batch in batches)
+        batches = list_batches(batch, asked.sizes, asked.counts, asked.keeps_samples)
+        wanted = tuple((own_strategy(document), one) for one in batches)
     else:
-        space = strategy_space(document, own_batch(document), asked.sizes, asked.counts, asked.cards_per_node)
-        candidates = list_strategies(asked.cards, space)
-    loaded: dict[Hashable, LoadedStep] = {}
-    plans: list[BatchPlan] = []
-
-    def plan_one(chosen: Strategy, batch: Batch, layout: Layout | None = None) -> BatchPlan:
-        say(f"{chosen}; micro-batches: {batch.count} of {batch.size}" + (f"; layers {layout}" if layout else ""))
-        try:
-            changed = with_batch(with_strategy(text, document, chosen), document, batch)
-            changed = with_layout(changed, document, layout) if layout else changed
-            step = _step_with(changed, document, folder / str(len(plans)), loaded, load)
-            best = max((one.tokens_per_s for one in plans), default=0.0)
-            found = _planned(batch, step, make, allow, best)
-            layout = _layout_of(step) if asked.moves_layers else None
-        except MindswapError as error:
-            found = BatchPlan(batch, chosen, reason=str(error).splitlines()[0])
-        plans.append(replace(found, layout=layout))
-        return plans[-1]
-
-    for chosen, batch in candidates:
-        plan_one(chosen, batch)
+        space = strategy_space(document, batch, asked.sizes, asked.counts, asked.cards_per_node)
+        wanted = list_strategies(asked.cards, space)
+    search = _BatchSearch(document, text, options, folder, spread, say, tick, asked.moves_layers)
+    for _ in search.look([search.candidate(*one) for one in wanted]):
+        pass
     if asked.moves_layers:
-        _move_layers(plans, plan_one)
+        _move_layers(search)
+    plans = search.plans
     fits = [one for one in plans if one.found is not None]
     front = pareto_front([(one.tokens_per_s, one.found.peak_bytes) for one in fits if one.found is not None])
     marked = [replace(one, is_on_front=is_front) for one, is_front in zip(fits, front, strict=True)]
@@ -131,111 +152,145 @@ def plan_batches(
     return (*marked, *(one for one in plans if one.found is None))
 
 
-def _move_layers(plans: Sequence[BatchPlan], plan_one: Callable[[Strategy, Batch, Layout], BatchPlan]) -> None:
+def _move_layers(search: "_BatchSearch") -> None:
     """Hands layers of the busiest stage of the best plan to others, as long as a plan gets faster."""
-    best = max(plans, key=lambda one: one.tokens_per_s)
-    while best.found is not None and best.layout is not None:
-        timeline = best.found.run().simulated.timeline
-        tried = {one.layout for one in plans if (one.strategy, one.batch) == (best.strategy, best.batch)}
-        others = [layout for layout in moved_layers(best.layout, busy_of(timeline)) if layout not in tried]
-        found = (plan_one(best.strategy, best.batch, layout) for layout in others[:MAX_MOVES])
-        faster = next((one for one in found if one.tokens_per_s > best.tokens_per_s), None)
-        if faster is None:
-            return
-        best = faster
+    best = max(search.plans, key=lambda one: one.tokens_per_s)
+    if best.found is None or best.layout is None:
+        return
+
+    def faster(best: BatchPlan, layouts: Sequence[Layout]) -> BatchPlan | None:
+        found = search.look([search.candidate(best.strategy, best.batch, layout) for layout in layouts])
+        return next((one for one in found if one.tokens_per_s > best.tokens_per_s), None)
+
+    balance_stages(best, lambda one: one.layout, _busy_ns, faster)
 
 
-def _layout_of(step: LoadedStep) -> Layout | None:
-    pipeline = step.model.settings.pipeline
-    return pipeline.layout(step.model.captured.num_layers) if pipeline.num_stages > 1 else None
+def _busy_ns(one: BatchPlan) -> Sequence[int]:
+    assert one.found is not None
+    return busy_of(one.found.run().simulated.timeline)
 
 
-def own_batch(document: Document) -> Batch:
-    """The batch that a configuration has."""
-    return Batch(document.count("runner_config", "batch_size"), document.count(*_count_path(document)))
+class _BatchSearch:
+    """Captures, bounds and plans of candidates, each made once."""
+
+    def __init__(
+        self,
+        document: Document,
+        text: str,
+        options: StepOptions,
+        folder: Path,
+        spread: Spread,
+        say: Callable[[str], None],
+        tick: Tick,
+        has_layouts: bool,
+    ):
+        self.document, self.text, self.options, self.folder = document, text, options, folder
+        self.spread, self.say, self.tick, self.has_layouts = spread, say, tick, has_layouts
+        self.captured: dict[Hashable, CapturedStep] = {}
+        self.bounds_ns: dict[_Candidate, int] = {}
+        self.plans: list[BatchPlan] = []
+        self.is_over = False  # interrupted
+
+    def candidate(self, strategy: Strategy, batch: Batch, layout: Layout | None = None) -> _Candidate | BatchPlan:
+        """What is to be planned, or why it cannot be."""
+        bare = BatchPlan(batch, strategy, layout=layout)
+        try:
+            text = with_batch(with_strategy(self.text, self.document, strategy), self.document, batch)
+            text = with_layout(text, self.document, layout) if layout else text
+            read = with_model_of_folder(parse_document(text.encode("utf-8", "surrogatepass"), self.document.file))
+            checked = check_document(read)
+            if checked.errors:
+                return replace(bare, reason=f"check: {checked.errors[0].message}")
+            settings = settings_of(read)
+        except MindswapError as error:
+            return replace(bare, reason=reason_of(error))
+        if self.has_layouts and layout is None and settings.pipeline.num_stages > 1 and checked.num_layers is not None:
+            bare = replace(bare, layout=settings.pipeline.layout(checked.num_layers))
+        has_sequence = read.value("parallel_config", "use_seq_parallel") is True
+        key, like = (make(settings, has_sequence) for make in (capture_key, like_key))
+        is_own = layout is None and (strategy, batch) == (own_strategy(self.document), own_batch(self.document))
+        task = StepTask(Path(self.document.file).name, text, self.options)
+        return _Candidate(bare, task, settings, is_own, key, like)
+
+    def look(self, candidates: Sequence[_Candidate | BatchPlan]) -> Iterator[BatchPlan]:
+        """The plans of candidates, that of the configuration first, then the fastest bound; then those without one."""
+        self.plans += [one for one in candidates if isinstance(one, BatchPlan)]
+        ready = [one for one in candidates if isinstance(one, _Candidate)]
+        left = dict.fromkeys(ready, "interrupted")
+        try:
+            self._capture(ready)
+            tasks = (replace(one.task, captured=self._captured_of(one)) for one in ready)
+            for one, bound in zip(ready, self.spread.map(bound_of, tasks, self.tick), strict=True):
+                if isinstance(bound, str):
+                    left[one] = bound
+                else:
+                    self.bounds_ns[one] = bound
+            for one, plan in self._planned([one for one in ready if one in self.bounds_ns]):
+                del left[one]
+                self.plans.append(plan)
+                yield plan
+        except Stop:
+            self.is_over = True
+        for one, reason in left.items():
+            if one in self.bounds_ns and not self._may_win(one):
+                reason = f"no policy is faster than {format_time(self.bounds_ns[one])} by the bound"
+            self.plans.append(replace(one.plan, reason=reason))
+
+    def _may_win(self, one: _Candidate) -> bool:
+        return one.is_own or self._most(one) > max((one.tokens_per_s for one in self.plans), default=0.0)
+
+    def _most(self, one: _Candidate) -> float:
+        return tokens_per_s(one.settings, self.bounds_ns[one]) * (1 + LIKE_PPM / 1e6)
+
+    def _captured_of(self, one: _Candidate) -> CapturedStep | None:
+        return self.captured.get(one.key, self.captured.get(one.like))
+
+    def _capture(self, ready: Sequence[_Candidate]) -> None:
+        """One network of those that are alike."""
+        ones = list({one.like: one for one in reversed(ready) if self._captured_of(one) is None}.values())[::-1]
+
+        def tasks() -> Iterator[StepTask]:
+            for number, one in enumerate(ones, 1):
+                self.say(f"capture {number} of {len(ones)}: {one.plan.strategy}; samples: {one.plan.batch.size}")
+                yield one.task
+
+        for one, captured in zip(ones, self.spread.map(capture_of_task, tasks(), self.tick), strict=True):
+            if isinstance(captured, CapturedStep):  # else each says for itself why not
+                self.captured[one.key] = self.captured[one.like] = captured
+
+    def _planned(self, ones: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, BatchPlan]]:
+        begun: deque[_Candidate] = deque()
+
+        def tasks() -> Iterator[StepTask]:
+            for one in sorted(ones, key=lambda one: (not one.is_own, -self._most(one))):
+                if self._may_win(one) and not self.is_over:
+                    layers = f"; layers {one.plan.layout}" if one.plan.layout else ""
+                    batch = f"{one.plan.batch.count} of {one.plan.batch.size}"
+                    self.say(f"plan {one.plan.strategy}; micro-batches: {batch}{layers}")
+                    begun.append(one)
+                    yield replace(one.task, captured=self.captured.get(one.key))
+
+        for found in self.spread.map(plan_of_task, tasks(), self.tick):
+            one = begun.popleft()
+            if self._may_win(one):  # else it was begun before a faster plan was there
+                yield one, self._plan(one, found)
+
+    def _plan(self, one: _Candidate, found: tuple[CapturedStep, Plan] | str) -> BatchPlan:
+        if isinstance(found, str):
+            return replace(one.plan, reason=found)
+        captured, plan = found
+        self.captured[one.key] = captured
+        self.is_over = self.is_over or plan.is_interrupted
+        if not plan.fits:
+            reason = f"nothing found fits; the least is {format_bytes(plan.smallest_budget_bytes)}"
+            return replace(one.plan, reason=reason, is_simulated=True)
+        step = load_task(replace(one.task, captured=captured), self.folder / str(len(self.plans))).with_swap()
+        planned = StepPlan(step, problem_of(step, None, self.options.allow), plan)
+        return replace(one.plan, found=planned, is_simulated=True)
 
 
-def _count_path(document: Document) -> tuple[str, str]:
-    if read_step_settings(document).pipeline.num_stages > 1:
-        return "parallel_config", "micro_batch_num"
-    return "runner_config", "gradient_accumulation_steps"
-
-
-def with_batch(text: str, document: Document, batch: Batch) -> str:
-    """The configuration with another batch, all else as it was.
-
-    Raises:
-        PolicyError: the text cannot be changed the way it is written.
-    """
-    document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
-    data = document.data()
-    for path, number in ((("runner_config", "batch_size"), batch.size), (_count_path(document), batch.count)):
-        section, key = path
-        if document.count(*path) != number:
-            data[section] = {**(data.get(section) or {}), key: number}
-            text = rewrite_section(text, section, data[section], None, document.file)
-    return text
-
-
-def _step_with(
-    changed: str,
-    document: Document,
-    folder: Path,
-    loaded: dict[Hashable, LoadedStep],
-    load: Callable[[str], LoadedStep],
-) -> LoadedStep:
-    path = folder / Path(document.file).name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    raw = changed.encode("utf-8", "surrogatepass")
-    path.write_bytes(raw)
-    read = parse_document(raw, str(path))
-    checked = check_document(read)
-    if checked.errors:
-        raise PlanError(f"check: {checked.errors[0].message}")
-    settings = settings_of(read)
-    key = capture_key(settings, read.value("parallel_config", "use_seq_parallel") is True)
-    if key not in loaded:
-        loaded[key] = load(str(path))
-        return loaded[key]
-    step = loaded[key]  # the same network
-    assert checked.policy is not None  # stages name other layers
-    return replace(step, document=read, policy=checked.policy, path=path, model=step.model.remade(settings=settings))
-
-
-def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
-    """What decides the network of one rank: steps that have this in common share a capture.
-
-    Layers are captured in one stage whatever the pipeline. Where nothing is cut each data parallel rank has a network
-    of its own; else one network of all samples is cut, whose merged constants depend on their number.
-    """
-    cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
-    of_all = (settings.data_parallel, has_sequence) if settings.num_parts > 1 else ()
-    return settings.batch_size, cut, of_all
-
-
-def _planned(
-    batch: Batch, step: LoadedStep, make: Callable[[LoadedStep], StepPlan], allow: Allow, best: float
-) -> BatchPlan:
-    strategy = own_strategy(step.document)
-    budget_bytes = problem_of(step).budget_bytes
-    static_bytes = max(stage.total_bytes for stage in step.model.static)
-    if static_bytes > budget_bytes:
-        return BatchPlan(batch, strategy, reason=f"weights and optimizer alone need {format_bytes(static_bytes)}")
-    bound_ns = bound_ns_of(step, allow)
-    if bound_ns is None:
-        return BatchPlan(batch, strategy, reason="no policy fits, by the bound")
-    if tokens_per_s(step, bound_ns) <= best:
-        return BatchPlan(batch, strategy, reason=f"no policy is faster than {format_time(bound_ns)} by the bound")
-    found = make(step)
-    if not found.fits:
-        needed = format_bytes(found.plan.smallest_budget_bytes)
-        return BatchPlan(batch, strategy, reason=f"nothing found fits; the least is {needed}", is_simulated=True)
-    return BatchPlan(batch, strategy, found, is_simulated=True)
-
-
-def tokens_per_s(step: LoadedStep, step_time_ns: int) -> float:
+def tokens_per_s(settings: StepSettings, step_time_ns: int) -> float:
     """Tokens that one card trains in a second."""
-    settings = step.model.settings
     return settings.num_tokens / settings.num_cards * 1e9 / max(step_time_ns, 1)
 
 

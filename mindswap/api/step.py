@@ -23,6 +23,7 @@ from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
+from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE
 from mindswap.simulator.layout import require_schedule
 from mindswap.simulator.schedules import LESS_MEMORY
@@ -74,6 +75,7 @@ def load_step(
     *,
     memory: str | int | None = None,
     expert_skew: str | None = None,
+    captured: CapturedStep | None = None,
 ) -> Step:
     """Capture the network of a configuration without its policy.
 
@@ -84,6 +86,7 @@ def load_step(
         use_cache: False compiles again and keeps nothing.
         memory: of each card that may be used, `"54GiB"` or bytes; the same as `overrides={"memory": ...}`.
         expert_skew: tokens that the busiest rank of experts receives, for one that it sends out; default `"1"`.
+        captured: of a configuration with the same network on one rank; None captures this one.
 
     Raises:
         PolicyError: if the configuration is wrong.
@@ -105,7 +108,7 @@ def load_step(
     settings = settings_of(document)
     if recorded is not None:
         captured = capture_of(recorded)
-    else:
+    elif captured is None:
         skew = read_skew(expert_skew)
         captured = capture_config(config, document, settings, checked.num_layers, skew, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None

@@ -1,10 +1,12 @@
-"""The parallel strategy of a configuration, and the configuration with another one."""
+"""Batch and parallel strategy of a configuration, and the configuration with others."""
+
+from collections.abc import Hashable
 
 from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline import Layout
 from mindswap.config.sections import rewrite_section
-from mindswap.config.step import read_step_settings
+from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.config.weight_sharding import STRATEGY_MODES
 from mindswap.errors import PlanError
 from mindswap.planner.batches import Batch
@@ -28,6 +30,50 @@ def own_strategy(document: Document) -> Strategy:
         settings.expert_parallel,
         has_sequence,
     )
+
+
+def own_batch(document: Document) -> Batch:
+    """The batch that a configuration has."""
+    return Batch(document.count("runner_config", "batch_size"), document.count(*_count_path(document)))
+
+
+def _count_path(document: Document) -> tuple[str, str]:
+    if read_step_settings(document).pipeline.num_stages > 1:
+        return "parallel_config", "micro_batch_num"
+    return "runner_config", "gradient_accumulation_steps"
+
+
+def with_batch(text: str, document: Document, batch: Batch) -> str:
+    """The configuration with another batch, all else as it was.
+
+    Raises:
+        PolicyError: the text cannot be changed the way it is written.
+    """
+    document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
+    data = document.data()
+    for path, number in ((("runner_config", "batch_size"), batch.size), (_count_path(document), batch.count)):
+        section, key = path
+        if document.count(*path) != number:
+            data[section] = {**(data.get(section) or {}), key: number}
+            text = rewrite_section(text, section, data[section], None, document.file)
+    return text
+
+
+def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
+    """What decides the network of one rank: steps that have this in common share a capture.
+
+    Layers are captured in one stage whatever the pipeline. Where nothing is cut each data parallel rank has a network
+    of its own; else one network of all samples is cut, whose merged constants depend on their number.
+    """
+    of_all = settings.data_parallel if settings.num_parts > 1 else None
+    return *like_key(settings, has_sequence), of_all
+
+
+def like_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
+    """What decides the network of one rank but for those constants; of experts with the ranks that share them."""
+    cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
+    is_cut = settings.num_parts > 1
+    return settings.batch_size, cut, is_cut and has_sequence, settings.expert_parallel > 1 and settings.data_parallel
 
 
 def strategy_space(
@@ -54,6 +100,7 @@ def strategy_space(
             f"--strategy: {document.file}: num_layers is missing\n    fix:     model.model_config.num_layers"
         )
     settings, own = read_step_settings(document), own_strategy(document)
+    own_experts = own.experts if own.experts > 1 else 0
     cut = [document.value("model", "model_config", key) for key in CUT_KEYS]
     experts = [document.value("model", "model_config", key) for key in EXPERT_KEYS]
     experts.append(document.value("moe_config", "expert_num"))
@@ -66,13 +113,14 @@ def strategy_space(
         num_layers=num_layers,
         num_chunks=settings.pipeline.num_chunks,
         divisible=tuple(number for number in cut if is_whole_number(number) and number > 0),
-        num_experts=next((number for number in experts if is_whole_number(number) and number > 1), 0),
+        # Where the class of the model says how many, those that share them divide them.
+        num_experts=next((number for number in experts if is_whole_number(number) and number > 1), own_experts),
         max_tensor=cards_per_node,
     )
 
 
 def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
-    """The configuration with another strategy, all else as it was; layers are spread evenly over other stages.
+    """The configuration with another strategy, all else as it was; layers go evenly over other stages.
 
     Raises:
         PolicyError: the text cannot be changed the way it is written.
@@ -100,11 +148,25 @@ def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
         if strategy.stages > 1 and document.count("runner_config", "gradient_accumulation_steps") > 1:
             sections["runner_config"] = {**data["runner_config"], "gradient_accumulation_steps": 1}
         model = data.get("model") or {}
-        if (model.get("model_config") or {}).get("offset") not in (None, 0):
-            sections["model"] = {**model, "model_config": {**model["model_config"], "offset": 0}}
+        own_config = model.get("model_config") or {}
+        pipeline = read_step_settings(document).pipeline
+        offset = spread_offset(find_num_layers(document) or 0, strategy.stages, pipeline.num_chunks)
+        if own_config.get("offset", 0) != offset:
+            sections["model"] = {**model, "model_config": {**own_config, "offset": offset}}
     for name, value in sections.items():
         text = rewrite_section(text, name, value, None, document.file)
     return text
+
+
+def spread_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | list[int] | list[list[int]]:
+    """Layers as evenly as they go, one more on cells next to the last: fewer micro-batches wait there, and no head."""
+    cells = num_stages * num_chunks
+    rest = num_layers % cells
+    if rest == 0:
+        return 0
+    flat = [0] * (cells - 1 - rest) + [1] * rest + [0]
+    rows = [flat[begin : begin + num_stages] for begin in range(0, cells, num_stages)]
+    return rows if num_chunks > 1 else rows[0]
 
 
 def with_layout(text: str, document: Document, layout: Layout) -> str:

@@ -151,11 +151,15 @@ class SearchBar:
         self.is_interrupted = True
         os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
 
-    def __call__(self) -> None:
+    def raise_if_interrupted(self) -> None:
+        """For a search that runs elsewhere."""
         if self.is_interrupted:
             from mindswap.planner.solvers.search import Stop  # imports numba, which `check` needs not
 
             raise Stop
+
+    def __call__(self) -> None:
+        self.raise_if_interrupted()
         if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
             self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)
         if self.bar is not None:

@@ -9,15 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from mindswap.api.device import find_costs
-from mindswap.api.loaded_step import LoadedStep
-from mindswap.api.plan import StepPlan, make_plan
 from mindswap.api.plan_2x import is_2x
-from mindswap.api.plan_batches import AskedBatches, BatchPlan, best_of, own_batch, plan_batches
+from mindswap.api.plan_batches import AskedBatches, BatchPlan, best_of, plan_batches
 from mindswap.api.plan_dry_run import verify_plan
 from mindswap.api.recorded import is_trace_path
-from mindswap.api.step import load_step
-from mindswap.api.strategies import own_strategy
-from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides
+from mindswap.api.spread import Spread
+from mindswap.api.step_tasks import StepOptions
+from mindswap.api.strategies import own_batch, own_strategy
+from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides, number_from
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Layout
 from mindswap.config.source import load_document
@@ -62,6 +61,12 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
     )
     parser.add_argument("--cards", metavar="N", type=_cards, help="with --strategy: over so many; default is as now")
+    parser.add_argument(
+        "--jobs", metavar="N", type=number_from(1, 256), default=1, help="with these: so many processes (1)"
+    )
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="with these: on all CPUs of a Ray cluster (pip install mindswap[ray]), or auto"
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...] | str:
@@ -101,7 +106,12 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
     if not asks_for_batches(args):
         if args.any_global_batch:
             raise PlanError("--any-global-batch: there is one batch\n    fix:     --batch-size auto, or leave it out")
+        for option, is_there in {"--jobs": args.jobs > 1, "--ray": args.ray is not None}.items():
+            if is_there:
+                raise PlanError(f"{option}: there is one plan\n    fix:     --strategy auto, or leave it out")
         return
+    if args.ray is not None and args.jobs > 1:
+        raise PlanError("--jobs: --ray takes all CPUs of the cluster\n    fix:     leave one out")
     others = {"--sweep": args.sweep, "--dry-run": args.dry_run, "--explain": args.explain, "--html": args.html}
     others |= {
         "--pin": args.pin,
@@ -130,10 +140,6 @@ def _has_one_stage(config: str) -> bool:
 
 def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
     """Plan for each batch; 1 if nothing fits."""
-
-    def load(path: str) -> LoadedStep:
-        return load_step(path, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
-
     document = load_document(args.config)
     own = (own_strategy(document), own_batch(document), _own_layout(document))
     asked = AskedBatches(_asked(args.batch_size), _asked(args.micro_batches), not args.any_global_batch)
@@ -147,12 +153,13 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         cards = args.cards or read_step_settings(document).num_cards
         asked = replace(asked, sizes=sizes, cards=cards, cards_per_node=device.num_cards_per_node)
     say = PhaseLines(time.monotonic(), sys.stderr)
+    options = StepOptions(
+        args.device, device_overrides(args), not args.no_cache, args.expert_skew, allowed, args.simple
+    )
     with tempfile.TemporaryDirectory(prefix="mindswap-batches-") as folder, SearchBar() as bar:
-
-        def make(step: LoadedStep) -> StepPlan:
-            return make_plan(step, None, allowed, progress=bar, simple=args.simple)
-
-        plans = plan_batches(args.config, asked, Path(folder), load, make, allowed, say)
+        with Spread(args.jobs, args.ray) as spread:
+            tick = bar if spread.width == 1 else bar.raise_if_interrupted
+            plans = plan_batches(args.config, asked, options, Path(folder), spread, say, tick)
         best = best_of(plans)
         if not args.json:
             print(format_batches(plans, own), flush=True)

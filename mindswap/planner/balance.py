@@ -1,7 +1,9 @@
 """Layers of pipeline stages: who hands one to whom, and what a pipeline loses. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -9,6 +11,35 @@ from mindswap.config.pipeline import Layout
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.timeline import StallCause, Timeline, find_waits
+
+T = TypeVar("T")
+# Moves of a layer that are tried before the best is taken to be the best.
+MAX_MOVES = 3
+
+
+def balance_stages(
+    best: T,
+    layout_of: Callable[[T], Layout | None],
+    busy_ns_of: Callable[[T], Sequence[int]],
+    faster: Callable[[T, Sequence[Layout]], T | None],
+) -> T:
+    """Hands layers of the busiest stage to others, as long as it gets faster.
+
+    Args:
+        best: where to begin.
+        layout_of: layers on its stages.
+        busy_ns_of: how long each stage works in a step.
+        faster: the first of these layouts with which it is faster; None if it is with none.
+    """
+    tried = {layout_of(best)}
+    while (layout := layout_of(best)) is not None:
+        others = islice((one for one in moved_layers(layout, busy_ns_of(best)) if one not in tried), MAX_MOVES)
+        found = faster(best, moves := tuple(others))
+        if found is None:
+            break
+        tried.update(moves[: moves.index(layout_of(found)) + 1])
+        best = found
+    return best
 
 
 def moved_layers(layout: Layout, busy_ns: Sequence[int]) -> Iterator[Layout]:

@@ -109,7 +109,7 @@ def _has_layers(stages: int, space: StrategySpace) -> bool:
         return True  # with the offset of the configuration
     if space.num_chunks > 1 and stages == 1:
         return False
-    return space.num_layers % (stages * space.num_chunks) == 0
+    return space.num_layers >= stages * space.num_chunks
 
 
 def _experts(ranks: int, space: StrategySpace) -> Iterator[int]:

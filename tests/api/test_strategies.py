@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.api.plan_batches import capture_key, with_batch
 from mindswap.api.step import load_step, settings_of
-from mindswap.api.strategies import own_strategy, strategy_space, with_strategy
+from mindswap.api.strategies import capture_key, own_strategy, spread_offset, strategy_space, with_batch, with_strategy
 from mindswap.config.parse import parse_document
+from mindswap.config.pipeline import Pipeline
 from mindswap.errors import PlanError
 from mindswap.planner.batches import Batch
 from mindswap.planner.strategies import Strategy
@@ -51,6 +51,20 @@ def test_more_stages_take_micro_batches_in_place_of_accumulation():
     found = read(with_batch(with_strategy(text, read(text), Strategy(2, 1, 2)), read(text), Batch(1, 6)))
     assert found.data()["runner_config"]["gradient_accumulation_steps"] == 1
     assert found.value("parallel_config", "micro_batch_num") == 6
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "stages", "chunks", "sizes"),
+    [
+        (8, 4, 1, ((2, 2, 2, 2),)),
+        (61, 16, 1, ((3, 3, *[4] * 13, 3),)),
+        (11, 2, 2, ((3, 3), (3, 2))),  # the last one has the head
+        (7, 2, 3, ((1, 1), (1, 1), (2, 1))),
+    ],
+)
+def test_layers_are_spread_as_evenly_as_they_go(num_layers, stages, chunks, sizes):
+    offset = spread_offset(num_layers, stages, chunks)
+    assert Pipeline(stages, chunks, offset).layout(num_layers).sizes == sizes
 
 
 def test_what_strategies_keep_to_is_read():

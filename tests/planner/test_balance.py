@@ -3,8 +3,9 @@
 import pytest
 
 from mindswap.config.pipeline import Layout, Pipeline
-from mindswap.planner.balance import busy_of, moved_layers, split_bubble
+from mindswap.planner.balance import balance_stages, busy_of, moved_layers, split_bubble
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
+from mindswap.simulator.schedules import PassWork, Shape, order_passes
 from tests.planner.models import small_model
 
 
@@ -59,3 +60,69 @@ def test_recompute_has_a_part_of_the_bubble():
     work_ns = sum(busy_of(plain))
     assert bubble.recompute == pytest.approx((sum(busy_of(timeline)) - work_ns) / work_ns * 5 / 4)
     assert bubble.imbalance == pytest.approx(split_bubble(plain, model.layout).imbalance, abs=0.05)
+
+
+class PublishedCosts:
+    """The costs of a test of pipeline_balance, with its answer (mindspore-ai/toolkits, tests/st/test_pipeline_balance:
+    test.json, test_sapp_solver.py): 96 layers on 16 stages, 16 micro-batches, in 53000 MB.
+    """
+
+    STAGES = MICRO_BATCHES = 16
+    LAYER, HEAD, TAIL = 180, 30, 90  # forward; backward takes twice as long, what runs again as long as forward
+    OFFSET = (-1, 0, -1, -1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0)
+    AGAIN = (3, 3, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0)
+    STEP = 111510
+
+    def work(self, sizes, again):
+        """Of a micro-batch: forward of each stage, and its backward with what runs again."""
+        forward = [number * self.LAYER for number in sizes]
+        forward[0] += self.HEAD
+        forward[-1] += self.TAIL
+        return forward, [2 * one + number * self.LAYER for one, number in zip(forward, again, strict=True)]
+
+    def least_again(self, sizes):
+        """As few layers run again as fit: a layer takes 1583 MB, keeps 826 of a micro-batch, or 32 if it runs again."""
+        found = []
+        for stage, number in enumerate(sizes):
+            own = 1583 * number + 11000 * (stage == 0) + 2473 * (stage == self.STAGES - 1)
+            kept = [826 * number - 794 * again for again in range(number + 1)]
+            found.append(next(n for n, each in enumerate(kept) if own + (self.STAGES - stage) * each <= 53000))
+        return found
+
+    def step(self, sizes, again):
+        """Each pass begins when its stage is free and its input is there."""
+        work, shape = self.work(sizes, again), Shape(self.STAGES, num_micro_batches=self.MICRO_BATCHES)
+        orders = [list(order_passes("1f1b", stage, shape)) for stage in range(self.STAGES)]
+        ends, free = {}, [0] * self.STAGES
+        while any(orders):
+            for stage, order in enumerate(orders):
+                while order:
+                    is_back = order[0].work is PassWork.BACKWARD
+                    before = (is_back, order[0].micro_batch, stage + (1 if is_back else -1))
+                    before = (False, order[0].micro_batch, stage) if before[2] == self.STAGES else before
+                    if before[2] >= 0 and before not in ends:
+                        break
+                    free[stage] = max(free[stage], ends.get(before, 0)) + work[is_back][stage]
+                    ends[is_back, order.pop(0).micro_batch, stage] = free[stage]
+        return max(free)
+
+
+def test_on_the_costs_of_pipeline_balance_its_answer_is_not_faster():
+    costs = PublishedCosts()
+    theirs = [6 + extra for extra in costs.OFFSET]
+    assert costs.step(theirs, costs.AGAIN) == costs.STEP
+    assert all(least <= again for least, again in zip(costs.least_again(theirs), costs.AGAIN, strict=True))
+
+    def judged(layout):
+        sizes = layout.sizes[0]
+        return layout, costs.step(sizes, costs.least_again(sizes))
+
+    def busy(one):
+        sizes = one[0].sizes[0]
+        return [sum(parts) for parts in zip(*costs.work(sizes, costs.least_again(sizes)), strict=True)]
+
+    def faster(best, layouts):
+        return next((one for one in map(judged, layouts) if one[1] < best[1]), None)
+
+    ours = balance_stages(judged(Pipeline(16).layout(96)), lambda one: one[0], busy, faster)
+    assert ours[1] == 108270 < costs.STEP

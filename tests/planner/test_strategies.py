@@ -41,22 +41,21 @@ def test_experts_divide_ranks_and_ask_for_sequence_parallel():
     assert beside == {(1, False), (1, True), (2, True), (4, True)}
 
 
-def test_stages_divide_layers_and_chunks_but_for_those_of_the_file():
-    stages = {one.stages for one, _ in list_strategies(4, replace(SPACE, num_layers=6))}
-    assert stages == {1, 2}  # 6 layers are not 4 times as many
-    assert {one.stages for one, _ in list_strategies(4, replace(SPACE, num_layers=6, own=Strategy(1, 1, 4)))} == {
-        1,
-        2,
-        4,
-    }
-    assert {one.stages for one, _ in list_strategies(4, replace(SPACE, num_chunks=2, own=Strategy(2, 1, 2)))} == {2}
+def test_each_chunk_of_a_stage_has_a_layer_and_the_stages_of_the_file_are_there():
+    def stages(**changes):
+        return {one.stages for one, _ in list_strategies(4, replace(SPACE, **changes))}
+
+    assert stages(num_layers=6) == {1, 2, 4}
+    assert stages(num_layers=3) == {1, 2}
+    assert stages(num_layers=3, own=Strategy(1, 1, 4)) == {1, 2, 4}
+    assert stages(num_layers=5, num_chunks=2, own=Strategy(2, 1, 2)) == {2}  # one stage has no chunks
 
 
 def test_cards_that_do_not_divide_are_an_error_with_the_nearest_that_do():
     with pytest.raises(PlanError) as error:
-        list_strategies(7, SPACE)  # 7 divides neither 8 samples nor 4 layers nor 2 heads
-    # 6 is 2 x 3: 3 divides nothing. 5 neither; 8 is 8 data parallel ranks, 4 is 4.
-    assert "--cards 7" in str(error.value) and "nearest: 4, 8\n" in str(error.value)
+        list_strategies(7, SPACE)  # 7 divides neither 8 samples nor 2 heads, and are more than 4 layers
+    # 6 are 2 data parallel ranks of 3 stages, with 1, 2 and 1 layers; 8 are 8 data parallel ranks.
+    assert "--cards 7" in str(error.value) and "nearest: 6, 8\n" in str(error.value)
 
 
 def test_tensor_parallel_stays_in_a_node():

@@ -3,7 +3,8 @@
 import importlib
 import importlib.util
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from mindswap.check.doctor.software import installed_version
@@ -13,6 +14,8 @@ from mindswap.version import __version__
 # A node that does not answer for so long is lost.
 ANSWER_S = 60.0
 CONNECT_S = 10.0
+# So often a function is begun again where its node, or its process, was lost.
+MAX_RETRIES = 3
 NPU = "NPU"  # what Ray calls cards of Ascend
 
 
@@ -20,8 +23,8 @@ class NodeLost(MindswapError):
     """A node, or the actor on it, does not answer any more."""
 
 
-def connect(address: str) -> Any:
-    """Ray, as part of the cluster at this address, or of the one that runs here (`auto`).
+def connect(address: str, **options: Any) -> Any:
+    """Ray, as part of the cluster at this address, or of the one that runs here (`auto`); options as of `ray.init`.
 
     Raises:
         LaunchError: it is not installed, or there is no such cluster.
@@ -31,7 +34,7 @@ def connect(address: str) -> Any:
     _require_reachable(address)
     ray = importlib.import_module("ray")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise LaunchError(f"--ray {address}: {error}\n    fix:     ray start --head") from error
     return ray
@@ -98,18 +101,11 @@ def require_same_versions(ray: Any) -> None:
     refuse([line for name, call in calls for line in version_mistakes(name, answer_of(ray, name, call), here)])
 
 
-def run_tasks(ray: Any, function: Callable[..., Any], inputs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """`function` of each input on any node, one core each; gives index and answer as they come.
+def begin(ray: Any, function: Callable[..., Any], *given: Any) -> Future[Any]:
+    """A function that runs on any node, on one core there.
 
     What ran on a lost node runs again elsewhere, so it should change nothing. An error of the package comes as it is.
     """
-    task = ray.remote(function).options(num_cpus=1, max_retries=-1, scheduling_strategy="SPREAD")
-    waiting = {task.remote(one): index for index, one in enumerate(inputs)}
-    while waiting:
-        (done,), _ = ray.wait(list(waiting), num_returns=1)
-        try:
-            yield waiting.pop(done), ray.get(done)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, MindswapError):
-                raise error.cause from error
-            raise
+    task = ray.remote(function).options(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")
+    future: Future[Any] = task.remote(*given).future()
+    return future

@@ -1,0 +1,127 @@
+"""Independent tasks in this process, in several, or on the nodes of a Ray cluster: the same answers, in their order."""
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from mindswap.errors import LaunchError
+from mindswap.training.launch.cluster import begin, connect, require_same_versions
+
+T = TypeVar("T")
+R = TypeVar("R")
+Tick = Callable[[], None]
+# How often `tick` is called while an answer is waited for.
+TICK_S = 0.2
+KILLED = "a process that planned was killed, maybe for want of memory"
+# What decides an answer, and is taken along to other machines: variables that begin so.
+_DECIDING = ("ENABLE_", "HCCL_", "MS_")
+
+
+class Spread:
+    """Where tasks run: here, or in `num_jobs` processes, or on every CPU of a Ray cluster.
+
+    A task is a function of a module and what it is given, both of which can be pickled, and its answer follows from
+    these alone: so it may run anywhere, and again where a node was lost.
+
+    Args:
+        num_jobs: processes; 1 for this one.
+        ray: address of a cluster, or `"auto"`; its nodes have this package.
+
+    Raises:
+        LaunchError: Ray is not installed, or there is no cluster.
+    """
+
+    def __init__(self, num_jobs: int = 1, ray: str | None = None):
+        self._pool: ProcessPoolExecutor | None = None
+        self._ray: Any = None
+        self.width = num_jobs  # tasks at a time
+        if ray is not None:
+            variables = {name: text for name, text in os.environ.items() if name.startswith(_DECIDING)}
+            self._ray = connect(ray, runtime_env={"env_vars": variables})
+            require_same_versions(self._ray)
+            self.width = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        elif num_jobs > 1:  # MindSpore has threads, which a fork would not take along
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(num_jobs, spawn, _ignore_interrupts)
+
+    def __enter__(self) -> "Spread":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._ray is not None:
+            self._ray.shutdown()  # ends the tasks, too
+        if self._pool is not None:
+            _end(self._pool)
+
+    def map(self, function: Callable[[T, Tick], R], tasks: Iterable[T], tick: Tick = lambda: None) -> Iterator[R]:
+        """The answers, in the order of the tasks, of which no more are taken ahead than run at a time.
+
+        Args:
+            function: of a task, and of what it may call now and then; that is `tick` in this process only.
+            tasks: may depend on the answers before them.
+            tick: called now and then; what it raises ends the map.
+
+        Raises:
+            LaunchError: a process was killed.
+        """
+        if self._pool is None and self._ray is None:
+            yield from (function(task, tick) for task in tasks)
+            return
+        waiting: deque[Future[R]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(self._begin(function, task))
+                if len(waiting) >= self.width:
+                    yield _answer(waiting.popleft(), tick)
+            while waiting:
+                yield _answer(waiting.popleft(), tick)
+        except BrokenProcessPool as error:
+            raise LaunchError(f"{KILLED}\n    fix:     fewer --jobs") from error
+        except Exception as error:
+            if not self._is_lost(error):
+                raise
+            raise LaunchError(f"{KILLED}\n    fix:     ray status: are nodes and memory left?") from error
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _is_lost(self, error: Exception) -> bool:
+        errors = self._ray and self._ray.exceptions
+        return bool(errors) and isinstance(error, errors.RayError) and not isinstance(error, errors.RayTaskError)
+
+    def _begin(self, function: Callable[[T, Tick], R], task: T) -> "Future[R]":
+        if self._pool is not None:
+            return self._pool.submit(function, task, _nothing)
+        return begin(self._ray, function, task, _nothing)
+
+
+def _answer(future: "Future[R]", tick: Tick) -> R:
+    while True:
+        try:
+            return future.result(TICK_S)
+        except TimeoutError:
+            if future.done():
+                raise  # of the task itself
+            tick()
+
+
+def _nothing() -> None:
+    """For tasks that nobody watches."""
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is for the process that asked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Ends what runs, whose answers nobody waits for."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
