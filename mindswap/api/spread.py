@@ -17,7 +17,6 @@ R = TypeVar("R")
 Tick = Callable[[], None]
 # How often `tick` is called while an answer is waited for.
 TICK_S = 0.2
-KILLED = "a process that planned was killed, maybe for want of memory"
 # What decides an answer, and is taken along to other machines: variables that begin so.
 _DECIDING = ("ENABLE_", "HCCL_", "MS_")
 
@@ -80,19 +79,22 @@ class Spread:
                     yield _answer(waiting.popleft(), tick)
             while waiting:
                 yield _answer(waiting.popleft(), tick)
-        except BrokenProcessPool as error:
-            raise LaunchError(f"{KILLED}\n    fix:     fewer --jobs") from error
         except Exception as error:
             if not self._is_lost(error):
                 raise
-            raise LaunchError(f"{KILLED}\n    fix:     ray status: are nodes and memory left?") from error
+            fix = "fewer --jobs" if self._pool is not None else "ray status: are nodes and memory left?"
+            raise LaunchError(
+                f"a process that planned was killed, maybe for want of memory\n    fix:     {fix}"
+            ) from error
         finally:
             for future in waiting:
                 future.cancel()
 
     def _is_lost(self, error: Exception) -> bool:
-        errors = self._ray and self._ray.exceptions
-        return bool(errors) and isinstance(error, errors.RayError) and not isinstance(error, errors.RayTaskError)
+        if self._ray is None:
+            return isinstance(error, BrokenProcessPool)
+        errors = self._ray.exceptions
+        return isinstance(error, errors.RayError) and not isinstance(error, errors.RayTaskError)
 
     def _begin(self, function: Callable[[T, Tick], R], task: T) -> "Future[R]":
         if self._pool is not None:

@@ -1,4 +1,4 @@
-"""What nodes must have in common, and addresses without a cluster; functions that run on nodes: tests/api/test_spread.py."""
+"""What nodes have in common, and addresses without a cluster. Functions on nodes: tests/api/test_spread.py."""
 
 import pytest
 
