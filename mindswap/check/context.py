@@ -1,7 +1,7 @@
 """Context of the rules, and the questions that several rules ask."""
 
 import functools
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,65 +17,29 @@ from mindswap.policy.read import build_policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.settings import PolicySettings, Statement
 
-# Statements by what they concern, so that those of the same layers and operators are found without trying all pairs.
-#
-# What is found may meet; `Context.overlap` decides. Time grows with the statements, their layers and what is found.
-
 # Keys beside indices of layers: where statements of every layer stand, and where all statements stand.
 EVERY, ANY = "every layer", "any layer"
 
 
 class StatementIndex:
-    """Statements, added one after another.
+    """Statements by their layers, added one after another: those that share a layer are found without trying all."""
 
-    A statement stands under keys of (operators, layer); those it may meet stand under the keys it asks for. For whole
-    layers (no pattern) and where the model is not known, words take the place of operators.
-
-    Args:
-        coverage: patterns against the model; None where the model is not known.
-    """
-
-    def __init__(self, coverage: Coverage | None):
-        self._coverage = coverage
+    def __init__(self, statements: Iterable[Statement] = ()):
         self._statements: list[Statement] = []
-        self._found: dict[Hashable, dict[str | None, list[int]]] = {}
+        self._found: dict[int | str, list[int]] = {}
+        for statement in statements:
+            self.add(statement)
 
     def add(self, statement: Statement) -> None:
         """One more, which later ones may meet."""
-        position = len(self._statements)
+        for place in _places(statement.layers, asks=False):
+            self._found.setdefault(place, []).append(len(self._statements))
         self._statements.append(statement)
-        for key in self._keys(statement, asks=False):
-            self._found.setdefault(key, {}).setdefault(statement.pattern, []).append(position)
 
-    def candidates(self, statement: Statement, with_own_pattern: bool = True) -> list[Statement]:
-        """Those that a statement may meet, in the order in which they were added."""
-        positions: set[int] = set()
-        for key in self._keys(statement, asks=True):
-            for pattern, there in self._found.get(key, {}).items():
-                if with_own_pattern or pattern != statement.pattern:
-                    positions.update(there)
+    def candidates(self, layers: Layers) -> list[Statement]:
+        """Those that have one of these layers, in the order in which they were added."""
+        positions = {position for place in _places(layers, asks=True) for position in self._found.get(place, ())}
         return [self._statements[position] for position in sorted(positions)]
-
-    def _keys(self, statement: Statement, asks: bool) -> Iterator[Hashable]:
-        for place in _places(statement.layers, asks):
-            for name in self._names(statement, place, asks):
-                yield name, place
-
-    def _names(self, statement: Statement, place: int | str, asks: bool) -> Collection[Hashable]:
-        """Operators that a statement names at one place."""
-        if self._coverage is None:
-            return _names_of_text(statement.pattern, asks)
-        layers = Layers(place) if isinstance(place, int) else statement.layers
-        kinds = self._coverage.layers_by_kind(layers)
-        return {name for kind in kinds for name in self._names_of_kind(statement.pattern, kind, asks)}
-
-    def _names_of_kind(self, pattern: str | None, kind: int, asks: bool) -> Collection[Hashable]:
-        """The operators; one word for a whole layer, and one for whatever names any of its operators."""
-        assert self._coverage is not None
-        operators = self._coverage.operators(pattern, kind)
-        if pattern is None:
-            return (("anything",),) if asks else (("anything",), ("whole",))
-        return (*operators, ("whole",) if asks else ("anything",)) if operators else ()
 
 
 def _places(layers: Layers, asks: bool) -> tuple[int | str, ...]:
@@ -85,14 +49,6 @@ def _places(layers: Layers, asks: bool) -> tuple[int | str, ...]:
     if layers.indices is None:
         return (ANY,) if asks else (ANY, EVERY)
     return (EVERY if asks else ANY, *layers.indices)
-
-
-def _names_of_text(pattern: str | None, asks: bool) -> Collection[Hashable]:
-    """Two patterns may meet if one begins with the levels of the other; no pattern has no levels."""
-    parts = tuple(split_pattern(pattern)) if pattern is not None else ()
-    beginnings = [parts[:length] for length in range(len(parts) + 1)]
-    at, below = ("at", "below") if asks else ("below", "at")
-    return (*((at, beginning) for beginning in beginnings), (below, parts))
 
 
 @dataclass
@@ -198,19 +154,12 @@ class Context:
         self, lefts: Iterable[Statement], rights: Iterable[Statement]
     ) -> Iterator[tuple[Statement, Statement, StatementOverlap]]:
         """Every pair of statements, one of each side, that concern the same operators."""
-        nearby = self.nearby(rights)
+        index = StatementIndex(rights)
         for left in lefts:
-            for right in nearby.candidates(left):
+            for right in index.candidates(left.layers):
                 overlap = self.overlap(left, right)
                 if overlap is not None:
                     yield left, right, overlap
-
-    def nearby(self, statements: Iterable[Statement] = ()) -> StatementIndex:
-        """Statements, with those of the same layers and operators found quickly."""
-        nearby = StatementIndex(self.coverage)
-        for statement in statements:
-            nearby.add(statement)
-        return nearby
 
     def recomputed_operators(self, layer_index: int) -> frozenset[str]:
         """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""

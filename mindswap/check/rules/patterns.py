@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, StatementOverlap
+from mindswap.check.context import Context, StatementIndex, StatementOverlap
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.cell_tree import MAX_PATTERN_CHARS, SEPARATOR, CellNode, PatternError, match_pattern, split_pattern
@@ -192,11 +192,13 @@ def exclude_select(context: Context) -> Iterator[Finding]:
     for option in ("select_recompute", "select_comm_recompute"):
         selected = context.settings.of(option)
         whole = context.settings.of("recompute") if option == "select_recompute" else ()
-        choosing = context.nearby((*selected, *whole))
+        choosing = StatementIndex((*selected, *whole))
         for excluded in context.settings.of(f"{option}_exclude"):
             if excluded.is_default:
                 continue
-            pairs = ((statement, context.overlap(statement, excluded)) for statement in choosing.candidates(excluded))
+            pairs = (
+                (statement, context.overlap(statement, excluded)) for statement in choosing.candidates(excluded.layers)
+            )
             meetings = [(statement, overlap) for statement, overlap in pairs if overlap is not None]
             for statement, overlap in meetings:
                 if _takes_all(context, statement, overlap):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, FirstOfLayer, StatementOverlap, shared_layers
+from mindswap.check.context import Context, FirstOfLayer, StatementIndex, StatementOverlap, shared_layers
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.model import Layers
@@ -88,10 +88,10 @@ def overlap(context: Context) -> Iterator[Finding]:
     first_place: dict[str | None, int] = {}
     for statement in op_swap:
         first_place.setdefault(statement.pattern, len(first_place))
-    earlier = context.nearby()
+    earlier = StatementIndex()
     for stronger in sorted(op_swap, key=lambda statement: first_place[statement.pattern]):
-        for weaker in earlier.candidates(stronger, with_own_pattern=False):
-            shared = context.overlap(weaker, stronger)
+        for weaker in earlier.candidates(stronger.layers):
+            shared = context.overlap(weaker, stronger) if weaker.pattern != stronger.pattern else None
             if shared is not None:
                 yield overlap_finding(weaker, stronger, shared)
         earlier.add(stronger)
