@@ -14,7 +14,7 @@ help:  ## this list
 
 $(VENV)/.installed: setup.py
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing MindSpore and MindFormers into $(VENV): some minutes, once"
+	@echo "installing MindSpore and MindFormers into $(VENV): about 3 minutes, once"
 	$(VENV)/bin/pip install --quiet -e '.[cpu,test]'
 	touch $@
 
@@ -23,7 +23,7 @@ $(CHECK_VENV)/.installed: setup.py
 	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
 	touch $@
 
-demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend without a card, and trained on CPU (6 to 12 min; the first time installs MindSpore, some minutes more)
+demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend without a card, and trained on CPU (6 to 12 min; the first time installs MindSpore, 3 min more)
 	$(VENV)/bin/python tools/demo.py
 
 check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (2 min)
