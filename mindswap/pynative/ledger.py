@@ -106,6 +106,7 @@ class SwapReport:
     predicted_peak_bytes: int = 0  # the same by the schedule
     peak_without_swap_bytes: int = 0  # the same by the schedule that moves nothing
     peak_host_bytes: int = 0  # activations on the host at once, at most
+    held_bytes: int = 0  # named by the policy and not moved: other code held them when the recorded forward was over
     left_bytes: int = 0  # on device and host behind the last pass; 0 if nothing was lost
 
     @property

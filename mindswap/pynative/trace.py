@@ -13,6 +13,8 @@ from typing import Any
 from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
 
+HELD = "held"  # protection of a storage that other code still shows when forward is over
+
 
 class EventKind(Enum):
     """What an executor is told while a step runs."""
@@ -85,7 +87,7 @@ class TracedStorage:
     # index of the last operator of forward that may read it. Of what has a view, or goes in or out of a layer, that is
     # the last one of the layer: uses of a view cannot be told
     last_use: int
-    # why it may not leave the device: "weight", "input", "output", "held" (user code still shows it); "" if it may
+    # why it may not leave the device: "weight", "input", "output", `HELD`; "" if it may
     protection: str = ""
     memory: int | None = None  # its number in the values of operators; None where these were not recorded
 

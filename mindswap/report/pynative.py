@@ -154,6 +154,10 @@ def format_swap_report(report: SwapReport) -> list[str]:
         f"peak of saved activations of {'all' if report.is_audited else 'the swapped'} layers on the device: "
         f"{peak}, predicted {predicted}, without swap {without}; left behind: {format_bytes(report.left_bytes)}",
     ]
+    if report.held_bytes:
+        lines.append(
+            f"{format_bytes(report.held_bytes)} of the policy stay on the device: other code holds them behind forward"
+        )
     if report.num_deviations:
         lines.append(f"{report.num_deviations} passes were not as recorded, and ran without swap")
     return lines

@@ -252,6 +252,14 @@ def test_a_training_of_one_step_swapped_nothing():
     ]
 
 
+def test_what_other_code_holds_is_said_to_stay():
+    report = SwapReport("CPU", held_bytes=3 << 10).with_pass(PREDICTED, PREDICTED)
+    assert format_swap_report(report)[2:] == [
+        "3.0 KiB of the policy stay on the device: other code holds them behind forward"
+    ]
+    assert len(format_swap_report(SwapReport("CPU").with_pass(PREDICTED, PREDICTED))) == 2
+
+
 def test_the_json_has_a_schema():
     data = SwapReport("CPU").with_pass(PREDICTED, PREDICTED).to_json()
     assert (data["schema"], data["version"], data["is_as_predicted"]) == ("mindswap-swap-report", 1, True)
@@ -259,4 +267,4 @@ def test_the_json_has_a_schema():
 
 def test_a_report_of_nothing_counts_nothing():
     numbers = [value for value in asdict(SwapReport("CPU")).values() if isinstance(value, int)]
-    assert len(numbers) == 12 and not any(numbers)
+    assert len(numbers) == 13 and not any(numbers)

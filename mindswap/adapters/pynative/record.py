@@ -18,7 +18,7 @@ from mindspore.ops import Primitive
 from mindswap.adapters.apply import cells_below, iterate_primitives
 from mindswap.adapters.pynative.watch import ValueBook, Watch, address_of, tensors_in
 from mindswap.errors import ApplyError
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage
+from mindswap.pynative.trace import HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
 
 
 class _Dispatch(ms.MsDispatchMode):
@@ -169,7 +169,7 @@ class Recorder:
         for holder in gc.get_referrers(*shown) if shown else ():
             if holder is not others and holder is not shown:
                 for index in (of_saved[id(found)] for found in gc.get_referents(holder) if id(found) in of_saved):
-                    self.storages[index].protection = self.storages[index].protection or "held"
+                    self.storages[index].protection = self.storages[index].protection or HELD
 
     def _index_of(self, tensor) -> int | None:
         """The saved storage that a tensor shows; None for none, and for a tensor that never was on the device."""

@@ -16,7 +16,7 @@ from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.ledger import SwapReport, Totals, predict
 from mindswap.pynative.schedule import StepSchedule, Unit, decide, make_schedule
-from mindswap.pynative.trace import Trace
+from mindswap.pynative.trace import HELD, Trace
 
 # A swap lives as long as its hooks on the network.
 _running: "weakref.WeakKeyDictionary[nn.Cell, weakref.ref[Swap]]" = weakref.WeakKeyDictionary()
@@ -116,13 +116,16 @@ class Swap:
     def _follow(self, trace: Trace) -> None:
         self.trace, self._recorder = trace, None
         watched = range(len(self.layers)) if self.watch_all else ()
-        self.schedule = make_schedule(trace, decide(trace, self.decisions, self.unit), watched)
+        named = decide(trace, self.decisions, self.unit)
+        held = [trace.storages[index] for index in named if trace.storages[index].protection == HELD]
+        self.schedule = make_schedule(trace, named, watched)
         self.predicted = predict(trace, self.schedule)
         without = predict(trace, make_schedule(trace, {}, self.schedule.hooked_layers)).peak_device_bytes
         self.report = replace(
             self.report,
             is_audited=self.watch_all and self.poison,
             num_recorded=self.report.num_recorded + 1,
+            held_bytes=max(self.report.held_bytes, sum(storage.size_bytes for storage in held)),
             peak_without_swap_bytes=max(self.report.peak_without_swap_bytes, without),
         )
         self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison, self._count)

@@ -4,6 +4,8 @@ import copy
 import random
 import resource
 import sys
+import tempfile
+import threading
 from dataclasses import dataclass, field
 
 import mindspore as ms
@@ -73,7 +75,39 @@ def _logged(tensor, total):
     return total
 
 
-USES = (_operator, _skip, _asnumpy, _item, _printed, _index, _deep_copy, _host_copy, _logged)
+def _view(tensor, total):
+    return total + ops.square(tensor.reshape(-1)[1:].reshape(-1)).sum() * 1e-4
+
+
+def _other_thread(tensor, total):
+    """Reads while the next operators run, and is waited for."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(float(np.abs(tensor.asnumpy()).sum())))
+    thread.start()
+    total = total * 1.01
+    thread.join()
+    return total * (1 + 1e-4 * found[0])
+
+
+def _checkpoint(tensor, total):
+    """What is written to a file is what is read from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/left.ckpt"
+        ms.save_checkpoint([{"name": "left", "data": ms.Tensor(tensor)}], path)
+        return total * (1 + 1e-3 * float(np.abs(ms.load_checkpoint(path)["left"].asnumpy()).mean()))
+
+
+def _gradient_hook(tensor, total):
+    """Reads it in backward, before anything of a layer has run there."""
+    total = total * 1.0
+    total.register_hook(lambda gradient: gradient * float(1 + 1e-3 * np.abs(tensor.asnumpy()).mean()))
+    return total
+
+
+USES = (
+    _operator, _skip, _asnumpy, _item, _printed, _index, _deep_copy, _host_copy, _logged, _view, _other_thread,
+    _checkpoint, _gradient_hook,
+)  # fmt: skip
 
 
 class Network(nn.Cell):
@@ -91,6 +125,14 @@ class Network(nn.Cell):
             for _ in range(rng.randint(1, 3))
         ]  # fmt: skip
         self.step = 0
+        self.seen = []  # means of what a layer gave, by a hook of the user's
+        if rng.random() < 0.3:
+            self.layers[rng.randrange(num_layers)].register_forward_hook(self.look)
+
+    def look(self, cell, inputs, output):
+        """Every second step."""
+        if self.step % 2:
+            self.seen.append(float(np.abs((output[0] if isinstance(output, tuple) else output).asnumpy()).mean()))
 
     def construct(self, x):
         x = self.first(x)
@@ -138,6 +180,8 @@ def train(seed, with_swap):
         loss, gradients = gradient(ms.Tensor(values.normal(size=(2, 6, 8)).astype(np.float32)))
         found += [loss.asnumpy().copy(), *(each.asnumpy().copy() for each in gradients)]
         optimizer(gradients)
+    found.append(np.array(network.seen))
+    found += [parameter.asnumpy().copy() for parameter in network.get_parameters()]
     report = swap.finish() if swap else None
     if swap:
         swap.remove()

@@ -116,6 +116,19 @@ def test_weights_and_inputs_stay(parts):
     assert not [index for index in swap.schedule.moved if protections[index]]
 
 
+def test_what_other_code_holds_stays_and_the_report_says_so(parts):
+    """The gate of a layer is (4, 16) float32, 256 bytes; the user's hook keeps those of layer 0."""
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    kept = []
+    network.layers[0].feed_forward.act.register_forward_hook(lambda cell, inputs, output: kept.append(output))
+    policy = Policy(is_swap_enabled=True, op_swap=(OpSwap(r"feed_forward\.act", Layers((0, 2)), 1),))
+    swap, _ = run(parts, network, policy, inputs)
+    swap.remove()
+    makers = [swap.trace.operators[swap.trace.storages[index].maker] for index in swap.schedule.moved]
+    assert {maker.layer_index for maker in makers} == {2}
+    assert swap.report.held_bytes == 256 and swap.report.num_passes == 2
+
+
 def test_three_micro_batches(parts):
     network = parts.networks.Network()
     batches = [parts.networks.batch(seed=seed) for seed in (1, 2, 3)]
