@@ -1,6 +1,6 @@
 """Timeline -> bars: every operator, copy and wait of a stage, and how pictures and pages draw them (words, colours)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -208,6 +208,41 @@ def _translate(table: Mapping[Any, tuple[Lane, BarKind]], codes: np.ndarray) -> 
     lookup = np.repeat([[Lane.COMPUTE], [BarKind.BUBBLE]], max(table) + 1, axis=1)
     lookup[:, list(table)] = list(zip(*table.values(), strict=True))
     return lookup[:, codes]
+
+
+AFTER = len(Lane)  # the row of what comes after the last operator
+
+
+@dataclass(frozen=True)
+class NamedBar:
+    """A bar as traces show it."""
+
+    lane: int  # a `Lane`, or `AFTER`
+    kind: BarKind
+    start_ns: int
+    duration_ns: int
+    name: str
+    layer: int = -1  # -1 outside the layers, or of several
+    micro_batch: int = -1
+    size_bytes: int = 0
+
+
+def name_bars(report: SimulationReport, stage: int) -> Iterator[NamedBar]:
+    """Every bar of a stage, by lane and start, then the work behind the last operator."""
+    bars, labels = list_bars(report.timeline, stage), report.timeline.program.labels
+    durations_ns = bars.end_ns - bars.start_ns
+    columns = (
+        bars.lane, bars.kind, bars.start_ns, durations_ns, bars.label, bars.layer, bars.micro_batch, bars.size_bytes
+    )  # fmt: skip
+    for lane, code, start_ns, duration_ns, label, *place in zip(*(each.tolist() for each in columns), strict=True):
+        kind = BarKind(code)
+        words = [BAR_STYLES[kind].title] if kind.is_wait or label < 0 else []
+        words += [str(labels[label])] if label >= 0 else []
+        yield NamedBar(lane, kind, start_ns, duration_ns, ": ".join(words), *place)
+    end_ns = report.timeline.step_time_ns
+    for term in (term for term in report.terms if term.duration_ns):
+        yield NamedBar(AFTER, BarKind.TERM, end_ns, term.duration_ns, term.name)
+        end_ns += term.duration_ns
 
 
 def find_kinds(report: SimulationReport, bars: Sequence[Bars]) -> list[BarKind]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mindswap.report.insight import (
     trace_names,
     write_folders,
 )
-from mindswap.report.simulation.bars import BAR_STYLES, BarKind, Lane, list_bars
+from mindswap.report.simulation.bars import AFTER, BarKind, Lane, NamedBar, name_bars
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport
@@ -49,7 +49,7 @@ def write_simulated(report: SimulationReport, folder: Path) -> None:
 
 def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> Files:
     """All files of a simulated stage."""
-    rows = [*_bar_rows(report, stage.stage), *_term_rows(report)]
+    rows = [_placed(bar) for bar in name_bars(report, stage.stage)]
     times = {name: _spans(rows, kinds) for name, kinds in (("compute", _COMPUTES), ("communication", _COMMUNICATES))}
     bubble = _spans(rows, (BarKind.BUBBLE,))
     pieces = _simulated_pieces(report, stage)
@@ -70,58 +70,25 @@ def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> 
     }
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A bar with its name."""
-
-    lane: Lane
-    kind: BarKind
-    start_ns: int
-    duration_ns: int
-    name: str
-    size_bytes: int = 0
-
-    @property
-    def is_communication(self) -> bool:
-        return self.kind in _COMMUNICATES
-
-    def hcom_name(self, position: int) -> str:
-        """As profilers name what communicates; a bubble is a receive that waits."""
-        word = "receive" if self.kind is BarKind.BUBBLE else self.type
-        return f"hcom_{word}__{position}"
-
-    @property
-    def type(self) -> str:
-        return self.name.rpartition(" ")[2].rpartition(".")[2] or self.name
+def _placed(bar: NamedBar) -> NamedBar:
+    """A bar in a lane: behind the last operator the optimizer computes, the rest is exchange of gradients."""
+    if bar.lane != AFTER:
+        return bar
+    if "optimizer" in bar.name:
+        return replace(bar, lane=Lane.COMPUTE, kind=BarKind.BACKWARD)
+    return replace(bar, lane=Lane.COMMUNICATION, kind=BarKind.COLLECTIVE)
 
 
-def _bar_rows(report: SimulationReport, stage: int) -> list[_Row]:
-    bars = list_bars(report.timeline, stage)
-    labels = report.timeline.program.labels
-    columns = (bars.lane, bars.kind, bars.start_ns, bars.end_ns, bars.label, bars.size_bytes)
-    rows = []
-    for lane, kind_code, start_ns, end_ns, label, size_bytes in zip(*(each.tolist() for each in columns), strict=True):
-        kind = BarKind(kind_code)
-        title = BAR_STYLES[kind].title
-        name = str(labels[label]) if label >= 0 else title
-        named = f"{title}: {name}" if kind.is_wait and label >= 0 else name
-        rows.append(_Row(Lane(lane), kind, start_ns, end_ns - start_ns, named, size_bytes))
-    return rows
+def _type(bar: NamedBar) -> str:
+    return bar.name.rpartition(" ")[2].rpartition(".")[2] or bar.name
 
 
-def _term_rows(report: SimulationReport) -> list[_Row]:
-    """Work after the last operator: the optimizer computes, the rest is exchange of gradients."""
-    start_ns = report.timeline.step_time_ns
-    rows = []
-    for term in (term for term in report.terms if term.duration_ns):
-        is_compute = "optimizer" in term.name
-        lane, kind = (Lane.COMPUTE, BarKind.BACKWARD) if is_compute else (Lane.COMMUNICATION, BarKind.COLLECTIVE)
-        rows.append(_Row(lane, kind, start_ns, term.duration_ns, term.name))
-        start_ns += term.duration_ns
-    return rows
+def _hcom_name(bar: NamedBar, position: int) -> str:
+    """As profilers name what communicates; a bubble is a receive that waits."""
+    return f"hcom_{'receive' if bar.kind is BarKind.BUBBLE else _type(bar)}__{position}"
 
 
-def _spans(rows: Sequence[_Row], kinds: Sequence[BarKind]) -> Spans:
+def _spans(rows: Sequence[NamedBar], kinds: Sequence[BarKind]) -> Spans:
     """Intervals in which any bar of these kinds runs."""
     merged: Spans = []
     for start, end in sorted((row.start_ns, row.start_ns + row.duration_ns) for row in rows if row.kind in kinds):
@@ -171,24 +138,24 @@ def _slice(name: str, process: int, thread: int, start_ns: int, duration_ns: int
     return {"ph": "X", "name": name, "pid": process, "tid": thread, **times, "args": what}
 
 
-def _kernel_events(rows: Sequence[_Row]) -> Iterable[dict[str, Any]]:
+def _kernel_events(rows: Sequence[NamedBar]) -> Iterable[dict[str, Any]]:
     for position, row in enumerate(rows):
-        if row.is_communication:
+        if row.kind in _COMMUNICATES:
             what = {"simulated": True, "operator": row.name}
-            yield _slice(row.hcom_name(position), COMMUNICATION, int(row.lane), row.start_ns, row.duration_ns, what)
+            yield _slice(_hcom_name(row, position), COMMUNICATION, row.lane, row.start_ns, row.duration_ns, what)
             continue
-        what = {"Model Id": 0, "Task Type": _task(row), "Stream Id": int(row.lane), "Task Id": position}
+        what = {"Model Id": 0, "Task Type": _task(row), "Stream Id": row.lane, "Task Id": position}
         if row.size_bytes:
             what["size(B)"] = row.size_bytes
-        yield _slice(row.name, HARDWARE, int(row.lane), row.start_ns, row.duration_ns, what)
+        yield _slice(row.name, HARDWARE, row.lane, row.start_ns, row.duration_ns, what)
 
 
-def _task(row: _Row) -> str:
+def _task(row: NamedBar) -> str:
     if row.kind.is_wait:
         return "EVENT_WAIT_SQE"
     if row.lane in (Lane.COPY_OUT, Lane.COPY_IN):
         return "PCIE_DMA_SQE"
-    return "AI_CORE" if any(word in row.type for word in _CUBE) else "AI_VECTOR_CORE"
+    return "AI_CORE" if any(word in _type(row) for word in _CUBE) else "AI_VECTOR_CORE"
 
 
 def _overlap_events(overlap: Mapping[str, Spans]) -> Iterable[dict[str, Any]]:
@@ -197,7 +164,7 @@ def _overlap_events(overlap: Mapping[str, Spans]) -> Iterable[dict[str, Any]]:
             yield _slice(name, OVERLAP, thread, start, end - start, {})
 
 
-def _kernel_table(rows: Sequence[_Row], rank: int) -> tuple[list[str], list[list[Any]]]:
+def _kernel_table(rows: Sequence[NamedBar], rank: int) -> tuple[list[str], list[list[Any]]]:
     header = [
         "Step Id", "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "Accelerator Core",
         "Start Time(us)", "Duration(us)", "Wait Time(us)", "Block Dim", "Input Shapes", "Input Data Types",
@@ -205,15 +172,15 @@ def _kernel_table(rows: Sequence[_Row], rank: int) -> tuple[list[str], list[list
     ]  # fmt: skip
     unknown = ["N/A"] * 6
     table: list[list[Any]] = []
-    end_ns: dict[Lane, int] = {}
+    end_ns: dict[int, int] = {}
     for position, row in enumerate(rows):
         if row.kind.is_wait or row.lane in (Lane.COPY_OUT, Lane.COPY_IN):
             continue
         waited = max(row.start_ns - end_ns.get(row.lane, 0), 0)
         end_ns[row.lane] = row.start_ns + row.duration_ns
-        core = "HCCL" if row.is_communication else _task(row)
+        core = "HCCL" if row.kind in _COMMUNICATES else _task(row)
         times = [f"{_us(row.start_ns):.3f}", f"{row.duration_ns / 1000:.3f}", f"{waited / 1000:.3f}", 0]
-        table.append([STEP, rank, 0, position, int(row.lane), row.name, row.type, core, *times, *unknown])
+        table.append([STEP, rank, 0, position, row.lane, row.name, _type(row), core, *times, *unknown])
     return header, table
 
 
@@ -236,14 +203,14 @@ def _length(spans: Spans) -> int:
     return sum(end - start for start, end in spans)
 
 
-def _communication(rows: Sequence[_Row]) -> dict[str, Any]:
+def _communication(rows: Sequence[NamedBar]) -> dict[str, Any]:
     """Times of each collective; waits for other ranks and sizes are not simulated, and are 0."""
     found: dict[str, dict[str, Any]] = {"p2p": {}, "collective": {}}
     for position, row in enumerate(rows):
-        if not row.is_communication:
+        if row.kind not in _COMMUNICATES:
             continue
         kind = "collective" if row.kind is BarKind.COLLECTIVE else "p2p"
-        found[kind][f"{row.hcom_name(position)}@0"] = _communication_figures(row.duration_ns, row.start_ns)
+        found[kind][f"{_hcom_name(row, position)}@0"] = _communication_figures(row.duration_ns, row.start_ns)
     total = sum(row.duration_ns for row in rows if row.kind is BarKind.COLLECTIVE)
     found["collective"]["Total Op Info"] = _communication_figures(total)  # readers want it, without any, too
     return found

@@ -14,11 +14,11 @@ import numpy as np
 
 from mindswap.errors import DataError
 from mindswap.files import rewritten
-from mindswap.report.simulation.bars import BAR_STYLES, MEMORY_STYLES, BarKind, Bars, Lane, list_bars
+from mindswap.report.insight import trace_names
+from mindswap.report.simulation.bars import AFTER, BAR_STYLES, MEMORY_STYLES, Lane, name_bars
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 
 THREADS_PER_STAGE = 10  # thread numbers are unique in the whole trace
-TERM_THREAD = len(Lane)
 
 
 def write_trace(report: SimulationReport, path: Path) -> None:
@@ -49,8 +49,7 @@ def write_trace(report: SimulationReport, path: Path) -> None:
 
 def trace_events(report: SimulationReport) -> Iterator[dict[str, Any]]:
     """Events of all stages: names, then per stage slices by stream and start, flows, and memory."""
-    for stage in report.stages:
-        yield from _names(report, stage.stage)
+    yield from _names(report)
     for stage in report.stages:
         yield from _slices(report, stage.stage)
         yield from _flows(report, stage.stage)
@@ -65,55 +64,30 @@ def _thread(stage: int, lane: int) -> int:
     return _process(stage) * THREADS_PER_STAGE + lane
 
 
-def _names(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
-    process = _process(stage)
-
-    def name(event: str, key: str, value: str | int, thread: int = 0) -> dict[str, Any]:
-        return {"ph": "M", "name": event, "pid": process, "tid": thread, "args": {key: value}}
-
-    yield name("process_name", "name", f"stage {stage}, simulated: {report.title}")
-    yield name("process_sort_index", "sort_index", stage)
-    threads = [(lane, lane.title) for lane in Lane]
-    for lane, title in [*threads, *([(TERM_THREAD, "after the last operator")] if report.terms else [])]:
-        yield name("thread_name", "name", title, _thread(stage, lane))
-        yield name("thread_sort_index", "sort_index", lane, _thread(stage, lane))
+def _names(report: SimulationReport) -> list[dict[str, Any]]:
+    stages = [stage.stage for stage in report.stages]
+    lanes = [(int(lane), lane.title) for lane in Lane]
+    lanes += [(AFTER, "after the last operator")] if report.terms else []
+    threads = [(_process(stage), _thread(stage, lane), title) for stage in stages for lane, title in lanes]
+    return trace_names({_process(stage): f"stage {stage}, simulated: {report.title}" for stage in stages}, threads)
 
 
 def _slices(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
-    labels = report.timeline.program.labels
-    bars = list_bars(report.timeline, stage)
-    titles = {int(kind): style.title for kind, style in BAR_STYLES.items()}
-    for lane, kind, start_ns, duration_ns, label, layer, micro_batch, size_bytes in _rows(bars):
-        title = titles[kind]
-        is_wait = BarKind(kind).is_wait
-        name = f"{title}: {labels[label]}" if is_wait and label >= 0 else title if label < 0 else str(labels[label])
-        arguments = {"layer": layer} if layer >= 0 else {}
-        arguments |= {"micro_batch": micro_batch} if micro_batch >= 0 else {}
-        arguments |= {"bytes": size_bytes} if size_bytes else {}
+    for bar in name_bars(report, stage):
+        title = BAR_STYLES[bar.kind].title
+        arguments = {"layer": bar.layer} if bar.layer >= 0 else {}
+        arguments |= {"micro_batch": bar.micro_batch} if bar.micro_batch >= 0 else {}
+        arguments |= {"bytes": bar.size_bytes} if bar.size_bytes else {}
         yield {
             "ph": "X",
-            "name": name,
-            "cat": f"stall,{title}" if is_wait else title,
+            "name": bar.name,
+            "cat": "term" if bar.lane == AFTER else f"stall,{title}" if bar.kind.is_wait else title,
             "pid": _process(stage),
-            "tid": _thread(stage, lane),
-            "ts": start_ns / 1000,
-            "dur": duration_ns / 1000,
+            "tid": _thread(stage, bar.lane),
+            "ts": bar.start_ns / 1000,
+            "dur": bar.duration_ns / 1000,
             "args": arguments,
         }
-    start_ns = report.timeline.step_time_ns
-    for term in (term for term in report.terms if term.duration_ns):
-        times = {"ts": start_ns / 1000, "dur": term.duration_ns / 1000}
-        thread = _thread(stage, TERM_THREAD)
-        yield {"ph": "X", "name": term.name, "cat": "term", "pid": _process(stage), "tid": thread, **times, "args": {}}
-        start_ns += term.duration_ns
-
-
-def _rows(bars: Bars) -> Iterator[tuple[int, ...]]:
-    duration_ns = bars.end_ns - bars.start_ns
-    columns = (
-        bars.lane, bars.kind, bars.start_ns, duration_ns, bars.label, bars.layer, bars.micro_batch, bars.size_bytes
-    )  # fmt: skip
-    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _flows(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
