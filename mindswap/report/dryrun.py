@@ -4,8 +4,8 @@ from collections import Counter
 from typing import Any
 
 from mindswap.report.problems import escape
-from mindswap.report.simulation.words import describe_moment
-from mindswap.report.tables import format_table
+from mindswap.report.simulation.words import describe_budget, describe_moment
+from mindswap.report.tables import attributes, format_table
 from mindswap.training.dryrun.read import PARTS, DryRun, Kernel, live_by_cell
 from mindswap.training.dryrun.stages import DryRunReport, StageRun, StepPlace, simulated_parts
 from mindswap.units import format_bytes
@@ -131,12 +131,8 @@ def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
 
 def _verdict(report: DryRunReport) -> str:
     """`: fits in 54.0 GiB with 6.9 GiB to spare`; "" without a budget."""
-    if report.budget_bytes is None:
-        return ""
-    budget, rest = format_bytes(report.budget_bytes), report.budget_bytes - report.peak_bytes
-    if rest >= 0:
-        return f": fits in {budget} with {format_bytes(rest)} to spare"
-    return f": does NOT fit, {format_bytes(-rest)} more than {budget}"
+    verdict = describe_budget(report.peak_bytes, report.budget_bytes)
+    return f": {verdict}" if verdict else ""
 
 
 def describe_place(place: StepPlace) -> str:
@@ -153,16 +149,8 @@ def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
     """The same as plain data; bytes."""
     return {
         "dry_run": True,
-        "title": report.title,
-        "num_layers": report.num_layers,
-        "depths": list(report.depths),
-        "has_cann": report.has_cann,
-        "used_peak_bytes": report.used_peak_bytes,
-        "actual_peak_bytes": report.actual_peak_bytes,
-        "peak_bytes": report.peak_bytes,
-        "budget_bytes": report.budget_bytes,
-        "counts_fragments": report.counts_fragments,
-        "fits": report.fits,
+        **attributes(report, "title num_layers depths has_cann used_peak_bytes actual_peak_bytes peak_bytes"),
+        **attributes(report, "budget_bytes counts_fragments fits"),
         "stages": [_stage_to_json(report, stage) for stage in report.stages],
         "notes": list(report.notes),
     }
@@ -174,16 +162,12 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
     return {
         "stage": stage.stage,
         "rank": run.rank,
-        "num_layers": stage.num_layers,
-        "used_peak_bytes": stage.used_peak_bytes,
-        "actual_peak_bytes": stage.actual_peak_bytes,
+        **attributes(stage, "num_layers used_peak_bytes actual_peak_bytes"),
         "workspace_bytes": report.workspace_bytes(stage),
         "simulated_peak_bytes": simulated_peak(report, stage),
         "moment": {
             "phase": "backward" if stage.place.is_backward else "forward",
-            "where": stage.place.where,
-            "layer": stage.place.layer,
-            "operator": stage.place.operator,
+            **attributes(stage.place, "where layer operator"),
         },
         "parts": dict(stage.parts),
         "simulated_parts": simulated_parts(simulated) if simulated else None,
@@ -191,8 +175,7 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
         "runs": [
             {
                 "num_layers": depth,
-                "used_peak_bytes": each.used_peak_bytes,
-                "actual_peak_bytes": each.actual_peak_bytes,
+                **attributes(each, "used_peak_bytes actual_peak_bytes"),
                 "copies_out": len(each.copied_out),
                 "copies_back": len(each.copied_back),
                 "copied_bytes": each.copied_bytes,

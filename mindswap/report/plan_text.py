@@ -6,7 +6,7 @@ from typing import Any
 from mindswap.config.step import PATH
 from mindswap.planner.problem import FULL, YOURS, Compared, Plan
 from mindswap.policy.words import format_layers as _layers
-from mindswap.report.tables import format_table
+from mindswap.report.tables import attributes, format_table
 from mindswap.units import UNITS, format_bytes, format_count, format_time
 
 HEADER = ("simulated", "step time", "tokens/s/card", "vs. keep all", "peak memory", "fits")
@@ -107,15 +107,8 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[s
         "simulated": True,
         "device": device,
         "status": "feasible" if plan.fits else "infeasible",
-        "step_time_ns": plan.step_time_ns,
-        "unconstrained_ns": plan.unconstrained_ns,
-        "lower_bound_ns": plan.lower_bound_ns,
-        "slowdown": plan.slowdown,
-        "gap": plan.gap,
-        "budget_bytes": plan.budget_bytes,
-        "peak_bytes": plan.peak_bytes,
-        "stage_peak_bytes": list(plan.stage_peak_bytes),
-        "stage_static_bytes": list(plan.stage_static_bytes),
+        **attributes(plan, "step_time_ns unconstrained_ns lower_bound_ns slowdown gap budget_bytes peak_bytes"),
+        **attributes(plan, "stage_peak_bytes stage_static_bytes"),
         "host_bytes_per_node": plan.host_bytes,
         "smallest_budget_bytes": plan.smallest_budget_bytes,
         "least_budget_bytes": plan.least_budget_bytes,
@@ -124,10 +117,7 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[s
         "holders": [{"name": name, "size_bytes": size} for name, size in plan.holders],
         "num_evaluations": plan.num_evaluations,
         "is_interrupted": plan.is_interrupted,
-        "compared": [
-            {"name": c.name, "step_time_ns": c.step_time_ns, "peak_bytes": c.peak_bytes, "fits": c.fits}
-            for c in plan.compared
-        ],
+        "compared": [attributes(one, "name step_time_ns peak_bytes fits") for one in plan.compared],
         **sections,
     }
 
@@ -150,10 +140,7 @@ def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return [
         {
             "simulated": True,
-            "peak_bytes": plan.peak_bytes,
-            "step_time_ns": plan.step_time_ns,
-            "slowdown": plan.slowdown,
-            "lower_bound_ns": plan.lower_bound_ns,
+            **attributes(plan, "peak_bytes step_time_ns slowdown lower_bound_ns"),
             "uncoupled_peak_bytes": plan.uncoupled_peak_bytes,
             **plan.policy.to_config(),
         }

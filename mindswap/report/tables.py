@@ -1,7 +1,7 @@
-"""Plain-text tables, equal layers in one row."""
+"""Plain-text tables, equal layers in one row; attributes as plain data."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -26,3 +26,8 @@ def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterabl
     for index, item in zip(indices, items, strict=True):
         groups.setdefault(key(item), ([], item))[0].append(index)
     return list(groups.values())
+
+
+def attributes(thing: object, names: str) -> dict[str, Any]:
+    """Attributes of these names, for JSON that has them under the same names; `names` are divided by blanks."""
+    return {name: getattr(thing, name) for name in names.split()}

@@ -13,7 +13,7 @@ class DeviceFigure:
     name: str  # in words: `link to the host (D2H)`
     value: str  # with its unit
     source: str  # where it is from
-    is_main: bool = True  # one of those that decide most; they stand in captions
+    is_main: bool = True  # one of those that decide most
 
 
 @dataclass(frozen=True)

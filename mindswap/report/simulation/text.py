@@ -6,7 +6,7 @@ from typing import Any
 from mindswap.policy.words import name_indices
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_cause, describe_holder, format_share, headline
-from mindswap.report.tables import format_table
+from mindswap.report.tables import attributes, format_table
 from mindswap.simulator.summary import group_layer_rows
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
@@ -117,19 +117,9 @@ def simulation_to_json(report: SimulationReport) -> dict[str, Any]:
         "device_figures": [vars(figure) for figure in report.figures],
         "step_time_ns": report.step_time_ns,
         "terms": [vars(term) for term in report.terms],
-        "tokens_per_s": report.tokens_per_s,
-        "num_tokens": report.num_tokens,
-        "num_cards": report.num_cards,
-        "mfu": report.mfu,
-        "model_flops": report.model_flops,
-        "peak_flops": report.peak_flops,
-        "peak_bytes": report.peak_bytes,
+        **attributes(report, "tokens_per_s num_tokens num_cards mfu model_flops peak_flops peak_bytes"),
         "peak_stage": report.peak_stage.stage,
-        "budget_bytes": report.budget_bytes,
-        "fits": report.fits,
-        "outside_bytes": report.outside_bytes,
-        "exposed_copy_ns": report.exposed_copy_ns,
-        "host_bytes_per_node": report.host_bytes_per_node,
+        **attributes(report, "budget_bytes fits outside_bytes exposed_copy_ns host_bytes_per_node"),
         "stages": [_stage_to_json(stage, report.timeline.step_time_ns) for stage in report.stages],
         "layers": [vars(row) for row in report.layers],
         "causes": [
@@ -151,9 +141,7 @@ def _stage_to_json(stage: StageReport, step_ns: int) -> dict[str, Any]:
             {**vars(holder), "kind": holder.kind.name.lower(), "layers": list(holder.layers)}
             for holder in stage.holders
         ],
-        "compute_ns": stage.compute_ns,
-        "recompute_ns": stage.recompute_ns,
-        "bubble_ns": stage.bubble_ns,
+        **attributes(stage, "compute_ns recompute_ns bubble_ns"),
         "exposed_copy_out_ns": stage.copy_out_ns,
         "exposed_copy_in_ns": stage.copy_in_ns,
         "exposed_communication_ns": stage.communication_ns,

@@ -58,14 +58,14 @@ def describe_cause(cause: Cause) -> str:
     return f"copy {direction} of {cause.label}, {describe_layers(cause.layers)}"
 
 
-def describe_budget(report: SimulationReport) -> str:
+def describe_budget(peak_bytes: int, budget_bytes: int | None) -> str:
     """`fits in 54.0 GiB with 6.9 GiB to spare`; empty without a budget."""
-    if report.budget_bytes is None:
+    if budget_bytes is None:
         return ""
-    budget, rest = format_bytes(report.budget_bytes), report.budget_bytes - report.peak_bytes
+    budget, rest = format_bytes(budget_bytes), budget_bytes - peak_bytes
     if rest >= 0:
         return f"fits in {budget} with {format_bytes(rest)} to spare"
-    return f"does NOT fit: {format_bytes(-rest)} more than {budget}"
+    return f"does NOT fit, {format_bytes(-rest)} more than {budget}"
 
 
 def format_share(part: int, whole: int) -> str:
@@ -86,7 +86,7 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
         (Head.STEP_TIME, format_time(report.step_time_ns), f"of which {', '.join(terms)}" if terms else ""),
         (Head.TOKENS, f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
         (Head.MFU, f"{report.mfu:.1%}".replace("%", " %"), f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
-        (Head.PEAK, format_bytes(stage.peak_bytes), describe_budget(report)),
+        (Head.PEAK, format_bytes(stage.peak_bytes), describe_budget(report.peak_bytes, report.budget_bytes)),
         (Head.MOMENT, when, which + describe_moment(stage.moment)),
         (Head.EXPOSED, format_time(exposed), share),
         (Head.HOST, host, f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node"),

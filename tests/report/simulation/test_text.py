@@ -64,7 +64,7 @@ def test_what_is_copied_for_nothing_is_said_below_the_layers():
 
 def test_a_peak_over_the_budget_is_said_loudly():
     text = format_simulation(small_report(budget_bytes=4 * 2**30))
-    assert "does NOT fit: 64.0 MiB more than 4.0 GiB" in text
+    assert "does NOT fit, 64.0 MiB more than 4.0 GiB" in text
 
 
 def test_stages_with_equal_figures_are_one_row():
