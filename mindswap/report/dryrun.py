@@ -24,7 +24,7 @@ def format_dry_run(report: DryRunReport, other: DryRunReport | None = None) -> s
     lines = [f"dry run of {report.title} on MindSpore's Ascend backend, without a card", ""]
     lines.append(format_table(*peak_rows(report, other)))
     for stage in report.stages:
-        lines += ["", *_stage_lines(report, stage, _same_rank(other, stage))]
+        lines += ["", *_stage_lines(report, stage, same_rank(other, stage))]
     lines += ["", f"needs {format_bytes(report.peak_bytes)} {counted(report)}{_verdict(report)}"]
     lines += [f"note: {note}" for note in report.notes]
     if other is not None:
@@ -49,7 +49,8 @@ def counted(report: DryRunReport) -> str:
     return "with fragments and workspace" if report.counts_fragments else "with workspace"
 
 
-def _same_rank(other: DryRunReport | None, stage: StageRun) -> StageRun | None:
+def same_rank(other: DryRunReport | None, stage: StageRun) -> StageRun | None:
+    """The same rank in another dry run."""
     return next((each for each in other.stages if each.run.rank == stage.run.rank), None) if other else None
 
 
@@ -68,7 +69,7 @@ def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
             share = 100 * (simulated - stage.used_peak_bytes) / max(stage.used_peak_bytes, 1)
             row += [_mib(report.workspace_bytes(stage)), _mib(simulated), f"{share:+.1f} %"]
         if other is not None:
-            match = _same_rank(other, stage)
+            match = same_rank(other, stage)
             row += [_mib(match.used_peak_bytes), _mib(match.actual_peak_bytes)] if match else ["-", "-"]
         rows.append(row)
     return header, rows

@@ -5,8 +5,8 @@ from html import escape
 
 import numpy as np
 
-from mindswap.report.dryrun import NOT_A_CARD, describe_place, dry_run_cards, part_rows, peak_rows
-from mindswap.report.html_parts import card, colours, list_items, memory_curve, read_part, table
+from mindswap.report.dryrun import NOT_A_CARD, describe_place, dry_run_cards, part_rows, peak_rows, same_rank
+from mindswap.report.html_parts import card, list_items, memory_curve, page, section, table
 from mindswap.report.simulation.html import DryRunParts, RealCurve, format_html
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport
@@ -24,30 +24,20 @@ NUM_PLACES = 9
 
 def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None) -> str:
     """The page as text; whatever is from the user's files is escaped."""
-    cards = "".join(card(*each) for each in dry_run_cards(report))
-    parts = [f"<section><h2>Dry run: peaks</h2>{_html_table(*peak_rows(report, other))}</section>"]
+    cards = [card(*each) for each in dry_run_cards(report)]
+    body = [section("Dry run: peaks", _html_table(*peak_rows(report, other)))]
     for stage in report.stages:
-        match = _match(stage, other)
-        parts.append(
-            f"<section><h2>Dry run: rank {stage.run.rank}, stage {stage.stage}</h2>"
-            f"<p>Peak: {escape(describe_place(stage.place))}</p>"
-            f"{'' if _is_drawn(report, stage) else _own_curve(stage)}{_html_table(*part_rows(report, stage, match))}"
-            "</section>"
-        )
-    parts.append(f"<section><h2>Dry run: notes</h2><ul>{list_items((*report.notes, NOT_A_CARD))}</ul></section>")
-    body = "\n".join(parts)
+        match = same_rank(other, stage)
+        peak = f"<p>Peak: {escape(describe_place(stage.place))}</p>"
+        curve = "" if _is_drawn(report, stage) else _own_curve(stage)
+        parts = _html_table(*part_rows(report, stage, match))
+        body.append(section(f"Dry run: rank {stage.run.rank}, stage {stage.stage}", peak, curve, parts))
+    body.append(section("Dry run: notes", f"<ul>{list_items((*report.notes, NOT_A_CARD))}</ul>"))
     if report.simulated is not None:
         curves = {stage.stage: tuple(_curves(report, stage.stage, other)) for stage in report.stages}
-        return format_html(report.simulated, DryRunParts("simulated and dry run", INTRO, cards, body, curves))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(report.title)}: dry run</title>'
-        f"<style>{colours()}{read_part('style.css')}</style></head><body><main><h1>{escape(report.title)}: dry run on "
-        f'the Ascend backend</h1><section class="cards">{cards}</section>{body}</main></body></html>\n'
-    )
-
-
-def _match(stage: StageRun, other: DryRunReport | None) -> StageRun | None:
-    return next((each for each in (other.stages if other else ()) if each.run.rank == stage.run.rank), None)
+        parts_of_page = DryRunParts("simulated and dry run", INTRO, "\n".join(cards), "\n".join(body), curves)
+        return format_html(report.simulated, parts_of_page)
+    return page(report.title, "dry run", "dry run", "On MindSpore's Ascend backend, without a card.", cards, body, "")
 
 
 def _is_drawn(report: DryRunReport, stage: StageRun) -> bool:

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 
 from mindswap.report.simulation.bars import BAR_STYLES, BUDGET, DRY_RUN, MEMORY_STYLES, OTHER_DRY_RUN, STATIC, Style
+from mindswap.version import __version__
 
 FILES = Path(__file__).parents[1] / "data" / "report"
 
@@ -14,7 +16,50 @@ def read_part(name: str) -> str:
     return (FILES / name).read_text(encoding="utf-8")
 
 
-def colours() -> str:
+def page(
+    title: str,
+    what: str,
+    badge: str,
+    lead: str,
+    cards: Iterable[str],
+    body: Iterable[str],
+    remark: str,
+    scripts: str = "",
+) -> str:
+    """One HTML file without requests, light and dark.
+
+    Args:
+        title: what it is about, as the user named it.
+        what: the page, in the title of its tab.
+        badge: where the figures are from.
+        lead: the sentence below the title.
+        cards: HTML of the figures that everybody asks for first.
+        body: HTML of the sections.
+        remark: the last words.
+        scripts: HTML of script elements.
+    """
+    return Template(read_part("page.html")).substitute(
+        title=escape(title),
+        what=what,
+        badge=escape(badge),
+        lead=escape(lead),
+        cards="\n".join(cards),
+        body="\n".join(body),
+        remark=remark,
+        scripts=scripts,
+        scripts_allowed="; script-src 'unsafe-inline'" if scripts else "",
+        version=escape(__version__),
+        colours=_colours(),
+        style=read_part("style.css"),
+    )
+
+
+def section(heading: str, *parts: str) -> str:
+    """HTML under a heading."""
+    return "\n".join(["<section>", f"<h2>{escape(heading)}</h2>", *filter(None, parts), "</section>"])
+
+
+def _colours() -> str:
     """The colours of the pictures as variables of the style sheet."""
     styles: list[tuple[str, Style]] = [(f"bar-{kind:d}", style) for kind, style in BAR_STYLES.items()]
     styles += [(f"memory-{kind:d}", style) for kind, style in MEMORY_STYLES.items()]

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from mindswap.report.calibration import format_figure
-from mindswap.report.html_parts import card, colours, list_items, read_part, table
+from mindswap.report.html_parts import card, list_items, page, section, table
 from mindswap.report.tables import format_table
 from mindswap.training.proof.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_count, format_time
@@ -116,25 +115,29 @@ SENT = (
 
 def format_proof_html(proof: Proof) -> str:
     """The page as text; whatever is from the user's files and logs is escaped."""
-    return Template(read_part("proof.html")).substitute(
-        title=escape(Path(proof.config).name),
-        target=escape(proof.target),
-        version=escape(__version__),
-        colours=colours(),
-        style=read_part("style.css"),
-        lead=escape(_lead(proof)),
-        cards="\n".join(_cards(proof)),
-        checks=_check_table(proof),
-        figures_hint=escape(CPU_HINT if proof.target == "CPU" else DEVICE_HINT),
-        charts=_charts(proof),
-        figures=_figure_table(proof),
-        losses_hint="Of the last worker, as it computed them, with every digit. The checks compare all workers.",
-        losses=_loss_table(proof),
-        calibration=_calibration(proof),
-        runs=_runs(proof),
-        send_back="<p>Send <code>send_back.tar.gz</code>. It has no weights and no data:</p>"
-        + table(("file", "what it is"), [(f"<code>{escape(name)}</code>", escape(what)) for name, what in SENT], (1,)),
-    )
+    hints = [
+        f'<p class="hint">{escape(text)}</p>'
+        for text in (
+            CPU_HINT if proof.target == "CPU" else DEVICE_HINT,
+            "Of the last worker, as it computed them, with every digit. The checks compare all workers.",
+        )
+    ]
+    sent = [(f"<code>{escape(name)}</code>", escape(what)) for name, what in SENT]
+    body = [
+        section("Checks", _check_table(proof)),
+        section("Measured beside simulated", hints[0], _charts(proof), _figure_table(proof)),
+        section("Losses", hints[1], _loss_table(proof)),
+        section("What would explain the difference", _calibration(proof)),
+        section("What ran", _runs(proof)),
+        section(
+            "What to send back",
+            "<p>Send <code>send_back.tar.gz</code>. It has no weights and no data:</p>",
+            table(("file", "what it is"), sent, (1,)),
+        ),
+    ]
+    remark = "Whatever is called simulated was not measured."
+    title, badge = Path(proof.config).name, f"measured on {proof.target}"
+    return page(title, "measured and simulated", badge, _lead(proof), _cards(proof), body, remark)
 
 
 def _lead(proof: Proof) -> str:

@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from string import Template
 from typing import Any
 
 import numpy as np
 
-from mindswap.report.html_parts import card, colours, list_items, read_part, table
+from mindswap.report.html_parts import card, list_items, page, read_part, section, table
 from mindswap.report.simulation.bars import (
     BAR_STYLES,
     MEMORY_STYLES,
@@ -33,7 +32,6 @@ from mindswap.report.simulation.words import (
 )
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
-from mindswap.version import __version__
 
 # What the script of the HTML report draws: bars and memory of every stage as short columns of integers.
 
@@ -157,30 +155,24 @@ def format_html(report: SimulationReport, dry_run: DryRunParts = SIMULATED) -> s
     which = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
     # A "<" in the data could end the script element; in JSON it may be written as its number.
     data = json.dumps(page_data(report, dry_run.curves), separators=(",", ":")).replace("<", "\\u003c")
-    return Template(read_part("page.html")).substitute(
-        title=escape(report.title),
-        device=escape(report.device_title),
-        version=escape(__version__),
-        colours=colours(),
-        style=read_part("style.css"),
-        script=read_part("script.js"),
-        data=data,
-        kind=dry_run.kind,
-        intro=escape(dry_run.intro),
-        cards="\n".join(_cards(report)) + dry_run.cards,
-        dry_run=dry_run.sections,
-        stages=_stage_table(report) + _terms(report),
-        moment=escape(which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)),
-        holders=_holder_table(stage),
-        layers=table(LAYER_HEADER, [tuple(map(escape, row)) for row in layer_rows(report)]),
-        causes=_cause_table(report),
-        figures=table(
-            ("figure", "value", "source"),
-            [(escape(figure.name), escape(figure.value), escape(figure.source)) for figure in report.figures],
-            text_columns=(1, 2),
-        ),
-        notes=f"<section><h2>Notes</h2><ul>{list_items(report.notes)}</ul></section>" if report.notes else "",
+    figures = [(escape(figure.name), escape(figure.value), escape(figure.source)) for figure in report.figures]
+    moment = which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)
+    body = [
+        read_part("step.html"),
+        dry_run.sections,
+        section("Where the time goes", _stage_table(report), _terms(report)),
+        section("What fills the memory at the peak", f"<p>{escape(moment)}</p>", _holder_table(stage)),
+        section("Layers", table(LAYER_HEADER, [tuple(map(escape, row)) for row in layer_rows(report)])),
+        section("What compute waits for", _cause_table(report)),
+        section("Figures of the device that were used", table(("figure", "value", "source"), figures, (1, 2))),
+        section("Notes", f"<ul>{list_items(report.notes)}</ul>") if report.notes else "",
+    ]
+    lead = f"One training step on {report.device_title}. {dry_run.intro}"
+    cards = [*_cards(report), dry_run.cards]
+    scripts = (
+        f'<script type="application/json" id="data">{data}</script>\n<script>\n{read_part("script.js")}\n</script>'
     )
+    return page(report.title, f"{dry_run.kind} step", dry_run.kind, lead, cards, body, "Simulated.", scripts)
 
 
 def _cards(report: SimulationReport) -> Iterable[str]:
