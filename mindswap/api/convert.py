@@ -1,143 +1,84 @@
-"""Recompute in counts per pipeline stage (swap off) -> the same in layer indices (swap on).
+"""Swap and recompute settings of a configuration in another form, its text kept otherwise."""
 
-The result is judged by reading it back: in every layer the same operators must be recomputed.
-"""
+from pathlib import Path
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
-
-from mindswap.check.check import check_document, check_shape
-from mindswap.config.nodes import Document
-from mindswap.config.problem import Level, Location, Problem, sort_problems
-from mindswap.config.render import document_from_data
-from mindswap.errors import PolicyError
-from mindswap.policy.applied import EXCLUDE, as_applied, cells_excluded
-from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.convert import first_difference, policy_sections
-from mindswap.policy.expand import RULE as STAGE_RULE
-from mindswap.policy.expand import expand_stage_recompute
-from mindswap.policy.model import Layers, OpRecompute, Policy
-from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
-from mindswap.policy.settings import Statement
-
-RULE = "convert"
-# Options that select operators.
-SELECTED = ("select_recompute", "select_comm_recompute")
-ONLY_OPERATORS = "MindFormers excludes operators only"
+from mindswap.api.convert_forms import Request, known_trees, to_index_form
+from mindswap.api.convert_megatron import MegatronSource, sections_of_megatron
+from mindswap.api.convert_versions import VERSIONS, Rewritten, convert_versions
+from mindswap.check.check import check_document
+from mindswap.config.nodes import Document, to_data
+from mindswap.config.parse import parse_document
+from mindswap.config.problem import Level, Problem, sort_problems
+from mindswap.config.render import COMMAND_LINE
+from mindswap.config.sections import rewrite_section
+from mindswap.config.source import BASE_CONFIG, load_document
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.policy.convert import rewrite_for_swap
+from mindswap.policy.mindformers_2x.tables import refuse_pynative
+from mindswap.policy.read import find_num_layers
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A configuration in the other form."""
+def convert_config(
+    config: str | None,
+    to: str | MegatronSource,
+    target: str | None = None,
+    num_layers: int | None = None,
+    ops_per_layer: int | None = None,
+    trace: str | None = None,
+) -> Rewritten:
+    """Convert one configuration; nothing is written.
 
-    sections: dict[str, dict[str, Any]]  # the sections that change, with their new values
-    problems: tuple[Problem, ...]  # what is lost though it had no effect: warnings
-    policy: Policy  # what the sections ask for, in layer indices
-
-
-def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
-    """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
-
-    Without `trees` what is excluded cannot be converted.
+    Args:
+        config: MindFormers YAML; None makes the sections for options of Megatron-LM alone.
+        to: `index` (layer indices, from counts per stage), `2.x`, `1.9`, or options of Megatron-LM to take over.
+        target: file that the result is for.
+        num_layers: layers of the model, where the file does not say.
+        ops_per_layer, trace: between versions, as of `convert_versions`.
 
     Raises:
-        PolicyError: it cannot be said so, or is wrong; with every reason.
+        PolicyError: the settings are wrong, or have no counterpart; with every reason.
+        LaunchError: what is asked for and the file do not go together.
     """
-    swap = document.get("swap_config", "swap")
-    if swap is not None and swap.value is not False:
-        message = "swap_config.swap: swap is on, so recompute_config is in layer indices already"
-        raise PolicyError((_error(swap.location, message),))
-    expansion = expand_stage_recompute(document, num_layers)
-    errors = [p for p in check_document(document, num_layers, trees).errors if p.rule == STAGE_RULE]
-    if errors:
-        raise PolicyError(sort_problems((*expansion.problems, *errors)))
-    unknown = list(_unknown_excludes(expansion.statements, trees))
-    if unknown:
-        raise PolicyError(sort_problems(unknown))
-    dropped = dict(_ineffective_flags(document))
-    flags: dict[str, Any] = {name: RECOMPUTE_FLAGS[name] for name in dropped}
-    policy = replace(as_applied(expansion.policy, trees), **flags)
-    shorter = _without_whole(policy, num_layers)
-    policy = policy if first_difference(policy, shorter, num_layers, trees) else shorter
-    problems = list(dropped.values())
-    for named in cells_excluded(expansion.statements, trees) if trees is not None else ():
-        rest = "only the operators it names beside are written" if named.has_operators else "so it is left out"
-        message = f"{named.statement.path}: had no effect on '{named.cell}', a cell: {ONLY_OPERATORS}; {rest}"
-        problems.append(_warning(named.location, message, "write it again, to exclude all of the cell"))
-    problems += [p for p in expansion.problems if p.location not in {q.location for q in problems}]
-    section = document.get("swap_config")
-    for entry in section.unique_entries() if section is not None else ():
-        if entry.key in ("layer_swap", "op_swap") and (entry.value.items or entry.value.entries):
-            message = f"swap_config.{entry.key}: had no effect with swap off, so it is left out"
-            problems.append(_warning(entry.location, message, "write it again to swap"))
-    problems += _attention_problem(document, policy)
-    sections = policy_sections(policy, document.data(), num_layers)
-    if not (policy.layer_recompute or any(getattr(policy, option) for option in SELECT_OPTIONS)):
-        sections["swap_config"] = {"swap": False}  # nothing is recomputed: both forms say that, and this one quietly
-        return Converted(sections, sort_problems(problems), policy)
-    read_back = check_shape(document_from_data({**document.data(), **sections}, document.file), num_layers)
-    if read_back.policy is None:
-        raise PolicyError(read_back.problems)
-    difference = first_difference(policy, read_back.policy, num_layers, trees)
-    if difference:
-        node = document.get("recompute_config")
-        place = node.location if node is not None else Location(document.file)
-        raise PolicyError((_error(place, f"recompute_config: the index form would not mean the same: {difference}"),))
-    return Converted(sections, sort_problems(problems), policy)
+    document, text = (Document(COMMAND_LINE, None), "") if config is None else _read(config, target)
+    request = Request(document, text, num_layers, target or "the result")
+    if isinstance(to, str) and to in VERSIONS:
+        return convert_versions(request, to, ops_per_layer, trace)
+    refuse_pynative(document)
+    if isinstance(to, MegatronSource):
+        made, num_layers = sections_of_megatron(to, request)
+    else:
+        num_layers = request.find_num_layers(find_num_layers(document))
+        made = to_index_form(document, num_layers, known_trees(document, check_document(document, num_layers)))
+    if made.sections.get("swap_config", {}).get("swap") is True and document.root is not None:
+        text = rewrite_for_swap(text, parse_document(text.encode("utf-8", "surrogatepass"), document.file), document)
+    for name, value in made.sections.items():
+        text = rewrite_section(text, name, value, made.comments.get(name), document.file)
+    problems = made.problems
+    if document.root is not None:  # without CONFIG there is too little of it to check
+        written = parse_document(text.encode("utf-8", "surrogatepass"), request.target)
+        problems = (*problems, *check_document(written, num_layers).problems)
+    return Rewritten(text, sort_problems(problems), {"sections": made.sections})
 
 
-def _without_whole(policy: Policy, num_layers: int) -> Policy:
-    """What is selected without the layers that are recomputed whole, where it has no effect."""
-    changes: dict[str, Any] = {}
-    whole = set(policy.layer_recompute.resolve(num_layers))
-    for option in SELECTED:
-        left = ((entry.pattern, set(entry.layers.resolve(num_layers)) - whole) for entry in getattr(policy, option))
-        changes[option] = tuple(OpRecompute(pattern, Layers(layers)) for pattern, layers in left if layers)
-    return replace(policy, **changes)
+def _read(config: str, target: str | None) -> tuple[Document, str]:
+    """The configuration with what it is based on, and the text of its own file."""
+    document = load_document(config)
+    if document.problems:
+        raise PolicyError(document.problems)
+    text = Path(config).read_bytes().decode("utf-8")
+    own = parse_document(text.encode(), config)
+    if own.get(BASE_CONFIG) is not None:
+        _refuse_inherited(own, document)
+        if target and Path(target).resolve().parent != Path(config).resolve().parent:
+            raise LaunchError(f"{config} is based on other files ({BASE_CONFIG}); write the result beside it")
+    return document, text
 
 
-def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | None) -> Iterator[Problem]:
-    """What is excluded while the model is not known: whether a name is a cell decides what it means with swap off."""
-    for statement in statements if trees is None else ():
-        if statement.option == EXCLUDE and statement.layers:
-            message = (
-                f"{statement.path}: cannot be converted, because no table has this model: with swap off "
-                f"{ONLY_OPERATORS}, and whether '{statement.pattern}' is one is not known"
-            )
-            fix = "run this where MindFormers is installed, or delete it first"
-            yield _error(statement.pattern_location, message, fix)
-
-
-def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
-    """Flags that MindFormers does not pass on with swap off; with swap on they would act."""
-    for name, default in RECOMPUTE_FLAGS.items():
-        node = document.get("recompute_config", name)
-        acts = name == "recompute_slice_activation" and document.value("recompute_config", "recompute") is True
-        if node is not None and node.value != default and not acts:
-            message = f"recompute_config.{name}: had no effect with swap off, so {default} is written"
-            yield name, _warning(node.location, message, f"{name}: {node.value}, to have it")
-
-
-def _attention_problem(document: Document, policy: Policy) -> list[Problem]:
-    """The legacy Llama recomputes more than what is selected, without saying so."""
-    is_llama = document.value("model", "arch", "type") == "LlamaForCausalLM"
-    has_flash = document.value("model", "model_config", "use_flash_attention") is True
-    node = document.get("recompute_config", "select_recompute")
-    if not is_llama or has_flash or node is None or not policy.select_recompute:
-        return []
-    message = (
-        "recompute_config.select_recompute: with swap off and without flash attention MindFormers also recomputes the "
-        "scores of attention in every layer; the index form has only what is written"
-    )
-    names = "apply_rotary_emb|tile_kv|batch_matmul_q_k|mul|add|cast_attn|softmax|batch_matmul"
-    fix = rf"to have it: 'attention\.(?:{names})': True"
-    return [_warning(node.location, message, fix)]
-
-
-def _error(location: Location, message: str, fix: str = "") -> Problem:
-    return Problem(location, RULE, Level.ERROR, message, fix=fix)
-
-
-def _warning(location: Location, message: str, fix: str) -> Problem:
-    return Problem(location, RULE, Level.WARNING, message, fix=fix)
+def _refuse_inherited(own: Document, whole: Document) -> None:
+    """A section that stands in another file cannot be replaced in this one: MindFormers merges the two."""
+    for section in ("swap_config", "recompute_config", "mindswap"):
+        here, merged = own.get(section), whole.get(section)
+        if merged is not None and (here is None or to_data(here) != to_data(merged)):
+            message = f"{section}: a part of it stands in another file ({BASE_CONFIG})"
+            fix = f"copy {section} into {own.file}"
+            raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])

@@ -14,21 +14,10 @@ Comments and order of CONFIG stay. A launch script is read, not run; options giv
 
 import argparse
 import sys
-from pathlib import Path
 
-from mindswap.api.convert import to_index_form
-from mindswap.check.check import check_document
-from mindswap.commands.convert_megatron import (
-    FAMILIES,
-    Request,
-    Result,
-    Rewritten,
-    convert_megatron,
-    known_trees,
-    num_layers_of,
-    target_of,
-)
-from mindswap.commands.convert_versions import VERSIONS, convert_versions
+from mindswap.api.convert import convert_config
+from mindswap.api.convert_megatron import FAMILIES, MegatronSource
+from mindswap.api.convert_versions import VERSIONS
 from mindswap.commands.options import (
     MOST_LAYERS,
     add_common,
@@ -36,18 +25,10 @@ from mindswap.commands.options import (
     number_from,
     reject_overwrite_without_output,
 )
-from mindswap.config.nodes import Document, to_data
-from mindswap.config.parse import parse_document
-from mindswap.config.problem import Level, Problem, find_errors, sort_problems
-from mindswap.config.render import COMMAND_LINE
-from mindswap.config.sections import rewrite_section
-from mindswap.config.source import BASE_CONFIG, load_document
-from mindswap.errors import LaunchError, PolicyError
+from mindswap.config.problem import find_errors
+from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
-from mindswap.policy.convert import rewrite_for_swap
 from mindswap.policy.megatron.options import OPTIONS, OptionKind
-from mindswap.policy.mindformers_2x.tables import refuse_pynative
-from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text, format_problems, problems_to_data
 
 
@@ -92,18 +73,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert one configuration; 1 if the result does not pass `mindswap check`; it is written all the same."""
-    request = _read_request(args)
+    given = {name: getattr(args, option.field) for name, option in OPTIONS.items() if getattr(args, option.field)}
+    _refuse_unfit(args, [name for name in given if name != "--num-layers"])
     require_folders(args.output)
     reject_overwrite_without_output(args)
-    if args.trace and args.to not in VERSIONS:
-        raise LaunchError("--trace: is for --to 2.x and --to 1.9")
-    made = convert_versions(args, request) if args.to in VERSIONS else _convert_sections(args, request)
-    target = target_of(args)
+    target = str(args.output or (args.config if args.in_place else None) or "")
+    if args.source is None:
+        try:
+            num_layers = number_from(1, MOST_LAYERS)(args.num_layers) if args.num_layers else None
+        except argparse.ArgumentTypeError as error:
+            raise LaunchError(f"--num-layers: {error}") from None
+        made = convert_config(args.config, args.to, target, num_layers, args.ops_per_layer, args.trace)
+    else:
+        words = {
+            name: [] if value is True else [value] if isinstance(value, str) else value for name, value in given.items()
+        }
+        source = MegatronSource(words, args.from_args, args.family, args.backward_prefetch)
+        made = convert_config(args.config, source, target)
     if target:
         write_new(target, made.text, overwrite=args.overwrite or args.in_place)
     has_errors = bool(find_errors(made.problems))
     if args.json:
-        answer = {"written": target, "text": made.text, **made.data, **problems_to_data(made.problems)}
+        answer = {"written": target or None, "text": made.text, **made.data, **problems_to_data(made.problems)}
         print(answer_text("convert", answer, not has_errors))
         return int(has_errors)
     if not target:
@@ -115,63 +106,16 @@ def run(args: argparse.Namespace) -> int:
     return int(has_errors)
 
 
-def _convert_sections(args: argparse.Namespace, request: Request) -> Rewritten:
-    """From counts per stage, layer indices or options of Megatron-LM: sections of MindFormers 1.9."""
-    refuse_pynative(request.document)
-    result = convert_megatron(args, request) if args.source == "megatron" else _between_forms(args, request)
-    text = request.text
-    if result.sections.get("swap_config", {}).get("swap") is True and request.document.root is not None:
-        own = parse_document(text.encode("utf-8", "surrogatepass"), request.file)
-        text = rewrite_for_swap(text, own, request.document)
-    for name, value in result.sections.items():
-        text = rewrite_section(text, name, value, result.comments.get(name), request.file)
-    problems = result.problems
-    if request.document.root is not None:  # without CONFIG there is too little of it to check
-        written = parse_document(text.encode("utf-8", "surrogatepass"), target_of(args) or "the result")
-        problems = (*problems, *check_document(written, result.num_layers).problems)
-    return Rewritten(text, sort_problems(problems), {"sections": result.sections})
-
-
-def _read_request(args: argparse.Namespace) -> Request:
-    """The file, after looking whether the options go together."""
-    given = [name for name, option in OPTIONS.items() if getattr(args, option.field) and name != "--num-layers"]
+def _refuse_unfit(args: argparse.Namespace, of_megatron: list[str]) -> None:
+    """Refuse options that do not go together."""
     if args.source is None and args.to is None:
         raise LaunchError("say what to do: --to index, 2.x or 1.9, or --from megatron")
     if args.source is not None and args.to is not None:
         raise LaunchError("--to has no meaning with --from megatron: the result is in layer indices")
-    if args.source is None and (args.config is None or given or args.from_args):
-        what = "CONFIG is missing" if args.config is None else f"{(*given, '--from-args')[0]} needs --from megatron"
-        raise LaunchError(what)
-    if args.config is None:
-        if args.in_place:
-            raise LaunchError("--in-place needs CONFIG")
-        return Request("", Document(COMMAND_LINE, None), COMMAND_LINE)
-    document = load_document(args.config)
-    if document.problems:
-        raise PolicyError(document.problems)
-    text = Path(args.config).read_bytes().decode("utf-8")
-    own = parse_document(text.encode(), args.config)
-    if own.get(BASE_CONFIG) is not None:
-        _refuse_inherited(own, document)
-        if args.output and args.output.resolve().parent != Path(args.config).resolve().parent:
-            raise LaunchError(f"{args.config} is based on other files ({BASE_CONFIG}); write the result beside it")
-    return Request(text, document, args.config)
-
-
-def _refuse_inherited(own: Document, whole: Document) -> None:
-    """A section that stands in another file cannot be replaced in this one: MindFormers merges the two."""
-    for section in ("swap_config", "recompute_config", "mindswap"):
-        here, merged = own.get(section), whole.get(section)
-        if merged is not None and (here is None or to_data(here) != to_data(merged)):
-            message = f"{section}: a part of it stands in another file ({BASE_CONFIG})"
-            fix = f"copy {section} into {own.file}"
-            raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
-
-
-def _between_forms(args: argparse.Namespace, request: Request) -> Result:
-    num_layers = num_layers_of(args, request.document, find_num_layers(request.document))
-    checked = check_document(request.document, num_layers)
-    trees = known_trees(args.config, request.document, checked)
-    converted = to_index_form(request.document, num_layers, trees)
-    comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
-    return Result(converted.sections, converted.problems, {"recompute_config": comment}, num_layers)
+    if args.source is None and (args.config is None or of_megatron or args.from_args):
+        missing = f"{(*of_megatron, '--from-args')[0]} needs --from megatron"
+        raise LaunchError("CONFIG is missing" if args.config is None else missing)
+    if args.config is None and args.in_place:
+        raise LaunchError("--in-place needs CONFIG")
+    if args.trace and args.to not in VERSIONS:
+        raise LaunchError("--trace: is for --to 2.x and --to 1.9")

@@ -1,7 +1,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindswap.api.convert import to_index_form
+from mindswap.api.convert_forms import to_index_form
 from mindswap.check.check import check_document, check_shape
 from mindswap.config.problem import Level
 from mindswap.config.render import document_from_data

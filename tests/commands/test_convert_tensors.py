@@ -149,7 +149,7 @@ def test_a_trace_of_another_model_is_refused(convert):
 
 
 def test_a_trace_is_for_versions_only(convert):
-    code, _, err = convert(OLD + "  swap: True\n", "stage")
+    code, _, err = convert(OLD + "  swap: True\n", "index")
     assert code == 1 and "--trace: is for --to 2.x and --to 1.9" in err
 
 

@@ -3,21 +3,19 @@
 By name; with `--trace`, by the tensors of a recorded step.
 """
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mindswap.api.convert import to_index_form
+from mindswap.api.convert_forms import Request, known_trees, to_index_form
 from mindswap.api.recorded import read_trace
-from mindswap.check.check import check_document, check_pynative, check_shape
-from mindswap.commands.convert_megatron import Request, Rewritten, known_trees, num_layers_of, table_trees, target_of
+from mindswap.check.check import check_document, check_pynative, check_shape, model_section
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.cell_tree import CellNode, load_layer_trees
 from mindswap.policy.mindformers_2x.convert import ConvertedSettings, to_1_9, to_2x
 from mindswap.policy.mindformers_2x.read import find_num_layers_2x
 from mindswap.policy.mindformers_2x.renaming import LayerNames, replace_sections
@@ -99,6 +97,15 @@ def read_tensors(file: str, num_layers: int) -> Tensors:
     return Tensors(file, step.trace, step.layers, Model((paths,) * num_layers, "dense models of 2.x"))
 
 
+@dataclass(frozen=True)
+class Rewritten:
+    """Result of a conversion."""
+
+    text: str  # the whole configuration
+    problems: Sequence[Problem]  # of the conversion and of its result
+    data: Mapping[str, object]  # what `--json` says besides
+
+
 VERSIONS = {"2.x": Form.PYNATIVE, "1.9": Form.GRAPH}
 SECTIONS_1_9 = ("swap_config", "recompute_config")
 SECTIONS_2X = ("swap", "recompute", "recompute_comm")
@@ -106,28 +113,35 @@ SECTIONS_2X = ("swap", "recompute", "recompute_comm")
 ASSUMED_LAYER_OPS = 60
 
 
-def convert_versions(args: argparse.Namespace, request: Request) -> Rewritten:
+def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace: str | None) -> Rewritten:
     """Convert one file.
+
+    Args:
+        request: the file.
+        to: the other version, one of `VERSIONS`.
+        ops_per_layer: operators of a layer in backward; None for those of the trace, or of a table.
+        trace: file with a recorded step of the model; None converts by name.
 
     Raises:
         PolicyError: the settings are wrong, or the file cannot be edited.
         LaunchError: there is nothing to convert.
     """
     document = request.document
-    source = SECTIONS_1_9 if args.to == "2.x" else SECTIONS_2X
+    source = SECTIONS_1_9 if to == "2.x" else SECTIONS_2X
     if document.root is None or not any(document.get(name) is not None for name in source):
         missing = " and no ".join(source)
-        raise LaunchError(f"{document.file}: nothing to convert to {args.to}: there is no {missing}")
-    num_layers = num_layers_of(args, document, find_num_layers(document) or find_num_layers_2x(document))
-    tensors = read_tensors(args.trace, num_layers) if args.trace else None
-    made = (_to_2x if args.to == "2.x" else _to_1_9)(args, document, num_layers, tensors)
+        raise LaunchError(f"{document.file}: nothing to convert to {to}: there is no {missing}")
+    num_layers = request.find_num_layers(find_num_layers(document) or find_num_layers_2x(document))
+    tensors = read_tensors(trace, num_layers) if trace else None
+    ops = (ops_per_layer, "assumed") if ops_per_layer else _layer_ops(document, tensors)
+    made = (_to_2x if to == "2.x" else _to_1_9)(document, num_layers, tensors, ops)
     _refuse_double(document, source, made)
-    origin = "1.9" if args.to == "2.x" else "2.x"
-    comment = f"from MindFormers {origin}, {escape(made.by)} (mindswap convert --to {args.to})"
+    origin = "1.9" if to == "2.x" else "2.x"
+    comment = f"from MindFormers {origin}, {escape(made.by)} (mindswap convert --to {to})"
     lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(made.lost))
-    text = replace_sections(request.text, source, made.sections, (comment, *lost), request.file)
-    read_back = _read_back(args, text, made, num_layers)
-    problems = [*_losses(document, source, made, args.to), *read_back]
+    text = replace_sections(request.text, source, made.sections, (comment, *lost), document.file)
+    read_back = _read_back(to, text, made, num_layers, request.target)
+    problems = [*_losses(document, source, made, to), *read_back]
     return Rewritten(text, problems, {"sections": made.sections, "lost": list(made.lost)})
 
 
@@ -142,13 +156,8 @@ def _refuse_double(document: Document, source: tuple[str, ...], converted: Conve
             raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=f"delete it, or {there}")])
 
 
-def _layer_ops(args: argparse.Namespace, document: Document, tensors: Tensors | None) -> tuple[int, str]:
-    """Operators of a layer in backward, and where the number is from.
-
-    As given, of a trace, else assumed to be as many as in forward, by table.
-    """
-    if args.ops_per_layer:
-        return args.ops_per_layer, "assumed"
+def _layer_ops(document: Document, tensors: Tensors | None) -> tuple[int, str]:
+    """Operators of a layer in backward, and where the number is from: a trace, else as many as in forward, by table."""
     if tensors is not None:
         return tensors.num_layer_ops, f"in {tensors.file}"
     layer = _layer_1_9(document)
@@ -157,31 +166,30 @@ def _layer_ops(args: argparse.Namespace, document: Document, tensors: Tensors | 
 
 def _layer_1_9(document: Document) -> CellNode | None:
     """A layer of the model in 1.9, by table; all tables are of models without experts."""
-    trees = table_trees(document, 1)
+    trees = load_layer_trees(model_section(document), 1)
     return trees.layers[0] if trees is not None else None
 
 
-def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None) -> ConvertedSettings:
+def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tuple[int, str]) -> ConvertedSettings:
     policy = check_shape(document, num_layers).require_policy()
     checked = check_document(document, num_layers)
     if find_form(document) is Form.GRAPH:
         checked.require_policy()
     if not policy.is_swap_enabled and document.get("recompute_config") is not None:
-        index_form = to_index_form(document, num_layers, known_trees(args.config, document, checked))
+        index_form = to_index_form(document, num_layers, known_trees(document, checked))
         policy = replace(index_form.policy, is_swap_enabled=False)
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
     )
     layer, known = _layer_1_9(document), dense_layer()
     names = LayerNames(layer, frozenset(known.order), known.cells) if layer is not None else LayerNames()
-    ops, told = _layer_ops(args, document, tensors)
     choose = before = None
     if tensors is not None:
         before = tensors.of_policy(policy)
         if policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
             tensors.refuse_nothing(before)
         choose = partial(choose_2x, tensors.trace, before.moved, tensors.model.layers[0])
-    converted = to_2x(policy, num_layers, stages, ops, names, choose, told)
+    converted = to_2x(policy, num_layers, stages, ops[0], names, choose, ops[1])
     # What the file does not speak of, the result leaves alone.
     has = {"swap": "swap_config", "recompute": "recompute_config"}
     sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
@@ -189,34 +197,31 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
     if tensors is None or before is None:
         return converted
     effect = check_pynative(_sections_alone(converted), num_layers, tensors.model).effect
-    return tensors.compared(converted, before, fate_in_2x(tensors.trace, effect), args.to)
+    return tensors.compared(converted, before, fate_in_2x(tensors.trace, effect), "2.x")
 
 
 def _sections_alone(converted: ConvertedSettings) -> Document:
     return parse_document("\n".join(block_lines(converted.sections, 0, 2)).encode(), "the result")
 
 
-def _to_1_9(
-    args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None
-) -> ConvertedSettings:
+def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: tuple[int, str]) -> ConvertedSettings:
     stated = find_num_layers_2x(document)
     model = tensors.model if tensors is not None else None
     checked = check_pynative(document, num_layers if stated is None else None, model)
     if checked.errors:
         raise PolicyError(checked.problems)
     use_legacy = find_form(document) is Form.GRAPH and document.is_legacy
-    ops, told = _layer_ops(args, document, tensors)
     if tensors is None:
-        return to_1_9(checked.effect, ops, use_legacy, source=told)
+        return to_1_9(checked.effect, ops[0], use_legacy, source=ops[1])
     before = fate_in_2x(tensors.trace, checked.effect)
     if checked.effect.swaps_anything:
         tensors.refuse_nothing(before)
     use_legacy = any(child.name == "attention" for child in tensors.layers[0].children)
     named = {".".join(path) for layer in tensors.layers for path, _ in layer.walk()}
     chosen = choose_1_9(tensors.trace, before.moved, named.__contains__)
-    converted = to_1_9(checked.effect, ops, use_legacy, chosen, told)
+    converted = to_1_9(checked.effect, ops[0], use_legacy, chosen, ops[1])
     policy = check_shape(_sections_alone(converted), num_layers).policy
-    return converted if policy is None else tensors.compared(converted, before, tensors.of_policy(policy), args.to)
+    return converted if policy is None else tensors.compared(converted, before, tensors.of_policy(policy), "1.9")
 
 
 def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
@@ -233,12 +238,9 @@ def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSet
     return found
 
 
-def _read_back(
-    args: argparse.Namespace, text: str, converted: ConvertedSettings, num_layers: int
-) -> tuple[Problem, ...]:
+def _read_back(to: str, text: str, converted: ConvertedSettings, num_layers: int, target: str) -> tuple[Problem, ...]:
     """Problems of the result by the rules of the other version; of 1.9 the sections alone are looked at, for errors."""
-    name = target_of(args) or "the result"
-    if args.to == "2.x":
-        return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), name), num_layers).problems
+    if to == "2.x":
+        return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers).problems
     problems = check_document(_sections_alone(converted), num_layers).errors
-    return tuple(replace(problem, location=Location(name)) for problem in problems)
+    return tuple(replace(problem, location=Location(target)) for problem in problems)
