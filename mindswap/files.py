@@ -14,7 +14,7 @@ from mindswap.errors import DataError
 
 
 def is_recorded_step(start: bytes) -> bool:
-    """Whether a file that begins so is a step that `mindswap trace` wrote (`pynative/trace.py`)."""
+    """True for the beginning of a step that `mindswap trace` wrote (`pynative/trace.py`)."""
     return re.match(rb'\s*\{\s*"schema"\s*:\s*"mindswap-trace"', start) is not None
 
 
@@ -111,14 +111,14 @@ def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
 
 
 def _behind_links(path: Path) -> Path:
-    """Where a file goes that is written to a path."""
+    """Place of a file that is written to a path."""
     if _is_device(path):  # the link of a pipe, as of /dev/stdout, leads to no name of a file
         return path
     return Path(os.path.realpath(path))  # noqa: PTH121 Path.resolve raises for links in a circle
 
 
 def _is_device(path: Path) -> bool:
-    """Whether something is there that cannot be replaced by a file."""
+    """True if something is there that cannot be replaced by a file."""
     with suppress(OSError):
         return not stat.S_ISREG(path.stat().st_mode)
     return False

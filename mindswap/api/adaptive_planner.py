@@ -92,7 +92,7 @@ def corrected_device(device: Device, corrections: Corrections) -> Device:
 
 
 def _device(config_path: Path) -> str | None:
-    """What a configuration that names no device runs on; None where it names one."""
+    """Device of a configuration that names none; None where it names one."""
     document = load_document(str(config_path))
     if read_cost_settings(document).device is not None:
         return None

@@ -59,12 +59,12 @@ def cached_result(
 
 
 def asks_for_stand_ins(document: Document) -> bool:
-    """Whether the network is one that MindSpore's CPU backend can train."""
+    """True if the network is one that MindSpore's CPU backend can train."""
     return document.value("mindswap", "cpu_stand_ins") is True
 
 
 def _has_own_code(data: Any) -> bool:
-    """Whether the network comes from code of the user's, which may change without the YAML."""
+    """True if the network comes from code of the user's, which may change without the YAML."""
     if isinstance(data, dict):
         return "auto_register" in data or any(_has_own_code(value) for value in data.values())
     return isinstance(data, (list, tuple)) and any(_has_own_code(value) for value in data)
@@ -81,7 +81,7 @@ def _is_in_cache_key(path: Path) -> bool:
 
 
 def _versions() -> dict[str, str]:
-    """What compiles and what reads the result; mindswap by the text of its files, so other checkouts share it."""
+    """Versions of what compiles and reads the result; mindswap by the text of its files: other checkouts share it."""
     found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]

@@ -26,7 +26,7 @@ from mindswap.simulator.cost.device_file import read_cost_settings
 
 
 class NameSource(Enum):
-    """Where operator names come from."""
+    """Source of operator names."""
 
     EITHER = "a table of models, else the network"
     TABLE = "a table of models"
@@ -107,7 +107,7 @@ def _check_1_9(document: Document, asked: _CheckRequest) -> CheckedConfig:
 
 
 def _with_real_names(document: Document, asked: _CheckRequest) -> tuple[CheckResult, list[str]]:
-    """What the rules say, by the operators of a table or of the real network, and what could not be looked at."""
+    """Findings of the rules, by the operators of a table or of the real network, and what could not be looked at."""
     result = check_document(document, asked.num_layers, environ=os.environ, silence=asked.ignore)
     is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:

@@ -160,7 +160,7 @@ def capture_config(
 
 
 def read_skew(text: str | None) -> int:
-    """How uneven tokens go to the ranks of experts, in thousandths, of a text such as `"1.5"`; None is balanced.
+    """Imbalance of tokens over the ranks of experts, in thousandths, of a text such as `"1.5"`; None is balanced.
 
     Raises:
         GraphError: if it is no number from 1 on.

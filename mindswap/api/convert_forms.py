@@ -124,7 +124,7 @@ def known_trees(document: Document, checked: CheckResult) -> LayerTrees | None:
 
 
 def _without_whole(policy: Policy, num_layers: int) -> Policy:
-    """What is selected without the layers that are recomputed whole, where it has no effect."""
+    """The policy with nothing selected in layers that are recomputed whole, where it has no effect."""
     changes: dict[str, Any] = {}
     whole = set(policy.layer_recompute.resolve(num_layers))
     for option in SELECTED:
@@ -134,7 +134,7 @@ def _without_whole(policy: Policy, num_layers: int) -> Policy:
 
 
 def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | None) -> Iterator[Problem]:
-    """What is excluded while the model is not known: whether a name is a cell decides what it means with swap off."""
+    """Excludes while the model is not known: whether a name is a cell decides what it means with swap off."""
     for statement in statements if trees is None else ():
         if statement.option == EXCLUDE and statement.layers:
             message = (

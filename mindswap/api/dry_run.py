@@ -148,7 +148,7 @@ def _samples(document: Document, settings: StepSettings) -> SyntheticData:
 
 
 def _for_ascend(config: dict[str, Any]) -> None:
-    """What a dry run needs otherwise than a training."""
+    """Settings that a dry run needs otherwise than a training."""
     context = config["context"] = dict(config.get("context") or {})
     context["device_target"] = "Ascend"
     config["runner_config"]["sink_mode"] = False

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DryRunOptions:
-    """How a configuration is dry run."""
+    """Options of a dry run."""
 
     ranks: tuple[int, ...] = ()  # whose memory is asked for; empty: the first of each pipeline stage
     layers: tuple[int, ...] = ()  # layers of the models to run: one depth, or two for a straight line; empty: chosen

@@ -1,4 +1,4 @@
-"""Which operators of a configuration hold the activation memory."""
+"""Operators of a configuration that hold the activation memory."""
 
 import os
 from dataclasses import dataclass, replace

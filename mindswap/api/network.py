@@ -86,7 +86,7 @@ def _decisions(policy: Policy, cells: Sequence[Any]) -> list[LayerDecisions]:
 def _upstream(
     network: Any, cells: Sequence[Any], policy: Policy, unit: Unit, copies: "CopyEngine | HyperParallel | None"
 ) -> Callable[[], None] | None:
-    """What hands the network over to the engine of MindFormers 2.x, if that was asked for."""
+    """Function that hands the network over to the engine of MindFormers 2.x, if that was asked for."""
     from mindswap.adapters.pynative.upstream import HyperParallel
 
     if not isinstance(copies, HyperParallel):
@@ -132,7 +132,7 @@ def running_swap(network: Any) -> "Swap | None":
 
 
 def has_mindformers() -> bool:
-    """Whether the real network can be asked."""
+    """True if the real network can be asked."""
     return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
 
 

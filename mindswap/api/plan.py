@@ -53,7 +53,7 @@ class StepPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether any policy was found that fits; if not, the plan is the one that comes nearest."""
+        """True if any policy was found that fits; if not, the plan is the one that comes nearest."""
         return self.plan.fits
 
     @property
@@ -319,7 +319,7 @@ def budget_of(step: LoadedStep, memory: str | int | None = None) -> tuple[int, s
 
 
 def budget_doubt(step: LoadedStep, budget_bytes: int) -> str:
-    """Why a training under the plan would run out of memory although it fits; "" if nothing is known."""
+    """Reason for which a training under the plan would run out of memory although it fits; "" if none is known."""
     limit = read_device_memory(step.document)
     if limit is None or limit.size_bytes >= budget_bytes:
         return ""

@@ -153,7 +153,7 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
 
 
 def _is_read_back(policy: Policy, num_layers: int, checked: PynativeCheck) -> bool:
-    """Whether MindFormers does what the plan says, layer by layer."""
+    """True if MindFormers does what the plan says, layer by layer."""
     effect = checked.effect
     swapped = {layer for entry in policy.layer_swap for layer in entry.layers.resolve(num_layers)}
     prefetch = {entry.prefetch for entry in policy.layer_swap}
@@ -167,5 +167,5 @@ def _is_read_back(policy: Policy, num_layers: int, checked: PynativeCheck) -> bo
 
 
 def is_2x(document: Document) -> bool:
-    """Whether a document is a file of MindFormers 2.x."""
+    """True for a file of MindFormers 2.x."""
     return find_form(document) is Form.PYNATIVE

@@ -34,7 +34,7 @@ class DryRunPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits on the backend, too."""
+        """True if it fits on the backend, too."""
         return self.dry_run is not None and self.dry_run.fits
 
 
@@ -144,7 +144,7 @@ class PlanVerdict:
 
 
 def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_LIMIT_S) -> PlanVerdict:
-    """Whether the compiled network does what a plan asks, all of it and no more.
+    """Hold the compiled network against what a plan asks, all of it and no more.
 
     Layers under unlike settings can leave a swap between them without effect, which no simulation of one layer shows:
     such entries are left out, and what is left is verified again, if it still fits.

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the memory that may be used."""
+        """True if that is within the memory that may be used."""
         return self.peak_bytes <= self.device.usable_memory_bytes
 
     @property

@@ -77,7 +77,7 @@ def verify(
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
-    """Whether the compiled graph of a configuration does what it asks; no device.
+    """Hold the compiled graph of a configuration against what it asks; no device.
 
     Args:
         path: MindFormers YAML.
@@ -142,7 +142,7 @@ def _verify_graph(
 
 
 def _stage_policy(document: Document, num_layers: int | None) -> Policy:
-    """What MindFormers recomputes with swap off, without the flags: an empty policy where that is nothing."""
+    """Recompute of MindFormers with swap off, without the flags: an empty policy where that is nothing."""
     if num_layers is None:
         section = document.get("recompute_config")
         if section is not None and section.entries:

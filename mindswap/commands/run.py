@@ -112,7 +112,7 @@ def _target(document: Document, options: list[str]) -> str:
 
 
 def cards_missing(document: Document, options: list[str]) -> str:
-    """That no Ascend card seems to be here, for a training that is for Ascend; "" if that is no reason."""
+    """Message that no Ascend card is here, for a training that is for Ascend; "" where that is no reason to stop."""
     if _target(document, options) != ASCEND or has_cards() or count_cards():
         return ""
     return (

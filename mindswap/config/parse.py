@@ -29,7 +29,7 @@ def loader_for(text: str) -> type:
 
 
 def find_load_problem(text: str, file: str) -> Problem | None:
-    """Why MindFormers could not load a text that `parse_document` reads without a problem; None if it can."""
+    """Reason for which MindFormers cannot load a text that `parse_document` reads without a problem; None if it can."""
     loader = LOADER(text)  # its grammar is good: that was read before
     try:
         node = cast(yaml.Node, loader.get_single_node())  # None only for an empty document

@@ -166,7 +166,7 @@ def read_pipeline(document: Document) -> Pipeline:
 
 
 def is_interleaved(document: Document) -> bool:
-    """Whether `pipeline_interleave` is on."""
+    """True if `pipeline_interleave` is on."""
     node = document.get("parallel", "pipeline_config", "pipeline_interleave")
     if node is not None:
         return node.value is True
@@ -244,7 +244,7 @@ EXCLUDED = (
 
 
 def find_sequence_faults(document: Document) -> Iterator[Finding]:
-    """Why a configuration with sequences in pieces, or with `use_ring_attention` over several ranks, does not train.
+    """Reasons for which sequences in pieces, or `use_ring_attention` over several ranks, do not train.
 
     `recompute` counts with swap on, too: a layer that runs again would read keys and values that later pieces have
     changed. mindswap turns the check of MindFormers off there.

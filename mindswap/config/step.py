@@ -190,7 +190,7 @@ class DeviceMemory:
 
 
 def is_device_memory(value: object) -> bool:
-    """Whether MindSpore takes a value; no unit but GB, no blank, not 0."""
+    """True for a value that MindSpore takes; no unit but GB, no blank, not 0."""
     return isinstance(value, str) and _SIZE.fullmatch(value) is not None and Decimal(value[:-2]) > 0
 
 

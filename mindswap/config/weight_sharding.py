@@ -124,7 +124,7 @@ class WeightSharding:
     is_cast_behind: bool = False
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:
-        """Whether a weight is cut.
+        """True if a weight is cut.
 
         Args:
             name: of the parameter.
@@ -172,7 +172,7 @@ def read_weight_sharding(document: Document) -> WeightSharding:
 
 
 def has_one_turn(document: Document) -> bool:
-    """Whether all layers are on one stage, and a step has one micro-batch."""
+    """True if all layers are on one stage, and a step has one micro-batch."""
     counts = (
         ("parallel_config", "pipeline_stage"),
         ("runner_config", "gradient_accumulation_steps"),
@@ -182,7 +182,7 @@ def has_one_turn(document: Document) -> bool:
 
 
 def is_expert_weight(name: str) -> bool:
-    """Whether a parameter is that of routed experts (`FFNGroupedGEMM`, `weight1` and `weight2`)."""
+    """True for a parameter of routed experts (`FFNGroupedGEMM`, `weight1` and `weight2`)."""
     return name.rpartition(".")[0].endswith(".experts")
 
 

@@ -132,7 +132,7 @@ def compile_part(part: str) -> regex.Pattern:
 
 @functools.lru_cache(maxsize=65536)
 def is_match(part: str, name: str) -> bool:
-    """Whether a part of a pattern matches the whole name.
+    """True if a part of a pattern matches the whole name.
 
     Raises:
         PatternError: if it is not a regular expression, or backtracks without end.

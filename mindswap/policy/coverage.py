@@ -33,7 +33,7 @@ class Coverage:
         return tuple(dict.fromkeys(names))
 
     def error(self, pattern: str) -> PatternError | None:
-        """Why a pattern cannot be matched; None if it can."""
+        """Reason for which a pattern cannot be matched; None if it can."""
         for kind in range(len(self.kinds)):
             self.matches(pattern, kind)
         return self._errors.get(pattern)
@@ -48,7 +48,7 @@ class Coverage:
         return ()
 
     def names_prediction(self, pattern: str) -> bool:
-        """Whether a pattern names something of the layer of multi-token prediction."""
+        """True if a pattern names something of the layer of multi-token prediction."""
         return self.trees.prediction is not None and bool(match_pattern(pattern, self.trees.prediction))
 
     def operators(self, pattern: str | None, kind: int) -> frozenset[str]:

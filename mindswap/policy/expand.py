@@ -57,7 +57,7 @@ def expand_stage_recompute(document: Document, num_layers: int) -> StageRecomput
 
 
 def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
-    """Why MindFormers cannot spread the layers over the pipeline stages; None if it can."""
+    """Reason for which MindFormers cannot spread the layers over the pipeline stages; None if it can."""
     try:
         read_pipeline(document).layout(num_layers)
         return None
@@ -257,7 +257,7 @@ class _Expansion:
 
 
 def _is_alike(left: str, right: str) -> bool:
-    """Whether each part of one pattern, as a regular expression, matches that of the other."""
+    """True if each part of one pattern, as a regular expression, matches that of the other."""
     left_parts, right_parts = split_pattern(left), split_pattern(right)
     if len(left_parts) != len(right_parts):
         return False

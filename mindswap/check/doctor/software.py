@@ -40,7 +40,7 @@ _BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
 
 
 def is_known_pair(mindformers: str, mindspore: str) -> bool:
-    """Whether mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
+    """True if mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
     return Pair(_release(mindformers), _release(mindspore)) in PAIRS
 
 

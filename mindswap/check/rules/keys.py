@@ -66,7 +66,7 @@ def unknown_key(context: Context) -> Iterator[Finding]:
 
 
 def _asks_for_something(section: DocumentNode) -> bool:
-    """Whether a section of ours, or one that is meant to be, switches swap or recompute on."""
+    """True if a section of ours, or one that is meant to be, switches swap or recompute on."""
     if section.entry("swap") is not None:
         return any(entry.key == "swap" and entry.value.value is True for entry in section.entries or ())
     return any(not is_empty(entry.value) for entry in section.entries or ())

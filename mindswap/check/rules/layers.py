@@ -181,7 +181,7 @@ def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
 
 
 def _can_be_counts(context: Context, values: list[Any]) -> bool:
-    """Whether there is one number for each of several stages, none above the layers of its stage."""
+    """True if there is one number for each of several stages, none above the layers of its stage."""
     pipeline, num_layers = context.settings.pipeline, context.num_layers
     if (
         not all(map(is_whole_number, values))

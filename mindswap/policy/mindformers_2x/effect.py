@@ -64,12 +64,12 @@ class SettingsEffect:
 
     @property
     def swaps_anything(self) -> bool:
-        """Whether any layer moves anything."""
+        """True if any layer moves anything."""
         return any(layer.is_swapped or layer.swapped for layer in self.layers)
 
     @property
     def swaps_rotary(self) -> bool:
-        """Whether a swapped cell reads the rotary cos and sin, which all layers share."""
+        """True if a swapped cell reads the rotary cos and sin, which all layers share."""
         return any(layer.is_swapped or ROTARY_READERS.intersection(layer.swapped) for layer in self.layers)
 
     def matches(self, target: Target) -> dict[int, tuple[str, ...]]:
