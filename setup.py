@@ -34,10 +34,12 @@ setup(
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
-    python_requires=">=3.11",
+    python_requires=">=3.10",
     packages=find_packages(include=["mindswap", "mindswap.*"]),
     package_data={"mindswap": ["data/**/*.json", "data/**/*.yaml", "data/report/*"]},
     # Bounded where a next major version may change what is called; numpy is left to MindSpore, which wants 1.26.

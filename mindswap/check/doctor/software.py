@@ -116,7 +116,7 @@ def count_cards(devices: Path = Path("/dev")) -> int:
     return len(list(devices.glob("davinci[0-9]*")))
 
 
-_PYTHONS = ((3, 11), (3, 12))
+_PYTHONS = ((3, 10), (3, 11), (3, 12))
 # Left behind by a launcher, or exported by hand: then no worker of msrun is what it thinks it is.
 _WORKER_VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
 _PACKAGES = ("numpy", "scipy", "highspy", "numba", "PyYAML", "regex", "tqdm")
@@ -131,7 +131,7 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield (warning if mindspore else error)(
             "python",
             f"Python {'.'.join(map(str, software.python))}",
-            "MindSpore has wheels for Python 3.9 to 3.12, mindswap needs 3.11 or later, and is tested on 3.11",
+            "MindSpore has wheels for Python 3.9 to 3.12, mindswap needs 3.10 or later, and is tested on 3.11",
             "an environment of Python 3.11",
         )
     missing = [name for name in _PACKAGES if not software.version(name)]

@@ -45,9 +45,10 @@ class NothingFits:
 Planner = Callable[[Path, int, Corrections], "TrainingPlan | NothingFits"]
 
 
-class Outcome(enum.StrEnum):
+class Outcome(str, enum.Enum):  # enum.StrEnum of Python 3.11
     """How an attempt ended; RUNNING while it has not."""
 
+    __str__ = str.__str__
     RUNNING = "running"
     FINISHED = "finished"
     OUT_OF_MEMORY = "out of memory"
