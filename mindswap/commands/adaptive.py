@@ -10,7 +10,7 @@ from pathlib import Path
 from mindswap.check.doctor.gather import host_memory
 from mindswap.check.doctor.software import installed_version
 from mindswap.commands import Parser
-from mindswap.commands.options import number_from
+from mindswap.commands.options import number_from, option
 from mindswap.config.nodes import Document, show
 from mindswap.config.step import ALLOWED, PATH, is_on_cpu, read_device_memory, read_device_target
 from mindswap.errors import LaunchError, PolicyError
@@ -109,21 +109,15 @@ def run_adaptive(words: Sequence[str]) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of an adaptive run."""
-    parser.add_argument(FLAG, action="store_true", help="plan for the memory there is, and again when it runs out")
-    parser.add_argument("--memory", metavar="SIZE", default="auto", help="of each card: auto, 54GiB")
-    parser.add_argument("--run-dir", metavar="DIR", type=Path, help="for state and logs (the --log_dir of msrun)")
-    parser.add_argument(
-        "--max-restarts", metavar="N", type=number_from(0), default=8, help="starts after the first one (8)"
-    )
-    parser.add_argument(
-        "--measured-steps", metavar="N", type=number_from(0), default=10, help="steps that judge a plan (10)"
-    )
-    parser.add_argument("--ray", metavar="ADDRESS", help="train on the nodes of a Ray cluster: its address, or auto")
-    parser.add_argument("--nodes", metavar="N", type=number_from(1), help="nodes of the cluster that train")
-    parser.add_argument(
-        "--spare", metavar="K", type=number_from(0), default=0, help="more nodes, to take the place of lost ones (0)"
-    )
-    parser.add_argument("--replace", action="store_true", help="plan instead of the swap and recompute in the YAML")
+    option(parser, FLAG, "plan for the memory there is, and again when it runs out")
+    option(parser, "--memory SIZE", "of each card: auto, 54GiB", default="auto")
+    option(parser, "--run-dir DIR", "for state and logs (the --log_dir of msrun)", Path)
+    option(parser, "--max-restarts N", "starts after the first one (8)", number_from(0), 8)
+    option(parser, "--measured-steps N", "steps that judge a plan (10)", number_from(0), 10)
+    option(parser, "--ray ADDRESS", "train on the nodes of a Ray cluster: its address, or auto")
+    option(parser, "--nodes N", "nodes of the cluster that train", number_from(1))
+    option(parser, "--spare K", "more nodes, to take the place of lost ones (0)", number_from(0), 0)
+    option(parser, "--replace", "plan instead of the swap and recompute in the YAML")
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mindswap.commands.options import add_common
+from mindswap.commands.options import add_common, option
 from mindswap.files import refuse_existing, write_new
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
 from mindswap.report.problems import answer_text
@@ -37,11 +37,9 @@ FEW_PERMILLE = 500
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("profile", metavar="PROFILE", type=Path, help="what the profiler wrote")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="device file to write (.yaml)")
-    parser.add_argument(
-        "--device", metavar="NAME", default=DEFAULT_DEVICE, help=f"begin with: a file, or {', '.join(list_devices())}"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    option(parser, "-o --output FILE", "device file to write (.yaml)", Path, required=True)
+    option(parser, "--device NAME", f"begin with: a file, or {', '.join(list_devices())}", default=DEFAULT_DEVICE)
+    option(parser, "--overwrite", "replace FILE")
     add_common(parser, "--json")
 
 

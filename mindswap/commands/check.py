@@ -13,7 +13,7 @@ import os
 import sys
 
 from mindswap.api.check import NameSource, check_config
-from mindswap.commands.options import add_common
+from mindswap.commands.options import add_common, option
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
@@ -30,16 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser, "--json", "--num-layers")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
-    source.add_argument(
-        "--network", action="store_true", help="take them from the network that MindFormers builds, not from a table"
-    )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        metavar="RULE",
+    option(source, "--table", "take operator names from a table of models only")
+    option(source, "--network", "take them from the network that MindFormers builds, not from a table")
+    option(
+        parser,
+        "--ignore RULE",
+        "only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG",
         default=[],
-        help="only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG",
+        action="append",
     )
 
 

@@ -14,6 +14,7 @@ Comments and order of CONFIG stay. A launch script is read, not run; options giv
 
 import argparse
 import sys
+from typing import Any
 
 from mindswap.api.convert import convert_config
 from mindswap.api.convert_megatron import FAMILIES, MegatronSource
@@ -23,6 +24,7 @@ from mindswap.commands.options import (
     add_common,
     add_target_arguments,
     number_from,
+    option,
     reject_overwrite_without_output,
 )
 from mindswap.config.problem import find_errors
@@ -35,40 +37,29 @@ from mindswap.report.problems import answer_text, format_problems, problems_to_d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of MindFormers")
-    parser.add_argument(
-        "--to", choices=("index", "2.x", "1.9"), help="form of recompute_config, or version of MindFormers"
+    option(parser, "--to", "form of recompute_config, or version of MindFormers", choices=("index", "2.x", "1.9"))
+    option(parser, "--from", "take the settings from its options", dest="source", choices=("megatron",))
+    option(
+        parser,
+        "--ops-per-layer N",
+        "operators of a layer in backward, for distances between versions; default is a table of the model",
+        number_from(1, MOST_LAYERS),
     )
-    parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
-    parser.add_argument(
-        "--ops-per-layer",
-        type=number_from(1, MOST_LAYERS),
-        metavar="N",
-        help="operators of a layer in backward, for distances between versions; default is a table of the model",
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="between versions: a step of the same model (mindswap trace); settings that move the same tensors",
+    option(
+        parser,
+        "--trace FILE",
+        "between versions: a step of the same model (mindswap trace); settings that move the same tensors",
     )
     add_target_arguments(parser, "write here; default is the terminal")
     add_common(parser, "--json")
     megatron = parser.add_argument_group("with --from megatron")
-    megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
-    megatron.add_argument("--family", choices=sorted(FAMILIES), default="llama", help="operator names without CONFIG")
-    megatron.add_argument(
-        "--backward-prefetch",
-        type=number_from(1, MOST_LAYERS),
-        default=1,
-        metavar="N",
-        help="of what is offloaded; default 1",
-    )
-    for option in OPTIONS.values():
-        if option.kind is OptionKind.FLAG:
-            megatron.add_argument(option.name, action="store_true", help=option.help)
-        else:
-            count = "+" if option.kind is OptionKind.NAMES else None
-            name = "|".join(option.choices) or ("NAME" if option.kind is OptionKind.NAMES else "N")
-            megatron.add_argument(option.name, nargs=count, metavar=name, help=option.help)
+    option(megatron, "--from-args FILE", "a launch script, or a file with options; - reads stdin")
+    option(megatron, "--family", "operator names without CONFIG", default="llama", choices=sorted(FAMILIES))
+    option(megatron, "--backward-prefetch N", "of what is offloaded; default 1", number_from(1, MOST_LAYERS), 1)
+    for name, its in OPTIONS.items():
+        value = {OptionKind.FLAG: "", OptionKind.NAMES: " NAME"}.get(its.kind, " " + ("|".join(its.choices) or "N"))
+        more: dict[str, Any] = {"nargs": "+"} if its.kind is OptionKind.NAMES else {}
+        option(megatron, name + value, its.help, **more)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ from mindswap.commands.options import (
     add_device_arguments,
     device_overrides,
     number_from,
+    option,
     optional_path,
 )
 from mindswap.config.nodes import Document
@@ -52,25 +53,21 @@ from mindswap.training.proof.derive import switched_off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    parser.add_argument(
-        "--ranks", metavar="R,...", type=_numbers(0), default=(), help="default is the first of each pipeline stage"
-    )
+    option(parser, "--ranks R,...", "default is the first of each pipeline stage", _numbers(0), ())
     depth = parser.add_mutually_exclusive_group()
-    depth.add_argument(
-        "--layers",
-        metavar="N[,M]",
-        type=_numbers(1),
-        default=(),
-        help="run models with so many layers; of two depths the straight line through them is shown",
+    option(
+        depth,
+        "--layers N[,M]",
+        "run models with so many layers; of two depths the straight line through them is shown",
+        _numbers(1),
+        (),
     )
-    depth.add_argument("--full", action="store_true", help="run all layers, however long it takes")
-    parser.add_argument("--against", metavar="none|FILE", help="show another dry run beside; none: nothing moved")
-    parser.add_argument("--jobs", metavar="N", type=number_from(1, 64), default=1, help="processes at a time (1)")
-    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave logs and MindSpore's own tables there")
-    parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
-    parser.add_argument(
-        "--snapshot", metavar="FILE", type=optional_path, help="write the memory for pytorch.org/memory_viz (.pickle)"
-    )
+    option(depth, "--full", "run all layers, however long it takes")
+    option(parser, "--against none|FILE", "show another dry run beside; none: nothing moved")
+    option(parser, "--jobs N", "processes at a time (1)", number_from(1, 64), 1)
+    option(parser, "--keep FOLDER", "leave logs and MindSpore's own tables there", Path)
+    option(parser, "--insight DIR", "write folders for MindStudio Insight", optional_path)
+    option(parser, "--snapshot FILE", "write the memory for pytorch.org/memory_viz (.pickle)", optional_path)
     add_common(parser, "--plot", "--html", "--json")
     add_device_arguments(parser)
 

@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from mindswap.api.check import explain_config, list_names
-from mindswap.commands.options import add_common
+from mindswap.commands.options import add_common, option
 from mindswap.config.source import load_document
 from mindswap.report.explain import format_paths
 from mindswap.report.problems import answer_text, format_problems, problems_to_data
@@ -22,7 +22,7 @@ from mindswap.report.problems import answer_text, format_problems, problems_to_d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
+    option(parser, "--paths", "list the cells and operators of a layer instead")
     add_common(parser, "--num-layers", "--json")
 
 

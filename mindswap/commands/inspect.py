@@ -15,7 +15,7 @@ What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 import argparse
 
 from mindswap.api.inspect import inspect_memory
-from mindswap.commands.options import CONFIG_OR_STEP, add_common
+from mindswap.commands.options import CONFIG_OR_STEP, add_common, option
 from mindswap.errors import GraphError
 from mindswap.policy.words import name_indices
 from mindswap.report.memory import format_memory, memory_to_json
@@ -25,9 +25,9 @@ from mindswap.report.problems import answer_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these, e.g. 0,3-5")
+    option(parser, "--layers LIST", "only these, e.g. 0,3-5", parse_layers)
     add_common(parser, "--rank")
-    parser.add_argument("--by", choices=("layer", "operator", "cell"), default="operator", help="what a row is")
+    option(parser, "--by", "what a row is", default="operator", choices=("layer", "operator", "cell"))
     add_common(parser, "--plot", "--no-cache", "--json")
 
 

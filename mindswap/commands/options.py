@@ -49,37 +49,56 @@ def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
     return parse
 
 
-_SWITCH = {"action": "store_true"}
-_COMMON: dict[str, dict[str, Any]] = {
-    "--expert-skew": {
-        "metavar": "N",
-        "help": "tokens that the busiest rank of experts gets; 1, the default, is balanced",
-    },
-    "--html": {"metavar": "FILE", "type": optional_path, "help": "write a page that opens offline in a browser"},
-    "--json": {**_SWITCH, "help": "for machines: one object, also for errors; docs/python.md"},
-    "--no-cache": {**_SWITCH, "help": "compile again, keep nothing"},
-    "--num-layers": {
-        "metavar": "N",
-        "type": number_from(1, MOST_LAYERS),
-        "help": "layers, if not as in model.model_config",
-    },
-    "--plot": {"metavar": "FILE", "type": optional_path, "help": "write a picture (.png, .svg, .pdf)"},
-    "--rank": {"metavar": "R", "type": int, "help": "sizes on this rank, layers of its pipeline stage"},
-}
+def option(
+    parser: argparse._ActionsContainer,
+    name: str,
+    help: str,
+    read: Callable[[str], Any] | None = None,
+    default: Any = None,
+    **more: Any,
+) -> None:
+    """One option of a command: `--full` is a switch, `--jobs N` takes a value.
+
+    Args:
+        parser: of the command, or a group of it.
+        name: with what the value is called in `--help`.
+        help: what it is for.
+        read: makes the value of the text.
+        default: the value where it is not given.
+        more: as of `ArgumentParser.add_argument`, e.g. `choices`.
+    """
+    words = name.split()
+    names = [word for word in words if word.startswith("-")]
+    if len(names) == len(words) and not more:
+        more = {"action": "store_true"}
+    given = {"metavar": " ".join(words[len(names) :]) or None, "type": read, "default": default}
+    parser.add_argument(*names, help=help, **{key: value for key, value in given.items() if value is not None}, **more)
+
+
+_COMMON: tuple[tuple[str, str, Callable[[str], Any] | None], ...] = (
+    ("--expert-skew N", "tokens that the busiest rank of experts gets; 1, the default, is balanced", None),
+    ("--html FILE", "write a page that opens offline in a browser", optional_path),
+    ("--json", "for machines: one object, also for errors; docs/python.md", None),
+    ("--no-cache", "compile again, keep nothing", None),
+    ("--num-layers N", "layers, if not as in model.model_config", number_from(1, MOST_LAYERS)),
+    ("--plot FILE", "write a picture (.png, .svg, .pdf)", optional_path),
+    ("--rank R", "sizes on this rank, layers of its pipeline stage", int),
+)
 
 
 def add_common(parser: argparse.ArgumentParser, *names: str) -> None:
     """Options that mean the same everywhere, in the order of `--help`."""
+    common = {words.split()[0]: (words, help, read) for words, help, read in _COMMON}
     for name in names:
-        parser.add_argument(name, **_COMMON[name])
+        option(parser, *common[name])
 
 
 def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> None:
     """`-o`, `--in-place` and `--overwrite` of a command that changes CONFIG; `help_text`: what -o does."""
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("-o", "--output", metavar="FILE", type=optional_path, help=help_text)
-    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    option(place, "-o --output FILE", help_text, optional_path)
+    option(place, "--in-place", "change CONFIG itself")
+    option(parser, "--overwrite", "replace FILE")
 
 
 def reject_overwrite_without_output(args: argparse.Namespace) -> None:
@@ -91,19 +110,16 @@ def reject_overwrite_without_output(args: argparse.Namespace) -> None:
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """`--device` and an option for each figure of it."""
     group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
-    group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
+    option(group, "--device NAME|FILE", f"{', '.join(list_devices())}, or a .yaml file")
     for name, figure in OPTIONS.items():
         meaning = (
             f"most that may be used: {figure.meaning}; GB is 10^9 here, 58GB in a YAML of MindFormers is 58GiB"
             if name == "memory"
             else figure.meaning
         )
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=f"{FIGURE_PREFIX}{name}",
-            metavar=UNITS_OF[figure.kind][1],
-            help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
-        )
+        words = f"--{name.replace('_', '-')} {UNITS_OF[figure.kind][1]}"
+        shown = meaning if name in COMMON_OPTIONS else argparse.SUPPRESS
+        option(group, words, shown, dest=f"{FIGURE_PREFIX}{name}")
 
 
 def device_overrides(args: argparse.Namespace) -> dict[str, str]:

@@ -56,6 +56,7 @@ from mindswap.commands.options import (
     add_device_arguments,
     add_target_arguments,
     device_overrides,
+    option,
     optional_path,
     reject_overwrite_without_output,
 )
@@ -77,46 +78,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
     add_target_arguments(parser, "write the configuration with the plan here")
-    parser.add_argument("--trace", metavar="FILE", help="step of the network, for a CONFIG of MindFormers 2.x")
-    parser.add_argument(
-        "--allow",
-        metavar="swap,recompute,coupled",
-        default="swap,recompute,coupled",
-        help="what the plan may do; default is all three; coupled: swap what recomputed operators use, where that "
+    option(parser, "--trace FILE", "step of the network, for a CONFIG of MindFormers 2.x")
+    option(
+        parser,
+        "--allow swap,recompute,coupled",
+        "what the plan may do; default is all three; coupled: swap what recomputed operators use, where that "
         "gains much (MindSpore 2.9.0 makes these copies; the specification says that they have no effect)",
+        default="swap,recompute,coupled",
     )
-    parser.add_argument(
-        "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
+    option(
+        parser, "--objective", "default is time", default="time", choices=[objective.value for objective in Objective]
     )
-    parser.add_argument(
+    option(
+        parser,
         "--simple",
-        action="store_true",
-        help="at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance; says what it "
+        "at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance; says what it "
         "costs against the full plan",
     )
-    parser.add_argument(
-        "--no-verify", action="store_true", help="write the plan without a compile that shows that it does what it says"
-    )
-    parser.add_argument(
-        "--pin",
-        metavar="PATTERN=MEANS",
-        action="append",
-        default=[],
-        help="decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch, else 10), "
+    option(parser, "--no-verify", "write the plan without a compile that shows that it does what it says")
+    option(
+        parser,
+        "--pin PATTERN=MEANS",
+        "decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch, else 10), "
         "recompute, or keep; may be given several times",
+        default=[],
+        action="append",
     )
-    parser.add_argument("--explain", action="store_true", help="say in words why these operators")
-    parser.add_argument(
+    option(parser, "--explain", "say in words why these operators")
+    option(
+        parser,
         "--dry-run",
-        action="store_true",
-        help="dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three times at most",
+        "dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three times at most",
     )
-    parser.add_argument(
-        "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
-    )
+    option(parser, "--sweep", "plans for many budgets, from all that is kept to the least")
     add_batch_arguments(parser)
     add_common(parser, "--html")
-    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture of the curve of --sweep")
+    option(parser, "--plot FILE", "write a picture of the curve of --sweep", optional_path)
     add_common(parser, "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
@@ -215,9 +212,9 @@ def _refuse_early(args: argparse.Namespace) -> None:
 
 def _refuse(message: str, options: Mapping[str, object]) -> None:
     """Raise with the first of the options that is there in place of `{}`."""
-    for option, is_there in options.items():
+    for name, is_there in options.items():
         if is_there:
-            raise PlanError(message.format(option))
+            raise PlanError(message.format(name))
 
 
 def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:

@@ -16,7 +16,7 @@ from mindswap.api.recorded import is_trace_path
 from mindswap.api.spread import Spread
 from mindswap.api.step_tasks import StepOptions
 from mindswap.api.strategies import own_batch, own_strategy
-from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides, number_from
+from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides, number_from, option
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Layout
 from mindswap.config.source import load_document
@@ -46,27 +46,23 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
             type=_numbers,
             help=f"plan for other numbers of {what}, and write the fastest; a step keeps its samples",
         )
-    parser.add_argument(
-        "--any-global-batch", action="store_true", help="with these: a step may have more or fewer samples than now"
-    )
-    parser.add_argument(
+    option(parser, "--any-global-batch", "with these: a step may have more or fewer samples than now")
+    option(
+        parser,
         "--strategy",
-        choices=[AUTO],
-        help="plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel, and write "
+        "plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel, and write "
         "the fastest; a step keeps its samples, and so does a micro-batch without --batch-size",
-    )
-    parser.add_argument(
-        "--stages",
         choices=[AUTO],
-        help="plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
     )
-    parser.add_argument("--cards", metavar="N", type=_cards, help="with --strategy: over so many; default is as now")
-    parser.add_argument(
-        "--jobs", metavar="N", type=number_from(1, 256), default=1, help="with these: so many processes (1)"
+    option(
+        parser,
+        "--stages",
+        "plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
+        choices=[AUTO],
     )
-    parser.add_argument(
-        "--ray", metavar="ADDRESS", help="with these: on all CPUs of a Ray cluster (pip install mindswap[ray]), or auto"
-    )
+    option(parser, "--cards N", "with --strategy: over so many; default is as now", _cards)
+    option(parser, "--jobs N", "with these: so many processes (1)", number_from(1, 256), 1)
+    option(parser, "--ray ADDRESS", "with these: on all CPUs of a Ray cluster (pip install mindswap[ray]), or auto")
 
 
 def _numbers(text: str) -> tuple[int, ...] | str:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
-from mindswap.commands.options import add_common
+from mindswap.commands.options import add_common, option
 from mindswap.errors import DataError
 from mindswap.files import refuse_existing, staged
 from mindswap.report.problems import answer_text
@@ -52,28 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help=f"a file, a folder (its *{', *'.join(TEXT_SUFFIXES)} files), or - for the standard input",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="X.mindrecord",
-        help="file to write; X.mindrecord.db comes with it",
-    )
-    parser.add_argument("--seq-length", type=int, required=True, metavar="N", help="seq_length of the model")
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="FILE",
-        help="Hugging Face tokenizer.json or sentencepiece .model (default: bytes)",
-    )
-    parser.add_argument("--eos-token", metavar="NAME", help="token of the tokenizer file that ends a document")
-    parser.add_argument(
+    option(parser, "-o --output X.mindrecord", "file to write; X.mindrecord.db comes with it", Path, required=True)
+    option(parser, "--seq-length N", "seq_length of the model", int, required=True)
+    option(parser, "--tokenizer FILE", "Hugging Face tokenizer.json or sentencepiece .model (default: bytes)", Path)
+    option(parser, "--eos-token NAME", "token of the tokenizer file that ends a document")
+    option(
+        parser,
         "--newer-model",
-        action="store_true",
-        help=f"columns of the models with use_legacy: False, {', '.join(NEWER_COLUMNS)}, instead of input_ids alone",
+        f"columns of the models with use_legacy: False, {', '.join(NEWER_COLUMNS)}, instead of input_ids alone",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
+    option(parser, "--overwrite", "replace the output if it is there")
     add_common(parser, "--json")
 
 

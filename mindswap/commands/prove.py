@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.check.doctor.software import count_cards, require_mindformers
-from mindswap.commands.options import PhaseLines, add_device_arguments, device_overrides, number_from
+from mindswap.commands.options import PhaseLines, add_device_arguments, device_overrides, number_from, option
 from mindswap.commands.run import cards_missing
 from mindswap.config.nodes import Document
 from mindswap.config.step import is_on_cpu
@@ -44,22 +44,18 @@ DEFAULT_FOLDER = Path("proof")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, default=DEFAULT_FOLDER, help="default is proof")
-    parser.add_argument("--overwrite", action="store_true", help="put an earlier FOLDER aside as FOLDER.old1")
-    parser.add_argument("--layers", metavar="N", type=number_from(1), help="cut the model to N layers; default is all")
-    parser.add_argument("--steps", metavar="N", type=number_from(3), default=5, help="steps of each run (5)")
-    parser.add_argument(
-        "--worker-num", metavar="N", type=number_from(1), help="workers, one per card; default: CONFIG's, 8 at most"
+    option(parser, "-o --output FOLDER", "default is proof", Path, DEFAULT_FOLDER)
+    option(parser, "--overwrite", "put an earlier FOLDER aside as FOLDER.old1")
+    option(parser, "--layers N", "cut the model to N layers; default is all", number_from(1))
+    option(parser, "--steps N", "steps of each run (5)", number_from(3), 5)
+    option(parser, "--worker-num N", "workers, one per card; default: CONFIG's, 8 at most", number_from(1))
+    option(parser, "--variants", "default is all", _variants, VARIANTS, metavar=",".join(VARIANTS))
+    option(
+        parser, "--profile", "profile the last step of rank 0 (on)", default=True, action=argparse.BooleanOptionalAction
     )
-    parser.add_argument(
-        "--variants", metavar=",".join(VARIANTS), type=_variants, default=VARIANTS, help="default is all"
-    )
-    parser.add_argument(
-        "--profile", action=argparse.BooleanOptionalAction, default=True, help="profile the last step of rank 0 (on)"
-    )
-    parser.add_argument("--synthetic-data", action="store_true", help="make data, although CONFIG has some")
-    parser.add_argument("--deterministic", action="store_true", help="losses must be equal to the last bit; slower")
-    parser.add_argument("--json", action="store_true", help="for machines; progress goes to the standard error")
+    option(parser, "--synthetic-data", "make data, although CONFIG has some")
+    option(parser, "--deterministic", "losses must be equal to the last bit; slower")
+    option(parser, "--json", "for machines; progress goes to the standard error")
     add_device_arguments(parser)
 
 

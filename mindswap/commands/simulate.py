@@ -17,7 +17,14 @@ import argparse
 from pathlib import Path
 
 from mindswap.api.step import load_step
-from mindswap.commands.options import CONFIG_OR_STEP, add_common, add_device_arguments, device_overrides, optional_path
+from mindswap.commands.options import (
+    CONFIG_OR_STEP,
+    add_common,
+    add_device_arguments,
+    device_overrides,
+    option,
+    optional_path,
+)
 from mindswap.errors import DataError
 from mindswap.files import is_recorded_step, require_folder, require_folders
 from mindswap.report.problems import answer_text
@@ -27,9 +34,9 @@ from mindswap.report.simulation.text import format_simulation, simulation_to_jso
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    parser.add_argument("--trace", metavar="FILE", type=optional_path, help="write a Chrome trace (.json) for Perfetto")
-    parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
-    parser.add_argument("--figures", action="store_true", help="list the figures of the device, with their sources")
+    option(parser, "--trace FILE", "write a Chrome trace (.json) for Perfetto", optional_path)
+    option(parser, "--insight DIR", "write folders for MindStudio Insight", optional_path)
+    option(parser, "--figures", "list the figures of the device, with their sources")
     add_common(parser, "--html", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.recorded import is_trace_path, record_step
-from mindswap.commands.options import add_common
+from mindswap.commands.options import add_common, option
 from mindswap.errors import DataError
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace import dump_trace
@@ -25,8 +25,8 @@ from mindswap.units import format_bytes
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers 1.9")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="file to write (.json)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
+    option(parser, "-o --output FILE", "file to write (.json)", Path, required=True)
+    option(parser, "--overwrite", "replace the output if it is there")
     add_common(parser, "--json")
 
 

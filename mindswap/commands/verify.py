@@ -24,7 +24,7 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from mindswap.api.verify import verify
-from mindswap.commands.options import add_common
+from mindswap.commands.options import add_common, option
 from mindswap.report.problems import answer_text
 
 
@@ -32,13 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     add_common(parser, "--rank")
-    parser.add_argument("--execute", action="store_true", help="also run the compiled step, operator by operator")
+    option(parser, "--execute", "also run the compiled step, operator by operator")
     add_common(parser, "--no-cache", "--json")
-    parser.add_argument(
-        "--log",
-        metavar="DIR",
-        help="also compare the logs of a run: worker_*.log, or node_*/worker_*.log",
-    )
+    option(parser, "--log DIR", "also compare the logs of a run: worker_*.log, or node_*/worker_*.log")
 
 
 def run(args: argparse.Namespace) -> int:
