@@ -42,7 +42,7 @@ BOUND_SHARE = 0.97
 
 @dataclass(frozen=True)
 class Published:
-    """What MindSpeed's adaptive memory is said to gain over full recompute (spec/mindspeed-adaptive-memory.zh.txt).
+    """Gain of MindSpeed's adaptive memory over full recompute, as published (spec/mindspeed-adaptive-memory.zh.txt).
 
     Attributes:
         config: the model that was recomputed; a smaller one where the whole one does not fit.
@@ -192,7 +192,7 @@ def judge(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel], pla
 
 
 def is_quicker(judged: Evaluation, plan: Plan) -> bool:
-    """Whether a policy fits and gains more than `ENTRY_PPM` of the step time over the plan, or the plan does not fit.
+    """True if a policy fits and gains more than `ENTRY_PPM` of the step time over the plan, or the plan does not fit.
 
     The planner leaves out entries of the policy that gain less, so that people can read it.
     """
@@ -245,7 +245,7 @@ def above_bound(plan: Plan) -> str:
 
 
 def coupling(plan: Plan) -> str:
-    """Whether the plan follows coupling rule 2 of the specification; if not, its peak memory if the rule held."""
+    """Verdict: the plan follows coupling rule 2 of the specification; if not, its peak memory if the rule held."""
     if plan.uncoupled_peak_bytes is None:
         return "kept"
     return f"{format_bytes(plan.uncoupled_peak_bytes, 'GiB')} without"
@@ -258,7 +258,7 @@ def describe_strict(plan: Plan) -> str:
 
 
 def describe_plan_keep(plan: Plan) -> str:
-    """What keeping everything comes to."""
+    """Step that keeps everything."""
     keep = next(one for one in plan.compared if one.name == "keep all")
     return f"{keep.step_time_ns / 1e9:.3f} s / {keep.peak_bytes / GIB:.1f}"
 
@@ -308,7 +308,7 @@ def gain_text(published: Published, loaded: Step, plan: Plan) -> tuple[str, floa
 
 
 def recompute_share(loaded: Step) -> str:
-    """How much of a layer full recompute runs again."""
+    """Share of a layer that full recompute runs again."""
     model = loaded.model
     plain, again = (model.layer_block(STRATEGIES[name](model, 0), 1) for name in ("keep all", "full recompute"))
     forward_ns, *backward_ns = (

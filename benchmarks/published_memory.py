@@ -54,7 +54,7 @@ class PeakMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether the run could train."""
+        """True if the run could train."""
         return self.allowed_bytes is None or self.peak_bytes <= self.allowed_bytes
 
 

@@ -49,7 +49,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Figures:
-    """What is compared, of one variant.
+    """Figures of one variant that are compared.
 
     Attributes:
         activation_bytes: peak.
@@ -98,7 +98,7 @@ def write_config(folder: Path, name: str, recompute: bool | list[int]) -> Path:
 
 
 def measure_rates() -> dict[str, float]:
-    """What operators reach here, from `recompute/measure_rates.py`."""
+    """Rates that operators reach here, from `recompute/measure_rates.py`."""
     shape = [str(size) for size in (BATCH, SEQ, HIDDEN, INTERMEDIATE)]
     command = [sys.executable, str(PARTS / "measure_rates.py"), *shape]
     text = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout

@@ -113,7 +113,7 @@ def step_model_rows() -> list[tuple[str, ...]]:
 
 
 def simulate_and_measure(program: Program) -> np.ndarray:
-    """What a caller wants first: step time and peak."""
+    """The figures that a caller wants first: step time and peak."""
     return peak_memory(simulate(program))
 
 
@@ -151,7 +151,7 @@ def step(num_layers: int, num_stages: int, num_micro_batches: int) -> Program:
 
 
 class Stage:
-    """Where the forwards and backwards of one stage stand in its order of issue."""
+    """Places of the forwards and backwards of one stage in its order of issue."""
 
     def __init__(self, stage: int, num_layers: int, num_stages: int, num_micro_batches: int):
         self.stage, self.num_layers, self.num_stages = stage, num_layers, num_stages

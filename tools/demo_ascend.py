@@ -74,7 +74,7 @@ def dry_run_or_reason(document: Document, folder: Path) -> DryRun | str:
 
 
 def describe_copies(run: DryRun, copies: list[Kernel]) -> list[str]:
-    """How many, and between which operators in the order of launch."""
+    """Number, and the operators between which they are, in the order of launch."""
     if not copies:
         return ["-", "-"]
     first, last = (run.kernels.index(copies[end]) + 1 for end in (0, -1))

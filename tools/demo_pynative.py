@@ -51,7 +51,7 @@ JOBS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What a training did: losses of rank 0, and the swap report of each rank."""
+    """Record of a training: losses of rank 0, and the swap report of each rank."""
 
     losses: list[float]
     reports: list[dict]

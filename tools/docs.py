@@ -70,7 +70,7 @@ def words_of(line: str) -> str:
 
 
 def refresh(shown: list[str], printed: list[str]) -> list[str]:
-    """What a page should show.
+    """Lines that a page should show.
 
     Args:
         shown: what it shows now.
@@ -96,7 +96,7 @@ def refresh(shown: list[str], printed: list[str]) -> list[str]:
 
 @cache
 def run(command: str) -> list[str]:
-    """What a command of an example prints."""
+    """Output of a command of an example."""
     words = [sys.executable, "-m", *shlex.split(command)]
     environ = {**os.environ, "MINDSWAP_PROGRESS": "0"}
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, env=environ)

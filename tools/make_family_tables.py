@@ -138,7 +138,7 @@ FAMILIES = {
 
 
 def start_python(words: list[str]) -> str:
-    """What a Python of its own prints."""
+    """Output of a Python of its own."""
     return subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
 
 

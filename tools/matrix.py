@@ -41,7 +41,7 @@ ROWS = PLACE / "rows.json"
 
 @dataclass(frozen=True)
 class Cell:
-    """What came out of one pair."""
+    """Result of one pair."""
 
     pair: Pair
     swaps: str = ""
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def is_good(self) -> bool:
-        """Whether it works."""
+        """True if it works."""
         return self.result == "green"
 
     @property
@@ -180,7 +180,7 @@ def run(command: list[str], step: str, limit_s: float) -> str:
 
 
 def read_rows() -> dict[str, list[str]]:
-    """What came out last, by pair."""
+    """Last results, by pair."""
     PLACE.mkdir(parents=True, exist_ok=True)
     return json.loads(ROWS.read_text("utf-8")) if ROWS.exists() else {}
 

@@ -47,7 +47,7 @@ Place = tuple[Path, int, int]
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    """What can be changed at a node: its name, and how."""
+    """Changes that a node can have: name, and how."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
         other = COMPARISONS[type(node.ops[0])]
         yield other.__name__, lambda n: n.ops.__setitem__(0, other())
@@ -121,7 +121,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader
 
 
 def is_killed(path: Path, tree: ast.Module, tests: list[str], marker: str) -> bool:
-    """Whether a test fails with this tree in place of the module; no if there is no test."""
+    """True if a test fails with this tree in place of the module; no if there is no test."""
     compiled = tempfile.TemporaryDirectory() if "@compiled" in path.read_text("utf-8") else None
     child = os.fork()
     if child == 0:
@@ -173,7 +173,7 @@ def rounds(path: Path, then: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def find_killer(place: Place, then: list[str], marker: str) -> str | None:
-    """Which round notices the change."""
+    """The round that notices the change."""
     path, index, number = place
     tree = mutate(ast.parse(path.read_text("utf-8")), index, number)
     return next((name for name, tests in rounds(path, then) if is_killed(path, tree, tests, marker)), None)

@@ -47,7 +47,7 @@ class Cell:
         raise AttributeError(name)
 
     def construct(self, hidden_states, mask=None):
-        """What the wheel reads the names of the inputs from."""
+        """Names of the inputs, as the wheel reads them."""
 
     def register_forward_pre_hook(self, hook, with_kwargs=False):
         """Nothing runs here."""
@@ -88,7 +88,7 @@ class Logger:
     warning = info
 
     def error(self, text, *args):
-        """What is logged before an exception; the exception is what is recorded."""
+        """Swallow what is logged before an exception; the exception is recorded."""
 
 
 def build(outline: dict) -> Cell:
@@ -137,7 +137,7 @@ def load_wheel(folder: Path):
 
 
 def answer(text: str, base: dict, train_config, module) -> dict:
-    """What the wheel makes of one configuration; `base` has the sections that TrainConfig needs besides."""
+    """Result of the wheel on one configuration; `base` has the sections that TrainConfig needs besides."""
     Logger.lines.clear()
     SwapManager.pairs.clear()
     module._config_list = {}

@@ -63,7 +63,7 @@ PLACE_OF = re.compile(r"^(mindswap: error: )?(\S+:\d+:\d+: )?(error: )?")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command made of a configuration.
+    """Outcome of a command on a configuration.
 
     Attributes:
         cell: for the table.
@@ -103,7 +103,7 @@ def write_folder(config: Path) -> Path:
 
 
 def run(command: str, config: Path, options: list[str], seconds: int, cache: Path) -> Outcome:
-    """What a command gives.
+    """Answer of a command.
 
     Args:
         command: its name.
@@ -207,7 +207,7 @@ def reason(answer: dict[str, Any]) -> str:
 
 
 def figures(command: str, answer: dict[str, Any]) -> str:
-    """What is worth saying of an answer."""
+    """Remark on an answer."""
     if command == "verify plan":
         return "right" if answer["verified"] else "NOT as asked" if answer["verified"] is False else "nobody could tell"
     if command.startswith("verify") and not answer["ok"]:

@@ -83,7 +83,7 @@ def install(place: Path, wheel: Path, extra: str) -> list[str]:
 
 
 def read(place: Path, mindswap: list[str]) -> int:
-    """What needs no MindSpore, in a folder of its own; the version is that of the file's name."""
+    """Try what needs no MindSpore, in a folder of its own; the version is that of the file's name."""
     run([*mindswap, "example", "."], place)
     version = run([*mindswap, "--version"], place).split()[-1]
     wheel = next((place / "dist").glob("*.whl")).name

@@ -59,7 +59,7 @@ class Row:
 
     @property
     def percent(self) -> float | None:
-        """How far the simulated peak is above that of the dry run."""
+        """Distance of the simulated peak above that of the dry run."""
         return self.simulated_bytes and 100 * (self.simulated_bytes / self.used_bytes - 1)
 
     @property
@@ -224,7 +224,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def is_good(rows: Sequence[Row]) -> bool:
-    """Whether the targets are met."""
+    """True if the targets are met."""
     errors = [row.percent for row in rows if row.percent is not None]
     mean = sum(map(abs, errors)) / max(len(errors), 1)
     return bool(errors) and mean <= MOST_MEAN and min(errors) >= -MOST_BELOW and max(errors) <= MOST_ABOVE

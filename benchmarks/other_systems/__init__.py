@@ -1,4 +1,4 @@
-"""What others do, as policies: usual settings, and strategies written from public descriptions of other systems. Pure.
+"""What others do, as policies: usual settings, and strategies written from public descriptions of other systems.
 
 Each is a function of a model and a budget in bytes; those that know no budget ignore it.
 """

@@ -1,4 +1,4 @@
-"""MindSpore HyperOffload: tensors that are not used for long leave the device. Pure.
+"""MindSpore HyperOffload: tensors that are not used for long leave the device.
 
 Source:
     MindSpore 2.10, `graph/_parse/compile_config.py` for the options and their defaults;

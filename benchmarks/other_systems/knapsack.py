@@ -1,4 +1,4 @@
-"""MindSpeed's adaptive memory: a setting for each layer from an additive knapsack. Pure.
+"""MindSpeed's adaptive memory: a setting for each layer from an additive knapsack.
 
 Source:
     Ascend/MindSpeed, `mindspeed/core/memory/adaptive_memory/adaptive_memory_solver.py`, and the page

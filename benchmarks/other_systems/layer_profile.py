@@ -1,4 +1,4 @@
-"""What MindSpeed's adaptive memory measures of a layer, module by module, and the settings it makes of it. Pure.
+"""What MindSpeed's adaptive memory measures of a layer, module by module, and the settings it makes of it.
 
 Source:
     Ascend/MindSpeed, `mindspeed/core/memory/adaptive_memory/`: `adaptive_memory_profiling.py` (memory and time of
@@ -28,7 +28,7 @@ SMALL_SAVING_BYTES = 2**20
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """What is set on the modules of a layer, with its cost as MindSpeed adds it up.
+    """Settings of the modules of a layer, with its cost as MindSpeed adds it up.
 
     Attributes:
         kept_bytes: activations of one micro-batch that stay on the device.
@@ -79,7 +79,7 @@ def lossless_modules(model: StepModel) -> tuple[str, ...]:
 
 
 def _overhead_permille(model: StepModel, modules: Sequence[str], tensors: Sequence[SavedTensor]) -> int:
-    """How much later forward of the layer ends if it waits for the copies out.
+    """Delay of the end of forward of the layer if it waits for the copies out.
 
     What the layer behind saves stands for what this one saves of its own input: it is there from the begin.
     """
@@ -115,7 +115,7 @@ def _cells(node: CellNode) -> list[CellNode]:
 def _module_settings(
     model: StepModel, tree: CellNode, swappable: Sequence[str], path: tuple[str, ...], node: CellNode
 ) -> list[LayerSetting]:
-    """What can be set on a module and on those below it; `kept_bytes` is relative to setting nothing."""
+    """Settings that a module can have and on those below it; `kept_bytes` is relative to setting nothing."""
     name = ".".join(path)
     children = (_module_settings(model, tree, swappable, (*path, c.name), c) for c in _cells(node))
     settings = _combine([LayerSetting(0)], children)
@@ -146,7 +146,7 @@ def _without_dominated(settings: list[LayerSetting]) -> list[LayerSetting]:
 
 
 def _kept_bytes(block: Block) -> int:
-    """What forward keeps for backward of the layer and, its output, of the layer behind it."""
+    """Tensors that forward keeps for backward of the layer and, its output, of the layer behind it."""
     return sum(
         t.size_bytes for t in block.tensors if t.is_forward and (t.uses.first_backward != NO_OP or t.role is not None)
     )

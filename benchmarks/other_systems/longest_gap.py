@@ -1,4 +1,4 @@
-"""HyperParallel's planner of activation offload: longest gap between two uses first, until the budget is met. Pure.
+"""HyperParallel's planner of activation offload: longest gap between two uses first, until the budget is met.
 
 Source:
     mindspore-ai/hyper-parallel, `auto_parallel/hyper_offload/planning/greedy.py` (GreedyResidencyPlanner) and

@@ -1,4 +1,4 @@
-"""What the layers of a model keep for backward, as the strategies of other systems see it. Pure."""
+"""Tensors that the layers of a model keep for backward, as the strategies of other systems see it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, Blo
 
 @dataclass(frozen=True)
 class Turn:
-    """Where a stage runs a layer for one micro-batch: first operators of its forward and its backward."""
+    """Place of a layer in a stage for one micro-batch: first operators of its forward and its backward."""
 
     forward: int
     backward: int

@@ -1,4 +1,4 @@
-"""References for small cases: every choice there is, and an integer programme of the additive relaxation. Pure.
+"""References for small cases: every choice there is, and an integer programme of the additive relaxation.
 
 They serve tests of the fast solver, and whoever wants to know how good it is; no size but a small one ends.
 """
@@ -66,7 +66,7 @@ def enumerate_all(
 
 
 def count_choices(figures: Figures, distances: Sequence[int] = DISTANCES) -> int:
-    """How many choices there are."""
+    """Number of choices."""
     return math.prod(len(values) for values in _options(figures, distances).values())
 
 

@@ -1,4 +1,4 @@
-"""Whether a program makes sense, before it runs. Vectorised, so that checking costs less than running."""
+"""Checks of a program, before it runs. Vectorised, so that checking costs less than running."""
 
 from dataclasses import fields
 

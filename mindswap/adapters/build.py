@@ -23,7 +23,7 @@ from mindswap.adapters.experts import layers_as_in_model
 from mindswap.adapters.frontend_limits import masks_without_values, use_broadcast_products, use_rope_slices
 from mindswap.adapters.network import use_whole_tensors
 from mindswap.adapters.replaced import replaced
-from mindswap.adapters.versions.chosen import builds_form
+from mindswap.adapters.versions import builds_form
 from mindswap.config.source import given_folder
 from mindswap.config.step import DEFAULT_SEQ_LENGTHS
 from mindswap.config.weight_sharding import RankPlacement
@@ -210,7 +210,7 @@ def _put_on_one_stage(config) -> None:
 
 
 def _set_exchange(network, config, placement) -> list[str]:
-    """How many tokens the rank has and exchanges; nothing without experts. Notes for the user."""
+    """Set the tokens that the rank has and exchanges; nothing without experts. Gives notes for the user."""
     experts = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
     if experts is None:
         return []

@@ -31,7 +31,7 @@ def keep_swap_sections() -> None:
 
 
 def has_swap_sections(config) -> bool:
-    """Whether this is a configuration of a training: the template of MindFormers gives it both sections."""
+    """True for a configuration of a training: the template of MindFormers gives it both sections."""
     return isinstance(config, dict) and any(key in config for key in SECTIONS)
 
 

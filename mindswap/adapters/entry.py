@@ -14,7 +14,7 @@ from mindformers.tools.register import ActionDict, MindFormerConfig
 from mindformers.tools.utils import parse_value, str2bool, str2bool_or_str
 from mindformers.trainer import Trainer
 
-from mindswap.adapters.versions.chosen import set_output_path
+from mindswap.adapters.versions import set_output_path
 from mindswap.check.check import TRAIN_MODES
 from mindswap.errors import LaunchError
 

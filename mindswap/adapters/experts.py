@@ -137,7 +137,7 @@ NUM_LAST = 2
 
 
 def place_in_model(layer: nn.Cell) -> int:
-    """What is particular about the place of a layer: 0 nothing, 1 it is the first, -1 the last, -2 the last but one.
+    """Kind of the place of a layer: 0 any, 1 it is the first, -1 the last, -2 the last but one.
 
     Layers that do not interleave are alike everywhere.
     """

@@ -1,4 +1,4 @@
-"""What the frontend cannot take from MindFormers' models on a machine without Ascend, and what stands for it.
+"""Parts of MindFormers' models that the frontend cannot take without Ascend, and their stand-ins.
 
 Nothing here changes a shape or a type that a device has. Names are those of mindformers 1.9.0.
 """

@@ -18,7 +18,7 @@ from mindspore.ops import Primitive
 from mindspore.train.mind_ir_pb2 import ModelProto
 
 from mindswap.adapters.apply import iterate_primitives
-from mindswap.adapters.versions.executors import cell_graph_executor
+from mindswap.adapters.versions import cell_graph_executor
 from mindswap.errors import ApplyError, GraphError, require
 from mindswap.graph.load import PATH_TAG, load_graph
 from mindswap.graph.model import Graph
@@ -34,12 +34,12 @@ _lazy_inline_ids = itertools.count()
 
 
 def has_lazy_inline(cell: nn.Cell) -> bool:
-    """Whether the compiler keeps `cell` as functions of its own, the condition of any offload."""
+    """True if the compiler keeps `cell` as functions of its own, the condition of any offload."""
     return getattr(cell, "_cell_init_args", "").startswith(LAZY_INLINE_PREFIX)
 
 
 def is_pynative() -> bool:
-    """Whether operators run one by one, not as a compiled graph."""
+    """True if operators run one by one, not as a compiled graph."""
     return ms.get_context("mode") == ms.PYNATIVE_MODE
 
 
@@ -188,7 +188,7 @@ def _old_objects_left_alone() -> Iterator[None]:
 
 
 def _describe_failure(error: Exception) -> str:
-    """What is wrong, and the innermost line of the model's source, without MindSpore's call stacks."""
+    """The fault, and the innermost line of the model's source, without MindSpore's call stacks."""
     text = str(error).strip()
     what = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
     places = SOURCE_PLACE.findall(text)

@@ -30,7 +30,7 @@ class OwnRecompute:
     trees: tuple[CellNode, ...]  # the layers
 
     def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
-        """Whether layers built alone are alike where those of the model of these numbers are, and differ where they do.
+        """True if layers built alone are alike where those of the model of these numbers are, and differ where they do.
 
         Some models take the kind of a layer from its number (`first_k_dense_replace`), which is another one there.
         """

@@ -29,8 +29,7 @@ from mindspore.train.callback import Callback
 from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.mindformers import set_policy, trees_of_network
 from mindswap.adapters.mindspore import enable_lazy_inline, find_lazy_inline_cell
-from mindswap.adapters.versions.chosen import builds_form
-from mindswap.adapters.versions.executors import require_pynative
+from mindswap.adapters.versions import builds_form, require_pynative
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data

@@ -62,7 +62,7 @@ def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
 
 
 def _remove_old_folders() -> None:
-    """What failures left in the temporary folder goes after a week; other users' cannot be removed."""
+    """Remove folders that failures left in the temporary one more than a week ago; other users' stay."""
     for log in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOG_NAME}"):
         with contextlib.suppress(OSError):
             if time.time() - log.stat().st_mtime > KEPT_S:

@@ -1,4 +1,4 @@
-"""Swap and recompute of MindFormers 1.9 and 2.x compared, and converted, by the tensors of a recorded step. Pure.
+"""Swap and recompute of MindFormers 1.9 and 2.x compared, and converted, by the tensors of a recorded step.
 
 In 1.9 a tensor goes with the operator that makes it, in 2.x with the cell in which autograd saves it. A trace knows
 both. Its paths are those of 1.9; `names.to_2x_path` gives those of 2.x.
@@ -23,14 +23,14 @@ INPUT = "the input of the layer"
 
 @dataclass(frozen=True)
 class TensorFate:
-    """What settings do with the saved storages of a step: numbers of those that move, and that are computed again."""
+    """Saved storages of a step under some settings: numbers of those that move, and that are computed again."""
 
     moved: frozenset[int]
     again: frozenset[int]
 
 
 def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
-    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver."""
+    """Fate of each storage in MindFormers 1.9: it goes with its maker, or where none was seen, with its saver."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         if maker.layer_index is None:
@@ -49,7 +49,7 @@ def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
 
 
 def fate_in_2x(trace: Trace, effect: SettingsEffect) -> TensorFate:
-    """What MindFormers 2.x does with each storage: it goes with the cell that saves it."""
+    """Fate of each storage in MindFormers 2.x: it goes with the cell that saves it."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         own = maker.layer_index

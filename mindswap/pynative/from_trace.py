@@ -1,4 +1,4 @@
-"""A step that ran in PyNative mode -> the same `Graph` that the compiler gives, so that everything works on it. Pure.
+"""A step that ran in PyNative mode -> the same `Graph` that the compiler gives, so that everything works on it.
 
 Operators are linked by the memory that they share. What an operator gives in the memory of an input is a view of it. A
 saved storage that no operator was seen to make is the copy that a CPU kernel makes of a view before it reads it; it
@@ -154,7 +154,7 @@ class _GraphBuilder:
         return saved.backward_name
 
     def _copy_of_view(self, value: Value, index: int, operator: Operator) -> str:
-        """What no operator was seen to make: a kernel's copy of a view, or a sum that autograd made itself."""
+        """A value that no operator was seen to make: a kernel's copy of a view, or a sum that autograd made itself."""
         view = self.names.get((value.copy_of, value.shape)) if value.copy_of is not None else None
         inputs = (self._name_at(operator, view, value),) if view is not None else ()
         return self._add_contiguous(f"copy{value.memory}", operator, index, inputs, value)

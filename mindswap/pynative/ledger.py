@@ -1,4 +1,4 @@
-"""Live bytes of saved storages over a step, on the device and on the host: predicted from a schedule. Pure."""
+"""Live bytes of saved storages over a step, on the device and on the host: predicted from a schedule."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,7 +9,7 @@ from mindswap.pynative.trace import Trace
 
 @dataclass(frozen=True)
 class Totals:
-    """What a step moved and held."""
+    """Bytes that a step moved and held."""
 
     device_bytes: tuple[int, ...]  # live saved bytes behind each event
     peak_device_bytes: int  # the most at once; a peak may lie between two events

@@ -1,4 +1,4 @@
-"""Which storage moves at which moment of a step: decisions in, actions at events out. Pure.
+"""Schedule of a step: prefetch distances of storages in, actions at events out.
 
 `backward_prefetch` p of the graph form counts operators, as MindSpore's Ascend backend does (acl_stream_assign.cc,
 insert_pre_fetch_depend.cc): the memory is given back behind the operator p places after the copy began, and taken
@@ -22,7 +22,7 @@ from mindswap.pynative.trace import Event, EventKind, Operator, Trace, TracedSto
 
 
 class Unit(Enum):
-    """What a prefetch distance counts."""
+    """Unit of a prefetch distance."""
 
     OPERATORS = "operators"
     LAYERS = "layers"
@@ -30,7 +30,7 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Distance:
-    """How long before its first use a storage comes back, and how long after its making it goes."""
+    """Distance of a storage: it comes back so long before its first use, and goes so long after it was made."""
 
     count: int  # operators or layers
     unit: Unit = Unit.OPERATORS  # which of them
@@ -49,7 +49,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True)
 class StorageAction:
-    """What is done to one storage at one event."""
+    """Action on one storage at one event."""
 
     kind: ActionKind
     storage: int

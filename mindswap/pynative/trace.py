@@ -17,7 +17,7 @@ HELD = "held"  # protection of a storage that other code still shows when forwar
 
 
 class EventKind(Enum):
-    """What an executor is told while a step runs."""
+    """Moments of a step of which an executor is told."""
 
     FORWARD_BEGIN = "forward begin"  # of a layer
     SAVE = "save"  # autograd keeps a tensor
@@ -104,8 +104,8 @@ class Trace:
     device: str = "CPU"  # where it was recorded, e.g. `CPU`
 
     def events_of(self, layers: Sequence[int]) -> tuple[Event, ...]:
-        """What an executor sees that has its hooks in some layers only: begins and ends
-        of all layers, saves and reads of these."""
+        """Events for an executor with hooks in some layers only: begins and ends of all layers, saves and reads of
+        these."""
         chosen = frozenset(layers)
         return tuple(
             event
@@ -132,7 +132,7 @@ class RecordedStep:
 
 
 def is_trace(data: object) -> bool:
-    """Whether plain data is a recorded step."""
+    """True if plain data is a recorded step."""
     return isinstance(data, dict) and data.get("schema") == SCHEMA
 
 
@@ -156,7 +156,7 @@ def dump_trace(step: RecordedStep) -> str:
 
 
 def load_trace(text: str, file: str) -> RecordedStep:
-    """What `dump_trace` has written; the name of the file is for messages.
+    """Read what `dump_trace` has written; the name of the file is for messages.
 
     Raises:
         DataError: it is no trace, or one of another version.

@@ -1,4 +1,4 @@
-"""Policy -> the calls to `hyper_parallel`, the engine that MindFormers 2.x swaps with, that express it. Pure.
+"""Policy -> the calls to `hyper_parallel`, the engine that MindFormers 2.x swaps with, that express it.
 
 Upstream knows two calls: a cell is wrapped, and what autograd saves inside of it moves; a layer i is paired with a
 layer j behind it, whose forward gives back the memory of i and whose backward fetches it. A layer has one group of
@@ -17,7 +17,7 @@ from mindswap.pynative.schedule import Unit
 
 @dataclass(frozen=True)
 class UpstreamCalls:
-    """What upstream is told."""
+    """Calls to upstream."""
 
     # (layer index, path of a cell below the layer) that get a wrapper; the layer itself has the path ()
     wraps: tuple[tuple[int, Path], ...]
@@ -70,7 +70,7 @@ def _single_operators(named: dict[int, tuple[Claim, ...]]) -> list[str]:
 
 
 def _distances(named: dict[int, tuple[Claim, ...]], num_layers: int, unit: Unit) -> list[str]:
-    """What is wrong with the prefetch distances."""
+    """Faults of the prefetch distances."""
     if named and unit is not Unit.LAYERS:
         counts = sorted({count for claims in named.values() for count in _prefetches(claims)})
         return [

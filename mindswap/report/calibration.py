@@ -127,7 +127,7 @@ def calibration_json(profile: Profile, result: Calibration, output: str | None) 
 
 
 def format_calibration(profile: Profile, result: Calibration, title: str) -> str:
-    """What was measured, the figures of links before and after, and what was not measured."""
+    """Measurements, the figures of links before and after, and operators that were not measured."""
     share = 100 * result.covered_ns / result.kernels_ns if result.kernels_ns else 0.0
     ranks = f", {profile.num_ranks} ranks" if profile.num_ranks > 1 else ""
     level = f", profiler {profile.level}" if profile.level else ""

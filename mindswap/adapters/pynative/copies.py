@@ -31,7 +31,7 @@ class PendingCopy:
 
 
 class CopyEngine(ABC):
-    """What an executor asks of a device.
+    """Copies of a device, as an executor asks for them.
 
     Attributes:
         host_bytes: on the host at this moment; memory that was given back is used again.

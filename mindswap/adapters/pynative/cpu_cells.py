@@ -1,5 +1,5 @@
-"""What the newer models of MindFormers need to run in PyNative mode on a CPU: operators without a CPU kernel, made of
-others, at the same cell paths.
+"""Operators without a CPU kernel, made of others at the same cell paths: the newer models of MindFormers need them to
+run in PyNative mode on a CPU.
 
 They are on only where the YAML says `mindswap: {cpu_stand_ins: True}`, the device target is CPU and the mode PyNative;
 in graph mode such a network compiles as it is, and does not train. `hidden_dropout: 0` has to stand in the YAML.
@@ -75,7 +75,7 @@ def replace_cpu_cells() -> None:
 
 
 class _Standing(nn.Cell):
-    """Where a primitive was: what a model sets on that one has no meaning here."""
+    """Stands where a primitive was: what a model sets on that one has no meaning here."""
 
     def recompute(self, mode=True, **options):
         """As `Primitive.recompute`, which takes a mode; a cell is recomputed with the cell around it."""
@@ -158,7 +158,7 @@ def _stay(x, device, blocking):
 
 
 def _sort(x, dim=-1):
-    """What is sorted are numbers of experts and of rows, without a gradient."""
+    """Sort numbers of experts and of rows, without a gradient."""
     values, indices = ops.Sort(axis=dim)(ops.stop_gradient(x))
     return values, ops.cast(indices, ms.int64)
 

@@ -18,7 +18,7 @@ from types import FrameType
 import mindspore as ms
 
 from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
-from mindswap.adapters.versions.executors import pynative_executor
+from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals
 from mindswap.pynative.schedule import ActionKind, StepSchedule, StorageAction
@@ -30,7 +30,7 @@ _GRADIENT = "_pynative_forward_run"
 
 
 class KeptTensor:
-    """What autograd keeps of a tensor; the tensor itself is None while its memory is away."""
+    """Stands for a tensor that autograd keeps; the tensor itself is None while its memory is away."""
 
     __slots__ = ("dtype", "is_copy", "layout", "tensor")
 

@@ -103,7 +103,7 @@ class Recorder:
         self.foreign |= {address_of(tensor) for tensor in tensors_in(inputs)}
 
     def end_forward(self, outputs) -> None:
-        """What the network returns is the caller's, and must not leave the device."""
+        """Protect what the network returns: it is the caller's, and must not leave the device."""
         for tensor in tensors_in(outputs):
             index = self.by_address.get(address_of(tensor))
             if index is not None:
@@ -160,7 +160,7 @@ class Recorder:
         return number, tensor
 
     def _protect_held(self) -> None:
-        """What a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
+        """Protect what a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
         own = self.packed | {id(storage.tensor) for storage in self.storages}
         others = [found for found in gc.get_objects() if issubclass(type(found), ms.Tensor) and id(found) not in own]
         of_saved = {id(tensor): index for tensor in others if (index := self._index_of(tensor)) is not None}

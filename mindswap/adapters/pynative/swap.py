@@ -72,7 +72,7 @@ class Swap:
 
     @property
     def totals(self) -> Totals | None:
-        """What the last pass moved and held; None before the first that swapped."""
+        """Totals of the last pass; None before the first that swapped."""
         return self.executor.totals if self.executor is not None else None
 
     def finish(self) -> SwapReport:

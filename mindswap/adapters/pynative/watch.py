@@ -11,7 +11,7 @@ from mindswap.pynative.trace import EventKind, Value
 
 
 class Observer(Protocol):
-    """What is told."""
+    """Methods that a `Watch` calls."""
 
     def begin(self, inputs) -> None:
         """The network begins forward."""
@@ -161,5 +161,5 @@ def tensors_in(values) -> Iterator[ms.Tensor]:
 
 
 def address_of(tensor) -> int:
-    """Where the storage of a tensor begins."""
+    """Address at which the storage of a tensor begins."""
     return tensor.untyped_storage().data_ptr()

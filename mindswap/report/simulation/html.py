@@ -53,7 +53,7 @@ class RealCurve:
 
 @dataclass(frozen=True, eq=False)
 class DryRunParts:
-    """What a dry run adds to the page."""
+    """Parts that a dry run adds to the page."""
 
     kind: str  # of figures
     intro: str
@@ -190,7 +190,7 @@ def _update_ns(report: SimulationReport) -> int:
 
 
 def _terms(report: SimulationReport) -> str:
-    """What comes after the last operator, longest first."""
+    """Work after the last operator, longest first."""
     terms = sorted((term for term in report.terms if term.duration_ns), key=lambda term: -term.duration_ns)
     words = "; ".join(f"{format_time(term.duration_ns)} {term.name}" for term in terms)
     return f'<p class="hint">After the last operator: {escape(words)}</p>' if terms else ""
