@@ -21,7 +21,7 @@ from mindswap.graph.cache import cache_folder
 from mindswap.training.dryrun.symbols import Library, cpp_path, find_texts, read_library
 
 # Part of the key of what is kept: to be raised when the C text changes.
-VERSION = 4
+VERSION = 5
 # MindSpore takes the path of a library up to this word for CANN's home (GetAscendPath).
 HOME = "cann"
 # Libraries that MindSpore opens itself, beside those that it is linked against.
@@ -86,8 +86,10 @@ _ZEROS = [
 _LOOKED_UP = re.compile(rb"(?<![ -~])((?:acl[a-z]*|rt|Hccl|Hcom|Ms|hal)[A-Z][A-Za-z0-9_]+|aclnn[A-Za-z0-9_]+)(?![ -~])")
 _WORDS = {"MsClassType", "MseLoss", "MseLossGrad", "aclDataType"}
 _NOT_OF_CANN = ("Py", "_Py", "_ITM", "__g", "__tls_get", "__stack_chk", "_ZTH")
-# MindSpore asks how many processors there are: with few it builds graphs without inlining, as no server does.
-_PROCESSORS = """#define _GNU_SOURCE
+# Loaded before everything else. MindSpore asks how many processors there are: with few it builds graphs without
+# inlining, as no server does. And two of its threads ask for reports of the device all the time. A device lets them
+# wait, MindSpore's dry run answers at once (`SimuFuncIaclrtProcessReport`): they would take two processors.
+_PRELOADED = """#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <unistd.h>
 int get_nprocs(void) { return %(number)d; }
@@ -97,6 +99,7 @@ long sysconf(int name) {
   if (!real) real = (long (*)(int))dlsym(RTLD_NEXT, "sysconf");
   return name == _SC_NPROCESSORS_ONLN || name == _SC_NPROCESSORS_CONF ? %(number)d : real(name);
 }
+int _ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i(int timeout_ms) { usleep(10000); return 0; }
 """
 PROCESSORS = 16
 
@@ -161,7 +164,7 @@ def find_compiler() -> list[str]:
 def environment(folder: Path, libraries: Path) -> dict[str, str]:
     """Variables with which MindSpore finds the stand-ins."""
     paths = [folder / "lib", libraries, libraries / "plugin" / "ascend"]
-    return {"LD_LIBRARY_PATH": os.pathsep.join(map(str, paths)), "LD_PRELOAD": str(folder / "lib" / "processors.so")}
+    return {"LD_LIBRARY_PATH": os.pathsep.join(map(str, paths)), "LD_PRELOAD": str(folder / "lib" / "preloaded.so")}
 
 
 def _make(folder: Path, libraries: Path, compiler: list[str]) -> None:
@@ -174,9 +177,9 @@ def _make(folder: Path, libraries: Path, compiler: list[str]) -> None:
     lib = folder / "lib"
     all_in = lib / "libascendcl.so"
     _compile(compiler, all_in, source, "-Wl,-soname,libascendcl.so")
-    processors = folder / "processors.c"
-    processors.write_text(_PROCESSORS % {"number": PROCESSORS}, encoding="utf-8")
-    _compile(compiler, lib / "processors.so", processors, "-ldl")
+    preloaded = folder / "preloaded.c"
+    preloaded.write_text(_PRELOADED % {"number": PROCESSORS}, encoding="utf-8")
+    _compile(compiler, lib / "preloaded.so", preloaded, "-ldl")
     empty = folder / "empty.c"
     empty.write_text("", encoding="utf-8")
     for name in sorted({*missing} - {all_in.name}):

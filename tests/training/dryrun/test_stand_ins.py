@@ -1,8 +1,10 @@
 """Stand-ins: what a wheel asks for, and the C text that answers."""
 
 import ctypes
+import os
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -72,6 +74,18 @@ def test_the_c_text_compiles_and_answers(tmp_path, compiler):
     words = (ctypes.c_void_p * 3)(7, 7, 7)
     library["_ZN2ge8OperatorC2ERKS0_"](words)  # leaves the table of virtual functions, which the derived class sets
     assert list(words) == [7, None, None]
+
+
+def test_what_is_loaded_first_answers_16_processors_and_lets_who_waits_for_reports_wait(tmp_path, compiler):
+    source = tmp_path / "preloaded.c"
+    source.write_text(stand_ins._PRELOADED % {"number": stand_ins.PROCESSORS})
+    subprocess.run([*compiler, "-w", "-shared", "-fPIC", "-o", tmp_path / "preloaded.so", source, "-ldl"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "preloaded.so"))
+    assert library.get_nprocs() == library.sysconf(os.sysconf_names["SC_NPROCESSORS_ONLN"]) == 16
+    assert library.sysconf(os.sysconf_names["SC_PAGESIZE"]) == os.sysconf("SC_PAGESIZE")
+    began_s = time.perf_counter()
+    assert library["_ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i"](-1) == 0
+    assert time.perf_counter() - began_s > 0.009
 
 
 def test_no_compiler(monkeypatch):
