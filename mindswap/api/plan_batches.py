@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindswap.api.plan import StepPlan, problem_of, refuse_unwritable
 from mindswap.api.spread import Spread, Tick
 from mindswap.api.step import settings_of
 from mindswap.api.step_tasks import (
+    NoRoom,
     StepOptions,
     StepTask,
     bound_of,
@@ -49,23 +50,14 @@ LIKE_PPM = 1000
 
 @dataclass(frozen=True)
 class AskedBatches:
-    """What is looked for.
+    """What is looked for."""
 
-    Attributes:
-        sizes: samples of a micro-batch; None for all that come into question.
-        counts: micro-batches of a step; None likewise.
-        keeps_samples: a step has as many samples as now.
-        cards: over which other strategies spread the step; None keeps the strategy.
-        cards_per_node: tensor parallel stays in a node.
-        moves_layers: other numbers of layers on the stages of the best, too.
-    """
-
-    sizes: tuple[int, ...] | None = None
-    counts: tuple[int, ...] | None = None
-    keeps_samples: bool = True
-    cards: int | None = None
-    cards_per_node: int = 8
-    moves_layers: bool = False
+    sizes: tuple[int, ...] | None = None  # samples of a micro-batch; None for all that come into question
+    counts: tuple[int, ...] | None = None  # micro-batches of a step; None likewise
+    keeps_samples: bool = True  # a step has as many samples as now
+    cards: int | None = None  # over which other strategies spread the step; None keeps the strategy
+    cards_per_node: int = 8  # tensor parallel stays in a node
+    moves_layers: bool = False  # other numbers of layers on the stages of the best, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +75,7 @@ class BatchPlan:
     @property
     def tokens_per_s(self) -> float:
         """Of one card; 0 without a plan that fits."""
-        if self.found is None:
-            return 0.0
-        return tokens_per_s(self.found.step.model.settings, self.found.step_time_ns)
+        return tokens_per_s(self.found.step.model.settings, self.found.step_time_ns) if self.found else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +130,7 @@ def plan_batches(
         space = strategy_space(document, batch, asked.sizes, asked.counts, asked.cards_per_node)
         wanted = list_strategies(asked.cards, space)
     search = _BatchSearch(document, text, options, folder, spread, say, tick, asked.moves_layers)
-    for _ in search.look([search.candidate(*one) for one in wanted]):
-        pass
+    list(search.look([search.candidate(*one) for one in wanted]))
     if asked.moves_layers:
         _move_layers(search)
     plans = search.plans
@@ -170,26 +159,23 @@ def _busy_ns(one: BatchPlan) -> Sequence[int]:
     return busy_of(one.found.run().simulated.timeline)
 
 
+@dataclass(eq=False)
 class _BatchSearch:
-    """Captures, bounds and plans of candidates, each made once."""
+    """Captures, bounds and plans of candidates, each made once; first what `plan_batches` was asked."""
 
-    def __init__(
-        self,
-        document: Document,
-        text: str,
-        options: StepOptions,
-        folder: Path,
-        spread: Spread,
-        say: Callable[[str], None],
-        tick: Tick,
-        has_layouts: bool,
-    ):
-        self.document, self.text, self.options, self.folder = document, text, options, folder
-        self.spread, self.say, self.tick, self.has_layouts = spread, say, tick, has_layouts
-        self.captured: dict[Hashable, CapturedStep] = {}
-        self.bounds_ns: dict[_Candidate, int] = {}
-        self.plans: list[BatchPlan] = []
-        self.is_over = False  # interrupted
+    document: Document
+    text: str
+    options: StepOptions
+    folder: Path
+    spread: Spread
+    say: Callable[[str], None]
+    tick: Tick
+    has_layouts: bool
+    captured: dict[Hashable, CapturedStep] = field(default_factory=dict)
+    bounds_ns: "dict[_Candidate, int]" = field(default_factory=dict)
+    unfit: dict[Strategy, int] = field(default_factory=dict)  # the least samples for which nothing fits
+    plans: list[BatchPlan] = field(default_factory=list)
+    is_over: bool = False  # interrupted
 
     def candidate(self, strategy: Strategy, batch: Batch, layout: Layout | None = None) -> _Candidate | BatchPlan:
         """What is to be planned, or why it cannot be."""
@@ -218,13 +204,8 @@ class _BatchSearch:
         ready = [one for one in candidates if isinstance(one, _Candidate)]
         left = dict.fromkeys(ready, "interrupted")
         try:
-            self._capture(ready)
-            tasks = (replace(one.task, captured=self._captured_of(one)) for one in ready)
-            for one, bound in zip(ready, self.spread.map(bound_of, tasks, self.tick), strict=True):
-                if isinstance(bound, str):
-                    left[one] = bound
-                else:
-                    self.bounds_ns[one] = bound
+            for size in sorted({one.plan.batch.size for one in ready}):
+                left |= self._bounded([one for one in ready if one.plan.batch.size == size])
             for one, plan in self._planned([one for one in ready if one in self.bounds_ns]):
                 del left[one]
                 self.plans.append(plan)
@@ -235,6 +216,25 @@ class _BatchSearch:
             if one in self.bounds_ns and not self._may_win(one):
                 reason = f"no policy is faster than {format_time(self.bounds_ns[one])} by the bound"
             self.plans.append(replace(one.plan, reason=reason))
+
+    def _bounded(self, ones: Sequence[_Candidate]) -> dict[_Candidate, str]:
+        """Why some of these have no bound. Where micro-batches of fewer samples do not fit, those of more do not."""
+        found = {}
+        for one in ones:
+            unfit = self.unfit.get(one.plan.strategy, one.plan.batch.size)
+            if unfit < one.plan.batch.size and one.plan.batch.count > 1:  # a single one needs no sums of gradients
+                found[one] = f"no policy fits micro-batches of {unfit}, by the bound"
+        ones = [one for one in ones if one not in found]
+        self._capture(ones)
+        tasks = (replace(one.task, captured=self._captured_of(one)) for one in ones)
+        for one, bound in zip(ones, self.spread.map(bound_of, tasks, self.tick), strict=True):
+            if isinstance(bound, int):
+                self.bounds_ns[one] = bound
+                continue
+            found[one] = bound
+            if isinstance(bound, NoRoom):
+                self.unfit.setdefault(one.plan.strategy, one.plan.batch.size)
+        return found
 
     def _may_win(self, one: _Candidate) -> bool:
         return one.is_own or self._most(one) > max((one.tokens_per_s for one in self.plans), default=0.0)

@@ -32,6 +32,10 @@ class StepOptions:
     model_folder: str | None = field(default_factory=given_folder)  # of `--pretrained_model_dir`
 
 
+class NoRoom(str):
+    """Why nothing fits."""
+
+
 @dataclass(frozen=True, eq=False)
 class StepTask:
     """A configuration to capture, to bound or to plan: all that the answer follows from."""
@@ -78,9 +82,9 @@ def bound_of(task: StepTask, tick: Tick) -> int | str:
     def bound(step: LoadedStep) -> int | str:
         static_bytes = max(stage.total_bytes for stage in step.model.static)
         if static_bytes > problem_of(step).budget_bytes:
-            return f"weights and optimizer alone need {format_bytes(static_bytes)}"
+            return NoRoom(f"weights and optimizer alone need {format_bytes(static_bytes)}")
         bound_ns = bound_ns_of(step, task.options.allow)
-        return "no policy fits, by the bound" if bound_ns is None else bound_ns
+        return NoRoom("no policy fits, by the bound") if bound_ns is None else bound_ns
 
     return _answered(task, bound)
 

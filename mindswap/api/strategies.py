@@ -1,6 +1,7 @@
 """Batch and parallel strategy of a configuration, and the configuration with others."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.parse import parse_document
@@ -16,6 +17,7 @@ from mindswap.policy.read import find_num_layers
 # What tensor parallel cuts, by the names that models have for it. Keys and values take as many heads as there are,
 # where nothing is said.
 CUT_KEYS = ("num_heads", "num_attention_heads", "n_kv_heads", "num_key_value_heads", "vocab_size")
+COUNTED_KEYS = ("recompute", "select_recompute", "select_comm_recompute")  # of recompute_config
 EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_routed_experts")
 
 
@@ -153,6 +155,7 @@ def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
         offset = spread_offset(find_num_layers(document) or 0, strategy.stages, pipeline.num_chunks)
         if own_config.get("offset", 0) != offset:
             sections["model"] = {**model, "model_config": {**own_config, "offset": offset}}
+        sections |= _without_counts(data)
     for name, value in sections.items():
         text = rewrite_section(text, name, value, None, document.file)
     return text
@@ -178,8 +181,19 @@ def with_layout(text: str, document: Document, layout: Layout) -> str:
     document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
     model = document.data().get("model") or {}
     offset = read_step_settings(document).pipeline.offset_of(layout)
-    model = {**model, "model_config": {**(model.get("model_config") or {}), "offset": offset}}
-    return rewrite_section(text, "model", model, None, document.file)
+    sections = {"model": {**model, "model_config": {**(model.get("model_config") or {}), "offset": offset}}}
+    for name, value in (sections | _without_counts(document.data())).items():
+        text = rewrite_section(text, name, value, None, document.file)
+    return text
+
+
+def _without_counts(data: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
+    """`recompute_config` without counts of layers, which may not go with other stages; a plan replaces them."""
+    section = data.get("recompute_config")
+    if not isinstance(section, dict):
+        return {}
+    counts = {key: False for key in COUNTED_KEYS if section.get(key)}
+    return {"recompute_config": {**section, **counts}} if counts else {}
 
 
 def _spread(row: object, before: int, after: int) -> object:

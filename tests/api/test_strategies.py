@@ -5,9 +5,17 @@ from pathlib import Path
 import pytest
 
 from mindswap.api.step import load_step, settings_of
-from mindswap.api.strategies import capture_key, own_strategy, spread_offset, strategy_space, with_batch, with_strategy
+from mindswap.api.strategies import (
+    capture_key,
+    own_strategy,
+    spread_offset,
+    strategy_space,
+    with_batch,
+    with_layout,
+    with_strategy,
+)
 from mindswap.config.parse import parse_document
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline import Layout, Pipeline
 from mindswap.errors import PlanError
 from mindswap.planner.batches import Batch
 from mindswap.planner.strategies import Strategy
@@ -44,6 +52,18 @@ def test_a_strategy_is_written_with_all_that_hangs_on_it_and_comments_stay():
     assert found.data()["parallel"]["dataset_strategy"] == [[2, 1], [2, 1]]
     assert found.value("model", "model_config", "offset") == 0
     assert found.data()["runner_config"] == {"batch_size": 2, "gradient_accumulation_steps": 2}
+
+
+def test_counts_of_recomputed_layers_by_stage_stay_with_their_stages():
+    text = TEXT + "recompute_config:\n  recompute: [2, 1]  # by stage\n  mp_comm_recompute: True\n"
+    same, other = (
+        read(with_strategy(text, read(text), Strategy(*shape))).data()["recompute_config"]
+        for shape in ((2, 2, 2), (8, 1, 1))
+    )
+    assert same == {"recompute": [2, 1], "mp_comm_recompute": True}
+    assert other == {"recompute": False, "mp_comm_recompute": True}
+    moved = with_layout(text, read(text), Layout(((4, 1),), 5))
+    assert read(moved).data()["recompute_config"] == other
 
 
 def test_more_stages_take_micro_batches_in_place_of_accumulation():

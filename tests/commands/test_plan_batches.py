@@ -112,6 +112,25 @@ def test_each_batch_has_its_plan_and_the_fastest_is_written(capsys, tmp_path):
 
 
 @pytest.mark.mindspore
+def test_where_fewer_samples_do_not_fit_more_are_not_captured(capsys, tmp_path):
+    config = tmp_path / "base.yaml"
+    text = (ROOT / "configs/llama2_7b/case3_op_swap.yaml").read_text()
+    for old, new in (("hidden_size: 4096", "hidden_size: 128"), ("seq_length: 4096", "seq_length: 128")):
+        text = text.replace(old, new)
+    config.write_text(text + "# a file that others are based on\n")
+    own = tmp_path / "own.yaml"
+    own.write_text("base_config: base.yaml\nrunner_config: {batch_size: 1, gradient_accumulation_steps: 8}\n")
+    code = cli.main(["plan", str(own), "--batch-size", "auto", "--memory", "12MiB", "--json"])
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out[captured.out.index("{\n") :])["batches"]
+    by_size = {one["batch_size"]: one["reason"] for one in rows}
+    assert code == 1 and set(by_size) == {1, 2, 4, 8}
+    assert by_size[2] == by_size[4] == "no policy fits micro-batches of 1, by the bound"
+    # A single micro-batch needs no sums of gradients, so it is looked at.
+    assert captured.err.count("capture 1 of 1") == 2 and by_size[8].startswith("weights and optimizer alone need")
+
+
+@pytest.mark.mindspore
 def test_stages_get_other_numbers_of_layers_and_the_fastest_is_written(capsys, tmp_path):
     """The last of two stages has a large head: it gives a layer to the first."""
     config, target = tmp_path / "small.yaml", tmp_path / "best.yaml"
