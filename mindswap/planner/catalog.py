@@ -178,12 +178,12 @@ def recomputed_names_of(item: Item, way: int) -> tuple[str, ...]:
 def kept_bytes(model: StepModel, block: Block) -> int:
     """What is there from forward to backward. What all micro-batches read is there in any case if there are more."""
     of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_turns == 1 else (block.arrays.own,)
-    return sum(int(t.size_bytes[t.is_forward & (t.first_backward != NO_OP)].sum()) for t in of_block)
+    return sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
 
 
 def backward_ns(block: Block) -> int:
     """Compute of backward of a layer."""
-    return int(block.arrays.backward.duration_ns.sum())
+    return int(block.arrays.backward["duration_ns"].sum())
 
 
 def recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:

@@ -17,59 +17,22 @@ TENSOR_TYPES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class PassArrays:
-    """Operators of one pass; shape (num_ops,); positions and labels count within the block.
-
-    `piece_ns` has the durations for each piece of the sequence, shape (num_ops, num_pieces), with no pieces where all
-    take the same time.
-    """
-
-    duration_ns: np.ndarray
-    kind: np.ndarray
-    wait_op: np.ndarray
-    label: np.ndarray
-    wait_once: np.ndarray
-    is_weight: np.ndarray
-    piece_ns: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class TensorArrays:
-    """Tensors; shape (num_tensors,); positions count within the pass.
-
-    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped; `is_final`
-    says that it stays until the optimizer, `is_early` that it is there when the pass begins; `uses` has a row for each
-    field of `Uses`.
-    """
-
-    size_bytes: np.ndarray
-    is_forward: np.ndarray
-    made_at: np.ndarray
-    kind: np.ndarray
-    label: np.ndarray
-    prefetch: np.ndarray
-    num_copies: np.ndarray
-    is_held: np.ndarray
-    is_final: np.ndarray
-    is_early: np.ndarray
-    uses: np.ndarray
-
-    @property
-    def first_backward(self) -> np.ndarray:
-        """First use in backward, `NO_OP` for none."""
-        return self.uses[1]
+# Arrays by name. Of the operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations for each
+# piece of the sequence, shape (num_ops, num_pieces), with no pieces where all take the same time. Of tensors, shape
+# (num_tensors,): `TENSOR_TYPES`; `label`; `kind`, of one that backward does not need; `uses`, a row for each field of
+# `Uses`. Positions and labels count within the pass and the block.
+Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockArrays:
     """All of a block but what it reads."""
 
-    forward: PassArrays  # run for each micro-batch
-    backward: PassArrays  # likewise
-    once: PassArrays  # run before forward of the first micro-batch
-    own: TensorArrays  # tensors that only the block itself reads
-    shared: TensorArrays  # of these, what is made once for all micro-batches
+    forward: Columns  # run for each micro-batch
+    backward: Columns  # likewise
+    once: Columns  # run before forward of the first micro-batch
+    own: Columns  # tensors that only the block itself reads
+    shared: Columns  # of these, what is made once for all micro-batches
     handed: tuple[BlockTensor, ...]  # tensors that others read too
     labels: tuple[Label, ...]  # names that the label arrays point to
 
@@ -102,22 +65,22 @@ class Block:
         """
         arrays = self.arrays
         by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
-        prefetch, num_copies, is_held = by_label[arrays.own.label].T
-        own = replace(arrays.own, prefetch=prefetch, num_copies=num_copies, is_held=is_held.astype(bool))
+        prefetch, num_copies, is_held = by_label[arrays.own["label"]].T
+        own = arrays.own | {"prefetch": prefetch, "num_copies": num_copies, "is_held": is_held.astype(bool)}
         return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), own)
 
     def with_distances(self, distances: Mapping[Label, int]) -> "Block":
         """The block with other distances for the copies that it has, by label of the tensor; 1 where none is given."""
         arrays = self.arrays
         by_label = np.array([distances.get(label, 1) for label in arrays.labels], np.int64)
-        own = replace(arrays.own, prefetch=np.where(arrays.own.num_copies != 0, by_label[arrays.own.label], 0))
+        prefetch = np.where(arrays.own["num_copies"] != 0, by_label[arrays.own["label"]], 0)
         tensors = tuple(
             replace(tensor, prefetch=distances.get(tensor.label, 1)) if tensor.num_copies else tensor
             for tensor in self.tensors
         )
-        return self._with_tensors(tensors, own)
+        return self._with_tensors(tensors, arrays.own | {"prefetch": prefetch})
 
-    def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: TensorArrays) -> "Block":
+    def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: Columns) -> "Block":
         """The block with other copies of its tensors; `own` says the same of those that only it reads."""
         handed = tuple(tensor for tensor in tensors if tensor.role is not None)
         known = replace(self.arrays, own=own, handed=handed)
@@ -156,29 +119,26 @@ def make_arrays(
     )
 
 
-def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> PassArrays:
+def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> Columns:
     num_pieces = max((len(op.piece_ns) for op in ops), default=0)
     piece_ns = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
-    return PassArrays(
-        label=np.array([label_of(op.label) for op in ops], np.int32),
-        piece_ns=np.array(piece_ns, np.int64).reshape(len(ops), num_pieces),
-        **_columns(ops, OP_TYPES),
-    )
+    return _columns(ops, OP_TYPES, label_of) | {"piece_ns": np.array(piece_ns, np.int64).reshape(len(ops), num_pieces)}
 
 
-def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorArrays:
+def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> Columns:
     """Tensors of a block; `label_of` gives the number of a label in it."""
-    return TensorArrays(
-        kind=np.array([_kind(t) for t in tensors], np.int8),
-        label=np.array([label_of(t.label) for t in tensors], np.int32),
-        uses=use_rows([t.uses for t in tensors]),
-        **_columns(tensors, TENSOR_TYPES),
-    )
+    return _columns(tensors, TENSOR_TYPES, label_of) | {
+        "kind": np.array([_kind(t) for t in tensors], np.int8),
+        "uses": use_rows([t.uses for t in tensors]),
+    }
 
 
-def _columns(rows: Sequence[object], types: Mapping[str, type]) -> dict[str, np.ndarray]:
-    """An array of each of these attributes."""
-    return {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
+def _columns(
+    rows: Sequence[BlockOp | BlockTensor], types: Mapping[str, type], label_of: Callable[[Label], int]
+) -> Columns:
+    """An array of each of these attributes, and of the labels."""
+    columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
+    return {"label": np.array([label_of(row.label) for row in rows], np.int32)} | columns
 
 
 def use_rows(uses: Sequence[Uses]) -> np.ndarray:

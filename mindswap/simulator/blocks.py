@@ -7,8 +7,6 @@ and layers under different settings can stand side by side.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
-from typing import Any
 
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import Names
@@ -21,15 +19,6 @@ from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.program import ONE_WAY
 from mindswap.simulator.reading import Place, StepReader, StepTensor
 from mindswap.units import ceil_div
-
-
-@dataclass(frozen=True, eq=False)
-class StepBlocks:
-    """A whole step: before the layers, the compiled layers, behind the layers (head and loss)."""
-
-    prologue: Block
-    layers: tuple[Block, ...]
-    epilogue: Block
 
 
 def read_blocks(
@@ -70,11 +59,6 @@ def read_blocks(
     return BlockMaker(step, rule, alignment_bytes)
 
 
-def cut_blocks(graph: Graph, *costs: Any, **options: Any) -> StepBlocks:
-    """All blocks of a compiled step; arguments as of `read_blocks`."""
-    return read_blocks(graph, *costs, **options).all()
-
-
 class BlockMaker:
     """Makes the block of each section of a step that was read."""
 
@@ -90,11 +74,6 @@ class BlockMaker:
                 self.known[section].append(tensor)
                 if section != tensor.section:
                     self._source(tensor, section)  # refuses the whole step, whichever block is asked for
-
-    def all(self) -> StepBlocks:
-        """Those of all sections."""
-        blocks = [self.block(section) for section in range(-1, self.step.num_layers + 1)]
-        return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
 
     def block(self, section: int) -> Block:
         """That of one section: -1 before the layers, then the layers from 0 on, and what is behind them."""
@@ -164,12 +143,8 @@ class BlockMaker:
         rule = self.rule
         where = -1 if tensor.section < 0 else int(tensor.section == self.step.num_layers)
         is_cut, is_sent = rule.is_cut(tensor.type, where), rule.is_sent(tensor.type, where)
-        parts = (
-            (rule.passing_bytes(size_bytes, is_sent), taken, False),
-            (rule.waiting_bytes(size_bytes, is_sent), Uses(), True),
-            (rule.kept_bytes(size_bytes, is_cut), Uses(), True),
-        )
-        for size, uses, is_final in parts:
+        parts = rule.parts_bytes(size_bytes, is_cut, is_sent)
+        for size, uses, is_final in zip(parts, (taken, Uses(), Uses()), (False, True, True), strict=True):
             if size:
                 yield BlockTensor(
                     tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,

@@ -14,7 +14,15 @@ from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts, join, place_memory
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.schedules import Pass, PassWork
-from mindswap.simulator.stage_pass import TENSOR_COLUMNS, MicroBatchGroup, ModelSections, StagePass, cut_backward, shift
+from mindswap.simulator.stage_pass import (
+    TENSOR_COLUMNS,
+    MicroBatchGroup,
+    ModelSections,
+    StagePass,
+    cut_backward,
+    shift,
+    tensor_rows,
+)
 from mindswap.simulator.stage_tensors import TensorTable, once_columns
 
 
@@ -134,14 +142,18 @@ class _Builder:
                 tables.append(once_columns(self.model, once, list(chunk.turns.values())))
         tables += others
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
-        last, no_use = self.last_compute, (NO_OP, NO_OP, NO_OP)
         # The optimizer has no operator here: the last one of backward stands for its begin, and what goes with that one
         # makes room.
-        closing_bytes -= sum(_ending_bytes(table, last) for table in tables) if closing_bytes else 0
+        closing_bytes -= sum(_ending_bytes(table, self.last_compute) for table in tables) if closing_bytes else 0
         if closing_bytes > 0:
-            label = self.model.label("gradients for the optimizer")
-            row = (closing_bytes, False, last, *no_use, MemoryKind.GRADIENT, label, NO_OP, NO_OP, 0, 0, False)
-            tables.append({name: np.array([value]) for name, value in zip(TENSOR_COLUMNS, row, strict=True)})
+            closing = {
+                "is_forward": False,
+                "begin": self.last_compute,
+                "kind": MemoryKind.GRADIENT,
+                "label": self.model.label("gradients for the optimizer"),
+            }
+            rows = {name: np.array([value]) for name, value in closing.items()}
+            tables.append(tensor_rows(np.array([closing_bytes]), **rows))
         if self.sent:
             sends, sizes, is_forward = map(np.array, zip(*self.sent, strict=True))
             for table in tables:
@@ -151,18 +163,16 @@ class _Builder:
 
     def _copies_sent(self, sends: np.ndarray, sizes: np.ndarray, is_forward: np.ndarray) -> dict[str, np.ndarray]:
         """The output that `Send` has: as large as what it sends, and read by nobody. Seen in a dry run of 2.9.0."""
-        none, zero = np.full(len(sends), NO_OP), np.zeros(len(sends), np.int64)
-        columns = dict.fromkeys(TENSOR_COLUMNS, none)
-        columns |= dict.fromkeys(("micro_batch", "prefetch", "num_copies", "is_held"), zero)
-        return columns | {
-            "size_bytes": sizes,
-            "is_forward": is_forward,
-            "begin": sends,
-            "last_forward": np.where(is_forward, sends, NO_OP),
-            "last_backward": np.where(is_forward, NO_OP, sends),
-            "kind": np.full(len(sends), MemoryKind.TRANSIENT),
-            "label": np.full(len(sends), self.model.label("sent")),
-        }
+        return tensor_rows(
+            sizes,
+            is_forward=is_forward,
+            begin=sends,
+            last_forward=np.where(is_forward, sends, NO_OP),
+            last_backward=np.where(is_forward, NO_OP, sends),
+            kind=np.full(len(sends), MemoryKind.TRANSIENT),
+            label=np.full(len(sends), self.model.label("sent")),
+            micro_batch=np.zeros(len(sends), np.int64),
+        )
 
     def _chunk(self, sections: tuple[int, ...], has_later: bool) -> _Chunk:
         first = self.model.make_pass(sections, True, None)

@@ -55,19 +55,15 @@ class GradientRule:
         """Whether a gradient goes to other ranks."""
         return self.is_shared and (where, known.shape) not in self.own
 
-    def passing_bytes(self, size_bytes: int, is_sent: bool) -> int:
-        """What is there only until the next operator: the whole gradient, if something else takes its place."""
-        return size_bytes if self.is_summed or (is_sent and self.sharding.is_released) else 0
+    def parts_bytes(self, size_bytes: int, is_cut: bool, is_sent: bool) -> tuple[int, int, int]:
+        """A whole gradient until the next operator only, until the optimizer begins, and what the optimizer reads.
 
-    def waiting_bytes(self, size_bytes: int, is_sent: bool) -> int:
-        """What communication has read, and stays until the optimizer begins: the whole gradient."""
-        return size_bytes if is_sent and not self.passing_bytes(size_bytes, is_sent) else 0
-
-    def kept_bytes(self, size_bytes: int, is_cut: bool) -> int:
-        """What stays from its maker until the optimizer, which reads it."""
+        The first where something else takes its place at once, the second where communication has read it.
+        """
         if self.is_summed:
-            return 0
-        return self.own_bytes(size_bytes, is_cut)
+            return size_bytes, 0, 0
+        is_passing = is_sent and self.sharding.is_released
+        return size_bytes * is_passing, size_bytes * (is_sent and not is_passing), self.own_bytes(size_bytes, is_cut)
 
     def final_bytes(self, size_bytes: int, num_elements: int, is_cut: bool) -> int:
         """What the optimizer reads in place of it.

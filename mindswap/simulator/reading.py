@@ -79,7 +79,7 @@ class StepReader:
         SimulationError: if the step has no layers.
     """
 
-    graph: Graph  # this and the next six: as `cut_blocks` takes them
+    graph: Graph  # this and the next six: as `read_blocks` takes them
     operator_ns: Callable[[Node, Work], int]
     label: Callable[[Node], Names]
     collectives: Mapping[str, tuple[Collective, ...]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mindswap.graph.memory import Label
-from mindswap.simulator.block import Block, PassArrays
+from mindswap.simulator.block import Block, Columns
 from mindswap.simulator.block_parts import Read, Source
 from mindswap.simulator.program import NO_OP, OpKind
 
@@ -113,28 +113,25 @@ class ModelSections:
         ends = (0, len(self.blocks) - 1)[::step]
         has_receive = order[0] != ends[0]
         target = order[-1] + step if order[-1] != ends[1] else None
-        parts: list[tuple[int, PassArrays, bool]] = []
+        parts: list[tuple[int, Columns, bool]] = []
         for section in order:
             arrays = self.blocks[section].arrays
             if once is None and self.blocks[section].once:
                 parts.append((section, arrays.once, True))
             parts.append((section, arrays.forward if is_forward else arrays.backward, False))
-        sizes = [len(part.kind) for _, part, _ in parts]
+        sizes = [len(part["kind"]) for _, part, _ in parts]
         *begins, end = np.cumsum([has_receive, *sizes]).tolist()
         starts = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if not is_once}
         begun = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if is_once}
 
         def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(part, name) for _, part, _ in parts])
+            return np.concatenate([part[name] for _, part, _ in parts])
 
         wait_op = shift(joined("wait_op"), np.repeat(begins, sizes))
-        columns = {
-            "duration_ns": joined("duration_ns"),
-            "kind": joined("kind"),
+        columns = {name: joined(name) for name in ("duration_ns", "kind", "is_weight")} | {
             "wait_op": wait_op,
-            "label": np.concatenate([self.labels_of(section, part.label) for section, part, _ in parts]),
+            "label": np.concatenate([self.labels_of(section, part["label"]) for section, part, _ in parts]),
             "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
-            "is_weight": joined("is_weight"),
         }
         if once is None and begun:
             # Of two on the communication stream the later one, which is not the one that runs once, ends last.
@@ -144,11 +141,11 @@ class ModelSections:
         if has_receive and len(wait_op):
             wait_op[0] = max(int(wait_op[0]), 0)
         # Communication of what the section before has made.
-        is_held_back = [not is_once and part.kind[:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_once in parts]
+        is_held_back = [not is_once and part["kind"][:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_once in parts]
         for is_it, at in zip(is_held_back, begins, strict=True):
             if is_it and at:
                 wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
-        num_pieces = max(part.piece_ns.shape[1] for _, part, _ in parts)
+        num_pieces = max(part["piece_ns"].shape[1] for _, part, _ in parts)
         if num_pieces:
             columns["piece_ns"] = np.concatenate([_piece_ns(part, num_pieces) for _, part, _ in parts])
         if has_receive:
@@ -182,15 +179,15 @@ class ModelSections:
         return min((read.size_bytes for read in neighbour_reads(self.blocks[section], is_forward)), default=0)
 
 
-def _piece_ns(part: PassArrays, num_pieces: int) -> np.ndarray:
-    has_own = part.piece_ns.shape[1] > 0
-    return part.piece_ns if has_own else np.repeat(part.duration_ns[:, None], num_pieces, axis=1)
+def _piece_ns(part: Columns, num_pieces: int) -> np.ndarray:
+    has_own = part["piece_ns"].shape[1] > 0
+    return part["piece_ns"] if has_own else np.repeat(part["duration_ns"][:, None], num_pieces, axis=1)
 
 
-def _wait_once(parts: Sequence[tuple[int, PassArrays, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
+def _wait_once(parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
     """What operators wait for of what is done once, from the begin of the first forward pass."""
     base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
-    wait_once = [np.full(len(part.kind), NO_OP) if is_once else part.wait_once for _, part, is_once in parts]
+    wait_once = [np.full(len(part["kind"]), NO_OP) if is_once else part["wait_once"] for _, part, is_once in parts]
     return shift(np.concatenate(wait_once), base)
 
 
@@ -206,6 +203,13 @@ TENSOR_COLUMNS = (
     "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
     "micro_batch", "prefetch", "num_copies", "is_held",
 )  # fmt: skip
+
+
+def tensor_rows(size_bytes: np.ndarray, **columns: np.ndarray) -> Columns:
+    """A table of tensors: what is not given is no use, no place, and no copies."""
+    none, zero = np.full(len(size_bytes), NO_OP), np.zeros(len(size_bytes), np.int64)
+    defaults = dict.fromkeys(TENSOR_COLUMNS, none) | dict.fromkeys(("prefetch", "num_copies", "is_held"), zero)
+    return defaults | {"size_bytes": size_bytes} | columns
 
 
 @dataclass(eq=False)
@@ -240,7 +244,7 @@ class MicroBatchGroup:
         Where backward is cut, the first half has the first of the uses for gradients of inputs, if there is one.
 
         Args:
-            uses: as `TensorArrays.uses`, of some sections.
+            uses: as `uses` of tensors, of some sections.
             forward, backward: where for each tensor its section begins in both passes.
         """
         last_forward = shift(uses[0], forward)

@@ -6,14 +6,13 @@ Positions are within the passes of the chunk, but for what is made once in a ste
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
-from mindswap.simulator.block import Block, TensorArrays, tensor_arrays, use_rows
+from mindswap.simulator.block import Block, Columns, tensor_arrays, use_rows
 from mindswap.simulator.block_parts import BlockTensor, Read, Role, Uses
 from mindswap.simulator.program import NO_OP, MemoryKind
-from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSections, neighbour_reads, shift
+from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSections, neighbour_reads, shift, tensor_rows
 
 FAR = 2**62  # behind every position
 ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
@@ -39,9 +38,9 @@ class TensorTable:
         handed, elsewhere = self._handed(), self._from_elsewhere()
         return {name: np.concatenate([column, elsewhere[name]]) for name, column in handed.items()}
 
-    def _columns(self, sections: Sequence[int], tables: Sequence[TensorArrays]) -> dict[str, np.ndarray]:
+    def _columns(self, sections: Sequence[int], tables: Sequence[Columns]) -> dict[str, np.ndarray]:
         """Tensors of sections, with the uses by the section that makes them."""
-        sizes = [len(own.label) for own in tables]
+        sizes = [len(own["label"]) for own in tables]
         forward, backward = _starts(self.turns, sections, sizes)
         made_at = _joined(tables, "made_at")
         again_at = self.turns.placed(made_at + backward)
@@ -64,8 +63,8 @@ class TensorTable:
             links_of(blocks[own], None if other == own else blocks[other], is_forward)
             for own, other, is_forward in pairs
         ]
-        columns = self._columns([own for own, _, _ in pairs], [link.made for link in links])
-        starts = _starts(turns, [other for _, other, _ in pairs], [len(link.is_sent) for link in links])
+        columns = self._columns([own for own, _, _ in pairs], links)
+        starts = _starts(turns, [other for _, other, _ in pairs], [len(link["is_sent"]) for link in links])
         reads = turns.placed_uses(_joined(links, "reads"), *starts)
         is_sent = _joined(links, "is_sent")
         for part, rows in ((turns.forward, slice(0, 1)), (turns.backward, slice(1, 3))):
@@ -116,16 +115,13 @@ class TensorTable:
         np.maximum.at(last_forward, row_of, uses[0])
         np.minimum.at(first, row_of, _far_if_none(uses[1]))
         np.maximum.at(last, row_of, uses[2])
-        zeros = np.zeros(len(rows), np.int64)
-        return dict(zip(ROW_COLUMNS, np.array(rows, np.int64).reshape(-1, len(ROW_COLUMNS)).T, strict=True)) | {
-            "last_forward": last_forward,
-            "first_backward": np.where(first == FAR, NO_OP, first),
-            "last_backward": last,
-            "kind": np.full(len(rows), MemoryKind.TRANSIENT),
-            "prefetch": zeros,
-            "num_copies": zeros,
-            "is_held": zeros,
-        }
+        return tensor_rows(
+            **dict(zip(ROW_COLUMNS, np.array(rows, np.int64).reshape(-1, len(ROW_COLUMNS)).T, strict=True)),
+            last_forward=last_forward,
+            first_backward=np.where(first == FAR, NO_OP, first),
+            last_backward=last,
+            kind=np.full(len(rows), MemoryKind.TRANSIENT),
+        )
 
     def _placed(self, position: int, is_forward: bool) -> int:
         """An operator of a pass; of the whole backward, where it is in the halves."""
@@ -138,7 +134,7 @@ def once_columns(
     """Tensors that are made once, where each section of a chunk `begins` with them, and read by all micro-batches."""
     sections = tuple(begins)
     tables = [model.blocks[section].arrays.shared for section in sections]
-    sizes = [len(own.label) for own in tables]
+    sizes = [len(own["label"]) for own in tables]
     once = np.repeat(list(begins.values()), sizes)
     uses = _joined(tables, "uses")
     found = []
@@ -165,34 +161,29 @@ def _starts(turns: MicroBatchGroup, sections: Sequence[int], sizes: Sequence[int
     return np.repeat(forward, sizes), np.repeat(backward, sizes)
 
 
-def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[TensorArrays]) -> dict[str, np.ndarray]:
+def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[Columns]) -> dict[str, np.ndarray]:
     """What the passes do not change, with labels and layers of the step."""
     columns = {name: _joined(tables, name) for name in FIXED_COLUMNS}
     pairs = list(zip(sections, tables, strict=True))
-    columns["label"] = np.concatenate([model.labels_of(section, own.label) for section, own in pairs])
-    columns["layer"] = np.repeat([model.layer_of(section) for section in sections], [len(own.label) for own in tables])
+    columns["label"] = np.concatenate([model.labels_of(section, own["label"]) for section, own in pairs])
+    columns["layer"] = np.concatenate([np.full(len(own["label"]), model.layer_of(section)) for section, own in pairs])
     return columns
 
 
-def _joined(tables: Sequence[object], name: str) -> np.ndarray:
-    return np.concatenate([getattr(table, name) for table in tables], axis=-1)
+def _joined(tables: Sequence[Columns], name: str) -> np.ndarray:
+    return np.concatenate([table[name] for table in tables], axis=-1)
 
 
 def _far_if_none(positions: np.ndarray) -> np.ndarray:
     return np.where(positions == NO_OP, FAR, positions)
 
 
-class TensorLink(NamedTuple):
-    """Tensors that a block makes in one pass and its neighbour, or another stage, reads."""
-
-    made: TensorArrays  # as the block has them
-    reads: np.ndarray  # uses by the neighbour, positions from where it begins: as `TensorArrays.uses`
-    is_sent: np.ndarray  # no neighbour is here: another stage may read it; shape (num_tensors,)
-
-
 @lru_cache(maxsize=2**14)
-def links_of(block: Block, other: Block | None, is_forward: bool) -> TensorLink:
-    """What a block hands on in one pass, which goes on with the other block; None where it ends here.
+def links_of(block: Block, other: Block | None, is_forward: bool) -> Columns:
+    """Tensors that a block hands on in one pass, which goes on with the other block; None where it ends here.
+
+    Beside what the block says of them: `reads`, uses by the neighbour, counted from where it begins; `is_sent`: there
+    is none here, and another stage may read it.
 
     Made once for each pair, as a planner meets few pairs often.
     """
@@ -205,4 +196,4 @@ def links_of(block: Block, other: Block | None, is_forward: bool) -> TensorLink:
         if tensor.role is not None and not tensor.role.is_shared and tensor.is_forward == is_forward
     ]
     made = tensor_arrays([tensor for tensor, _ in handed], labels.__getitem__)
-    return TensorLink(made, use_rows([uses for _, uses in handed]), np.full(len(handed), other is None))
+    return made | {"reads": use_rows([uses for _, uses in handed]), "is_sent": np.full(len(handed), other is None)}

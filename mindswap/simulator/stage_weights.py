@@ -170,13 +170,14 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
     MiB; `telechat3 full` with a decay of 0.1 needs 803 MiB instead of 676.
     """
     ranks = rule.sharding.num_ranks
-    waiting = sum(rule.waiting_bytes(p.size_bytes, rule.is_shared and p.num_copies != 1) for p in parameters)
     num_products = 1 + settings.is_decaying if is_optimized_by_operators(settings) else 0
-    closing = gone = most = 0
+    closing = gone = most = waiting = 0
     for parameter in parameters:
         is_cut = num_parameter_shards(parameter, ranks) == ranks
         scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, is_cut)
-        closing += max(0, scaled - rule.kept_bytes(parameter.size_bytes, is_cut))
+        is_sent = rule.is_shared and parameter.num_copies != 1
+        _, sent_bytes, kept_bytes = rule.parts_bytes(parameter.size_bytes, is_cut, is_sent)
+        closing, waiting = closing + max(0, scaled - kept_bytes), waiting + sent_bytes
         if num_products:
             each = rule.own_bytes(parameter.num_elements * FLOAT32_BYTES, is_cut)
             closing += num_products * each

@@ -21,7 +21,6 @@ from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.rewrite.settle import assign_layer_indices
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.resolve import resolve_layer
-from mindswap.simulator.blocks import cut_blocks
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.cost.device_file import load_device
@@ -31,6 +30,7 @@ from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.step_model import StepModel
 from tests.adapters import rewrite_policies
+from tests.simulator.builders import cut_blocks
 
 
 def main():

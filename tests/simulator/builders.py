@@ -8,10 +8,13 @@ A stage is a text of operators: a letter for the kind, the duration in ns, and `
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mindswap.graph.model import Graph
+from mindswap.simulator.block import Block
+from mindswap.simulator.blocks import read_blocks
 from mindswap.simulator.program import NO_OP, Copies, Intervals, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.timeline import Timeline
 
@@ -137,3 +140,18 @@ def stalls(timeline: Timeline) -> dict[int, tuple[int, int, int]]:
 def pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
     """Two arrays as a list of pairs."""
     return list(zip(first.tolist(), second.tolist(), strict=True))
+
+
+class StepBlocks(NamedTuple):
+    """A whole step: before the layers, the compiled layers, behind the layers (head and loss)."""
+
+    prologue: Block
+    layers: tuple[Block, ...]
+    epilogue: Block
+
+
+def cut_blocks(graph: Graph, *costs: Any, **options: Any) -> StepBlocks:
+    """All blocks of a compiled step; arguments as of `read_blocks`."""
+    maker = read_blocks(graph, *costs, **options)
+    prologue, *layers, epilogue = (maker.block(section) for section in range(-1, maker.step.num_layers + 1))
+    return StepBlocks(prologue, tuple(layers), epilogue)

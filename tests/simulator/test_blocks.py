@@ -11,13 +11,13 @@ from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulator.block_parts import Source, Uses
-from mindswap.simulator.blocks import cut_blocks
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
 from tests.graph.builders import KIB, node
+from tests.simulator.builders import cut_blocks
 from tests.simulator.steps import TREE, hand_graph
 
 GRAPH = hand_graph()

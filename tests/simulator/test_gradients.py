@@ -47,9 +47,7 @@ def test_what_becomes_of_a_gradient(rule, is_cut, passing, waiting, kept, final)
     assert rule.is_cut(known, 0) == is_cut
     is_sent = rule.is_sent(known, 0)
     assert is_sent == (rule is not KEPT)
-    assert rule.passing_bytes(1024, is_sent) == passing
-    assert rule.waiting_bytes(1024, is_sent) == waiting
-    assert rule.kept_bytes(1024, is_cut) == kept
+    assert rule.parts_bytes(1024, is_cut, is_sent) == (passing, waiting, kept)
     assert rule.final_bytes(1024, 512, is_cut) == final
 
 
