@@ -91,7 +91,7 @@ class OperatorNames:
         self._tags = {node.scope: Names(node.paths) for node in tagged.forward if node.paths}
 
     def can_name(self, node: Node) -> bool:
-        """Whether `op_swap` has a name for an operator: it is in a layer, and an attribute of a cell."""
+        """`op_swap` has a name for the operator: it is in a layer, and an attribute of a cell."""
         if node.layer_index is None:
             return False
         return self.is_tagged(node) or node.place in self._by_place[node.layer_index]

@@ -73,7 +73,7 @@ class Node:
 
     @property
     def makes_more_than_a_number(self) -> bool:
-        """Whether there is anything to cut in what it makes."""
+        """It makes something that can be cut."""
         return any(math.prod(output.shape) > 1 for output in self.outputs)
 
     @property

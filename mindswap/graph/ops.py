@@ -273,7 +273,7 @@ def classify(op: str) -> OpClass:
 
 
 def is_kernel(op: str) -> bool:
-    """Whether the device runs something for this operator: views, tuples and reads of weights have no kernel.
+    """The device runs something for this operator: views, tuples and reads of weights have no kernel.
 
     Positions of operators, as `backward_prefetch` counts them, are those of kernels. `MoveTo` is none.
     """

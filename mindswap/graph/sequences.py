@@ -22,12 +22,12 @@ KEY_OUTPUTS = (1, 2)
 
 
 def is_sequence_state(name: str) -> bool:
-    """Whether a parameter is one that pieces of a sequence hand to each other."""
+    """True for a parameter that pieces of a sequence hand to each other."""
     return name.rpartition(".")[2] in STATE_NAMES
 
 
 def is_cache(name: str) -> bool:
-    """Whether a parameter is a cache of a layer, which `cache_bytes` counts."""
+    """True for a cache of a layer, which `cache_bytes` counts."""
     return name.rpartition(".")[2] in CACHES
 
 

@@ -100,7 +100,7 @@ def count_work(
 
 
 def _is_transposed(op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> bool:
-    """Whether shapes alone say that the first operand of a product is transposed; of a square one they do not."""
+    """The first operand of a product is transposed, by the shapes alone; those of a square one do not say."""
     if op not in MATMUL_OPS or not inputs or not outputs or len(inputs[0].shape) < 2 or len(outputs[0].shape) < 2:
         return False
     num_rows, num_columns = inputs[0].shape[-2:]

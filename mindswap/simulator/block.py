@@ -137,7 +137,7 @@ def _columns(
     rows: Sequence[BlockOp | BlockTensor], types: Mapping[str, type], label_of: Callable[[Label], int]
 ) -> Columns:
     """An array of each of these attributes, and of the labels."""
-    columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
+    columns: Columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
     return {"label": np.array([label_of(row.label) for row in rows], np.int32)} | columns
 
 

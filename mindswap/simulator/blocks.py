@@ -32,7 +32,7 @@ def read_blocks(
     gradients: GradientRule | None = None,
     alignment_bytes: int = 1,
 ) -> "BlockMaker":
-    """What makes the blocks of a compiled step, each when it is asked for.
+    """Maker of the blocks of a compiled step, each when it is asked for.
 
     Args:
         graph: a step with lazy_inline on, from the compiler or from `graph.rewrite.rewrite`.
@@ -128,7 +128,7 @@ class BlockMaker:
         return ceil_div(size_bytes, self.alignment_bytes) * self.alignment_bytes
 
     def _gradient(self, tensor: StepTensor) -> Iterable[BlockTensor]:
-        """What a gradient of a weight is until its sum or its ReduceScatter has taken it, and what stays."""
+        """Parts of a gradient of a weight: until its sum or its ReduceScatter has taken it, and those that stay."""
         size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
         ops = self.step.ops[tensor.place]
         is_weight = ops[made_at].is_weight

@@ -223,7 +223,7 @@ class _Builder:
 
 
 def _ending_bytes(table: dict[str, np.ndarray], last: int) -> int:
-    """What is there until an operator, and not until the optimizer."""
+    """Bytes that are there until an operator, and not until the optimizer."""
     ends = np.maximum.reduce([table[name] for name in ("begin", "last_forward", "last_backward")])
     return int(table["size_bytes"][(ends == last) & ~table.get("is_final", np.zeros(len(ends), bool))].sum())
 

@@ -48,11 +48,11 @@ class GradientRule:
     own: frozenset[GradientKey] = frozenset()  # of those that nobody else has: experts
 
     def is_cut(self, known: TensorType, where: int) -> bool:
-        """Whether the weight of a gradient is cut: they have one shape and type. Names are not known here."""
+        """The weight of a gradient is cut: they have one shape and type. Names are not known here."""
         return (where, known.shape) not in self.whole and self.sharding.cuts("", known.shape, known.size_bytes)
 
     def is_sent(self, known: TensorType, where: int) -> bool:
-        """Whether a gradient goes to other ranks."""
+        """A gradient goes to other ranks."""
         return self.is_shared and (where, known.shape) not in self.own
 
     def parts_bytes(self, size_bytes: int, is_cut: bool, is_sent: bool) -> tuple[int, int, int]:
@@ -66,7 +66,7 @@ class GradientRule:
         return size_bytes * is_passing, size_bytes * (is_sent and not is_passing), self.own_bytes(size_bytes, is_cut)
 
     def final_bytes(self, size_bytes: int, num_elements: int, is_cut: bool) -> int:
-        """What the optimizer reads in place of it.
+        """Bytes that the optimizer reads in place of it.
 
         MindFormers' `wrapper.py` scales gradients before the optimizer: to new tensors of float32
         (`_grad_scale`), or of the type of the sums (`shard_grad_scale`).

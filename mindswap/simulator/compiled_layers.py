@@ -33,7 +33,7 @@ NUM_RECENT = 128
 
 
 class CompiledLayers:
-    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model.
+    """The compiled layers if all of them are set as a policy sets one layer of the model.
 
     `fixed` is a policy that holds beside any other.
     """

@@ -116,7 +116,7 @@ def _start_ops(state: EngineState, stage: int, kind: int, now: int) -> bool:
 
 @compiled
 def _has_inputs(state: EngineState, position: int, now: int) -> bool:
-    """Whether everything that an operator waits for has ended."""
+    """Everything that an operator waits for has ended."""
     op, copies = state.ops[position], state.copies
     return (
         (op.wait_op == NO_OP or state.ops[op.wait_op].end_ns <= now)

@@ -28,7 +28,7 @@ def count_layers(graph: Graph) -> int:
 
 
 def forward_sections(graph: Graph, num_layers: int) -> list[int]:
-    """What is outside the layers belongs behind them from the first of it on that reads them for good, else before.
+    """Sections of forward; outside the layers, behind them from the first operator on that reads them for good.
 
     Layers may go on behind that: the compiler lists what routers of experts add to the loss at the end.
     """
@@ -113,7 +113,7 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
 
 
 def _shared_from_behind(graph: Graph, sections: list[int], num_layers: int, saved: Set[str]) -> list[int]:
-    """What follows from the loss alone and is the same for all layers is behind them, though one makes it first.
+    """Sections with values behind the layers that follow from the loss alone and are the same for all of them.
 
     The gradient of what routers add to the loss is such a value: the compiler makes it once.
     """

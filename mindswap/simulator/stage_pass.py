@@ -45,7 +45,7 @@ def shift(positions: np.ndarray, base: int | np.ndarray) -> np.ndarray:
 
 
 def neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
-    """What a block reads that the neighbour makes from which a pass comes to it."""
+    """Reads of a block of tensors of the neighbour from which a pass comes to it."""
     source = Source.BEFORE if is_forward else Source.BEHIND
     return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
 
@@ -185,7 +185,7 @@ def _piece_ns(part: Columns, num_pieces: int) -> np.ndarray:
 
 
 def _wait_once(parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
-    """What operators wait for of what is done once, from the begin of the first forward pass."""
+    """Positions of once-run operators that others wait for, from the begin of the first forward pass."""
     base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
     wait_once = [np.full(len(part["kind"]), NO_OP) if is_once else part["wait_once"] for _, part, is_once in parts]
     return shift(np.concatenate(wait_once), base)

@@ -34,7 +34,7 @@ class TensorTable:
         return self._columns(self.sections, tables) | {"is_final": _joined(tables, "is_final")}
 
     def others(self) -> dict[str, np.ndarray]:
-        """What blocks hand on, what other stages send, and what the layers share."""
+        """Tensors that blocks hand on, that other stages send, and that the layers share."""
         handed, elsewhere = self._handed(), self._from_elsewhere()
         return {name: np.concatenate([column, elsewhere[name]]) for name, column in handed.items()}
 
@@ -81,7 +81,7 @@ class TensorTable:
         }
 
     def _from_elsewhere(self) -> dict[str, np.ndarray]:
-        """What other stages send, and what the layers share; of those the uses by all sections together."""
+        """Tensors that other stages send, and that the layers share; of those the uses by all sections together."""
         model, sections, turns = self.model, self.sections, self.turns
         rows: list[list[int]] = []  # of `ROW_COLUMNS`
         readers: list[tuple[int, int, Uses]] = []  # number of a row, and who reads it
@@ -162,7 +162,7 @@ def _starts(turns: MicroBatchGroup, sections: Sequence[int], sizes: Sequence[int
 
 
 def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[Columns]) -> dict[str, np.ndarray]:
-    """What the passes do not change, with labels and layers of the step."""
+    """Columns that the passes do not change, with labels and layers of the step."""
     columns = {name: _joined(tables, name) for name in FIXED_COLUMNS}
     pairs = list(zip(sections, tables, strict=True))
     columns["label"] = np.concatenate([model.labels_of(section, own["label"]) for section, own in pairs])

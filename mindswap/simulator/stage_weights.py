@@ -71,7 +71,7 @@ def weigh_stages(
 
 
 def least_exchange_ns(exchange_ns: Sequence[int], chunks: Iterable[Sequence[int]]) -> int:
-    """What no policy hides on a stage: the gradients of its first layer, and of what is before the layers.
+    """Time that no policy hides on a stage: the gradients of its first layer, and of what is before the layers.
 
     Args:
         exchange_ns: time of handing on the gradients of each section of the model.
@@ -117,7 +117,7 @@ def _place_parameters(
 
 
 def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
-    """What the names of the weights say of their gradients, which have none."""
+    """Rule of gradients, which have no names, from the names of their weights."""
     placed, ranks = find_parameters(graph, settings.sharding), settings.sharding.num_ranks
     return GradientRule(
         settings.num_turns > 1,
@@ -161,7 +161,7 @@ def _static_memory(
 
 
 def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings: StepSettings) -> int:
-    """What the optimizer has beside the gradients that backward left; what waited for communication has gone by then.
+    """Bytes of the optimizer beside the gradients that backward left; what waited for communication has gone by then.
 
     An optimizer that is no kernel of its own makes the product of each gradient and `1 - beta1` at once, as nothing but
     the scale of the gradients is in its way, and likewise each weight less its decay. Then come the weights, in the

@@ -138,7 +138,7 @@ class StepModel:
         return build_program(self.blocks(policy), self.transfers, self.layout)
 
     def blocks(self, policy: Policy) -> list[Block]:
-        """What is before the layers, every layer under the policy, what is behind them."""
+        """Blocks before the layers, of every layer under the policy, and behind them."""
         if policy.output_recompute:
             raise SimulationError(
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
@@ -201,7 +201,7 @@ class StepModel:
 
     @property
     def communicators(self) -> tuple[str, ...]:
-        """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
+        """Purposes of the communicators of a rank; HCCL keeps buffers for each, outside the pool."""
         return list_communicators(self.settings)
 
     @property

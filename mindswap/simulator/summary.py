@@ -50,7 +50,7 @@ COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
 
 
 def measure_stages(timeline: Timeline, static: Sequence[StaticMemory]) -> tuple[StageReport, ...]:
-    """What each stage does, waits for and holds; `static` is its memory that is there all the time."""
+    """Work, waits and memory of each stage; `static` is its memory that is there all the time."""
     memory = (profile_memory(timeline, stage) for stage in range(timeline.program.num_stages))
     return tuple(_measure_stage(timeline, own, parts) for own, parts in zip(memory, static, strict=True))
 

@@ -1,4 +1,4 @@
-"""What every report and picture of a simulated step is made from. Pure data; every figure is simulated."""
+"""Data of every report and picture of a simulated step; every figure is simulated."""
 
 from dataclasses import dataclass
 
@@ -156,5 +156,5 @@ class SimulationReport:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak is within the budget; None without a budget."""
+        """The peak is within the budget; None without a budget."""
         return None if self.budget_bytes is None else self.peak_bytes <= self.budget_bytes

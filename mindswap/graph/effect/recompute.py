@@ -199,7 +199,7 @@ def runs_again(graph: Graph, layer_index: int) -> list[Node]:
 
 
 def is_marked(node: Node) -> bool:
-    """Whether an operator of forward is to run again: its scope says so, or its own mark."""
+    """An operator of forward is to run again: its scope says so, or its own mark."""
     return node.is_recomputed or node.attributes.get("recompute") is True
 
 

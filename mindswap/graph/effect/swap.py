@@ -136,7 +136,7 @@ class _LayerComparison:
         )
 
     def _is_asked(self, owner: Node) -> bool:
-        """Whether every operator that it may be is to be offloaded."""
+        """Every operator that it may be is to be offloaded."""
         decided = self.decided.get(owner.place)
         if decided is None:
             return self._own_prefetch(owner) is not None

@@ -108,7 +108,7 @@ class _Placement:
         object.__setattr__(self, "of_compiler", tuple((node, users) for node, users in of_compiler if users))
 
     def is_of_compiler(self, node: Node) -> bool:
-        """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
+        """The compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
         return not self.names.is_tagged(node) and not has_scope(node)
 
     def paths(self, node: Node) -> list[Path]:
@@ -116,7 +116,7 @@ class _Placement:
         return [tuple(path.split(".")) for path in self.names(self.graph.owner(node))]
 
     def runs_again(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
-        """Whether recompute is decided for an operator, by a cell that runs it, and it is not the output of that cell.
+        """Recompute is decided for the operator, by a cell that runs it, and it is not the output of that cell.
 
         MindSpore keeps such an output, and does not offload it.
         """
@@ -128,7 +128,7 @@ class _Placement:
         )
 
     def _is_read_outside(self, node: Node, cell: Path) -> bool:
-        """Whether a value is read outside a cell; members of a tuple are values of their own."""
+        """A value is read outside a cell; members of a tuple are values of their own."""
         layer_index = self.graph.owner(node).layer_index
         readers = self.graph.index.forward_readers
         pending = [node.name]
@@ -220,7 +220,7 @@ class _Rewriter:
         return name not in self.recomputed and self._is_swapped(name, gradient_of)
 
     def _is_made(self, name: str) -> bool:
-        """Whether an operator makes a value that has to be made available; weights and states are there."""
+        """An operator makes a value that has to be made available; weights and states are there."""
         return name in self.nodes and self.nodes[name].op != "UpdateState" and not self._is_weight(name)
 
     def _missing_input(self, node: Node) -> tuple[str, bool] | None:
@@ -242,7 +242,7 @@ class _Rewriter:
         return self.saved[name].backward_name
 
     def _leaves_for_good(self, node: Node, needed: Set[str]) -> bool:
-        """Whether a value is copied out though it is not among what backward needs; a reshape of a value is the value.
+        """A value is copied out though it is not among what backward needs; a reshape of a value is the value.
 
         An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
         reads, so each of these gets a pair of `MoveTo`. Only then is the function inlined, and what nobody needs of it

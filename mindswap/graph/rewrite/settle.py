@@ -10,7 +10,7 @@ from mindswap.graph.uses import depending
 
 
 def has_scope(node: Node) -> bool:
-    """Whether the scope of an operator names the cell that calls it: the compiler drops some, and adds operators."""
+    """The scope of an operator names the cell that calls it: the compiler drops some, and adds operators."""
     return "-" in node.scope.rpartition("/")[0]
 
 

@@ -28,7 +28,7 @@ def rank_name(node: Node) -> str:
 
 
 def is_exchange(node: Node) -> bool:
-    """Whether it is communication of experts, under whichever name."""
+    """True for communication of experts, under whichever name."""
     return KIND in node.attributes and NUM_RANKS in node.attributes
 
 
@@ -80,7 +80,7 @@ class LocalNames:
         self.names: set[str] = set()
 
     def add(self, node: Node, forward_names: Mapping[str, str]) -> bool:
-        """Whether a node makes such a value; nodes come in the order of execution.
+        """Add what a node makes if it is such a value, and say so; nodes come in the order of execution.
 
         `forward_names` has what backward calls a value of forward -> its name there.
         """

@@ -53,17 +53,17 @@ def weight_name(node: Node) -> str:
 
 
 def is_gathering(node: Node) -> bool:
-    """Whether an operator makes a weight whole, or casts its part for that: no policy changes what it takes."""
+    """True for what makes a weight whole, or casts its part for that: no policy changes what it takes."""
     return GATHER_MARK in node.attributes
 
 
 def is_narrowing(node: Node) -> bool:
-    """Whether an operator casts to half precision."""
+    """True for a cast to half precision."""
     return node.op == "Cast" and bool(node.outputs) and node.outputs[0].dtype in HALF_DTYPES
 
 
 def is_released(node: Node) -> bool:
-    """Whether forward releases what such an operator makes, and backward makes it again."""
+    """Forward releases what such an operator makes, and backward makes it again."""
     return node.attributes.get(GATHER_MARK) is True
 
 

@@ -148,7 +148,7 @@ class SplitTable:
 
 
 def is_local_reshape(node: Node) -> bool:
-    """Whether each rank does it with its own part."""
+    """Each rank does it with its own part."""
     return node.op in RESHAPING_OPS and LOCAL_MARK in node.attributes
 
 

@@ -13,7 +13,7 @@ def num_parts(split: Split) -> int:
 
 
 def fits(split: Split, shape: Shape) -> bool:
-    """Whether each dimension can be cut so, into equal parts."""
+    """Each dimension can be cut so, into equal parts."""
     return len(split) == len(shape) and all(size % parts == 0 for size, parts in zip(shape, split, strict=True))
 
 

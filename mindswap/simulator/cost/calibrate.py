@@ -255,7 +255,7 @@ def _why_no_link(profile: Profile, count: int) -> str:
 
 
 def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
-    """What collectives reach on the links within a node (HCCS) and between nodes (RDMA)."""
+    """Shares that collectives reach on the links within a node (HCCS) and between nodes (RDMA)."""
     values = figure_values(device)
     num_links = max(1, device.intranode.num_mesh_cards - 1)
     for name, link, bandwidth in (

@@ -264,12 +264,12 @@ class Device:
 
 
 def with_fragments(device: Device, size_bytes: int) -> int:
-    """What the pool takes for so much that is used: `without_fragments` gives no less than that again."""
+    """Bytes that the pool takes for so much that is used: `without_fragments` gives no less than that again."""
     return ceil_div(size_bytes * (1000 + device.fragments_permille), 1000)
 
 
 def without_fragments(device: Device, size_bytes: int) -> int:
-    """What of so much memory can be used."""
+    """Bytes of so much memory that can be used."""
     return size_bytes * 1000 // (1000 + device.fragments_permille)
 
 

@@ -105,7 +105,7 @@ class Profile:
 
 
 def can_measure(kernel: ProfiledKernel) -> bool:
-    """Whether it ran on the units that its operator belongs to, and its tensors are known and laid out plainly.
+    """It ran on the units that its operator belongs to, and its tensors are known and laid out plainly.
 
     A matrix product on the vector units, or the other way round, is another kernel with the same name.
     """
@@ -115,7 +115,7 @@ def can_measure(kernel: ProfiledKernel) -> bool:
 
 
 def is_matrix_kernel(kernel: ProfiledKernel) -> bool:
-    """Whether its operator belongs on the matrix units."""
+    """Its operator belongs on the matrix units."""
     return classify(_key_of(kernel).op).unit is ComputeUnit.MATRIX
 
 

@@ -8,15 +8,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
 
 from mindswap.errors import CostError
 from mindswap.simulator.cost.profile import Profile
 from mindswap.simulator.cost.profile_tables import (
+    Content,
     Progress,
-    Table,
     read_kernels,
     read_peak,
     read_steps,
@@ -33,7 +32,7 @@ OLD_KERNELS_PATTERN = "aicore_intermediate_"
 # `ascend_mindspore_profiler_0.db`, `ascend_pytorch_profiler_0.db`, `msprof_0.db`: of ExportType.Db alone, all there is.
 DATABASE_PATTERN = re.compile(r"(ascend_\w+_profiler|msprof)\w*\.db")
 # Those of the frameworks go before those of msprof.
-KERNEL_TABLES = (Table.KERNELS, Table.SUMMARY)
+KERNEL_TABLES = (Content.KERNELS, Content.SUMMARY)
 MAX_DEPTH = 6
 # Enough of a JSON file to tell what it is.
 SNIFFED_BYTES = 2**16
@@ -41,35 +40,26 @@ MAX_INFO_BYTES = 2**20
 AS_WRITTEN = "analyse the profile again and leave its files as they are: a spreadsheet writes other ones"
 
 
-Kind = TypeVar("Kind", Table, "Text")
-
-
-class Text(Enum):
-    """Content of a JSON file."""
-
-    TRACE = "trace"
-    COMMUNICATION = "communication"
-    INFO = "how the profiler was set"
-
-
 # The first that is found in the beginning of the file. A matrix of communication is known as well, and left out.
 JSON_SIGNS = (
-    ('"traceEvents"', Text.TRACE),
-    ('"ph"', Text.TRACE),
+    ('"traceEvents"', Content.TRACE),
+    ('"ph"', Content.TRACE),
     ('"Transport Type"', None),
-    ('"Communication Bandwidth Info"', Text.COMMUNICATION),
-    ('"Communication Time Info"', Text.COMMUNICATION),
-    ("profiler_level", Text.INFO),
+    ('"Communication Bandwidth Info"', Content.COMMUNICATION),
+    ('"Communication Time Info"', Content.COMMUNICATION),
+    ("profiler_level", Content.INFO),
 )
 
 
 # A file of such a name that holds something else is broken, which its reader says.
 NAMES = (
-    ("kernel_details", Table.KERNELS),
-    ("op_summary", Table.SUMMARY),
-    ("step_trace_time", Table.STEPS),
+    ("kernel_details*.csv", Content.KERNELS),
+    ("op_summary*.csv", Content.SUMMARY),
+    ("step_trace_time*.csv", Content.STEPS),
+    ("trace_view*.json", Content.TRACE),
+    ("msprof_*.json", Content.TRACE),
+    ("communication.json", Content.COMMUNICATION),
 )
-JSON_NAMES = (("trace_view", Text.TRACE), ("msprof_", Text.TRACE), ("communication.json", Text.COMMUNICATION))
 
 
 @dataclass(frozen=True)
@@ -77,9 +67,9 @@ class RankFiles:
     """The files of one rank."""
 
     folder: Path  # where they are
-    files: dict[Table | Text, tuple[Path, ...]]  # by what they hold
+    files: dict[Content, tuple[Path, ...]]  # by what they hold
 
-    def get(self, *kinds: Table | Text) -> tuple[Path, ...]:
+    def get(self, *kinds: Content) -> tuple[Path, ...]:
         """Those of the first kind that there is."""
         return next((self.files[kind] for kind in kinds if kind in self.files), ())
 
@@ -106,7 +96,7 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
         found = _recognise_all(folder)
         if any(kind in found for kind in KERNEL_TABLES):
             ranks.setdefault(_rank_of(folder), []).append(RankFiles(folder, found))
-    chosen = [min(entries, key=lambda entry: Table.KERNELS not in entry.files) for entries in ranks.values()]
+    chosen = [min(entries, key=lambda entry: Content.KERNELS not in entry.files) for entries in ranks.values()]
     if not chosen:
         raise CostError(_nothing_found(path, names))
     return tuple(_with_info(entry) for entry in chosen)
@@ -114,7 +104,7 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
 
 def read_bytes(ranks: Iterable[RankFiles]) -> int:
     """Bytes of all traces and tables of kernels, which are what takes long to read."""
-    files = [file for rank in ranks for file in (*rank.get(*KERNEL_TABLES), *rank.get(Text.TRACE))]
+    files = [file for rank in ranks for file in (*rank.get(*KERNEL_TABLES), *rank.get(Content.TRACE))]
     return sum(file.stat().st_size for file in files)
 
 
@@ -148,23 +138,23 @@ def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) 
 
 def _load_rank(rank: RankFiles, number: int, progress: Progress | None) -> Profile:
     kernels = tuple(kernel for file in rank.get(*KERNEL_TABLES) for kernel in read_kernels(file, progress))
-    peaks = [read_peak(file) for file in rank.get(Table.BLOCKS, Table.MEMORY)]
+    peaks = [read_peak(file) for file in rank.get(Content.BLOCKS, Content.MEMORY)]
     copies, num_unsized = [], 0
-    for file in rank.get(Text.TRACE):
+    for file in rank.get(Content.TRACE):
         found, unsized = read_copies(file, number, progress)
         copies += found
         num_unsized += unsized
-    notes = [] if rank.get(Text.TRACE) else ["no trace_view.json: the links to the host keep their figures"]
+    notes = [] if rank.get(Content.TRACE) else ["no trace_view.json: the links to the host keep their figures"]
     return Profile(
         folder=str(rank.folder),
         kernels=kernels,
         copies=tuple(sorted(copies, key=lambda copy: copy.start_ns)),
-        steps=tuple(step for file in rank.get(Table.STEPS) for step in read_steps(file)),
+        steps=tuple(step for file in rank.get(Content.STEPS) for step in read_steps(file)),
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
         notes=tuple(notes),
-        transfers=tuple(transfer for file in rank.get(Text.COMMUNICATION) for transfer in read_transfers(file)),
+        transfers=tuple(transfer for file in rank.get(Content.COMMUNICATION) for transfer in read_transfers(file)),
         num_unsized_copies=num_unsized,
-        level=_level(rank.get(Text.INFO)),
+        level=_level(rank.get(Content.INFO)),
     )
 
 
@@ -185,8 +175,8 @@ def _rank_of(folder: Path) -> Path:
     return folder.parent if folder.name in OUTPUT_FOLDERS else folder
 
 
-def _recognise_all(folder: Path) -> dict[Table | Text, tuple[Path, ...]]:
-    found: dict[Table | Text, tuple[Path, ...]] = {}
+def _recognise_all(folder: Path) -> dict[Content, tuple[Path, ...]]:
+    found: dict[Content, tuple[Path, ...]] = {}
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
@@ -198,29 +188,24 @@ def _recognise_all(folder: Path) -> dict[Table | Text, tuple[Path, ...]]:
     return found
 
 
-def _recognise(file: Path) -> Table | Text | None:
-    if not file.is_file():
+def _recognise(file: Path) -> Content | None:
+    if not file.is_file() or file.suffix not in (".csv", ".json"):
         return None
+    by_name = next((kind for pattern, kind in NAMES if fnmatchcase(file.name, pattern)), None)
     if file.suffix == ".csv":
-        return recognise_table(file) or _by_name(file, NAMES)
-    if file.suffix != ".json":
-        return None
+        return recognise_table(file) or by_name
     try:
         with file.open("rb") as stream:
             text = stream.read(SNIFFED_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
-    return next((kind for sign, kind in JSON_SIGNS if sign in text), _by_name(file, JSON_NAMES))
-
-
-def _by_name(file: Path, names: Iterable[tuple[str, Kind]]) -> Kind | None:
-    return next((kind for start, kind in names if file.name.startswith(start)), None)
+    return next((kind for sign, kind in JSON_SIGNS if sign in text), by_name)
 
 
 def _with_info(rank: RankFiles) -> RankFiles:
     """With the files that stand beside the folder: settings of the profiler, blocks of memory."""
     beside = _recognise_all(rank.folder.parent)
-    more = {kind: beside[kind] for kind in (Text.INFO, Table.BLOCKS) if kind in beside and kind not in rank.files}
+    more = {kind: beside[kind] for kind in (Content.INFO, Content.BLOCKS) if kind in beside and kind not in rank.files}
     return RankFiles(rank.folder, {**rank.files, **more})
 
 

@@ -40,8 +40,8 @@ MAX_DIGITS = 10
 NO_VALUE = ("", "N/A", "NA")
 
 
-class Table(Enum):
-    """Content of a CSV file."""
+class Content(Enum):
+    """Content of a file of a profile."""
 
     KERNELS = "kernels"
     SUMMARY = "kernels as msprof writes them"
@@ -49,20 +49,23 @@ class Table(Enum):
     MEMORY = "memory"
     BLOCKS = "blocks of memory"
     OLD = "kernels of MindSpore before 2.4"
+    TRACE = "trace"
+    COMMUNICATION = "communication"
+    INFO = "how the profiler was set"
 
 
 # The columns that tell a table from others. A table of kernels has engines as well: `api_statistic.csv` has not.
 SIGNS = (
-    (Table.KERNELS, frozenset({"Name", *KERNEL_SPELLINGS[0]})),
-    (Table.SUMMARY, frozenset({"Op Name", *KERNEL_SPELLINGS[1]})),
-    (Table.STEPS, frozenset(STEP_COLUMNS)),
-    (Table.BLOCKS, frozenset({BLOCKS_COLUMN})),
-    (Table.MEMORY, frozenset(MEMORY_COLUMNS)),
-    (Table.OLD, frozenset({"full_op_time", "execution_time"})),
+    (Content.KERNELS, frozenset({"Name", *KERNEL_SPELLINGS[0]})),
+    (Content.SUMMARY, frozenset({"Op Name", *KERNEL_SPELLINGS[1]})),
+    (Content.STEPS, frozenset(STEP_COLUMNS)),
+    (Content.BLOCKS, frozenset({BLOCKS_COLUMN})),
+    (Content.MEMORY, frozenset(MEMORY_COLUMNS)),
+    (Content.OLD, frozenset({"full_op_time", "execution_time"})),
 )
 
 
-def recognise_table(path: Path) -> Table | None:
+def recognise_table(path: Path) -> Content | None:
     """Kind of a CSV file, by its columns; None for anything else."""
     try:
         header = _header(path)

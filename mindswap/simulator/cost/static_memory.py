@@ -139,7 +139,7 @@ def _workspace_of(node: Node, device: Device) -> int:
 
 
 def list_communicators(settings: StepSettings) -> tuple[str, ...]:
-    """What the communicators of one rank are for: each is a group of MindSpore with more than one card.
+    """Purposes of the communicators of one rank: each is a group of MindSpore with more than one card.
 
     Source:
         MindSpore's `hccl_world_group`; groups of the splits of operators; in a pipeline forward and backward to the

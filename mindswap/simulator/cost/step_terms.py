@@ -86,7 +86,7 @@ def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 
 
 def is_optimized_by_operators(settings: StepSettings) -> bool:
-    """Whether the optimizer is many operators, and not one kernel for each weight."""
+    """The optimizer is many operators, and not one kernel for each weight."""
     return settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused
 
 

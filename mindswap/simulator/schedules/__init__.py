@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from functools import cache
 
-from mindswap.simulator.schedules.gpipe import GPIPE
 from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape, most_in_flight
 from mindswap.simulator.schedules.rounds import (
+    GPIPE,
     INTERLEAVED_1F1B,
     INTERLEAVED_LESS_MEMORY,
     SEQPIPE,

@@ -1,6 +1,6 @@
-"""Schedules by rounds of micro-batches: some forwards (warm-up), then one forward and one backward in turn.
+"""Schedules by rounds of micro-batches: some forwards (warm-up), then one forward and one backward in turn; and gpipe.
 
-All but gpipe and zero_bubble_v. Forwards go piece after piece, micro-batch after micro-batch of a round, chunk after
+All but zero_bubble_v. Forwards go piece after piece, micro-batch after micro-batch of a round, chunk after
 chunk. A backward takes the oldest forward's micro-batch, and of that what went forward last: pieces and chunks go back
 in reverse. Below, a and b are chunks, x and y pieces of a sequence; stage 0 of 2.
 
@@ -112,7 +112,7 @@ def _refuse_few(shape: Shape) -> str:
 
 
 def _interleaved_rounds(shape: Shape) -> list[int]:
-    """What makes no whole round is in the first one; fewer micro-batches than stages (a stage run alone) are one."""
+    """Sizes of the rounds: the first has the rest, too; fewer micro-batches than stages (a stage run alone) are one."""
     num_rounds, rest = divmod(shape.num_micro_batches, shape.num_stages)
     return [min(shape.num_micro_batches, shape.num_stages + rest), *[shape.num_stages] * (num_rounds - 1)]
 
@@ -175,3 +175,20 @@ def _refuse_odd(shape: Shape) -> str:
 
 
 SEQSMARTVPP = PipelineSchedule(by_rounds(_seqvpp_rounds, 1), _short_seqvpp, _refuse_odd)
+
+# gpipe: all forwards, then all backwards, each chunk after chunk.
+# Source: `GpipeInterleavedScheduler`, gpipe_interleave_scheduler.cc, `SortFuncBetweenMicro` and `Reorder`
+# (mindspore-ai/mindspore, 15b78ff).
+#     2 stages, 2 chunks a and b, 2 micro-batches:  F0a F1a F0b F1b  B0b B1b B0a B1a
+
+
+def order_gpipe(stage: int, shape: Shape) -> tuple[Pass, ...]:
+    """Passes of a stage in one step; the same for all stages."""
+    chunks, micro_batches = range(shape.num_chunks), range(shape.num_micro_batches)
+    forward = [Pass(chunk, micro_batch, PassWork.FORWARD) for chunk in chunks for micro_batch in micro_batches]
+    back = [Pass(chunk, micro_batch, PassWork.BACKWARD) for chunk in reversed(chunks) for micro_batch in micro_batches]
+    return (*forward, *back)
+
+
+# MindSpore takes any shape; every further micro-batch is held until backward begins.
+GPIPE = PipelineSchedule(order_gpipe, short_step=lambda shape, at_least: shape.num_micro_batches)

@@ -12,8 +12,8 @@ the overlapped middle as in DualPipeV.
     F0a F1a  F2a F0b  I0b W0b F1b  B1b F3a B0a F2b  B2b B1a F3b  B3b I2a  I3a  W2a W3a
 """
 
-from mindswap.simulator.schedules import gpipe
 from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape
+from mindswap.simulator.schedules.rounds import order_gpipe
 
 KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRADIENT}
 
@@ -21,7 +21,7 @@ KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRA
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     """Passes of a stage in one step; fewer micro-batches than MindSpore takes go as with gpipe."""
     if shape.num_micro_batches < 2 * shape.num_stages:
-        return gpipe.order(stage, shape)
+        return order_gpipe(stage, shape)
     behind, num_micro_batches = shape.num_stages - stage - 1, shape.num_micro_batches
     cut = cut_micro_batches(stage, shape)
     steps = (  # how often, and what: kind of work and chunk
