@@ -3,6 +3,9 @@
 Every storage lives from the operator that makes it to its last use. One that backward needs lives
 until its last use there; a swapped one leaves after its copy out and comes back with its copy in.
 Copies take no time here: the simulator knows about time, this is what must be there in any case.
+
+Source:
+    Liveness of values: Aho, Lam, Sethi and Ullman, "Compilers" (2006), section 9.2.5.
 """
 
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""Layers of pipeline stages: who hands one to whom, and what a pipeline loses. Pure."""
+"""Layers of pipeline stages: who hands one to whom, and what a pipeline loses."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def busy_of(timeline: Timeline) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Bubble:
-    """What a step takes beyond forward and backward, communication in the stages with them, as parts of these.
+    """Time of a step beyond forward and backward, communication in the stages with them, as parts of these.
 
     Attributes:
         ideal: stages that fill and drain, if all were alike.
@@ -92,9 +92,9 @@ class Bubble:
 def split_bubble(timeline: Timeline, layout: StageLayout) -> Bubble:
     """The bubble of a step of a pipeline, without the optimizer; figures are of the average stage."""
     parts_ns = np.array(_parts_ns(timeline), float).mean(axis=0)
-    base_ns, again_ns, copies_ns = parts_ns.tolist()
+    base_ns, recompute_ns, copies_ns = parts_ns.tolist()
     ideal = (layout.num_stages - 1) / (layout.num_turns * layout.shape.num_chunks)
-    recompute, copies = (part_ns * (1 + ideal) / base_ns for part_ns in (again_ns, copies_ns))
+    recompute, copies = (part_ns * (1 + ideal) / base_ns for part_ns in (recompute_ns, copies_ns))
     return Bubble(ideal, recompute, copies, timeline.step_time_ns / base_ns - 1 - ideal - recompute - copies)
 
 
@@ -105,10 +105,10 @@ def _parts_ns(timeline: Timeline) -> list[tuple[int, int, int]]:
     for stage, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
         kind, duration_ns = ops.kind[begin:end], ops.duration_ns[begin:end]
         work_ns = int(duration_ns[(kind == OpKind.FORWARD) | (kind == OpKind.BACKWARD)].sum())
-        again_ns = int(duration_ns[kind == OpKind.RECOMPUTE].sum())
+        recompute_ns = int(duration_ns[kind == OpKind.RECOMPUTE].sum())
         _, wait_begin_ns, wait_end_ns, cause = find_waits(timeline, stage)
         wait_ns = wait_end_ns - wait_begin_ns
         talk_ns = int(wait_ns[cause == StallCause.COMMUNICATION].sum())
         copies_ns = int(wait_ns[(cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN)].sum())
-        found.append((work_ns + talk_ns, again_ns, copies_ns))
+        found.append((work_ns + talk_ns, recompute_ns, copies_ns))
     return found

@@ -1,4 +1,4 @@
-"""What can leave the device between forward and backward, and which operator names take it away. Pure.
+"""Tensors that can leave the device between forward and backward, and the operator names that take them away.
 
 A piece of memory leaves only if every name under which backward holds it is swapped, or if every operator
 between it and what is kept anyway is recomputed. A name may stand for several operators: `add` names both
@@ -62,7 +62,7 @@ def find_items(graph: Graph, names: OperatorNames, layer_index: int, layer: Cell
 
 
 def _can_leave(entry: SavedStorage) -> bool:
-    """Whether a policy can change where it is: a gathered weight stays."""
+    """A policy can change where it is: a gathered weight stays."""
     return entry.storage.producer is None or not is_gathering(entry.storage.producer)
 
 
@@ -129,12 +129,12 @@ class _Walker:
         )
 
     def ways(self, group: list[SavedStorage]) -> dict[tuple[str, ...], None]:
-        """What to name so that some or all of the storages are made again; an empty one where a name is missing."""
+        """Names with which some or all of the storages are made again; an empty one where a name is missing."""
         parts = [[entry] for entry in group] + [group]
         return dict.fromkeys(self._way(list(self._made_again(part))) for part in parts)
 
     def _can_swap(self, keepers: list[Node]) -> bool:
-        """Whether each has a name, in the cell where the compiler has it.
+        """Each has a name, in the cell where the compiler has it.
 
         Of two reshapes in a row the compiler leaves one, with the name of the first and the place of the second.
         `mindswap verify` finds it by the places that it may have; plans do without.
@@ -144,7 +144,7 @@ class _Walker:
         )
 
     def _way(self, nodes: list[Node]) -> tuple[str, ...]:
-        """What to name so that these operators run again.
+        """Names with which these operators run again.
 
         A tuple that an operator reads has no name of its own; it runs again with its cell. Recompute of a cell
         leaves out what makes its output, which is named as well.

@@ -106,7 +106,7 @@ def _with_known_names(item: Item, layer: CellNode) -> Item:
 
 
 def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
-    """What patterns name, cells with all that is in them and all that they are in."""
+    """Paths that patterns name, cells with all that is in them and all that they are in."""
     named = {match.path for pattern in patterns for match in match_pattern(pattern, layer)}
     inside = {path for path, _ in layer.walk() if any(path[: len(one)] == one for one in named)}
     around = {one[:depth] for one in named for depth in range(1, len(one))}
@@ -122,7 +122,7 @@ def _without(item: Item, names: frozenset[str]) -> Item:
 def _recompute_figures(
     model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int, has_whole: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What each way of recompute of a layer frees, and the time that it takes: int64, shape (num_items, num_ways)."""
+    """Bytes that each way of recompute of a layer frees, and its time: int64, shape (num_items, num_ways)."""
     freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
     plain = model.layer_block(Policy(), layer_index)
     for i, item in enumerate(row):
@@ -138,7 +138,7 @@ def _recompute_figures(
 
 
 def _swap_figures(model: StepModel, layer_index: int, row: Sequence[Item]) -> tuple[np.ndarray, np.ndarray]:
-    """What each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
+    """Bytes that each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
     freed_bytes, copy_ns = np.zeros((2, len(row)), np.int64)
     held = {label for label, names in model.keepers(Policy(), layer_index).items() if HELD in names}
     for i, item in enumerate(row):
@@ -176,7 +176,7 @@ def recomputed_names_of(item: Item, way: int) -> tuple[str, ...]:
 
 
 def kept_bytes(model: StepModel, block: Block) -> int:
-    """What is there from forward to backward. What all micro-batches read is there in any case if there are more."""
+    """Bytes from forward to backward. What all micro-batches read is there in any case if there are more."""
     of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_turns == 1 else (block.arrays.own,)
     return sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
 

@@ -7,10 +7,10 @@ from itertools import islice
 import numpy as np
 
 from mindswap.planner.bound import Facts, least_step_ns
+from mindswap.planner.budget_steps import breakpoints_of, budgets_below
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.effect import Foresight
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
-from mindswap.planner.ladder import Rung, knots_of, rungs_below
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop
 from mindswap.planner.stages import LEAST_REPAIR, StageSolver
@@ -80,9 +80,11 @@ class Curve:
         self.coupled = (
             StageSolver(problem, short, catalog.coupled(), self._count, foresight) if problem.allow.coupled else None
         )
-        self.knots = knots_of(facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes)
+        self.breakpoints = breakpoints_of(
+            facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes
+        )
         self.is_small = len(short.program(Policy()).ops.duration_ns) < SMALL_STEP
-        self.known: dict[tuple[int, int, bool | None], Candidate] = {}
+        self.known: dict[tuple[int, bool | None], Candidate] = {}
         self.handed: list[Candidate] = []
         self.left, self.has_fitting = MAX_EVALUATIONS, False  # simulations of the plan at hand; anything fits
         self.least: Candidate | None = None
@@ -102,21 +104,21 @@ class Curve:
     def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
         """The fastest of the plans that are known, and of others that fit; or what comes nearest.
 
-        Looked at are the fixed budgets up to this one, of a large model the closest, and the knot below only where that
-        gives nothing that fits; the knot above; mixes of what these give, for this very budget; and what was handed
-        out before. What is close to the bound needs no further look.
+        Looked at are the fixed budgets up to this one, of a large model the closest, and the breakpoint below only
+        where that gives nothing that fits; the breakpoint above; mixes of what these give, for this very budget; and
+        what was handed out before. What is close to the bound needs no further look.
         """
         self.left, self.has_fitting = MAX_EVALUATIONS, False
         best = self._fastest(budget_bytes, [*others, *self.handed])
         is_coupled: bool | None = None  # the solver that was better for the closest fixed budget serves for the others
-        rungs = rungs_below(self.knots, budget_bytes, every=self.is_small)
-        for rung in rungs if self.is_small else islice(rungs, NUM_NEIGHBOURS):
-            if self.is_over or self._is_close(best, rung.budget_bytes) or self.left < MAX_EVALUATIONS // MIX_PART:
+        budgets = budgets_below(self.breakpoints, budget_bytes, every=self.is_small)
+        for fixed_bytes in budgets if self.is_small else islice(budgets, NUM_NEIGHBOURS):
+            if self.is_over or self._is_close(best, fixed_bytes) or self.left < MAX_EVALUATIONS // MIX_PART:
                 break
-            found = self._at(rung, is_coupled)
+            found = self._at(fixed_bytes, is_coupled)
             is_coupled = found.is_coupled if is_coupled is None else is_coupled
-            if _is_far_over(found, rung):
-                break  # nothing fits into less
+            if found.peak_bytes > fixed_bytes + fixed_bytes // NEAR_PART:
+                break  # what a little less could not mend: nothing fits into less
             best = self._fastest(budget_bytes, [found, *([best] if best else [])])
             if best is not None and not self.is_small:
                 break  # what is for less memory is slower, and is not needed for mixes either
@@ -134,7 +136,7 @@ class Curve:
 
     @property
     def is_over(self) -> bool:
-        """Whether a plan is to be made of what is there."""
+        """A plan is to be made of what is there."""
         return self.progress.is_stopped or (self.left < 0 and self.has_fitting)
 
     def _fastest(self, budget_bytes: int, candidates: Iterable[Candidate]) -> Candidate | None:
@@ -143,7 +145,7 @@ class Curve:
         return best
 
     def _is_close(self, best: Candidate | None, budget_bytes: int) -> bool:
-        """Whether no plan within a budget can be faster by much."""
+        """No plan within a budget can be faster by much."""
         bound_ns = self.bound_ns(budget_bytes)
         part = SMALL_NEAR_PART if self.is_small else NEAR_PART
         return best is not None and bound_ns is not None and best.step_time_ns <= bound_ns + bound_ns // part
@@ -155,11 +157,11 @@ class Curve:
         host_bytes = self.problem.host_bytes_per_card
         return least_step_ns(self.facts, budget_bytes, host_bytes, allow, self.keep.step_time_ns)
 
-    def _at(self, rung: Rung, is_coupled: bool | None = None) -> Candidate:
+    def _at(self, budget_bytes: int, is_coupled: bool | None = None) -> Candidate:
         """The plan for a fixed budget, of one solver or of the better one."""
-        key = (rung.knot, rung.step, is_coupled)
+        key = (budget_bytes, is_coupled)
         if key not in self.known:
-            found = self._planned(rung, is_coupled)
+            found = self._planned(budget_bytes, is_coupled)
             if self.is_over:
                 return found
             self.known[key] = found
@@ -169,8 +171,9 @@ class Curve:
         """The best of a plan and of mixes of what fits with what is faster and needs more, for this very budget."""
         spare_bytes = budget_bytes - best.peak_bytes
         is_full = not self.is_small and spare_bytes <= budget_bytes // FULL_PART
-        above = [] if is_full else self._above_knot(budget_bytes, is_coupled)
-        known = {*self.known.values(), *above, best}
+        above = next((size for size in self.breakpoints if size > budget_bytes), None)
+        more = [] if is_full or above is None else [self._at(above, is_coupled)]
+        known = {*self.known.values(), *more, best}
         lean = [one for one in known if one.fits(budget_bytes) and one.choice is not None]
         rich = [one for one in known if one.is_on_host and not one.fits(budget_bytes) and one.choice is not None]
         pairs = [
@@ -183,18 +186,12 @@ class Curve:
             if self.is_over:
                 break
             found = self._mixed(low, high, budget_bytes)
-            best = min(best, found, key=lambda one: self._rank(one, budget_bytes))
+            best = min(best, found, key=lambda one: one.rank(budget_bytes))
         return best
 
-    def _above_knot(self, budget_bytes: int, is_coupled: bool | None) -> list[Candidate]:
-        """The plan for the knot above a budget."""
-        knot = next((place for place, size in enumerate(self.knots) if size > budget_bytes), None)
-        return [] if knot is None else [self._at(Rung(self.knots[knot], knot, 0), is_coupled)]
-
-    def _planned(self, rung: Rung, is_coupled: bool | None) -> Candidate:
+    def _planned(self, budget_bytes: int, is_coupled: bool | None) -> Candidate:
         """By coupling rule 2, or a plan that breaks it where that gains much, unless one is asked for."""
-        budget_bytes = rung.budget_bytes
-        if rung.knot == len(self.knots) - 1:
+        if budget_bytes == self.breakpoints[-1]:
             return self._candidate(np.zeros(self.strict.shape, np.int64))
         if self.coupled is None or is_coupled is not None:
             solver = self.coupled if self.coupled is not None and is_coupled else self.strict
@@ -212,11 +209,11 @@ class Curve:
             if self.is_over or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
                 return found[0]
         found.append(self._solved(self.coupled, budget_bytes, FULL_PERMILLE))
-        ranks = [self._rank(candidate, budget_bytes) for candidate in found]
+        ranks = [candidate.rank(budget_bytes) for candidate in found]
         # What breaks the rule has to gain more than a little.
         if ranks[0][0] == ranks[-1][0] and ranks[-1][1] * (1000 + COUPLING_PERMILLE) // 1000 >= ranks[0][1]:
             return found[0]
-        return min(found, key=lambda candidate: self._rank(candidate, budget_bytes))
+        return min(found, key=lambda candidate: candidate.rank(budget_bytes))
 
     def _solved(self, solver: StageSolver, budget_bytes: int, effort_permille: int) -> Candidate:
         """A plan of one solver, made once more with less where the whole step is a little over its budget."""
@@ -229,7 +226,7 @@ class Curve:
             return found
         less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
         again = self._candidate(solver.rows.effective(solver.solve(less_bytes, effort_permille)), is_coupled)
-        return min(found, again, key=lambda candidate: self._rank(candidate, budget_bytes))
+        return min(found, again, key=lambda candidate: candidate.rank(budget_bytes))
 
     def _mixed(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:
         """The best mix of the layers of two plans for a budget, or the one that needs less."""
@@ -237,7 +234,7 @@ class Curve:
         solver, tried_bytes, best = self.coupled or self.strict, budget_bytes, lean
         for _ in range(NUM_TRIES):
             found = self._candidate(solver.mix(lean.choice, rich.choice, tried_bytes))
-            best = min(best, found, key=lambda one: self._rank(one, budget_bytes))
+            best = min(best, found, key=lambda one: one.rank(budget_bytes))
             if found.fits(budget_bytes) or self.is_over:
                 break
             tried_bytes -= max(1, found.peak_bytes - budget_bytes)
@@ -259,17 +256,6 @@ class Curve:
         if self.nearest is None or _need(found) < _need(self.nearest):
             self.nearest = found
         return found
-
-    def _rank(self, candidate: Candidate, budget_bytes: int) -> tuple[bool, int, int]:
-        """Less is better: what fits, then what is faster; where nothing fits, what needs less memory."""
-        if candidate.fits(budget_bytes):
-            return False, candidate.step_time_ns, candidate.peak_bytes
-        return True, candidate.peak_bytes, candidate.step_time_ns
-
-
-def _is_far_over(found: Candidate, rung: Rung) -> bool:
-    """Over its budget by more than what planning with a little less could mend."""
-    return found.peak_bytes > rung.budget_bytes + rung.budget_bytes // NEAR_PART
 
 
 def _time_of(candidate: Candidate) -> int:

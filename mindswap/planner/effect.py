@@ -1,4 +1,4 @@
-"""What of a policy the compiler would leave without effect, or copy for nothing: foreseen on the rewritten graph. Pure.
+"""Parts of a policy that the compiler would leave without effect, or copy for nothing: foreseen on the rewritten graph.
 
 `mindswap verify` asks the compiler the same; a planner asks too often for that, and asks `graph.rewrite` instead.
 """
@@ -26,7 +26,7 @@ NO_FAULTS = Faults()
 
 
 def foresee_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerEffect:
-    """What the compiler would make of a policy in one layer of the model."""
+    """Effect that a policy would have in one layer of the model."""
     layers, kind = model.layers, model.captured.sample.layer_map[layer_index]
     plain = layers.rewritten(replace(policy, op_swap=(), layer_swap=(), default_prefetch=None), layer_index)
     graph = layers.rewritten(policy, layer_index)
@@ -35,7 +35,7 @@ def foresee_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerE
 
 
 def is_foreseen_as_asked(model: StepModel, policy: Policy) -> bool:
-    """Whether every entry of a policy would have its effect in every layer that it names; no copy is for nothing."""
+    """Every entry of a policy would have its effect in every layer that it names; no copy is for nothing."""
     kinds = model.captured.sample.layer_map
     layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(kinds)}
     effects = (foresee_effect(model, policy, index) for index in layers.values())
@@ -43,7 +43,7 @@ def is_foreseen_as_asked(model: StepModel, policy: Policy) -> bool:
 
 
 def find_faults(model: StepModel, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> Faults:
-    """What has to be left out of what is recomputed and swapped in a layer, so that all that is left has its effect.
+    """Names to leave out of what is recomputed and swapped in a layer, so that all that is left has its effect.
 
     Args:
         model: the step.
@@ -76,7 +76,7 @@ class Foresight:
         self._known: dict[tuple[object, ...], Faults] = {}
 
     def faults(self, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> Faults:
-        """What has to be left out; arguments as of `find_faults`."""
+        """Names to leave out; arguments as of `find_faults`."""
         names = frozenset(swapped)
         key = (self.model.captured.sample.layer_map[layer_index], layer_key(recompute, layer_index), names)
         if key not in self._known:
@@ -148,7 +148,7 @@ def idle_swaps(uses: Uses, swapped: Iterable[str], recomputed: Sequence[str]) ->
 
 
 def without_idle_swaps(model: StepModel, uses: Sequence[Uses], policy: Policy) -> Policy | None:
-    """What is left of a policy if swaps of what recomputed operators use take no effect.
+    """The rest of a policy if swaps of what recomputed operators use take no effect.
 
     Args:
         model: the step.

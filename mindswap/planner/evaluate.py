@@ -59,8 +59,14 @@ class Candidate:
         return cls(policy, judged.step_time_ns, judged.peak_bytes, judged.host_bytes, is_on_host, choice, is_coupled)
 
     def fits(self, budget_bytes: int) -> bool:
-        """Whether it is within a budget of device memory, and of the host."""
+        """It is within a budget of device memory, and of the host."""
         return self.is_on_host and self.peak_bytes <= budget_bytes
+
+    def rank(self, budget_bytes: int) -> tuple[bool, int, int]:
+        """Less is better: what fits, then what is faster; where nothing fits, what needs less memory."""
+        if self.fits(budget_bytes):
+            return False, self.step_time_ns, self.peak_bytes
+        return True, self.peak_bytes, self.step_time_ns
 
 
 # A step of more operators than this is replayed with fewer micro-batches and carried on. They are more than it takes

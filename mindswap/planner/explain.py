@@ -46,23 +46,23 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     return lines or ["Everything fits: nothing is swapped and nothing is recomputed."]
 
 
-def saved_by_label(block: Block, fate: Placement) -> dict[Label, int]:
+def saved_by_label(block: Block, placement: Placement) -> dict[Label, int]:
     """Bytes that backward needs, by the operator that makes them.
 
     Args:
         block: a layer.
-        fate: only what fares so.
+        placement: only what has it.
     """
     sizes: Counter[Label] = Counter()
     for tensor in sorted(block.tensors, key=lambda tensor: tensor.is_once):  # what all micro-batches share comes last
         is_saved = tensor.role is not None or tensor.uses.first_backward != NO_OP
         is_made = tensor.is_forward or (tensor.is_once and tensor.role is None)
-        if is_saved and is_made and _fate(tensor) is fate:
+        if is_saved and is_made and _placement(tensor) is placement:
             sizes[tensor.label] += tensor.size_bytes
     return sizes
 
 
-def _fate(tensor: BlockTensor) -> Placement:
+def _placement(tensor: BlockTensor) -> Placement:
     if not tensor.num_copies:
         return Placement.KEPT
     return Placement.WASTED if tensor.is_held else Placement.SWAPPED
@@ -80,12 +80,12 @@ def _in_order(found: dict[Label, _Found]) -> list[tuple[Label, _Found]]:
     return sorted(found.items(), key=lambda entry: str(entry[0]))
 
 
-def _by_label(blocks: Sequence[Block], *fates: Placement) -> dict[Label, _Found]:
+def _by_label(blocks: Sequence[Block], *placements: Placement) -> dict[Label, _Found]:
     found: dict[Label, _Found] = {}
     for layer, block in enumerate(blocks):
         sizes = Counter[Label]()
-        for fate in fates:
-            sizes.update(saved_by_label(block, fate))
+        for placement in placements:
+            sizes.update(saved_by_label(block, placement))
         for label, size in sizes.items():
             entry = found.setdefault(label, _Found())
             entry.layers.append(layer)
@@ -137,14 +137,14 @@ def _wasted_line(label: Label, found: _Found, swapped: list[str], others: list[s
 class _Again:
     layers: list[int]
     freed_bytes: int
-    again_ns: int
+    recompute_ns: int
 
 
 def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[str]:
-    """What is no longer there between forward and backward, and what running it again costs; equal layers once."""
+    """Bytes no longer there between forward and backward, and the cost of running again; equal layers once."""
     found: dict[Label, _Again] = {}
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
-        there = set().union(*(saved_by_label(after, fate) for fate in Placement))
+        there = set().union(*(saved_by_label(after, placement) for placement in Placement))
         gone = {label: size for label, size in saved_by_label(before, Placement.KEPT).items() if label not in there}
         cost = _recompute_ns(after)
         cost.subtract(_recompute_ns(before))
@@ -152,14 +152,14 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
             entry = found.setdefault(label, _Again([], 0, 0))
             entry.layers.append(layer)
             entry.freed_bytes += gone.get(label, 0)
-            entry.again_ns += max(0, cost.get(label, 0))
+            entry.recompute_ns += max(0, cost.get(label, 0))
     lines = []
     for label, entry in found.items():
         num = len(entry.layers)
         frees = f"frees {format_bytes(entry.freed_bytes // num)} of a layer" if entry.freed_bytes else "is read again"
-        cost_text = f"takes {format_time(entry.again_ns // num)} of a layer" if entry.again_ns else "takes no time"
+        takes = f"{format_time(entry.recompute_ns // num)} of a layer" if entry.recompute_ns else "no time"
         where = _in_words(entry.layers)
-        lines.append(f"recompute {label} in {where}: {frees}, {cost_text} in backward")
+        lines.append(f"recompute {label} in {where}: {frees}, takes {takes} in backward")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Plans for MindFormers 2.x: which whole layers are swapped, which are recomputed, and one distance for all. Pure.
+"""Plans for MindFormers 2.x: which whole layers are swapped, which are recomputed, and one distance for all.
 
 Every candidate is simulated. For each distance, arrangement and number of swapped layers as few layers are recomputed
 as the budget allows.
@@ -117,7 +117,7 @@ class _Search:
         return (1, judged.peak_bytes, work, judged.step_time_ns)
 
     def _common(self) -> Mapping[str, Policy]:
-        """What everybody knows, as far as it is allowed as a plan; what is kept in any case."""
+        """Baseline policies that are allowed as a plan; what is kept in any case."""
         count, allow = self.num_layers, self.problem.allow
         found = {"keep all": layer_policy((), (), 1)}
         if allow.recompute:

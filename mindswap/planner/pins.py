@@ -1,4 +1,4 @@
-"""What a user decides and a plan keeps: operators that are swapped, recomputed, or kept in any case. Pure."""
+"""Decisions of the user that a plan keeps: operators that are swapped, recomputed, or kept in any case."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ DEFAULT_DISTANCE = 10
 
 
 class Means(Enum):
-    """What becomes of what a pin names."""
+    """Treatment of what a pin names."""
 
     KEEP = "keep"
     SWAP = "swap"

@@ -92,7 +92,7 @@ class Planner:
         )
 
     def _common(self, problem: PlanProblem) -> tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]:
-        """What everybody knows, on short steps, and keeping everything on the whole one; simulated once."""
+        """Baseline policies on short steps, and keeping everything on the whole one; simulated once."""
         key = (problem.settings, problem.num_cards_per_node)
         if key not in self.common:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
@@ -133,7 +133,7 @@ class Planner:
         )
 
     def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Curve:
-        """What was planned under the same rules before, to go on with."""
+        """Plans made under the same rules before, to go on with."""
         key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings)
         if key not in self.curves:
             self.curves[key] = Curve(
@@ -159,7 +159,7 @@ class Planner:
         return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
 
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
-        """Whether a plan may be the policy of a common setting: it follows coupling rule 2, and has its effect."""
+        """A plan may be the policy of a common setting: it follows coupling rule 2, and has its effect."""
         swaps = bool(policy.op_swap or policy.layer_swap)
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
         if (swaps and not allow.swap) or (again and not allow.recompute):
@@ -254,7 +254,7 @@ def _with_settings(policy: Policy, settings: Policy) -> Policy:
 
 
 def _holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
-    """What fills the memory of the fullest stage at its peak, by operator; static memory as one."""
+    """Memory of the fullest stage at its peak, by operator; static memory as one."""
     stage = max(range(len(judged.stage_peak_bytes)), key=lambda s: judged.stage_peak_bytes[s])
     timeline = judged.step.timeline
     profile = profile_memory(timeline, stage)

@@ -1,4 +1,4 @@
-"""What a planner is asked, and what it answers. Plain data."""
+"""Question to a planner, and its answer. Plain data."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,7 +8,7 @@ from mindswap.simulator.step_model import StepModel
 
 
 class Objective(Enum):
-    """What shall be least within the budget."""
+    """Figure that shall be least within the budget."""
 
     TIME = "time"  # step time
     MEMORY = "memory"  # peak memory, among the policies that cost next to no time
@@ -16,7 +16,7 @@ class Objective(Enum):
 
 @dataclass(frozen=True)
 class Allow:
-    """What a policy may do."""
+    """Means that a policy may use."""
 
     swap: bool = True  # move activations to the host
     recompute: bool = True  # run operators again in backward

@@ -1,4 +1,4 @@
-"""What a row of a choice means for its layer: names, a block, what it comes to; and the policy of all rows."""
+"""Meaning of a row of a choice for its layer: names, a block, its worth; and the policy of all rows."""
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mindswap.simulator.step_model import StepModel
 
 
 class Rows:
-    """What a row of a choice means for its layer: operator names, and the block that comes of it.
+    """Meaning of a row of a choice for its layer: operator names, and the block that comes of it.
 
     Args:
         model: the step.
@@ -35,7 +35,7 @@ class Rows:
         self._faults: dict[tuple[int, bytes], Faults] = {}
 
     def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
-        """What is recomputed."""
+        """Recompute of a row, as a policy."""
         found = np.flatnonzero(row < KEEP).tolist()
         return recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
 
@@ -46,7 +46,7 @@ class Rows:
         return tuple(dict.fromkeys(name for names in named for name in names))
 
     def faults(self, layer_index: int, row: np.ndarray) -> Faults:
-        """What the row names for nothing: no plan has it."""
+        """Names in a row without effect: no plan has them."""
         key = (self.catalog.kinds[layer_index], np.minimum(row, 1).tobytes())
         if key not in self._faults:
             is_whole = row[0] < KEEP
@@ -129,7 +129,7 @@ class Rows:
         return self._blocks[key]
 
     def worth(self, layer_index: int, row: np.ndarray) -> Worth:
-        """What a row comes to, from its block."""
+        """Worth of a row, from its block."""
         near = np.minimum(row, 1)
         key = (self.catalog.kinds[layer_index], near.tobytes())
         if key not in self._worth:
@@ -163,14 +163,14 @@ class Rows:
 
 
 def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> bool:
-    """Whether each of the labels is that of a single tensor of forward, which backward reads if it has to be saved."""
+    """Each of the labels is that of a single tensor of forward, which backward reads if it has to be saved."""
     named = [tensor for tensor in block.tensors if tensor.is_forward and tensor.label in labels]
     are_read = all(tensor.role is not None or tensor.uses.first_backward != NO_OP for tensor in named)
     return (are_read or not is_saved) and len(named) == len({tensor.label for tensor in named})
 
 
 def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
-    """What a block comes to beside that of the same layer without any policy, but for what is pinned in both."""
+    """Worth of a block beside that of the same layer without any policy, but for what is pinned in both."""
     unheld_bytes, link_ns, host_bytes = np.subtract(_copies(model, block), _copies(model, plain)).tolist()
     return Worth(
         kept_bytes(model, plain) - kept_bytes(model, block) + unheld_bytes,

@@ -1,4 +1,4 @@
-"""A plan of few entries: whole layers, or the cells of attention and of the feed-forward net, and one distance. Pure.
+"""A plan of few entries: whole layers, or the cells of attention and of the feed-forward net, and one distance.
 
 One part of some layers is swapped, one part of some layers recomputed. For each pair of parts and each number of
 swapped layers each pipeline stage recomputes as few layers as its memory allows; every candidate is simulated.
@@ -107,7 +107,7 @@ def find_simple(
 
 @dataclass(frozen=True)
 class _Judged:
-    """What is kept of a simulation; the time lines of hundreds would fill the memory."""
+    """Figures kept of a simulation; the time lines of hundreds would fill the memory."""
 
     fits: bool
     step_time_ns: int  # of the short step
@@ -215,7 +215,7 @@ class _SimpleSearch:
 
 
 def parts(trees: Sequence[CellNode], allow: Allow) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What may be swapped and what recomputed: whole layers, and cells that every layer has."""
+    """Parts that may be swapped, and recomputed: whole layers, and cells that every layer has."""
     cells = tuple(cell for cell in CELLS if all(match_pattern(cell, tree) for tree in trees))
     every = (WHOLE_LAYER, *cells)
     return every if allow.swap else (), every if allow.recompute else ()

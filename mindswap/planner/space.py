@@ -1,4 +1,4 @@
-"""What a solver chooses from, and what a choice costs: one pipeline stage, its layers, their items. Pure.
+"""Choices of a solver, and their cost: one pipeline stage, its layers, their items.
 
 A choice is an integer array of shape (num_layers, num_items): `KEEP`, a positive number to swap with that
 `backward_prefetch`, or a negative number, -w, to recompute in way w. A solver sees this and nothing of MindSpore.
@@ -26,7 +26,7 @@ KEEP = 0
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """What each decision is worth, taken alone. First axes are layers and items."""
+    """Worth of each decision, taken alone. First axes are layers and items."""
 
     # int64, shape (num_layers, num_items, 1 + num_ways): device memory freed per micro-batch, by swap at 0, by
     # recompute in way w at w; 0 where it cannot be done
@@ -82,17 +82,17 @@ def _of_choice(table: np.ndarray, choice: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Worth:
-    """What a row of a choice comes to in its layer, per micro-batch."""
+    """Worth of a row of a choice in its layer, per micro-batch."""
 
     freed_bytes: int  # device memory that is free between forward and backward
-    again_ns: int  # time of what runs again
+    recompute_ns: int  # time of what runs again
     copy_ns: int  # time on the link, the slower direction
     host_bytes: int  # what is on the host
 
 
 @dataclass(frozen=True, order=True)
 class Score:
-    """What a choice comes to; less is better."""
+    """Cost of a choice; less is better."""
 
     excess_bytes: int  # device and host memory over the budgets; 0 where it fits
     cost_ns: int  # step time, and what a solver adds for every entry that the policy needs
@@ -126,7 +126,7 @@ class Space(ABC):
 
     @abstractmethod
     def worth(self, layer: int, row: np.ndarray) -> Worth:
-        """What a row comes to.
+        """Worth of a row.
 
         Args:
             layer: position among the layers of the stage.
@@ -139,7 +139,7 @@ class Space(ABC):
         return simulate(program)
 
     def score(self, timeline: Timeline) -> Score:
-        """What a timeline of this stage comes to."""
+        """Score of a timeline of this stage."""
         peak_bytes = int(peak_memory(timeline)[0])
         host_bytes = peak_host_bytes(timeline, np.arange(len(timeline.program.copies)))
         excess = max(0, peak_bytes - self.budget_bytes) + max(0, host_bytes - self.host_budget_bytes)
@@ -170,7 +170,7 @@ class Space(ABC):
         return found
 
     def at_peak(self, timeline: Timeline) -> np.ndarray:
-        """What is swapped, and on the device at the peak all the same, on its way out or back already.
+        """Swapped cells that are on the device at the peak all the same, on their way out or back already.
 
         Args:
             timeline: of this stage alone.

@@ -71,7 +71,7 @@ class _ModelSpace(Space):
         return blocks
 
     def worth(self, layer: int, row: np.ndarray) -> Worth:
-        """What a row comes to, exactly: items may share what runs again, or a name."""
+        """Worth of a row, exactly: items may share what runs again, or a name."""
         return self._rows.worth(self.layers[layer], row)
 
 
@@ -116,13 +116,13 @@ class WholeSpace(_ModelSpace):
         return simulate(build_program(self.blocks(choice), self.transfers, self.layout))
 
     def score(self, timeline: Timeline) -> Score:
-        """What is over the budgets, of all stages together; the peak is that of the fullest."""
+        """Score of all stages together; the peak is that of the fullest."""
         over = int(self.over_bytes(timeline).sum())
         peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
         return Score(over, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
 
     def over_bytes(self, timeline: Timeline) -> np.ndarray:
-        """What each stage is over the budgets: int64, shape (num_stages,)."""
+        """Bytes of each stage over the budgets: int64, shape (num_stages,)."""
         peaks = peak_memory(timeline) + self.static_bytes
         stage_of = timeline.program.copies_stage
         host = np.array([peak_host_bytes(timeline, stage_of == stage) for stage in range(len(peaks))])

@@ -1,4 +1,4 @@
-"""Parallel strategies of a number of cards: what MindFormers takes, for a step with as many samples. Pure."""
+"""Parallel strategies of a number of cards: what MindFormers takes, for a step with as many samples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class StrategySpace:
-    """What strategies have to keep to.
+    """Limits of strategies.
 
     Attributes:
         own: of the configuration.

@@ -1,4 +1,4 @@
-"""A plan in the user's own YAML: the four interfaces and recompute in layer indices, few entries, a comment. Pure."""
+"""A plan in the user's own YAML: the four interfaces and recompute in layer indices, few entries, a comment."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +47,7 @@ def _size_text(size_bytes: int) -> str:
 
 
 def plan_comment(plan: Plan, device_title: str) -> str:
-    """What stands above a section with a plan."""
+    """Comment above a section with a plan."""
     slower = f"{100 * plan.slowdown:.1f} % over keeping every activation"
     return (
         f"plan for {format_bytes(plan.budget_bytes)} per card on {device_title}\n"

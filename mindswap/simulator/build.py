@@ -135,8 +135,8 @@ class _Builder:
         for chunk in chunks:
             for turns in chunk.turns.values():
                 made = TensorTable(self.model, chunk.sections, turns)
-                tables.append(turns.laid_down(made.own(), self.last_compute))
-                others.append(turns.laid_down(made.others(), self.last_compute))
+                tables.append(turns.expand(made.own(), self.last_compute))
+                others.append(turns.expand(made.others(), self.last_compute))
             once = {section: chunk.once_begin + at for section, at in chunk.first_forward.once.items()}
             if once:
                 tables.append(once_columns(self.model, once, list(chunk.turns.values())))

@@ -262,7 +262,7 @@ class MicroBatchGroup:
             return placed
         return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), placed)
 
-    def laid_down(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
+    def expand(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
         """Tensors of every micro-batch, one after the other; what `is_final` stays until operator `last_compute`."""
         forward = self.begins_of(0)
         is_forward = tensors["is_forward"].astype(bool)

@@ -144,7 +144,7 @@ def _pieces(
         op = int(on_network[before])
 
 
-# How much of the exchange of gradients between data parallel ranks backward does not hide.
+# Exposed gradient reduction time: ReduceScatter or AllReduce of data parallel ranks, not overlapped with backward.
 #
 # With sums that are cut (`StepSettings.is_accumulator_sharded`) each micro-batch has its exchange: a ReduceScatter
 # before the gradient is added (`_VirtualAssignAdd` in ops/_grad_experimental/grad_comm_ops.py with the group that

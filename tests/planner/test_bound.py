@@ -12,8 +12,8 @@ from mindswap.graph.rewrite.fusion import readers_of_saved
 from mindswap.graph.work import measure_work
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
 from mindswap.planner.bound.facts import Stage, StageLayers
-from mindswap.planner.bound.flow import Flow, Window, handed_ns
-from mindswap.planner.bound.moments import BusyMoment, Presence, presence_of, upper_hull
+from mindswap.planner.bound.flow import Flow, Window, fusion_saving_ns
+from mindswap.planner.bound.moments import Liveness, LivenessPoint, liveness_of, upper_hull
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Allow, PlanProblem
@@ -41,7 +41,7 @@ FLOW = Flow(
     saved=frozenset({0, 1}),
     outputs=frozenset(),
     reads=((1, 0),),
-    again_ns=(10, 20),
+    recompute_ns=(10, 20),
     communication_ns=(0, 0),
 )
 
@@ -111,7 +111,7 @@ def test_a_swap_has_no_effect_where_what_reads_it_runs_again():
 
 def test_what_runs_again_needs_what_it_reads():
     """The second tensor runs again in both layers: the first is there, or runs again too."""
-    dear = Flow(**{**vars(FLOW), "again_ns": (1000, 20)})
+    dear = Flow(**{**vars(FLOW), "recompute_ns": (1000, 20)})
     assert bound(facts(dear), 200, Allow(swap=False)) == 1040
     assert bound(facts(dear), 0, Allow(swap=False)) == 1000 + 2 * 1020
 
@@ -145,11 +145,11 @@ def test_waits_for_communication_hide_what_runs_again():
 
 def test_what_two_read_is_not_handed_on_in_registers():
     """Both run again in both layers: the first takes 5 ns more then, alone 10 ns; two that read it are no more."""
-    paired = Flow(**{**vars(FLOW), "apart_ns": (5, 0)})
+    paired = Flow(**{**vars(FLOW), "unfused_extra_ns": (5, 0)})
     assert bound(facts(paired), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 5)
     assert bound(facts(paired), 100, Allow(swap=False)) == 1000 + 2 * 10
     three = Flow((100, 50, 50), (0, 1, 2), frozenset({0, 1, 2}), frozenset(), ((1, 0), (2, 0)), (10, 20, 20), (0,) * 3)
-    three = Flow(**{**vars(three), "apart_ns": (5, 0, 0)})
+    three = Flow(**{**vars(three), "unfused_extra_ns": (5, 0, 0)})
     assert bound(facts(three), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 20 + 5)
 
 
@@ -162,7 +162,7 @@ def handed(*backward):
         moved = (work.read_bytes + work.written_bytes) // KIB
         return moved * (1 if moved <= 2 else 10) + (0 if work.is_fused else 100)
 
-    return handed_ns(step, measure_work(step)[1], readers_of_saved(step), operator_ns).tolist()
+    return fusion_saving_ns(step, measure_work(step)[1], readers_of_saved(step), operator_ns).tolist()
 
 
 def test_a_reader_saves_what_it_need_not_read():
@@ -182,7 +182,7 @@ def test_a_reader_that_gets_more_in_registers_may_come_into_the_cache():
 def test_what_other_stages_need_not_write_comes_back_sooner():
     """A stage waits 200 ns for another, whose one layer may write less for 30 ns in each of 2 micro-batches."""
     costs = facts().transfers
-    unwritten = Flow(**{**vars(FLOW), "unwritten_ns": 30})
+    unwritten = Flow(**{**vars(FLOW), "avoided_store_ns": 30})
     first = Stage(150, {StageLayers(0, in_flight=1): 1}, 0, work_ns=300, idle_ns=200)
     second = Stage(150, {StageLayers(0, in_flight=2): 1}, 0, work_ns=100)
     assert bound(Facts((FLOW,), (first, second), costs), 150) == 500
@@ -191,13 +191,13 @@ def test_what_other_stages_need_not_write_comes_back_sooner():
 
 def test_what_runs_again_apart_hides_behind_communication_too():
     """Alone the first takes no time; with the second 5 ns, all of which are behind 7 ns of waiting."""
-    hidden = Flow(**{**vars(FLOW), "again_ns": (0, 20), "apart_ns": (5, 0), "windows": (Window(7, (0,)),)})
+    hidden = Flow(**{**vars(FLOW), "recompute_ns": (0, 20), "unfused_extra_ns": (5, 0), "windows": (Window(7, (0,)),)})
     assert bound(facts(hidden), 0, Allow(swap=False)) == 1000 + 2 * 20
 
 
 def test_what_forward_need_not_write_is_gained():
     """The first takes 10 ns less than nothing; with the second 10 ns are left, and no step is faster than any work."""
-    gained = Flow(**{**vars(FLOW), "again_ns": (-10, 20)})
+    gained = Flow(**{**vars(FLOW), "recompute_ns": (-10, 20)})
     assert bound(facts(gained), 0, Allow(swap=False)) == 1000 + 2 * 10
     assert bound(facts(gained), 100, Allow(swap=False)) == 1000
 
@@ -217,14 +217,14 @@ def test_another_moment_has_less_room_for_what_is_kept():
     of the layers wait, those that do may be the ones that keep nothing.
     """
     for num_waiting, step_ns in ((1, 1028), (0, 1010)):
-        moment = BusyMoment(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
+        moment = LivenessPoint(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
         known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
         assert bound(known, 200, Allow(swap=False)) == step_ns
 
 
 def test_what_is_swapped_late_is_away_at_another_moment():
     """In 300 bytes all fits at the fullest moment, before which no copy has time; 100 leave later, and cost nothing."""
-    moment = BusyMoment(fixed_bytes=100, waiting={StageLayers(0): 1})
+    moment = LivenessPoint(fixed_bytes=100, waiting={StageLayers(0): 1})
     known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
     assert bound(known, 300, Allow(recompute=False)) == 1000
     assert bound(known, 300, Allow(swap=False)) == 1010
@@ -288,7 +288,7 @@ def toy_facts(case: ToySpace) -> Facts:
             saved=frozenset(range(len(tensors))),
             outputs=frozenset(i for i, tensor in enumerate(tensors) if not tensor.can_recompute),
             reads=tuple((i, i - 1) for i in range(1, len(tensors))),
-            again_ns=tuple(tensor.forward_ns for tensor in tensors),
+            recompute_ns=tuple(tensor.forward_ns for tensor in tensors),
             communication_ns=(0,) * len(tensors),
         )
         for tensors in case.tensors
@@ -337,7 +337,7 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     catalog = collect_items(model)
     rows = Rows(model, catalog)
     chance = random.Random(0)
-    present = presence_of(model, model.layout.num_micro_batches)
+    present = liveness_of(model, model.layout.num_micro_batches)
     num_binding = 0
     for _ in range(examples(60, 200)):
         policy = rows.policy(random_choice(catalog, chance))
@@ -351,7 +351,7 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     assert num_binding >= examples(5, 10)
 
 
-def spare_bytes(present: Presence, timeline: Timeline) -> np.ndarray:
+def spare_bytes(present: Liveness, timeline: Timeline) -> np.ndarray:
     """What a policy has on the device besides what every policy has, while each operator of all of them runs."""
     of_every = np.flatnonzero(present.program.ops.kind <= OpKind.BACKWARD)
     own = np.flatnonzero(timeline.program.ops.kind <= OpKind.BACKWARD)

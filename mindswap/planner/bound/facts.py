@@ -1,4 +1,4 @@
-"""What the step without any policy says: how much there is at the fullest moment, until when, what there is to do."""
+"""Facts of the step without any policy: memory at the fullest moment, time until then, work."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.planner.bound.flow import Flow, flows_of
-from mindswap.planner.bound.moments import BusyMoment, Presence, alive_bytes, presence_of
+from mindswap.planner.bound.moments import Liveness, LivenessPoint, alive_bytes, liveness_of
 from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.placing import TransferCosts
@@ -42,7 +42,7 @@ class Stage:
     num_chunks: int = 1  # virtual chunks
     is_past_forward: bool = False  # forward of all layers has ended by that moment
     floor_bytes: int = 0  # device memory at some moment that is there with every policy
-    moments: tuple[BusyMoment, ...] = ()  # others than the fullest one at which there may be too much
+    moments: tuple[LivenessPoint, ...] = ()  # others than the fullest one at which there may be too much
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Facts:
 
 
 def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
-    """What the bound needs to know of a model.
+    """Facts of a model that the bound needs.
 
     Args:
         model: the step.
@@ -68,11 +68,11 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     # Exposed communication of gradients gets less where backward takes longer.
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
     num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
-    presence = presence_of(model, num_turns // model.layout.num_sequences)
+    liveness = liveness_of(model, num_turns // model.layout.num_sequences)
     stages = range(model.layout.num_stages)
     return Facts(
         flows=flows_of(model),
-        stages=tuple(_look_at_stage(model, keep.timeline, presence, stage) for stage in stages),
+        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
@@ -81,7 +81,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     )
 
 
-def _look_at_stage(model: StepModel, timeline: Timeline, presence: Presence, stage: int) -> Stage:
+def _look_at_stage(model: StepModel, timeline: Timeline, liveness: Liveness, stage: int) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
     positions = np.arange(begin, end)
@@ -123,7 +123,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, presence: Presence, sta
         if 1 <= section <= len(layer_map)
     }
     static_bytes = model.static[stage].total_bytes
-    moments = presence.moments(stage, static_bytes, own)
+    moments = liveness.moments(stage, static_bytes, own)
     return Stage(
         peak_bytes=int(alive[peak_op - begin]) + static_bytes,
         layers=Counter(own.values()),

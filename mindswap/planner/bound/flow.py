@@ -1,4 +1,4 @@
-"""What a layer makes, who reads it, and what running it again takes at least: input of the lower bound. Pure."""
+"""Tensors of a layer, their readers, and the least time of running again: input of the lower bound."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,31 +36,31 @@ class Flow:
     reads: tuple[tuple[int, int], ...]  # (operator, tensor) for each tensor that an operator of the layer reads
     # least time on the compute stream of each operator that runs again; below 0 where forward saves more, as it need
     # not write what nobody holds
-    again_ns: tuple[int, ...]
+    recompute_ns: tuple[int, ...]
     communication_ns: tuple[int, ...]  # time on the communication stream that goes with it
     windows: tuple[Window, ...] = ()  # where copies of operators may cost nothing
     # more time of each operator that runs again if one that reads what it makes does so, too: what has two readers is
     # not handed on in registers. Empty where that is nothing for all.
-    apart_ns: tuple[int, ...] = ()
+    unfused_extra_ns: tuple[int, ...] = ()
     # tensors that are weights made whole for forward: no policy swaps them, and without any they are gone before
     # backward
     gathered: frozenset[int] = frozenset()
-    unwritten_ns: int = 0  # what forward saves at most, where nobody holds what it makes
+    avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
 
     @property
     def saved_bytes(self) -> int:
-        """What forward leaves for backward if everything is kept."""
+        """Bytes that forward leaves for backward if everything is kept."""
         return sum(self.sizes_bytes[tensor] for tensor in self.saved)
 
 
 def flows_of(model: StepModel) -> tuple[Flow, ...]:
     """The flow of each compiled layer."""
-    times_ns = _times_again_ns(model)
+    times_ns = _times_recompute_ns(model)
     return tuple(_flow_of(model, position, *times_ns) for position in range(len(model.captured.trees)))
 
 
-def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
-    """By name of an operator of forward, `Flow.again_ns`, `Flow.apart_ns` and `Flow.unwritten_ns`."""
+def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
+    """By name of an operator of forward, `Flow.recompute_ns`, `Flow.unfused_extra_ns` and `Flow.avoided_store_ns`."""
     graph = model.captured.graph
     works = measure_work(graph)
 
@@ -74,18 +74,19 @@ def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
     if model.settings.is_fused:
         users = readers_of_saved(graph)
         least_ns = times_ns(least_work_again(graph, works[0], users))
-        least_ns -= handed_ns(graph, works[1], users, model.costs.operator_ns)
+        least_ns -= fusion_saving_ns(graph, works[1], users, model.costs.operator_ns)
         more_ns = times_ns(least_work_again(graph, works[0], users, is_read_twice=True)) - least_ns
         # What runs again need not be written in forward.
-        unwritten_ns = times_ns(fuse_forward(graph, works[0])) - times_ns(fuse_forward(graph, works[0], is_saved=False))
-        least_ns -= unwritten_ns
+        avoided_store_ns = times_ns(fuse_forward(graph, works[0]))
+        avoided_store_ns -= times_ns(fuse_forward(graph, works[0], is_saved=False))
+        least_ns -= avoided_store_ns
     else:
-        least_ns, more_ns, unwritten_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
+        least_ns, more_ns, avoided_store_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
     names = [node.name for node in graph.forward]
-    return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, unwritten_ns))
+    return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, avoided_store_ns))
 
 
-def handed_ns(
+def fusion_saving_ns(
     graph: Graph,
     works: Sequence[Work],
     users: Mapping[str, Sequence[Node]],
@@ -132,16 +133,16 @@ def handed_ns(
 def _flow_of(
     model: StepModel,
     layer_index: int,
-    again_ns: Mapping[str, int],
-    apart_ns: Mapping[str, int],
-    unwritten_ns: Mapping[str, int],
+    recompute_ns: Mapping[str, int],
+    unfused_extra_ns: Mapping[str, int],
+    avoided_store_ns: Mapping[str, int],
 ) -> Flow:
     """The flow of a compiled layer.
 
     Args:
         model: the step.
         layer_index: position of the layer among the compiled ones.
-        again_ns, apart_ns, unwritten_ns: from `_times_again_ns`.
+        recompute_ns, unfused_extra_ns, avoided_store_ns: from `_times_recompute_ns`.
     """
     graph = model.captured.graph
     kernels = [node for node in graph.forward if is_kernel(node.op)]
@@ -175,12 +176,12 @@ def _flow_of(
         frozenset(saved),
         frozenset(outputs | gathered),
         reads,
-        tuple(again_ns[node.name] for node in own),
+        tuple(recompute_ns[node.name] for node in own),
         tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
         tuple(_windows(model, _places(saved, makers, reads))),
-        tuple(apart_ns[node.name] for node in own),
+        tuple(unfused_extra_ns[node.name] for node in own),
         frozenset(gathered),
-        sum(unwritten_ns[node.name] for node in own),
+        sum(avoided_store_ns[node.name] for node in own),
     )
 
 

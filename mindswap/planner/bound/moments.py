@@ -1,4 +1,4 @@
-"""What is on the device with every policy, operator by operator, and which layers wait for their backward then. Pure.
+"""Memory that every policy has, operator by operator, and the layers that wait for their backward then.
 
 Proof: the operators of the step without any policy run in the same order with every policy; what runs again stands
 between them. So what one of them makes is there until the last of them that reads it has ended, if layers leave it for
@@ -26,7 +26,7 @@ NEVER = 2**62  # behind every operator
 
 
 @dataclass(frozen=True, eq=False)
-class BusyMoment:
+class LivenessPoint:
     """A moment of a stage."""
 
     fixed_bytes: int  # what is there with every policy, static memory included
@@ -38,7 +38,7 @@ class BusyMoment:
 
 
 @dataclass(frozen=True, eq=False)
-class Presence:
+class Liveness:
     """A step, operator by operator."""
 
     program: Program  # the step in which all is swapped that can be; never simulated
@@ -47,7 +47,7 @@ class Presence:
     # (layer, micro-batch) -> the operators between which all that it leaves waits: behind the first, up to the second
     pairs: Mapping[tuple[int, int], tuple[int, int]]
 
-    def moments(self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]) -> tuple[BusyMoment, ...]:
+    def moments(self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]) -> tuple[LivenessPoint, ...]:
         """Moments of a stage at which what is there is most, however much of what waits is kept.
 
         Args:
@@ -65,12 +65,12 @@ class Presence:
             own: dict[Hashable, int] = {}
             for layer, like in alike.items():
                 own[like] = min(own.get(like, there[layer]), there[layer])
-            found.append(BusyMoment(int(self.fixed_bytes[op]) + static_bytes, own, position > last_forward))
+            found.append(LivenessPoint(int(self.fixed_bytes[op]) + static_bytes, own, position > last_forward))
         return tuple(found)
 
 
-def presence_of(model: StepModel, num_micro_batches: int) -> Presence:
-    """What is there in a step of so many micro-batches."""
+def liveness_of(model: StepModel, num_micro_batches: int) -> Liveness:
+    """Memory of a step of so many micro-batches."""
     program = _all_swapped(model, num_micro_batches)
     ops, copies = program.ops, program.copies
     begin, end = _certain(program)
@@ -85,11 +85,11 @@ def presence_of(model: StepModel, num_micro_batches: int) -> Presence:
     waiting = alive_bytes(first[waits] + 1, last[waits] - 1, sizes_bytes[waits], len(ops))
     between = zip(first.tolist(), last.tolist(), strict=True)
     pairs = dict(zip(zip(*names.tolist(), strict=True), between, strict=True))
-    return Presence(program, fixed, waiting, pairs)
+    return Liveness(program, fixed, waiting, pairs)
 
 
 def alive_bytes(first: np.ndarray, last: np.ndarray, sizes_bytes: np.ndarray, num_ops: int) -> np.ndarray:
-    """What is there while each operator runs: int64, shape (num_ops,); tensors from a first operator to a last one."""
+    """Bytes while each operator runs: int64, shape (num_ops,); tensors from a first operator to a last one."""
     change = np.zeros(num_ops + 1, np.int64)
     np.add.at(change, first, sizes_bytes)
     np.subtract.at(change, last + 1, sizes_bytes)

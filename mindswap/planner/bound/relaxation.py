@@ -1,4 +1,4 @@
-"""The least step time within a budget, if layers, tensors and copies could be divided at will. Pure.
+"""The least step time within a budget, if layers, tensors and copies could be divided at will.
 
 A linear programme that grants every policy what no simulation does: parts of tensors may be kept, swapped or made
 again; copies wait for nothing but the link; operators that run again need only what they read. What it still
@@ -110,7 +110,7 @@ class _Rows:
 def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> tuple[int, int]:
     """The whole programme for a variable budget; the variables of the step time and of the budget."""
     step_ns = rows.variable()
-    again_ns = [rows.variable() for _ in facts.stages]  # what one micro-batch runs again
+    recompute_ns = [rows.variable() for _ in facts.stages]  # what one micro-batch runs again
     for position in range(len(facts.stages)):
         uses = _add_uses(rows, facts, position, allow)
         rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
@@ -122,8 +122,8 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
         rows.limit({**uses.out_by_then_ns, wait_ns: -1}, facts.stages[position].window_ns)
         for link_ns in (uses.out_ns, uses.back_ns, uses.both_ns):
             rows.limit({**link_ns, step_ns: -1})
-        rows.limit({**uses.again_ns, again_ns[position]: -1})
-        _add_time(rows, facts, position, step_ns, again_ns, wait_ns)
+        rows.limit({**uses.recompute_ns, recompute_ns[position]: -1})
+        _add_time(rows, facts, position, step_ns, recompute_ns, wait_ns)
     return step_ns, budget_bytes
 
 
@@ -139,7 +139,7 @@ class _Uses:
     out_ns: Row = field(default_factory=dict)
     back_ns: Row = field(default_factory=dict)
     both_ns: Row = field(default_factory=dict)
-    again_ns: Row = field(default_factory=dict)  # what one micro-batch runs again
+    recompute_ns: Row = field(default_factory=dict)  # what one micro-batch runs again
     saved_bytes: int = 0  # what is there at the fullest moment if everything is kept
     kept_then: list[Row] = field(default_factory=list)  # what is kept all the time, of what waits at each other moment
 
@@ -170,30 +170,30 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
             for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
                 if moment.is_past_forward or not is_gathered:
                     kept_bytes[is_kept] = num_layers * moment.waiting.get(layers, 0) * size
-        uses.again_ns[layer.again_ns] = num_layers
-        uses.out_by_then_ns[layer.again_ns] = -layers.num_begun * num_layers
+        uses.recompute_ns[layer.recompute_ns] = num_layers
+        uses.out_by_then_ns[layer.recompute_ns] = -layers.num_begun * num_layers
     return uses
 
 
-def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: list[int], wait_ns: int) -> None:
-    """What a stage does one after another; behind it backward goes on through the stages before it."""
+def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, recompute_ns: list[int], wait_ns: int) -> None:
+    """Work of a stage, one after another; behind it backward goes on through the stages before it."""
     stage = facts.stages[position]
     earlier = range(position)
     hidden_ns = rows.variable(facts.gradients_ns)  # of gradients, behind what runs again
-    rows.limit({hidden_ns: 1, again_ns[position]: -facts.num_exchanges})
+    rows.limit({hidden_ns: 1, recompute_ns[position]: -facts.num_exchanges})
     # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
     num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
-    row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
+    row: Row = {step_ns: -1, recompute_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
     # Forward of other stages, which this one waits for, may write less.
     others = [
         (layers, number) for other in facts.stages if other is not stage for layers, number in other.layers.items()
     ]
-    sooner_ns = sum(facts.flows[like.kind].unwritten_ns * like.in_flight * number for like, number in others)
+    sooner_ns = sum(facts.flows[like.kind].avoided_store_ns * like.in_flight * number for like, number in others)
     fixed_ns = (
         max(0, stage.idle_ns - sooner_ns) + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
     )
     if stage.num_chunks == 1:
-        row |= {again_ns[other]: 1 for other in earlier}
+        row |= {recompute_ns[other]: 1 for other in earlier}
         fixed_ns += sum(facts.stages[other].backward_ns for other in earlier)
     rows.limit(row, -fixed_ns)
 
@@ -209,8 +209,8 @@ class _Layer:
         for tensor, size in enumerate(flow.sizes_bytes):
             can_swap = int(allow.swap and tensor not in flow.gathered)
             self.tensors.append((size, rows.variable(1), rows.variable(can_swap), rows.variable(can_swap)))
-        self.again_ns = rows.variable()
-        runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.again_ns]
+        self.recompute_ns = rows.variable()
+        runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.recompute_ns]
 
         def there(tensor: int) -> Row:
             """Minus the part of a tensor that backward can read."""
@@ -223,20 +223,20 @@ class _Layer:
             rows.limit({**there(tensor), runs_again[op]: 1})
             if not allow.coupled:  # the swap of what recomputed operators read takes no effect
                 rows.limit(dict.fromkeys((runs_again[op], *self.tensors[tensor][2:]), 1), 1)
-        compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
-        apart = {op: rows.variable() for op, ns in enumerate(flow.apart_ns) if ns}
+        compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.recompute_ns) if ns}
+        apart = {op: rows.variable() for op, ns in enumerate(flow.unfused_extra_ns) if ns}
         for op, tensor in flow.reads:
             maker = flow.makers[tensor]
             if maker in apart:
                 rows.limit({runs_again[maker]: 1, runs_again[op]: 1, apart[maker]: -1}, 1)
-        compute |= {variable: flow.apart_ns[op] for op, variable in apart.items()}
+        compute |= {variable: flow.unfused_extra_ns[op] for op, variable in apart.items()}
         for window in flow.windows:
-            hidden = {op: rows.variable() for op in window.ops if flow.again_ns[op] > 0 or op in apart}
+            hidden = {op: rows.variable() for op in window.ops if flow.recompute_ns[op] > 0 or op in apart}
             for op, hidden_ns in hidden.items():
-                row: Row = {hidden_ns: 1, runs_again[op]: -max(flow.again_ns[op], 0)}
-                rows.limit(row | ({apart[op]: -flow.apart_ns[op]} if op in apart else {}))
+                row: Row = {hidden_ns: 1, runs_again[op]: -max(flow.recompute_ns[op], 0)}
+                rows.limit(row | ({apart[op]: -flow.unfused_extra_ns[op]} if op in apart else {}))
             rows.limit(dict.fromkeys(hidden.values(), 1), window.idle_ns)
             compute |= dict.fromkeys(hidden.values(), -1)
         communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
         for stream in (compute, communication):
-            rows.limit({**stream, self.again_ns: -1})
+            rows.limit({**stream, self.recompute_ns: -1})

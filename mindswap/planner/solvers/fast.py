@@ -1,4 +1,4 @@
-"""The default solver: so much of the link for swap, the least recompute beside it, then improvement. Pure.
+"""The default solver: so much of the link for swap, the least recompute beside it, then improvement.
 
 Layers are alike, so a good choice has few different rows (`mixture`). For each amount of swap the mixture of rows is
 looked for that just fits; the best of these is then changed in many small ways. Every figure that decides is simulated.
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindswap.planner.solvers.fill import Even
+from mindswap.planner.solvers.column_generation import ColumnGeneration, front_loaded, interleaved
+from mindswap.planner.solvers.fill import UniformSwap
 from mindswap.planner.solvers.improve import SMALL_SPACE_CELLS, by_row, forward_time_ns, grouped, improve
-from mindswap.planner.solvers.mixture import Mixture, in_front, spread
 from mindswap.planner.solvers.search import Progress, Search, Stop
 from mindswap.planner.space import KEEP, Score, Space
 
@@ -29,7 +29,7 @@ LEAST_PRICE = 0.5
 # If swap of all that is to be freed is no greater load than this, layers swap little and evenly.
 LITTLE_LOAD = 1.5
 # With each load so often what is on the device at the peak all the same is not swapped any more.
-NUM_STILL = 2
+NUM_UNSWAPPABLE = 2
 NUM_CORRECTIONS = 4
 # Where copies are far behind, distances up to so many layers are tried.
 FAR = 8
@@ -122,7 +122,7 @@ class _Solver:
         # Time on the link if all that is to be freed were swapped.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
         is_little = all_ns <= LITTLE_LOAD * self.forward_ns
-        self.mixture = Mixture(self.space, arrange=spread)
+        self.mixture = ColumnGeneration(self.space, arrange=interleaved)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
         # No load beyond that of all that is to be freed is another choice.
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
@@ -132,7 +132,7 @@ class _Solver:
             if not self._fits:
                 return  # nothing does
             # What is over is not what layers hold until backward, but what is back at once.
-            self.mixture = Mixture(self.space, self.mixture.still, spread, has_whole=False)
+            self.mixture = ColumnGeneration(self.space, self.mixture.unswappable, interleaved, has_whole=False)
         less = [first * part for part in LESS_PARTS] if first else []
         is_worth_waiting = self.mixture.link_price > LEAST_PRICE
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
@@ -152,27 +152,27 @@ class _Solver:
                 self._best_with((near + best) / 2)
         best = min(self.found, key=_score_of)[1]
         if is_little and self.mixture.has_whole:
-            self._correct(Even(self.space), best)
-        self.mixture.arrange = in_front
+            self._correct(UniformSwap(self.space), best)
+        self.mixture.arrange = front_loaded
         self._correct(self.mixture, best)
 
     def _best_with(self, load: float) -> None:
         """The best with a load, without swaps whose copies turn out to be on the device at the peak."""
-        for _ in range(NUM_STILL):
+        for _ in range(NUM_UNSWAPPABLE):
             found = self._look(self.mixture, load, self.first_bytes)
             if found[0].fits or self.search.is_exhausted:
                 break
-            still = self.space.at_peak(self.search.run(found[2])[1])
-            if not (still & ~self.mixture.still).any():
+            unswappable = self.space.at_peak(self.search.run(found[2])[1])
+            if not (unswappable & ~self.mixture.unswappable).any():
                 break
-            mixture = self.mixture.with_still(still)
+            mixture = self.mixture.with_unswappable(unswappable)
             if self._look(mixture, load, self.first_bytes)[0] >= found[0]:
                 break
             self.mixture = mixture
         self._correct(self.mixture, load)
 
-    def _look(self, maker: Mixture | Even, load: float, needed_bytes: int) -> _Found:
-        """What a choice comes to that frees so much beside a load."""
+    def _look(self, maker: ColumnGeneration | UniformSwap, load: float, needed_bytes: int) -> _Found:
+        """Score of a choice that frees so much beside a load."""
         host_bytes = self.space.host_budget_bytes / self.figures.num_in_flight
         choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
         if choice.tobytes() not in self.looked:
@@ -181,7 +181,7 @@ class _Solver:
         self.found.append((score, load, choice))
         return self.found[-1]
 
-    def _correct(self, maker: Mixture | Even, load: float) -> None:
+    def _correct(self, maker: ColumnGeneration | UniformSwap, load: float) -> None:
         """The least recompute that fits beside so much swap, by its measured excess."""
         in_flight = self.figures.num_in_flight
         needed_bytes, step_bytes = self.first_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)

@@ -1,4 +1,11 @@
-"""Changes a choice step by step as long as the simulator finds it better. Pure."""
+"""Local search: changes a choice step by step as long as the simulator finds it better.
+
+In a small space it begins again from a choice with a few cells changed at random (iterated local search).
+
+Source:
+    Aarts and Lenstra, "Local Search in Combinatorial Optimization" (1997); Lourenço, Martin and Stützle, "Iterated
+    Local Search" (2003).
+"""
 
 import functools
 import random
@@ -256,7 +263,12 @@ def by_row(choice: np.ndarray, needed: np.ndarray) -> np.ndarray:
 
 
 def _level(values: list[int], num_groups: int) -> np.ndarray:
-    """Steps above the values, in so many pieces, that are as little above them as possible."""
+    """Steps above the values, in so many pieces, that are as little above them as possible.
+
+    Source:
+        Segmentation by dynamic programming: Bellman, "On the approximation of curves by line segments using dynamic
+        programming" (Communications of the ACM, 1961).
+    """
     num = len(values)
     # cost[i][j]: what one level above values i to j - 1 is above them together.
     cost = [[0] * (num + 1) for _ in range(num + 1)]

@@ -1,4 +1,4 @@
-"""What all solvers share: every choice is simulated once, the best one is kept, and they can be told to stop. Pure."""
+"""Base of all solvers: every choice is simulated once, the best one is kept, and they can be told to stop."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,7 +76,7 @@ class Search:
         return best is not None and best.fits and best.step_time_ns <= limit_ns
 
     def score(self, choice: np.ndarray) -> Score:
-        """What a choice comes to; simulated if it is new."""
+        """Score of a choice; simulated if it is new."""
         known = self._known.get(choice.tobytes())
         return known if known is not None else self.run(choice)[0]
 

@@ -205,8 +205,8 @@ def _recognise(file: Path) -> Content | None:
 def _with_info(rank: RankFiles) -> RankFiles:
     """With the files that stand beside the folder: settings of the profiler, blocks of memory."""
     beside = _recognise_all(rank.folder.parent)
-    more = {kind: beside[kind] for kind in (Content.INFO, Content.BLOCKS) if kind in beside and kind not in rank.files}
-    return RankFiles(rank.folder, {**rank.files, **more})
+    wanted = {Content.INFO, Content.BLOCKS} & beside.keys() - rank.files.keys()
+    return RankFiles(rank.folder, {**rank.files, **{kind: beside[kind] for kind in wanted}})
 
 
 def _level(files: tuple[Path, ...]) -> str:

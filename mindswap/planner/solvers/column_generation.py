@@ -1,7 +1,11 @@
-"""How many layers get which row, so that least time runs again for so much memory on so much of the link. Pure.
+"""Column generation: how many layers get which row, so that least time runs again for so much memory and link.
 
 Equal layers of a good choice have few different rows: the linear programme that asks how many layers get which row has
-three limits, memory, link and host, so three rows are enough. Prices of the limits say which further rows would help.
+three limits, memory, link and host, so three rows are enough. Dual prices of the limits say which further rows (columns
+of the programme) would help.
+
+Source:
+    Gilmore and Gomory, "A linear programming approach to the cutting-stock problem" (Operations Research, 1961).
 """
 
 from collections import Counter
@@ -27,28 +31,28 @@ MAX_TRIED = 100
 # Whole numbers of layers: steps of the search, and how near to the best they must come.
 MAX_NODES = 200
 NEAR = 1e-4
-# Prices of memory, link and host.
-Prices = np.ndarray
+# DualPrices of memory, link and host.
+DualPrices = np.ndarray
 # A row with what it comes to.
 Entry = tuple[np.ndarray, Worth]
 
 
-def in_front(rows: Sequence[Entry]) -> list[Entry]:
+def front_loaded(rows: Sequence[Entry]) -> list[Entry]:
     """What is on the link longest goes first, so that nothing is behind when backward begins."""
     return sorted(rows, key=lambda entry: -entry[1].copy_ns)
 
 
-def spread(rows: Sequence[Entry]) -> list[Entry]:
+def interleaved(rows: Sequence[Entry]) -> list[Entry]:
     """Equal rows at even distances, so that the copies of each have the time of the others.
 
     Of those that come equally often what is on the link longest goes first, so that little is behind at the end.
     """
     number = Counter(row.tobytes() for row, _ in rows)
-    heaviest = list(dict.fromkeys(row.tobytes() for row, _ in in_front(rows)))
+    heaviest = list(dict.fromkeys(row.tobytes() for row, _ in front_loaded(rows)))
     shift = {key: place / max(1, len(heaviest) - 1) for place, key in enumerate(heaviest)}
     seen: Counter[bytes] = Counter()
     placed = []
-    for position, entry in enumerate(in_front(rows)):
+    for position, entry in enumerate(front_loaded(rows)):
         key = entry[0].tobytes()
         placed.append(((seen[key] + shift[key]) / number[key], position, entry))
         seen[key] += 1
@@ -90,12 +94,12 @@ def least_whole(
     return np.array(solver.getSolution().col_value) if is_found else None
 
 
-class Mixture:
+class ColumnGeneration:
     """The layers of a space as kinds of equal ones, and the rows known for each kind.
 
     Args:
         space: whose layers.
-        still: bool, shape of a choice: what is not swapped, as its copy would be on the device at the peak.
+        unswappable: bool, shape of a choice: what is not swapped, as its copy would be on the device at the peak.
         arrange: order of the rows in the layers.
         has_whole: layers may be recomputed whole, for which all of one is back at once.
         rows: to begin with.
@@ -107,8 +111,8 @@ class Mixture:
     def __init__(
         self,
         space: Space,
-        still: np.ndarray | None = None,
-        arrange: Callable[[Sequence[Entry]], list[Entry]] = in_front,
+        unswappable: np.ndarray | None = None,
+        arrange: Callable[[Sequence[Entry]], list[Entry]] = front_loaded,
         has_whole: bool = True,
         rows: Iterable[np.ndarray] = (),
     ):
@@ -116,11 +120,13 @@ class Mixture:
         self.arrange = arrange
         self.has_whole = has_whole
         figures = space.figures
-        self.still = np.zeros((figures.num_layers, figures.num_items), bool) if still is None else still
+        self.unswappable = (
+            np.zeros((figures.num_layers, figures.num_items), bool) if unswappable is None else unswappable
+        )
         alike = [
             table.reshape(figures.num_layers, -1)
             for table in (
-                figures.freed_bytes, figures.recompute_ns, figures.copy_ns, figures.all_conflicts, self.still,
+                figures.freed_bytes, figures.recompute_ns, figures.copy_ns, figures.all_conflicts, self.unswappable,
             )
         ]  # fmt: skip
         _, first, kind_of = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True, return_inverse=True)
@@ -133,15 +139,15 @@ class Mixture:
         for row in (np.zeros(figures.num_items, np.int64), whole, *rows):
             self._add(row)
 
-    def with_still(self, still: np.ndarray) -> "Mixture":
+    def with_unswappable(self, unswappable: np.ndarray) -> "ColumnGeneration":
         """The same with more that is not swapped; it begins with the rows known.
 
         What one layer does not swap none of them does: every other pattern would be a kind of its own.
         """
-        every = self.still | still
+        every = self.unswappable | unswappable
         alike = np.logical_and.outer(every.any(axis=1), every.any(axis=0))
         rows = [row for known in self.rows for row, _ in known.values()]
-        found = Mixture(self.space, alike, self.arrange, self.has_whole, rows)
+        found = ColumnGeneration(self.space, alike, self.arrange, self.has_whole, rows)
         found.num_tried = self.num_tried
         return found
 
@@ -166,15 +172,15 @@ class Mixture:
                 choice[layer] = row
         return choice
 
-    def _solve(self, limits: np.ndarray) -> Prices:
-        """Prices of the limits, where parts of layers may get rows."""
+    def _solve(self, limits: np.ndarray) -> DualPrices:
+        """DualPrices of the limits, where parts of layers may get rows."""
         cost, limited, most, kinds, sizes, scale = self._programme(limits)
         found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs")
         if found.status:  # HiGHS gives up on a few in thousands; by interior points it does not
             found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs-ipm")
         if found.status:
             return np.zeros(len(limits))  # no further rows: those that are known serve
-        prices: Prices = -found.ineqlin.marginals * scale
+        prices: DualPrices = -found.ineqlin.marginals * scale
         return prices
 
     def _numbers(self, limits: np.ndarray) -> list[list[int]]:
@@ -201,14 +207,14 @@ class Mixture:
             the layers of each; what turns prices into ns per byte and per ns.
         """
         entries = [(kind, worth) for kind, known in enumerate(self.rows) for _, worth in known.values()]
-        table = np.array([(w.again_ns, w.freed_bytes, w.copy_ns, w.host_bytes) for _, w in entries], float)
-        again_ns, freed, copy_ns, host = table.T
-        unit, unit_ns = max(1.0, freed.max()), max(1.0, again_ns.max())
+        table = np.array([(w.recompute_ns, w.freed_bytes, w.copy_ns, w.host_bytes) for _, w in entries], float)
+        recompute_ns, freed, copy_ns, host = table.T
+        unit, unit_ns = max(1.0, freed.max()), max(1.0, recompute_ns.max())
         scale = np.array([unit, unit_ns, unit])
         limited = np.column_stack([np.stack([-freed, copy_ns, host]) / scale[:, None], [-1, 0, 0]])
         kind_of = np.array([*(kind for kind, _ in entries), -1])
         return (
-            np.append(again_ns / unit_ns, MISSING_FACTOR),
+            np.append(recompute_ns / unit_ns, MISSING_FACTOR),
             limited,
             limits * (-1, 1, 1) / scale,
             (kind_of == np.arange(len(self.layers))[:, None]).astype(float),
@@ -216,7 +222,7 @@ class Mixture:
             unit_ns / scale,
         )
 
-    def _add_rows(self, prices: Prices) -> bool:
+    def _add_rows(self, prices: DualPrices) -> bool:
         """Adds the rows that are best at some prices; whether any was new."""
         is_new = False
         for kind in range(len(self.layers)):
@@ -224,12 +230,12 @@ class Mixture:
                 is_new |= self._add(row)
         return is_new
 
-    def _best_rows(self, kind: int, prices: Prices) -> Iterator[np.ndarray]:
+    def _best_rows(self, kind: int, prices: DualPrices) -> Iterator[np.ndarray]:
         """The best row if its items were independent; what a change of one item makes better of the best one known."""
         layer, figures = int(self.layers[kind][0]), self.space.figures
         ranked = [
             sorted(
-                _options(figures, layer, item, self.still[layer, item]),
+                _options(figures, layer, item, self.unswappable[layer, item]),
                 key=lambda value, item=item: _item_price(figures, layer, item, value, prices),  # type: ignore[misc]
             )
             for item in range(1, figures.num_items)
@@ -263,7 +269,7 @@ class Mixture:
         for layers, known in zip(self.layers, self.rows, strict=True):
             layer = int(layers[0])
             can = [
-                value in _options(figures, layer, item, self.still[layer, item])
+                value in _options(figures, layer, item, self.unswappable[layer, item])
                 for item, value in enumerate(row.tolist())
             ]
             own = np.where(can, row, KEEP)
@@ -273,13 +279,13 @@ class Mixture:
         return is_new
 
 
-def _options(figures: Figures, layer: int, item: int, is_still: bool) -> list[int]:
+def _options(figures: Figures, layer: int, item: int, is_unswappable: bool) -> list[int]:
     """What may become of an item: kept, recomputed in some way, swapped."""
     ways = np.flatnonzero(figures.freed_bytes[layer, item] > 0).tolist()
-    return [KEEP, *(-way if way else 1 for way in ways if way or not is_still)]
+    return [KEEP, *(-way if way else 1 for way in ways if way or not is_unswappable)]
 
 
-def _item_price(figures: Figures, layer: int, item: int, value: int, prices: Prices) -> float:
+def _item_price(figures: Figures, layer: int, item: int, value: int, prices: DualPrices) -> float:
     if value == KEEP:
         return 0.0
     size = int(figures.freed_bytes[layer, item, max(-value, 0)])
@@ -288,6 +294,6 @@ def _item_price(figures: Figures, layer: int, item: int, value: int, prices: Pri
     return _price(Worth(size, int(figures.recompute_ns[layer, item, max(-value, 0)]), copy_ns, host_bytes), prices)
 
 
-def _price(worth: Worth, prices: Prices) -> float:
+def _price(worth: Worth, prices: DualPrices) -> float:
     memory, link, host = prices.tolist()
-    return worth.again_ns - memory * worth.freed_bytes + link * worth.copy_ns + host * worth.host_bytes
+    return worth.recompute_ns - memory * worth.freed_bytes + link * worth.copy_ns + host * worth.host_bytes

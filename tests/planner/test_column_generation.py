@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindswap.planner.solvers.mixture import Mixture, in_front, least_whole, spread
+from mindswap.planner.solvers.column_generation import ColumnGeneration, front_loaded, interleaved, least_whole
 from mindswap.planner.space import Figures, Worth
 from tests.planner.builders import Tensor, ToySpace
 
@@ -14,26 +14,26 @@ PLENTY = 10**9
 
 
 def test_the_cheapest_bytes_run_again():
-    assert Mixture(SPACE).choice(100, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, 0]]
-    assert Mixture(SPACE).choice(200, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
-    assert Mixture(SPACE).choice(300, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+    assert ColumnGeneration(SPACE).choice(100, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, 0]]
+    assert ColumnGeneration(SPACE).choice(200, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert ColumnGeneration(SPACE).choice(300, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
 
 
 def test_more_than_there_is_is_as_much_as_there_is():
-    assert Mixture(SPACE).choice(1000, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+    assert ColumnGeneration(SPACE).choice(1000, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
 
 
 def test_what_the_link_can_take_is_swapped_in_the_first_layers():
-    assert Mixture(SPACE).choice(100, 100, PLENTY).tolist() == [[0, 1, 0], [0, 0, 0]]
-    assert Mixture(SPACE).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+    assert ColumnGeneration(SPACE).choice(100, 100, PLENTY).tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert ColumnGeneration(SPACE).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 def test_no_room_on_the_host_and_what_stays_still():
-    assert (Mixture(SPACE).choice(100, 100, 0) <= 0).all()
+    assert (ColumnGeneration(SPACE).choice(100, 100, 0) <= 0).all()
     all_still, first_still = np.ones((2, 3), bool), np.array([[True] * 3, [False] * 3])
-    assert (Mixture(SPACE, all_still).choice(100, 100, PLENTY) <= 0).all()
-    assert Mixture(SPACE, first_still).choice(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
-    assert (Mixture(SPACE, first_still).with_still(~first_still).choice(100, 100, PLENTY) <= 0).all()
+    assert (ColumnGeneration(SPACE, all_still).choice(100, 100, PLENTY) <= 0).all()
+    assert ColumnGeneration(SPACE, first_still).choice(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
+    assert (ColumnGeneration(SPACE, first_still).with_unswappable(~first_still).choice(100, 100, PLENTY) <= 0).all()
 
 
 def test_rows_are_for_whole_layers():
@@ -41,12 +41,12 @@ def test_rows_are_for_whole_layers():
 
     Two layers with the first tensor alone take 20 ns, and are 200 bytes: less time, so they are chosen.
     """
-    assert Mixture(SPACE).choice(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert ColumnGeneration(SPACE).choice(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
 
 
 def test_what_more_time_on_the_link_would_save():
     """100 bytes in 10 ns of compute or 100 ns of the link: a tenth."""
-    mixture = Mixture(SPACE)
+    mixture = ColumnGeneration(SPACE)
     mixture.choice(200, 50, PLENTY)
     assert mixture.link_price == pytest.approx(0.1)
     mixture.choice(0, 50, PLENTY)
@@ -60,9 +60,9 @@ def test_rows_in_front_and_spread():
     """
     a, b = ((np.array([value]), Worth(0, 0, link_ns, 0)) for value, link_ns in ((1, 30), (0, 10)))
     rows = [b, a, b, b, a, b]
-    assert [int(row[0]) for row, _ in in_front(rows)] == [1, 1, 0, 0, 0, 0]
-    assert [int(row[0]) for row, _ in spread(rows)] == [1, 0, 1, 0, 0, 0]
-    assert Mixture(SPACE, arrange=spread).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+    assert [int(row[0]) for row, _ in front_loaded(rows)] == [1, 1, 0, 0, 0, 0]
+    assert [int(row[0]) for row, _ in interleaved(rows)] == [1, 0, 1, 0, 0, 0]
+    assert ColumnGeneration(SPACE, arrange=interleaved).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
@@ -74,9 +74,9 @@ def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
     freed = np.array([[[0, 0], [10, 0], [15, 20]]] * 2)
     conflicts = np.zeros((1, 3, 2, 3), bool)
     conflicts[0, 2, 1, 1] = True
-    again_ns = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
-    space.figures = Figures(freed, again_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
-    assert Mixture(space).choice(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]
+    recompute_ns = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
+    space.figures = Figures(freed, recompute_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
+    assert ColumnGeneration(space).choice(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]
 
 
 def test_whole_numbers_at_the_least_cost():
