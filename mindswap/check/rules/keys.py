@@ -36,8 +36,8 @@ def missing_key(context: Context) -> Iterator[Finding]:
 def unknown_key(context: Context) -> Iterator[Finding]:
     """A key that nothing reads stands in swap_config, in one of its entries, or in recompute_config.
 
-    A misspelt `swap_config` or `recompute_config` at the top level, too, if it asks for something: MindFormers lets any
-    key stand there, and trains without.
+    A misspelt `swap_config` or `recompute_config` at the top level, too, if it asks for something, and swap that is
+    asked for elsewhere: MindFormers lets any key stand there, and trains without.
 
     PASS: swap_config: {swap: True, default_prefetch: 10}
     FAIL: swap_config: {swap: True, default_prefech: 10}
@@ -93,14 +93,16 @@ def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
         below = entry.value.entry(section)
         if below is not None and context.document.get(section) is None:
             fix = f"move '{section}' to the top level"
-            yield Finding(below.location, f"{name}.{section}: is not used here", fix=fix, level=Level.WARNING)
+            level = None if section == "swap_config" and _asks_for_something(below.value) else Level.WARNING
+            yield Finding(below.location, f"{name}.{section}: is not used here", fix=fix, level=level)
     switch = entry.value.get("swap")
     # `optimizer` may have a key `swap`, too.
     is_like = "swap" in name.lower() or any(entry.value.entry(key) for key in ("layer_swap", "op_swap"))
     is_switch = switch is not None and isinstance(switch.value, bool)
     if context.document.get("swap_config") is None and is_like and is_switch:
         message = f"{name}: is not used; it has keys of swap_config"
-        yield Finding(entry.location, message, fix="write 'swap_config:'", level=Level.WARNING)
+        level = None if _asks_for_something(entry.value) else Level.WARNING
+        yield Finding(entry.location, message, fix="write 'swap_config:'", level=level)
 
 
 @rule(Level.ERROR)

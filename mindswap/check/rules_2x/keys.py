@@ -1,9 +1,9 @@
 """Rules for keys and sections of 2.x files: missing, unknown, written twice, of another version, without effect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mindswap.check.context import Context2x, rule
-from mindswap.config.nodes import key_text
+from mindswap.config.nodes import MappingEntry, key_text
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
 from mindswap.policy.mindformers_2x.settings import SECTION_KEYS
@@ -56,10 +56,10 @@ def missing_target(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def unknown_key(context: Context2x) -> Iterator[Finding]:
-    """A key in `swap`, `recompute` or `recompute_comm` that upstream does not know, or a section with a misspelt name.
+    """A key in `swap`, `recompute` or `recompute_comm` that upstream does not know, or a section under another name.
 
     Upstream refuses the first. The second has no effect, and nothing says so, since any section may stand at the top
-    level.
+    level. It is known by its name or by its keys; below another key, by its keys.
 
     PASS: swap: {enable: True, default_prefetch: 1}
     FAIL: swap: {enable: True, default_prefech: 1}
@@ -70,12 +70,30 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
             fix = "write 'enable'" if name in ("swap", "enabled") else unknown.fix()
             yield Finding(unknown.entry.location, f"{unknown.path}: no such key", ", ".join(unknown.known), fix)
     root = context.document.root
+    missing = [name for name in SECTION_KEYS if context.document.get(name) is None]
     for entry in root.unique_entries() if root is not None else ():
         name = key_text(entry.key)
-        meant = [n for n in closest_names(name, SECTION_KEYS, least=0.82) if context.document.get(n) is None]
-        if meant and name not in SECTION_KEYS:
+        if name in SECTION_KEYS:
+            continue
+        meant = [*(n for n in closest_names(name, SECTION_KEYS, least=0.82) if n in missing), *_alike(entry, missing)]
+        if meant:
             message = f"{name}: nothing reads this section"
             yield Finding(entry.location, message, ", ".join(SECTION_KEYS), f"write '{meant[0]}'")
+            continue
+        for below in entry.value.entries or ():
+            for section in _alike(below, missing)[:1]:
+                message = f"{name}.{key_text(below.key)}: nothing reads this section here"
+                yield Finding(below.location, message, fix=f"move it to the top level, as '{section}'")
+
+
+def _alike(entry: MappingEntry, sections: Iterable[str]) -> list[str]:
+    """Sections that have keys of a mapping which no other part of a file has, those with most keys first."""
+    found = {
+        section: sum(entry.value.entry(key) is not None for key in SECTION_KEYS[section])
+        for section in sections
+        if any(entry.value.entry(key) is not None for key in MEANING[section])
+    }
+    return sorted(found, key=lambda section: -found[section])
 
 
 @rule(Level.WARNING)

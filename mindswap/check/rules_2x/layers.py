@@ -58,7 +58,9 @@ def layer_out_of_range(context: Context2x) -> Iterator[Finding]:
     for target in context.settings.targets:
         for spec in target.specs:
             if spec.last >= limit and not (target.option == "select_module" and is_select_unchecked):
-                fix = f"write '{spec.first}-{limit - 1}'" if spec.first < limit - 1 else ""
+                fix = f"delete it; the last layer is {limit - 1}"
+                if spec.first < limit - 1:
+                    fix = f"write '{spec.first}-{limit - 1}'"
                 message = f"{spec.path}: there is no layer {spec.last}"
                 yield Finding(spec.location, message, f"0 to {limit - 1} ({known_from})", fix)
 

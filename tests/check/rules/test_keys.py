@@ -203,16 +203,17 @@ def test_with_swap_off_nothing_is_an_error():
     assert found("{swap_config: {swap: False, junk: 1}}") == [(1, 29, "swap-off")]
 
 
-def test_sections_in_the_wrong_place_are_warnings():
-    text = """
+@pytest.mark.parametrize(("switch", "level"), [("True", Level.ERROR), ("False", Level.WARNING)])
+def test_sections_in_the_wrong_place_are_errors_if_they_ask_for_swap(switch, level):
+    text = f"""
         model:
-          swap_config: {swap: True}
-        swap: {swap: True}
+          swap_config: {{swap: {switch}}}
+        swap: {{swap: {switch}}}
     """
     problems = check(text).problems
     assert [(p.location.line, p.rule, p.level, p.fix) for p in problems] == [
-        (2, "unknown-key", Level.WARNING, "move 'swap_config' to the top level"),
-        (3, "unknown-key", Level.WARNING, "write 'swap_config:'"),
+        (2, "unknown-key", level, "move 'swap_config' to the top level"),
+        (3, "unknown-key", level, "write 'swap_config:'"),
     ]
 
 

@@ -62,6 +62,8 @@ MORE = [
     ("recompute: {mode: full, full_recompute_layers: [0]}", 1, 25, "unknown-key"),
     ("swapp: {enable: True}", 1, 1, "unknown-key"),
     ("recompute_com: {enable: True}", 1, 1, "unknown-key"),
+    ("swap_cfg: {enable: True, layer_swap: [{layers: [0]}]}", 1, 1, "unknown-key"),
+    ("extra:\n  offload: {enable: True, op_swap: [{op_name: mlp, layers: [0]}]}", 2, 3, "unknown-key"),
     ("swap: {enable: True, default_prefetch: 0, layer_swap: [{layers: [0]}]}", 1, 40, "bad-prefetch"),
     ("swap: {enable: True, default_prefetch: '1', layer_swap: [{layers: [0]}]}", 1, 40, "bad-prefetch"),
     ("swap: {enable: True, default_prefetch: 4, layer_swap: [{layers: [0]}]}", 1, 40, "bad-prefetch"),
@@ -133,8 +135,26 @@ def test_messages_name_the_key_as_it_is_written():
     assert problem.allowed == "0 to 3 (num_hidden_layers: 4)"
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("mine: {mode: select, select_module: {mlp: [0]}}", "write 'recompute'"),
+        ("mine: {enable: True, select_module: {'self_attention\\.cat': [0]}}", "write 'recompute_comm'"),
+        ("a: {b: {mode: full, full_recompute_layer: [0]}}", "move it to the top level, as 'recompute'"),
+    ],
+)
+def test_a_section_under_another_name_is_known_by_its_keys(text, meant):
+    assert [problem.fix for problem in check_2x(text).problems] == [meant]
+
+
+def test_a_layer_that_is_out_of_range_has_a_fix():
+    (problem,) = check_2x("swap: {enable: True, layer_swap: [{layers: [0, 9]}]}").problems
+    assert problem.fix == "delete it; the last layer is 3"
+
+
 GOOD = [
     "",
+    "mine: {enable: True, mode: full}",
     "swap: {enable: False}\nrecompute: {mode: None}\nrecompute_comm: {enable: False}",
     "swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-2']}]}",
     "swap: {enable: True, default_prefetch: 2, layer_swap: [{layers: [0]}], op_swap: [{op_name: 'mlp\\.mul', layers: [1]}]}",
