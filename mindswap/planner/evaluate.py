@@ -37,10 +37,9 @@ class Candidate:
     """A policy that was replayed."""
 
     policy: Policy  # in layer indices
-    # step_time_ns, peak_bytes, host_bytes: as `Evaluation` has them
+    # step_time_ns, stage_peak_bytes: as `Evaluation` has them
     step_time_ns: int
-    peak_bytes: int
-    host_bytes: int
+    stage_peak_bytes: tuple[int, ...]
     is_on_host: bool  # host memory is within its budget
     choice: np.ndarray | None = None  # where it comes from one
     is_coupled: bool | None = None  # found by the solver that may break coupling rule 2; None where by none
@@ -56,7 +55,12 @@ class Candidate:
     ) -> "Candidate":
         """A policy with what it comes to."""
         is_on_host = judged.host_bytes <= problem.host_bytes
-        return cls(policy, judged.step_time_ns, judged.peak_bytes, judged.host_bytes, is_on_host, choice, is_coupled)
+        return cls(policy, judged.step_time_ns, judged.stage_peak_bytes, is_on_host, choice, is_coupled)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any stage."""
+        return max(self.stage_peak_bytes)
 
     def fits(self, budget_bytes: int) -> bool:
         """It is within a budget of device memory, and of the host."""

@@ -5,10 +5,9 @@ as the budget allows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from mindswap.planner.bound import facts_of, least_step_ns
-from mindswap.planner.evaluate import evaluate, evaluate_short, short_model
+from mindswap.planner.evaluate import Candidate, evaluate, evaluate_short, short_model
 from mindswap.planner.planner import plan_of
 from mindswap.planner.problem import Compared, Plan, PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Progress, Stop
@@ -32,7 +31,7 @@ def plan_layers(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
     search.run(least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow, keep_ns))
     ranked = sorted(search.known, key=search.rank)
     # The whole step may come out a little otherwise than a short one.
-    fitting = [policy for policy in ranked if search.known[policy].fits]
+    fitting = [policy for policy in ranked if search.fits(policy)]
     whole = ((policy, evaluate(problem, policy)) for policy in fitting)
     policy, judged = next((one for one in whole if one[1].fits), (ranked[0], evaluate(problem, ranked[0])))
     return plan_of(
@@ -66,7 +65,7 @@ class _Search:
         self.num_layers = num_layers
         self.progress = progress
         self.shorts = short_model(problem.model)
-        self.known: dict[Policy, Compared] = {}
+        self.known: dict[Policy, Candidate] = {}
 
     def run(self, bound_ns: int | None) -> None:
         """Fills `known` with the candidates, and with what everybody knows; ends where none can be faster."""
@@ -77,7 +76,7 @@ class _Search:
             for prefetch in range(1, min(MAX_PREFETCH, count - 1) + 1 if allow.swap else 2):
                 for arrange in ARRANGEMENTS:
                     self._along(arrange, prefetch, max(count - prefetch, 0) if allow.swap else 0)
-                    if any(one.fits and one.step_time_ns == bound_ns for one in self.known.values()):
+                    if any(self.fits(one) and self.known[one].step_time_ns == bound_ns for one in self.known):
                         return
         except Stop:
             return
@@ -91,9 +90,9 @@ class _Search:
 
             def fits(number: int, num_swapped: int = num_swapped) -> bool:
                 policy = layer_policy(*arrange(self.num_layers, prefetch, num_swapped, number), prefetch)
-                judged = self._judge(policy)
+                self._judge(policy)
                 self.progress()
-                return judged.fits
+                return self.fits(policy)
 
             while not fits(num_again) and num_again < free:
                 num_again += 1
@@ -102,19 +101,21 @@ class _Search:
             if not num_again and fits(0):
                 return  # more swap only takes more time
 
-    def _judge(self, policy: Policy) -> Compared:
+    def _judge(self, policy: Policy) -> Candidate:
         if policy not in self.known:
             judged = evaluate_short(self.problem, policy, self.shorts)
-            self.known[policy] = Compared("", judged.step_time_ns, judged.peak_bytes, judged.fits)
+            self.known[policy] = Candidate.of(self.problem, policy, judged)
         return self.known[policy]
+
+    def fits(self, policy: Policy) -> bool:
+        """A known policy is within the budgets."""
+        return self.known[policy].fits(self.problem.budget_bytes)
 
     def rank(self, policy: Policy) -> tuple[object, ...]:
         """Least is best: what fits by time, then what does not by memory; of equals the one with fewer layers in it."""
-        judged = self.known[policy]
+        is_over, first, second = self.known[policy].rank(self.problem.budget_bytes)
         work = (len(policy.layer_recompute.indices or ()), sum(len(e.layers.indices or ()) for e in policy.layer_swap))
-        if judged.fits:
-            return (0, judged.step_time_ns, work, judged.peak_bytes)
-        return (1, judged.peak_bytes, work, judged.step_time_ns)
+        return is_over, first, work, second
 
     def _common(self) -> Mapping[str, Policy]:
         """Baseline policies that are allowed as a plan; what is kept in any case."""
@@ -128,7 +129,8 @@ class _Search:
 
     def compared(self) -> tuple[Compared, ...]:
         """The well-known policies."""
-        return tuple(replace(self.known[policy], name=name) for name, policy in self._common().items())
+        found = ((name, self.known[policy], self.fits(policy)) for name, policy in self._common().items())
+        return tuple(Compared(name, one.step_time_ns, one.peak_bytes, fits) for name, one, fits in found)
 
 
 # (layers, distance, swapped, recomputed) -> which are swapped, which are recomputed.

@@ -11,7 +11,7 @@ from itertools import product
 
 from mindswap.errors import SimulationError
 from mindswap.planner.effect import Uses, without_idle_swaps
-from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short
+from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop
 from mindswap.policy.cell_tree import CellNode, match_pattern
@@ -105,15 +105,6 @@ def find_simple(
     return policy, judged, len(search.known)
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """Figures kept of a simulation; the time lines of hundreds would fill the memory."""
-
-    fits: bool
-    step_time_ns: int  # of the short step
-    stage_peak_bytes: tuple[int, ...]
-
-
 class _SimpleSearch:
     """Simulates policies, each once, in a short step.
 
@@ -134,7 +125,7 @@ class _SimpleSearch:
             mp_comm_recompute=problem.settings.mp_comm_recompute,
             parallel_optimizer_comm_recompute=problem.settings.parallel_optimizer_comm_recompute,
         )
-        self.known: dict[Policy, _Judged] = {}
+        self.known: dict[Policy, Candidate] = {}  # time lines of hundreds would fill the memory
 
     def run(self) -> None:
         """Fills `known`: nothing, quarters of the layers in all parts, then the best of them a little otherwise."""
@@ -194,11 +185,11 @@ class _SimpleSearch:
         self._judge(replace(simple, num_again=tuple(high)))
         return replace(simple, num_again=tuple(high))
 
-    def _judge(self, simple: Simple) -> _Judged:
+    def _judge(self, simple: Simple) -> Candidate:
         policy = simple.policy(self.stages, self.settings)
         if policy not in self.known:
             judged = evaluate_short(self.problem, policy, (self.short,))
-            self.known[policy] = _Judged(judged.fits, judged.step_time_ns, judged.stage_peak_bytes)
+            self.known[policy] = Candidate.of(self.problem, policy, judged)
             self.progress()
         return self.known[policy]
 
@@ -206,12 +197,7 @@ class _SimpleSearch:
         return self.rank(simple.policy(self.stages, self.settings))
 
     def rank(self, policy: Policy) -> tuple[bool, int, int]:
-        """Least is best: what fits by time, then what does not by memory."""
-        judged = self.known[policy]
-        peak_bytes = max(judged.stage_peak_bytes)
-        if judged.fits:
-            return (False, judged.step_time_ns, peak_bytes)
-        return (True, peak_bytes, judged.step_time_ns)
+        return self.known[policy].rank(self.problem.budget_bytes)
 
 
 def parts(trees: Sequence[CellNode], allow: Allow) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -70,42 +70,34 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
 
 
-@functools.lru_cache(maxsize=4)  # a planner asks for thousands of policies of one step
-def _placement(graph: Graph, names: OperatorNames) -> "_Placement":
-    return _Placement(graph, names)
-
-
-@dataclass(frozen=True, eq=False)
 class _Placement:
-    """Places of operators in the model, and their readers there."""
+    """Places of operators in the model, and their readers there.
 
-    graph: Graph
-    names: OperatorNames
-    # what no policy decides: nodes that make a weight whole which is not kept
-    released: Sequence[str] = field(init=False)
-    # nodes of layers that policies decide about: each with the operator behind it and the paths of that
-    of_model: Sequence[tuple[Node, Node, tuple[Path, ...]]] = field(init=False)
-    of_compiler: Sequence[tuple[Node, Sequence[Node]]] = field(
-        init=False
-    )  # nodes that go with their readers, last first
+    Attributes:
+        released: what no policy decides: nodes that make a weight whole which is not kept.
+        of_model: nodes of layers that policies decide about: each with the operator behind it and the paths of that.
+        of_compiler: nodes that go with their readers, last first.
+    """
 
-    def __post_init__(self) -> None:
-        graph, readers = self.graph, self.graph.index.forward_readers
+    def __init__(self, graph: Graph, names: OperatorNames):
+        self.graph, self.names = graph, names
         gathering = {node.name: node for node in graph.forward if is_gathering(node)}
         others = [(node, graph.owner(node)) for node in graph.forward if node.name not in gathering]
-        of_model = tuple(
+        self.released = tuple(name for name, node in gathering.items() if is_released(node))
+        self.of_model = tuple(
             (node, owner, tuple(self.paths(node)))
             for node, owner in others
             if owner.layer_index is not None and not self.is_of_compiler(owner)
         )
-        of_compiler = [
-            (node, [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS])
+        of_compiler = (
+            (node, [reader for reader in self.readers(node.name) if reader.op not in BOOKKEEPING_OPS])
             for node, _ in reversed(others)
             if node.layer_index is not None and node.op != "TupleGetItem" and self.is_of_compiler(node)
-        ]
-        object.__setattr__(self, "released", tuple(name for name, node in gathering.items() if is_released(node)))
-        object.__setattr__(self, "of_model", of_model)
-        object.__setattr__(self, "of_compiler", tuple((node, users) for node, users in of_compiler if users))
+        )
+        self.of_compiler = tuple((node, users) for node, users in of_compiler if users)
+
+    def readers(self, name: str) -> Sequence[Node]:
+        return self.graph.index.forward_readers.get(name, ())
 
     def is_of_compiler(self, node: Node) -> bool:
         """The compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
@@ -130,10 +122,9 @@ class _Placement:
     def _is_read_outside(self, node: Node, cell: Path) -> bool:
         """A value is read outside a cell; members of a tuple are values of their own."""
         layer_index = self.graph.owner(node).layer_index
-        readers = self.graph.index.forward_readers
         pending = [node.name]
         while pending:
-            for reader in readers.get(pending.pop(), ()):
+            for reader in self.readers(pending.pop()):
                 if reader.op in BOOKKEEPING_OPS or reader.op == "TupleGetItem":
                     continue
                 if self.is_of_compiler(reader):
@@ -141,6 +132,9 @@ class _Placement:
                 elif reader.layer_index != layer_index or all(path[: len(cell)] != cell for path in self.paths(reader)):
                     return True
         return False
+
+
+_placement = functools.lru_cache(maxsize=4)(_Placement)  # a planner asks for thousands of policies of one step
 
 
 def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
