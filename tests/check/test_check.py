@@ -1,3 +1,4 @@
+import inspect
 from pathlib import Path
 
 import pytest
@@ -91,9 +92,10 @@ def test_every_rule_is_named_as_its_function_and_documented():
         assert "PASS" in rule.text and "FAIL" in rule.text, rule_id
 
 
-def test_every_rule_has_a_test_file():
+def test_every_file_of_rules_has_a_test_file():
     folder = Path(__file__).parent / "rules"
-    assert {path.stem for path in folder.glob("test_*.py")} == {f"test_{i.replace('-', '_')}" for i in find_rules()}
+    files = {Path(inspect.getfile(rule.find)).stem for rule in find_rules().values()}
+    assert {f"test_{name}" for name in files} <= {path.stem for path in folder.glob("test_*.py")}
 
 
 def test_a_configuration_from_python_points_at_what_is_wrong():

@@ -1,5 +1,7 @@
 """A policy on the whole step: every stage has to fit, and short steps are carried on to all micro-batches."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindswap.planner.evaluate import evaluate, evaluate_short, short_model
@@ -18,6 +20,18 @@ def test_the_fullest_stage_decides_what_fits():
     assert least < most == found.peak_bytes
     budgets = {most: True, most - 1: False, least: False}
     assert {size: evaluate(PlanProblem(model, size, PLENTY, 8), Policy()).fits for size in budgets} == budgets
+
+
+def test_another_problem_has_its_own_budgets_of_device_and_host():
+    model = small_model()
+    found = replace(evaluate(PlanProblem(model, PLENTY, PLENTY, 8), Policy()), host_bytes=100)
+    peak = found.peak_bytes
+    fits = {
+        (device, host): found.within(PlanProblem(model, device, host, 8)).fits
+        for device in (peak, peak - 1)
+        for host in (100, 99)
+    }
+    assert [key for key, value in fits.items() if value] == [(peak, 100)]
 
 
 @pytest.mark.parametrize("num_micro_batches", [8, 20])
