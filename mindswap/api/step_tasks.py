@@ -73,7 +73,7 @@ def reason_of(error: MindswapError) -> str:
 
 def capture_of_task(task: StepTask, tick: Tick) -> CapturedStep | str:
     """The network of a configuration."""
-    return _answered(task, lambda step: step.model.captured)
+    return _answered(task, lambda step: step.model.layers.source)
 
 
 def bound_of(task: StepTask, tick: Tick) -> int | str:
@@ -94,7 +94,7 @@ def plan_of_task(task: StepTask, tick: Tick) -> tuple[CapturedStep, Plan] | str:
 
     def planned(step: LoadedStep) -> tuple[CapturedStep, Plan]:
         found = make_plan(step, None, task.options.allow, progress=tick, simple=task.options.is_simple)
-        return step.model.captured, found.plan
+        return step.model.layers.source, found.plan
 
     return _answered(task, planned)
 

@@ -1,10 +1,12 @@
 """Strategies in a configuration, and captures that several of them share."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mindswap.api.step import load_step, settings_of
+from mindswap.api.step_tasks import StepOptions, StepTask, capture_of_task, load_task
 from mindswap.api.strategies import (
     capture_key,
     own_strategy,
@@ -125,3 +127,9 @@ def test_a_shared_capture_gives_the_step_that_an_own_capture_gives(tmp_path):
     assert list(ours.activation_bytes) == list(theirs.activation_bytes)
     assert [one.total_bytes for one in shared.static] == [one.total_bytes for one in own.static]
     assert first.simulate(Policy()).step_time_ns != ours.step_time_ns
+    # So does the capture that a task hands to another one: it is not gathered twice, say.
+    tasks = [StepTask("small.yaml", Path(step.document.file).read_text(), StepOptions()) for step in steps]
+    captured = capture_of_task(tasks[0], lambda: None)
+    handed = load_task(replace(tasks[1], captured=captured), tmp_path / "handed").model.simulate(Policy())
+    assert handed.step_time_ns == theirs.step_time_ns
+    assert list(handed.activation_bytes) == list(theirs.activation_bytes)
