@@ -11,10 +11,13 @@ from typing import Any
 
 from mindswap.api.network import has_mindformers, known_or_real, read_real_trees
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document, check_pynative, require_num_layers
+from mindswap.check.doctor.facts import Diagnosis, MachineFacts, gather_job
+from mindswap.check.doctor.gather import gather_machine, gather_software
+from mindswap.check.doctor.machine import examine
 from mindswap.check.doctor.software import installed_version
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
-from mindswap.config.source import FOLDER_RULE
+from mindswap.config.source import FOLDER_RULE, load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
@@ -207,3 +210,14 @@ def _find_trees(document: Document, checked: CheckResult) -> LayerTrees:
     if not has_mindformers():
         raise GraphError("no table has this model; run this where MindFormers is installed")
     raise GraphError("the configuration does not say how many layers the model has; use --num-layers N")
+
+
+# The machine.
+
+
+def examine_machine(config: str | None = None) -> tuple[MachineFacts, tuple[Diagnosis, ...]]:
+    """Facts about this machine, for a configuration where one is named, and what is not as it should be."""
+    software = gather_software(os.environ)
+    job = gather_job(load_document(config), os.environ, software.num_cards) if config else None
+    facts = MachineFacts(software, gather_machine(os.environ), os.environ, job)
+    return facts, examine(facts)

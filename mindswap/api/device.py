@@ -1,15 +1,22 @@
 """Cost of operators and copies of a step: the device that is asked for, within what the configuration allows."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.step import read_device_memory
 from mindswap.errors import PolicyError
-from mindswap.simulator.cost.calibration_file import load_measured
+from mindswap.files import refuse_existing, write_new
+from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
+from mindswap.simulator.cost.calibrate import calibrate
+from mindswap.simulator.cost.calibration_file import format_device_file, load_measured
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device, read_cost_settings
 from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE, SET_BY_USER, Device
+from mindswap.simulator.cost.profile_files import load_profile
+from mindswap.simulator.cost.profile_tables import Progress
 from mindswap.simulator.cost.table import CostTable
 
 
@@ -65,3 +72,52 @@ def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
         return device
     sources = {**device.sources, "hccl_buffer": f"environment, HCCL_BUFFSIZE={text}"}
     return replace(device, hccl_buffer_bytes=int(text) * 2**20, sources=sources)
+
+
+# A device file from a profile of a real machine.
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Findings in a profile; `print` shows them."""
+
+    text: str
+    data: Mapping[str, Any]
+    is_written: bool  # it shows some figure of the device; else no file was written
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def calibrate_device(
+    profile_path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    device: str = DEFAULT_DEVICE,
+    overwrite: bool = False,
+    show_progress: Callable[[int], Progress] | None = None,
+) -> Calibrated:
+    """Read a profile, and write what it shows of operators, copies and links as a device file.
+
+    Args:
+        profile_path: what the profiler wrote.
+        output: file to write.
+        device: name or file with the figures that the profile does not show.
+        overwrite: replace a file that is there.
+        show_progress: given the bytes there are, gives what is called with the bytes that were read.
+
+    Raises:
+        CostError: profile or device cannot be read.
+        DataError: the file already exists, or cannot be written.
+    """
+    if not overwrite:
+        refuse_existing([Path(output)])
+    known = load_device(device)
+    profile = load_profile(Path(profile_path), show_progress)
+    found = calibrate(profile, known)
+    is_written = bool(found.measurements or found.changes)
+    if is_written:
+        header = calibration_header(profile, known.name)
+        made = format_device_file(found.device, header, found.measurements, "Made by mindswap calibrate.")
+        write_new(output, made, overwrite=overwrite)
+    data = calibration_json(profile, found, str(output) if is_written else None)
+    return Calibrated(format_calibration(profile, found, known.title), data, is_written)

@@ -20,18 +20,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from mindswap.api.device import calibrate_device
 from mindswap.commands.options import add_common, option
-from mindswap.files import refuse_existing, write_new
-from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
 from mindswap.report.problems import answer_text
-from mindswap.simulator.cost.calibrate import calibrate
-from mindswap.simulator.cost.calibration_file import format_device_file
-from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
-from mindswap.simulator.cost.profile_files import load_profile
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices
 from mindswap.simulator.cost.profile_tables import Progress
-
-# Below, most of what the card did is nothing that the model has figures for, and that deserves a look.
-FEW_PERMILLE = 500
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,29 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read one profile, write one device file."""
-    if not args.overwrite:
-        refuse_existing([args.output])
-    device = load_device(args.device)
     with ExitStack() as bars:
 
         def show_progress(num_bytes: int) -> Progress:
             bar = tqdm(total=num_bytes, unit="B", unit_scale=True, desc="reading", leave=False, disable=None)
             return bars.enter_context(bar).update
 
-        profile = load_profile(args.profile, show_progress)
-    result = calibrate(profile, device)
-    is_written = bool(result.measurements or result.changes)
-    if is_written:
-        header = calibration_header(profile, device.name)
-        text = format_device_file(result.device, header, result.measurements, "Made by mindswap calibrate.")
-        write_new(args.output, text, overwrite=args.overwrite)
+        found = calibrate_device(args.profile, args.output, args.device, args.overwrite, show_progress)
     if args.json:
-        data = calibration_json(profile, result, str(args.output) if is_written else None)
-        print(answer_text("calibrate", data, is_written))
+        print(answer_text("calibrate", found.data, found.is_written))
     else:
-        print(format_calibration(profile, result, device.title))
-        print(f"\nwritten: {args.output}" if is_written else f"\n{args.output} was not written")
-    if not is_written:
+        print(found)
+        print(f"\nwritten: {args.output}" if found.is_written else f"\n{args.output} was not written")
+    if not found.is_written:
         fix = "    fix:     profile a training step at profiler level 2"
         print(f"error: this profile shows no figure of the device\n{fix}", file=sys.stderr)
-    return 0 if is_written else 1
+    return 0 if found.is_written else 1

@@ -10,14 +10,11 @@ With CONFIG, also what this training needs: host memory for what it swaps and lo
 """
 
 import argparse
-import os
 
-from mindswap.check.doctor.facts import MachineFacts, gather_job
-from mindswap.check.doctor.gather import gather_machine, gather_software
+from mindswap.api.check import examine_machine
 from mindswap.commands.options import add_common
 from mindswap.config.problem import Level
-from mindswap.config.source import load_document
-from mindswap.report.doctor import doctor_to_json, examine, format_doctor
+from mindswap.report.doctor import doctor_to_json, format_doctor
 from mindswap.report.problems import answer_text
 
 
@@ -29,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look at everything, and say what is not as it should be."""
-    software = gather_software(os.environ)
-    job = gather_job(load_document(args.config), os.environ, software.num_cards) if args.config else None
-    facts = MachineFacts(software, gather_machine(os.environ), os.environ, job)
-    findings = examine(facts)
+    facts, findings = examine_machine(args.config)
     has_errors = any(finding.severity is Level.ERROR for finding in findings)
     if args.json:
         print(answer_text("doctor", doctor_to_json(facts, findings), not has_errors))

@@ -5,8 +5,6 @@ from dataclasses import asdict
 from typing import Any
 
 from mindswap.check.doctor.facts import Diagnosis, MachineFacts
-from mindswap.check.doctor.machine import find_in_job, find_in_machine
-from mindswap.check.doctor.software import find_in_environment, find_in_software
 from mindswap.config.problem import Level
 from mindswap.graph.cache import MAX_CACHE_BYTES
 from mindswap.report.problems import escape
@@ -82,11 +80,3 @@ def _works(facts: MachineFacts) -> str:
 
 
 # All findings of all checks.
-
-_CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
-
-
-def examine(facts: MachineFacts) -> tuple[Diagnosis, ...]:
-    """Faults, errors first."""
-    found = [finding for check in _CHECKS for finding in check(facts)]
-    return tuple(sorted(found, key=lambda finding: finding.severity is not Level.ERROR))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mindswap import cli
-from mindswap.commands.compare import other_models
+from mindswap.api.compare import other_models
 from tests import forked
 from tests.adapters.edits import edited
 from tests.builders import document

@@ -1,1 +1,1 @@
-"""Faults of this machine that keep a training from doing what it says: facts (gather, job) -> findings (examine)."""
+"""Faults of this machine that keep a training from doing what it says: facts (gather) -> findings (machine.examine)."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from mindswap.check.doctor.facts import Diagnosis, MachineFacts, error, warning
+from mindswap.check.doctor.software import find_in_environment, find_in_software
+from mindswap.config.problem import Level
 from mindswap.config.step import DEFAULT_MASTER_PORT
 from mindswap.units import format_bytes, format_count
 
@@ -158,3 +160,12 @@ def _find_host_memory(facts: MachineFacts) -> Iterator[Diagnosis]:
             "the system kills workers while they load",
             "transform the checkpoint once and set auto_trans_ckpt: False, or lower transform_process_num",
         )
+
+
+_CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
+
+
+def examine(facts: MachineFacts) -> tuple[Diagnosis, ...]:
+    """Faults, errors first."""
+    found = [finding for check in _CHECKS for finding in check(facts)]
+    return tuple(sorted(found, key=lambda finding: finding.severity is not Level.ERROR))

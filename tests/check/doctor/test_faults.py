@@ -8,9 +8,9 @@ import pytest
 
 from mindswap.check.doctor.facts import CheckedJob, Diagnosis, MachineFacts, gather_job, layer_activation_bytes
 from mindswap.check.doctor.gather import gather_machine, gather_software, host_memory
-from mindswap.check.doctor.machine import find_in_job
+from mindswap.check.doctor.machine import examine, find_in_job
 from mindswap.config.problem import Level
-from mindswap.report.doctor import doctor_to_json, examine, format_doctor
+from mindswap.report.doctor import doctor_to_json, format_doctor
 from mindswap.version import __version__
 from tests.builders import document
 
