@@ -31,7 +31,7 @@ from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, 
 Way = TypeVar("Way", Link, Network)
 
 
-def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
+def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
     """The fastest plan for a MindFormers YAML within a budget of device memory for each card.
 
     Raises:
@@ -127,7 +127,7 @@ def _main() -> int:
     """The child: what was asked is the only word, the answer is JSON."""
     config, budget_bytes, corrections = json.loads(sys.argv[1])
     try:
-        answer = make_plan(Path(config), budget_bytes, from_plain(corrections, CLASSES))
+        answer = plan_training(Path(config), budget_bytes, from_plain(corrections, CLASSES))
     except MindswapError as error:
         print(json.dumps({"error": str(error)}))
         return 1

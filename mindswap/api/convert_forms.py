@@ -15,7 +15,7 @@ from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.applied import EXCLUDE, as_applied, cells_excluded
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.convert import first_difference, policy_sections
+from mindswap.policy.convert import first_recompute_difference, policy_sections
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.model import Layers, OpRecompute, Policy
@@ -88,7 +88,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     flags: dict[str, Any] = {name: RECOMPUTE_FLAGS[name] for name in dropped}
     policy = replace(as_applied(expansion.policy, trees), **flags)
     shorter = _without_whole(policy, num_layers)
-    policy = policy if first_difference(policy, shorter, num_layers, trees) else shorter
+    policy = policy if first_recompute_difference(policy, shorter, num_layers, trees) else shorter
     problems = list(dropped.values())
     for named in cells_excluded(expansion.statements, trees) if trees is not None else ():
         rest = "only the operators it names beside are written" if named.has_operators else "so it is left out"
@@ -108,7 +108,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     read_back = check_shape(document_from_data({**document.data(), **sections}, document.file), num_layers)
     if read_back.policy is None:
         raise PolicyError(read_back.problems)
-    difference = first_difference(policy, read_back.policy, num_layers, trees)
+    difference = first_recompute_difference(policy, read_back.policy, num_layers, trees)
     if difference:
         node = document.get("recompute_config")
         place = node.location if node is not None else Location(document.file)

@@ -63,7 +63,7 @@ def dry_run(
     with ExitStack() as stack:
         place = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         place.mkdir(parents=True, exist_ok=True)
-        file = write_config(document, place, num_ranks, layers_per_chunk)
+        file = write_dry_run_config(document, place, num_ranks, layers_per_chunk)
         if not has_cann():
             stand_ins()
 
@@ -89,7 +89,7 @@ def stage_ranks(num_ranks: int, num_stages: int) -> list[int]:
     return list(range(0, num_ranks, max(num_ranks // num_stages, 1)))
 
 
-def write_config(document: Document, folder: Path, num_ranks: int, layers_per_chunk: int | None) -> Path:
+def write_dry_run_config(document: Document, folder: Path, num_ranks: int, layers_per_chunk: int | None) -> Path:
     """The configuration of the dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
 
     Raises:

@@ -15,7 +15,7 @@ from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 from mindswap.policy.words import format_names
 
 
-def first_difference(before: Policy, after: Policy, num_layers: int, trees: LayerTrees | None) -> str:
+def first_recompute_difference(before: Policy, after: Policy, num_layers: int, trees: LayerTrees | None) -> str:
     """First difference in recompute of two policies, in words; "" where they agree.
 
     Args:

@@ -80,7 +80,7 @@ def test_the_least_that_would_do_is_that_of_the_plan_command(monkeypatch, tmp_pa
     monkeypatch.setattr(adaptive_planner, "load_step", lambda *names: step)
     config = tmp_path / "c.yaml"
     config.write_text("{}")
-    answer = adaptive_planner.make_plan(config, 1 + 7, Corrections(static_offset_bytes=7))
+    answer = adaptive_planner.plan_training(config, 1 + 7, Corrections(static_offset_bytes=7))
     assert isinstance(answer, NothingFits)
     assert answer.smallest_budget_bytes == step.plan(memory=1).plan.smallest_budget_bytes + 7
     assert step.plan(memory=answer.smallest_budget_bytes - 7).fits  # to the byte
