@@ -13,7 +13,7 @@ class MindswapError(Exception):
 
 
 def require(name: str, value: object, *kinds: type) -> None:
-    """Refuse what a Python user gives for an argument if it is of none of these kinds; a bool is no number.
+    """Refuse what a Python user gives for an argument if it is of none of these kinds; a bool is not a number.
 
     Raises:
         MindswapError: it is not.

@@ -84,7 +84,7 @@ class Coverage:
         return tuple(sorted(shared_layers)), tuple(sorted(shared))
 
 
-# Settings that everybody knows, by name: what a policy or a plan is compared with.
+# Baseline policies, by name: what a policy or a plan is compared with.
 
 
 @dataclass(frozen=True)
