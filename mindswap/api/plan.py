@@ -17,9 +17,18 @@ from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
-from mindswap.planner.pins import Pin, fixed_policy
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import DEFAULT_ALLOW, YOURS, Allow, Compared, Objective, Plan, PlanProblem
+from mindswap.planner.problem import (
+    DEFAULT_ALLOW,
+    YOURS,
+    Allow,
+    Compared,
+    Objective,
+    Pin,
+    Plan,
+    PlanProblem,
+    fixed_policy,
+)
 from mindswap.planner.solvers.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.planner.write import compact_policy, write_plan
@@ -172,7 +181,7 @@ def make_plan(
         progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         simple: a plan of at most 4 entries: whole layers or the cells of attention and feed-forward, one distance. Not
             for MindFormers 2.x, whose plans have no more.
-        pins: what is decided already, in every layer; `planner.pins.read_pin` reads them.
+        pins: what is decided already, in every layer; `planner.problem.read_pin` reads them.
 
     Raises:
         PlanError: if the memory cannot be read, or a pin names nothing.

@@ -37,10 +37,9 @@ from mindswap.config.source import BASE_CONFIG, load_document, with_model_of_fol
 from mindswap.config.step import StepSettings
 from mindswap.errors import MindswapError
 from mindswap.planner.balance import balance_stages, busy_of
-from mindswap.planner.batches import Batch, list_batches, pareto_front
 from mindswap.planner.problem import Plan
 from mindswap.planner.solvers.search import Stop
-from mindswap.planner.strategies import Strategy, list_strategies
+from mindswap.planner.strategies import Batch, Strategy, list_batches, list_strategies, pareto_front
 from mindswap.simulator.captured import CapturedStep
 from mindswap.units import format_bytes, format_time
 

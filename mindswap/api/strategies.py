@@ -10,8 +10,7 @@ from mindswap.config.sections import rewrite_section
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.config.weight_sharding import STRATEGY_MODES
 from mindswap.errors import PlanError
-from mindswap.planner.batches import Batch
-from mindswap.planner.strategies import Strategy, StrategySpace
+from mindswap.planner.strategies import Batch, Strategy, StrategySpace
 from mindswap.policy.read import find_num_layers
 
 # What tensor parallel cuts, by the names that models have for it. Keys and values take as many heads as there are,

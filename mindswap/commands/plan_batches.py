@@ -23,9 +23,8 @@ from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
 from mindswap.errors import PlanError
 from mindswap.planner.balance import Bubble, split_bubble
-from mindswap.planner.batches import AUTO, Batch
 from mindswap.planner.problem import Allow
-from mindswap.planner.strategies import Strategy
+from mindswap.planner.strategies import AUTO, Batch, Strategy
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table

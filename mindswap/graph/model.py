@@ -205,6 +205,15 @@ def first_source(name: str, ops: Set[str], nodes: Mapping[str, Node]) -> str:
     return name
 
 
+def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
+    """The names of some values, and of all operators (in order of execution) that depend on one of them."""
+    found = set(roots)
+    for node in nodes:
+        if not found.isdisjoint(node.inputs):
+            found.add(node.name)
+    return found
+
+
 def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
     readers: dict[str, list[Node]] = {}
     for node in nodes:

@@ -8,13 +8,12 @@ additions of a layer. What is made under one name is one `Item`; a name that hol
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mindswap.graph.memory import Names, OperatorNames
+from mindswap.graph.memory import Names, OperatorNames, find_handed_on, merged_readers
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, classify_saved
-from mindswap.graph.uses import find_handed_on, merged_readers
 from mindswap.policy.cell_tree import CellNode
 
 # What a weight is read through is there in any case, and what only orders side effects makes nothing.

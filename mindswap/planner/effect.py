@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from mindswap.graph.effect.swap import IdleReason, LayerEffect, compare_effect
-from mindswap.graph.uses import merged_readers, operator_uses
+from mindswap.graph.memory import merged_readers, operator_uses
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mindswap.config.step import StepSettings
 from mindswap.errors import SimulationError
-from mindswap.graph.memory import Label, Names
+from mindswap.graph.memory import Label, Names, find_handed_on
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.rewrite.fusion import merge_equal
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
@@ -21,7 +21,6 @@ from mindswap.graph.sharding.gather import gather_weights
 from mindswap.graph.sharding.overlap import order_halves
 from mindswap.graph.sharding.stage import share_casts
 from mindswap.graph.storage import classify_saved
-from mindswap.graph.uses import find_handed_on
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
 from mindswap.simulator.captured import CapturedStep

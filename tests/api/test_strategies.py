@@ -19,8 +19,7 @@ from mindswap.api.strategies import (
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline import Layout, Pipeline
 from mindswap.errors import PlanError
-from mindswap.planner.batches import Batch
-from mindswap.planner.strategies import Strategy
+from mindswap.planner.strategies import Batch, Strategy
 from mindswap.policy.model import Policy
 
 CASE = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "case3_op_swap.yaml"

@@ -9,7 +9,7 @@ from mindswap import cli
 from mindswap.api.strategies import with_batch
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline import read_pipeline
-from mindswap.planner.batches import Batch
+from mindswap.planner.strategies import Batch
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"

@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner.batches import Batch, list_batches, pareto_front
+from mindswap.planner.strategies import Batch, list_batches, pareto_front
 
 
 def test_a_step_keeps_its_samples_and_the_own_batch_comes_first():

@@ -3,9 +3,8 @@
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner.pins import DEFAULT_DISTANCE, Means, Pin, fixed_policy, read_pin
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.problem import DEFAULT_DISTANCE, Allow, Means, Pin, PlanProblem, fixed_policy, read_pin
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap
 from tests.planner.models import MB, small_model
 

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner.batches import Batch
-from mindswap.planner.strategies import Strategy, StrategySpace, list_strategies
+from mindswap.planner.strategies import Batch, Strategy, StrategySpace, list_strategies
 
 OWN = Strategy(4, 1, 1)
 SPACE = StrategySpace(

@@ -11,10 +11,9 @@ the frontend's order, changed in two ways, both of which keep every operator beh
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from mindswap.graph.model import Graph, Node
+from mindswap.graph.model import Graph, Node, depending
 from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
 from mindswap.graph.sharding.gather import WEIGHT_MARK
-from mindswap.graph.uses import depending
 
 # Attributes that say how an operator is treated, not what it computes.
 POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute")

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mindswap.graph.model import Graph, Node
+from mindswap.graph.model import Graph, Node, depending
 from mindswap.graph.ops import BOOKKEEPING_OPS, GRADIENT_PASSING_OPS, MATMUL_OPS, WEIGHT_OPS
 from mindswap.graph.sequences import is_sequence_state
-from mindswap.graph.uses import depending
 
 
 def has_scope(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.model import Graph, Node, TensorType, depending
 from mindswap.graph.ops import BOOKKEEPING_OPS, WEIGHT_OPS
 from mindswap.graph.sharding.gather import (
     GATHER_MARK,
@@ -12,7 +12,6 @@ from mindswap.graph.sharding.gather import (
     is_narrowing,
     weight_name,
 )
-from mindswap.graph.uses import depending
 
 
 def drop_head(graph: Graph) -> Graph:

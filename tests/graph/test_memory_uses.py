@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.uses import find_handed_on, merged_readers
+from mindswap.graph.memory import find_handed_on, merged_readers
 from tests.builders import layer
 from tests.graph.builders import node
 from tests.graph.cut_graphs import graph, op
