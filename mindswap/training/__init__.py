@@ -1,7 +1,7 @@
 """A training: launched, followed, measured, adapted.
 
 In: a command line and a configuration. Out: running workers, what their logs say, a run beside its simulation.
-`launch/` starts workers, `logs/` reads them, `proof/` measures, `adaptive/` plans again when memory is short, `data/`
-makes samples.
-Open first: `launch/launcher.py`, `logs/read.py`, `adaptive/decide.py`.
+`launch/` starts workers, `logs/` reads them, `proof/` measures, `dryrun/` runs the Ascend backend without a card,
+`adaptive/` plans again when memory is short, `data/` makes samples.
+Open first: `launch/training.py`, `logs/read.py`, `adaptive/decide.py`.
 """

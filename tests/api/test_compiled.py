@@ -2,7 +2,10 @@
 
 from types import SimpleNamespace
 
-from mindswap.api.compiled import find_like
+import pytest
+
+from mindswap.api.compiled import find_like, read_skew
+from mindswap.errors import GraphError
 from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.cell_tree import CellNode
 
@@ -26,3 +29,16 @@ def test_layers_of_another_kind_are_no_likes():
     judged = compiled((0, 1, 2, 3, 4), (0, 1, 2, 3, 4), (DENSE,) * 3 + (EXPERTS,) * 2)
     assert find_like(judged, compiled((0, 1, 3, 4), (0, 1, 1, 2, 3), (DENSE, DENSE, DENSE, EXPERTS)), range(5)) is None
     assert find_like(judged, judged, range(5)) == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
+
+
+# How uneven tokens go to experts, as the command line says it.
+
+
+def test_a_skew_in_thousandths():
+    assert [read_skew(text) for text in (None, "1", "1.5")] == [1000, 1000, 1500]
+
+
+@pytest.mark.parametrize("text", ["0.9", "two", "nan", "inf", "-1", "2000"])
+def test_what_is_no_skew_is_refused_with_what_is_allowed(text):
+    with pytest.raises(GraphError, match="allowed: a number from 1"):
+        read_skew(text)
