@@ -83,6 +83,15 @@ def test_the_first_user_is_that_of_any_name():
     assert [saved.first_user for saved in classify_saved(step)] == [1]
 
 
+def test_the_first_user_is_the_first_of_several():
+    step = graph(
+        [node("mul", "Mul", "x")],
+        [node("first", "MulGrad", "mul_b"), node("second", "MulGrad", "first"), node("last", "MulGrad", "mul_b")],
+        saved="mul",
+    )
+    assert [saved.first_user for saved in classify_saved(step)] == [0]
+
+
 def test_weights_and_inputs_are_no_activations():
     step = graph(
         [

@@ -155,6 +155,11 @@ def test_an_optimizer_of_single_operators_makes_products_first(settings, num_mor
     assert gradient_bytes(own) == [KIB, 2 * KIB, 3 * KIB, (4 + max(num_more - 1, 0)) * KIB, 0]
 
 
+def test_what_waited_for_communication_makes_room_for_the_optimizer():
+    """1 KiB that an AllReduce has read is gone when the 3 KiB of products are made."""
+    assert model(optimizer="AdamW", data_parallel=2).layout.closing_bytes == (2 * KIB,)
+
+
 def test_products_of_what_is_cut_are_cut_and_replace_what_was_sent():
     # Another rank has the rest: 4 KiB waited for communication, and are gone.
     settings = {"optimizer": "AdamW", "sharding": replace(CUT_BY_4, is_released=True)}

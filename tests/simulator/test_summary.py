@@ -6,7 +6,7 @@ import numpy as np
 
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.program import MemoryKind
-from mindswap.simulator.summary import group_layer_rows, host_bytes_per_node, measure_layers
+from mindswap.simulator.summary import group_layer_rows, host_bytes_per_node, measure_layers, peak_host_bytes
 from mindswap.simulator.summary_model import Cause, LayerRow, Moment, PeakContributor
 from mindswap.simulator.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report
@@ -41,6 +41,16 @@ def test_the_time_of_a_stage_is_compute_and_waiting():
 
 def test_host_memory_is_taken_from_copy_out_to_the_end_of_copy_in():
     assert small_report().stages[0].host_bytes == 64 * MIB
+
+
+def test_host_memory_that_is_given_back_is_taken_again_at_the_same_moment():
+    """Copies one after the other: each begins as the one before is back, so one is on the host at a time."""
+    timeline = simulate(large_program(num_stages=1, num_micro_batches=1, num_layers=4, num_ops=6))
+    begin = 10 * np.arange(len(timeline.program.copies))
+    timeline = replace(timeline, out_start_ns=begin, in_end_ns=begin + 10)
+    assert len(begin) > 2
+    assert peak_host_bytes(timeline, np.arange(len(begin))) == 8 * MIB
+    assert peak_host_bytes(replace(timeline, in_end_ns=begin + 11), np.arange(len(begin))) == 16 * MIB
 
 
 def test_the_peak_has_a_moment_and_holders():

@@ -165,6 +165,13 @@ def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
     assert action.plan.key == "a" and "back to one that ran" in action.reason
 
 
+def test_a_plan_that_ran_proves_nothing_of_another_one_of_its_size():
+    """Plan a of 6000 ran well, plan b of 6000 failed with 500 missing: the limit is 5500."""
+    after, _ = play(state(), *RUNNING, measured(peak=6000, step_s=2), Planned(plan("b", 6000)))
+    _, action = play(after, NewCheckpoint(12), Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
+    assert action.budget_bytes == 5500
+
+
 def test_a_killed_process_is_started_again_with_the_same_plan():
     _, action = play(state(), *RUNNING, Ended(Outcome.KILLED, 5, "worker 1 was killed by SIGKILL"))
     assert isinstance(action, Start) and action.plan.key == "a"
