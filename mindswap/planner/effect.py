@@ -42,45 +42,30 @@ def is_foreseen_as_asked(model: StepModel, policy: Policy) -> bool:
     return all(effect.is_as_asked and not effect.wasted for effect in effects)
 
 
-def find_faults(model: StepModel, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> Faults:
-    """Names to leave out of what is recomputed and swapped in a layer, so that all that is left has its effect.
-
-    Args:
-        model: the step.
-        layer_index: a layer of it.
-        recompute: what is recomputed there.
-        swapped: operator names.
-    """
-    found, left = NO_FAULTS, frozenset(swapped)
-    while True:
-        without = set(map(exact_pattern, found.recompute))
-        again = tuple(entry for entry in recompute.select_recompute if entry.pattern not in without)
-        entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(left - found.swap))
-        policy = replace(recompute, select_recompute=again, op_swap=entries)
-        more = _faults_of(model, policy, layer_index, left - found.swap)
-        both = Faults(found.swap | more.swap, found.recompute | more.recompute)
-        if both == found:
-            return found
-        found = both
-
-
 # Of recompute, where backward runs nothing again.
 NO_EFFECT = (IdleReason.NOT_RUN_AGAIN, IdleReason.NOT_CALLED)
 
 
 class Foresight:
-    """`find_faults` of a model, each question asked once; catalogs with other rules of coupling share it."""
+    """Faults of the layers of a model, each question asked once; catalogs with other rules of coupling share it."""
 
     def __init__(self, model: StepModel):
         self.model = model
         self._known: dict[tuple[object, ...], Faults] = {}
 
     def faults(self, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> Faults:
-        """Names to leave out; arguments as of `find_faults`."""
-        names = frozenset(swapped)
+        """Names to leave out of what is recomputed and swapped in a layer, so that all that is left has its effect."""
+        names, found = frozenset(swapped), NO_FAULTS
         key = (self.model.captured.sample.layer_map[layer_index], layer_key(recompute, layer_index), names)
-        if key not in self._known:
-            self._known[key] = find_faults(self.model, layer_index, recompute, names)
+        while key not in self._known:
+            without = set(map(exact_pattern, found.recompute))
+            again = tuple(entry for entry in recompute.select_recompute if entry.pattern not in without)
+            entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(names - found.swap))
+            policy = replace(recompute, select_recompute=again, op_swap=entries)
+            more = _faults_of(self.model, policy, layer_index, names - found.swap)
+            before, found = found, Faults(found.swap | more.swap, found.recompute | more.recompute)
+            if found == before:
+                self._known[key] = found
         return self._known[key]
 
 

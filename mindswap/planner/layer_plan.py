@@ -10,6 +10,7 @@ from mindswap.planner.bound import facts_of, least_step_ns
 from mindswap.planner.evaluate import Candidate, evaluate, evaluate_short, short_model
 from mindswap.planner.planner import plan_of
 from mindswap.planner.problem import Compared, Plan, PlanProblem
+from mindswap.planner.simple import evenly
 from mindswap.planner.solvers.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, Policy
 
@@ -144,14 +145,9 @@ def _in_front(num_layers: int, prefetch: int, num_swapped: int, num_again: int) 
 
 def _spread(num_layers: int, prefetch: int, num_swapped: int, num_again: int) -> tuple[Sequence[int], Sequence[int]]:
     """Swapped layers at even distances, so that copies have the time of the layers between them."""
-    swapped = _evenly(range(num_layers - prefetch), num_swapped)
+    swapped = evenly(range(num_layers - prefetch), num_swapped)
     others = [layer for layer in range(num_layers) if layer not in set(swapped)]
-    return swapped, _evenly(others, num_again)
-
-
-def _evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:
-    """So many of the layers."""
-    return tuple(layers[position * len(layers) // number] for position in range(number))
+    return swapped, evenly(others, num_again)
 
 
 ARRANGEMENTS: tuple[Arrangement, ...] = (_in_front, _spread)

@@ -51,10 +51,10 @@ class Simple:
         again: list[int] = []
         for layers, num_swapped, num_again in zip(stages, self.num_swapped, self.num_again, strict=True):
             # What comes last is needed first: there is no time for its copies.
-            out = _evenly(layers[:-1], num_swapped) if num_swapped < len(layers) else tuple(layers)
+            out = evenly(layers[:-1], num_swapped) if num_swapped < len(layers) else tuple(layers)
             stay = [layer for layer in layers if layer not in out]
             swapped += out
-            again += _evenly(stay, num_again) if num_again <= len(stay) else (*stay, *out[: num_again - len(stay)])
+            again += evenly(stay, num_again) if num_again <= len(stay) else (*stay, *out[: num_again - len(stay)])
         out_set, again_set = Layers(swapped), Layers(again)
         return replace(
             settings,
@@ -207,6 +207,6 @@ def parts(trees: Sequence[CellNode], allow: Allow) -> tuple[tuple[str, ...], tup
     return every if allow.swap else (), every if allow.recompute else ()
 
 
-def _evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:
+def evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:
     """So many of the layers, at even distances."""
     return tuple(layers[position * len(layers) // number] for position in range(number))

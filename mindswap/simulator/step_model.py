@@ -23,7 +23,7 @@ from mindswap.simulator.captured import CapturedStep, list_doubts
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, list_communicators
 from mindswap.simulator.cost.table import CostTable
-from mindswap.simulator.cost.transfer import collective_ns, copy_in_ns, copy_out_ns, send_ns
+from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.memory import peak_memory
@@ -91,8 +91,8 @@ class StepModel:
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
         self.transfers = TransferCosts(
-            partial(copy_out_ns, device=costs.device),
-            partial(copy_in_ns, device=costs.device),
+            partial(copy_ns, link=costs.device.offload, device=costs.device),
+            partial(copy_ns, link=costs.device.prefetch, device=costs.device),
             partial(send_ns, is_within_node=is_within_node, device=costs.device),
             costs.device.contended_permille,
         )

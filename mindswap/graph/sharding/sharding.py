@@ -35,14 +35,6 @@ from mindswap.graph.sharding.splits import LOCAL_MARK, num_parts, read_out_strat
 # ReduceScatter stands read what AllGather makes of it (ops/_grad_experimental/grad_comm_ops.py).
 
 
-@dataclass(frozen=True)
-class GatheredGradient:
-    """The gradient of a sum that was scattered."""
-
-    value: str  # name in backward of the part that a rank has
-    type: TensorType  # of what the gradients of the operator read on one rank
-
-
 def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     """The step with one view between a tensor and all operators that have it sent to them; shapes are logical.
 
@@ -78,21 +70,25 @@ def _at(node: Node, op: str, name: str, source: str, outputs: tuple[TensorType, 
     return Node(name, op, node.layer_index, node.cell_path, scope, (source,), outputs, {}, origin=origin)
 
 
-def with_gathered_gradients(graph: Graph, gathered: Mapping[str, GatheredGradient]) -> Graph:
-    """The step of one rank with an AllGather before the gradients of operators (by name) whose sums are scattered."""
+def with_gathered_gradients(graph: Graph, gathered: Mapping[str, tuple[str, TensorType]]) -> Graph:
+    """The step of one rank with an AllGather before the gradients of operators (by name) whose sums are scattered.
+
+    Of each the gradient of its sum: the name in backward of the part that a rank has, and the type of what the
+    gradients of the operator read on one rank.
+    """
     backward: list[Node] = []
     placed: set[str] = set()
     for node in graph.backward:
-        found = None if node.is_duplicate else gathered.get(node.origin)
-        if found is None or found.value not in node.inputs:
+        part, whole = (None, None) if node.is_duplicate else gathered.get(node.origin, (None, None))
+        if part is None or whole is None or part not in node.inputs:
             backward.append(node)
             continue
         name = node.origin + MARK
         if name not in placed:
             placed.add(name)
             maker = graph.forward_nodes[node.origin]
-            backward.append(_at(maker, "AllGather", name, found.value, (found.type,), node.origin))
-        backward.append(node.renamed({found.value: name}))
+            backward.append(_at(maker, "AllGather", name, part, (whole,), node.origin))
+        backward.append(node.renamed({part: name}))
     return replace(graph, backward=tuple(backward))
 
 
@@ -168,7 +164,7 @@ def _kept_copies(table: SplitTable) -> Iterator[Redistribution]:
             yield moved
 
 
-def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, GatheredGradient]]:
+def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, tuple[str, TensorType]]]:
     """Operators whose sum is scattered, each with the gradient of that sum as its own gradients read it."""
     for node in table.graph.backward:
         before = table.scattered.get(node.origin)
@@ -178,7 +174,7 @@ def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, GatheredGradie
         for operand in table.operands(node):
             is_of_backward = operand.name not in table.forward_names
             if is_of_backward and (operand.type.shape, operand.split) == (known.shape, after):
-                yield node.origin, GatheredGradient(operand.name, cut_type(operand.type, before))
+                yield node.origin, (operand.name, cut_type(operand.type, before))
 
 
 def _is_cut(node: Node) -> bool:

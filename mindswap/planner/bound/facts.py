@@ -110,9 +110,9 @@ def _look_at_stage(model: StepModel, timeline: Timeline, liveness: Liveness, sta
     is_compute = kind < OpKind.COLLECTIVE
     before = is_compute & (positions < first_backward)
     num_before = len(np.unique(micro_batch[before]))
-    alone = _run_alone(model, stage)
+    alone, forward_stall_ns, first_backward_stall_ns = _run_alone(model, stage)
     # What the first backward waits for its own communication is in its work.
-    own_stall_ns = num_before * alone.forward_stall_ns + alone.first_backward_stall_ns
+    own_stall_ns = num_before * forward_stall_ns + first_backward_stall_ns
     busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
     in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
@@ -130,27 +130,19 @@ def _look_at_stage(model: StepModel, timeline: Timeline, liveness: Liveness, sta
         num_chunks=len(chunks),
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),
-        work_ns=alone.work_ns,
-        once_ns=alone.once_ns,
-        backward_ns=alone.backward_ns,
+        **alone,
         is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
         floor_bytes=max(static_bytes, *(moment.fixed_bytes for moment in moments)),
         moments=moments,
     )
 
 
-@dataclass(frozen=True)
-class _Alone:
-    """One micro-batch on a stage that waits for no other, nor for weights."""
+def _run_alone(model: StepModel, stage: int) -> tuple[dict[str, int], int, int]:
+    """One micro-batch on a stage that waits for no other, nor for weights.
 
-    work_ns: int
-    once_ns: int
-    backward_ns: int
-    forward_stall_ns: int
-    first_backward_stall_ns: int
-
-
-def _run_alone(model: StepModel, stage: int) -> _Alone:
+    Returns:
+        Times as `Stage` has them; waits of forward, and of the first operator of backward, for communication.
+    """
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
     blocks = model.blocks_with_free_gathers()
@@ -163,13 +155,12 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
     once = [op for chunk in layout.chunks[stage] for section in chunk for op in blocks[section].once]
     once_ns = sum(op.duration_ns for op in once if op.kind < OpKind.COLLECTIVE)
     turn = timeline.program.ops.micro_batch
-    return _Alone(
-        work_ns=(int((busy_ns + stall_ns).sum()) - once_ns) // num_turns,
-        once_ns=once_ns,
-        backward_ns=int(np.bincount(turn[is_backward], busy_ns[is_backward], num_turns).min()),
-        forward_stall_ns=int(stall_ns[kind == OpKind.FORWARD].sum()),
-        first_backward_stall_ns=int(stall_ns[first_backward]),
-    )
+    times = {
+        "work_ns": (int((busy_ns + stall_ns).sum()) - once_ns) // num_turns,
+        "once_ns": once_ns,
+        "backward_ns": int(np.bincount(turn[is_backward], busy_ns[is_backward], num_turns).min()),
+    }
+    return times, int(stall_ns[kind == OpKind.FORWARD].sum()), int(stall_ns[first_backward])
 
 
 def _waits_for_communication(timeline: Timeline) -> np.ndarray:

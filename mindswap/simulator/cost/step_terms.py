@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from mindswap.config.step import StepSettings
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.static_memory import FLOAT32_BYTES, Parameter, find_optimizer, num_parameter_shards
-from mindswap.simulator.cost.transfer import collective_ns, copy_in_ns, copy_out_ns
+from mindswap.simulator.cost.transfer import collective_ns, copy_ns
 from mindswap.units import NS_PER_S, ceil_div
 
 # Optimizers that are written as single operations (mindformers/core/optim/adamw.py, pma_adamw.py). The average of
@@ -102,7 +102,7 @@ def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, devi
         shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
         sizes = [ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES] * optimizer.num_float32_states
         sizes += [ceil_div(parameter.size_bytes, shards)] * optimizer.num_like_states
-        total += sum(copy_in_ns(size, device) + copy_out_ns(size, device) for size in sizes)
+        total += sum(copy_ns(size, way, device) for size in sizes for way in (device.prefetch, device.offload))
     return total
 
 

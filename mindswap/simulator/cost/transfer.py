@@ -9,18 +9,10 @@ from mindswap.units import NS_PER_S, ceil_div
 COLLECTIVES = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1, "SendReceive": 2}
 
 
-def copy_out_ns(size_bytes: int, device: Device) -> int:
-    """Time of one copy to the host (D2H) while nothing goes the other way, in ns (see `_copy_ns`)."""
-    return _copy_ns(size_bytes, device.offload, device)
+def copy_ns(size_bytes: int, link: Link, device: Device) -> int:
+    """Time of one copy to the host or back while nothing goes the other way, in ns.
 
-
-def copy_in_ns(size_bytes: int, device: Device) -> int:
-    """Time of one copy from the host (H2D) while nothing goes the other way, in ns (see `_copy_ns`)."""
-    return _copy_ns(size_bytes, device.prefetch, device)
-
-
-def _copy_ns(size_bytes: int, link: Link, device: Device) -> int:
-    """Latency + size / bandwidth, rounded up; 0 for an empty tensor.
+    Latency + size / bandwidth, rounded up; 0 for an empty tensor.
 
     All cards of a node run the same step and copy at the same moments, so each has its part of the bandwidth
     of the host.

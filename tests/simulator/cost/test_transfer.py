@@ -6,10 +6,18 @@ import pytest
 
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.cost.hardware import Link
-from mindswap.simulator.cost.transfer import COLLECTIVES, collective_ns, copy_in_ns, copy_out_ns, send_ns
+from mindswap.simulator.cost.transfer import COLLECTIVES, collective_ns, copy_ns, send_ns
 from tests.simulator.cost.builders import GENERIC, device
 
 MB = 10**6
+
+
+def copy_out_ns(size_bytes, known):
+    return copy_ns(size_bytes, known.offload, known)
+
+
+def copy_in_ns(size_bytes, known):
+    return copy_ns(size_bytes, known.prefetch, known)
 
 
 def test_a_copy_is_latency_and_size_by_bandwidth():
