@@ -9,7 +9,8 @@
 
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 if [ -f "$here/../mindswap/training/launch/__main__.py" ]; then # in a checkout: use it, installed or not
-    export PYTHONPATH="$(realpath "$here/..")${PYTHONPATH:+:$PYTHONPATH}"
+    root=$(realpath "$here/..")
+    export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
 python=${PYTHON:-$(command -v python || command -v python3)}

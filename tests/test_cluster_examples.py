@@ -22,6 +22,7 @@ echo "${0##*/} $*" >> "$CALLS"
 case "${0##*/}" in
   srun) while [[ "$1" == --* ]]; do shift; done; exec "$@" ;;
   scontrol) printf 'node%d\\n' 1 2 3 ;;
+  ray) [[ "$1" != "${FAILING:-}" ]] ;;
   hostname) echo "${ADDRESSES:-10.0.0.1 192.168.0.1}" ;;
 esac
 """
@@ -74,6 +75,12 @@ def test_slurm_starts_ray_on_all_nodes_and_trains_on_all_but_the_spare_one(calls
 def test_slurm_with_an_address_that_no_other_node_reaches(tmp_path):
     done = submit(tmp_path, ADDRESSES="127.0.1.1")
     assert (done.returncode, done.stderr) == (1, "node1 calls itself 127.0.1.1: no other node reaches that\n")
+
+
+def test_slurm_where_ray_does_not_start(tmp_path):
+    """It ends, and does not wait for its time to be over."""
+    done = submit(tmp_path, FAILING="health-check")
+    assert (done.returncode, done.stderr) == (1, "Ray did not start on node1\n")
 
 
 def test_slurm_needs_a_configuration(tmp_path):

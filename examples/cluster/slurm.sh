@@ -30,7 +30,10 @@ read -r address _ < <("${on_first[@]}" hostname --ip-address)
 [[ $address != 127.* ]] || { echo "${names[0]} calls itself $address: no other node reaches that" >&2; exit 1; }
 
 "${on_first[@]}" ray start --head --node-ip-address="$address" --port="$PORT" --include-dashboard=false --block &
-until "${on_first[@]}" ray health-check --address="$address:$PORT" > /dev/null 2>&1; do sleep 2; done
+until "${on_first[@]}" ray health-check --address="$address:$PORT" > /dev/null 2>&1; do
+    kill -0 $! 2> /dev/null || { echo "Ray did not start on ${names[0]}" >&2; exit 1; }
+    sleep 2
+done
 if ((SLURM_JOB_NUM_NODES > 1)); then
     # Without --no-kill the loss of one node would end Ray on all of them.
     srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) --ntasks=$((SLURM_JOB_NUM_NODES - 1)) --overlap --no-kill \

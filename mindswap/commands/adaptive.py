@@ -16,7 +16,6 @@ from mindswap.config.step import ALLOWED, PATH, is_on_cpu, read_device_memory, r
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.report.adaptive import format_summary
-from mindswap.training.adaptive.cluster_node import NodeTask
 from mindswap.training.adaptive.command import (
     FLAG,
     TrainingCommand,
@@ -30,10 +29,11 @@ from mindswap.training.adaptive.command import (
     without_options,
 )
 from mindswap.training.adaptive.model import Planner, Settings
-from mindswap.training.adaptive.ray_cluster import RayCluster
-from mindswap.training.adaptive.supervise import MARKER, AdaptiveRun, supervise
+from mindswap.training.adaptive.node import MARKER, NodeTask
+from mindswap.training.adaptive.nodes import Nodes, RayNodes
+from mindswap.training.adaptive.supervise import AdaptiveRun, supervise
 from mindswap.training.adaptive.workers import planner_in_child
-from mindswap.training.launch.msrun import plain_name, worker_environment
+from mindswap.training.launch.msrun import plain_name
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.logs.scan import REPORT_MEMORY
 from mindswap.units import format_bytes, parse_bytes
@@ -82,26 +82,17 @@ def run_adaptive(words: Sequence[str]) -> int:
     _say(f"memory {format_bytes(memory_bytes)} ({source})")
     run_dir = (args.run_dir or command.log_dir).absolute()
     checkpoints, parallel = checkpoint_folder(command, document, Path.cwd()), is_parallel(command, document)
-    cluster = None
-    if args.ray is not None:
-        task = NodeTask(command, run_dir, checkpoints, Path.cwd(), parallel)
-        cluster = RayCluster(args.ray, args.nodes, args.spare, task)
     with plain_name(run_dir) as plain:
-        if cluster and plain != str(run_dir):
+        is_alone, here = args.ray is None, Path.cwd()
+        task = NodeTask(
+            command, run_dir, Path(plain), checkpoints, here, parallel, is_alone, {REPORT_MEMORY: "1"}
+        )  # fmt: skip
+        if not is_alone and plain != str(run_dir):
             raise LaunchError(f"--run-dir is {run_dir}\n    allowed: with --ray, a name that no shell reads otherwise")
-        run = AdaptiveRun(
-            command,
-            run_dir,
-            Path(plain),
-            _key(command, document),
-            Settings(memory_bytes, args.max_restarts),
-            checkpoints,
-            saves_checkpoints(document),
-            parallel,
-            _environment(),
-            args.measured_steps,
-            cluster=cluster,
-        )
+        nodes = Nodes(task) if is_alone else RayNodes(args.ray, args.nodes, args.spare, task)
+        settings = Settings(memory_bytes, args.max_restarts)
+        saves = saves_checkpoints(document)
+        run = AdaptiveRun(task, nodes, _key(command, document), settings, saves, args.measured_steps)
         code, state = supervise(run, find_planner(run_dir), _say)
     _print(format_summary(state))
     return code
@@ -183,13 +174,6 @@ def _key(command: TrainingCommand, document: Document) -> str:
         versions={name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
         | {"mindswap": __version__},
     )
-
-
-def _environment() -> dict[str, str]:
-    environment = worker_environment(os.environ, Path.cwd())
-    environment |= {REPORT_MEMORY: "1", "PYTHONUNBUFFERED": "1"}
-    environment.setdefault("MS_MEMORY_STATISTIC", "1")
-    return environment
 
 
 def _say(text: str) -> None:

@@ -3,62 +3,42 @@
 Waits and times are of the monotonic clock; nothing here reads the time of day.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.adaptive import events
-from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
-from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.decide import decide
 from mindswap.training.adaptive.model import Outcome, Planner, Settings, State, TrainingPlan
-from mindswap.training.adaptive.ray_cluster import ClusterWorkers, RayCluster
-from mindswap.training.adaptive.state import (
-    StateFile,
-    StateProblem,
-    attempt_folder,
-    full_disks,
-    locked,
-    prepare_attempt,
-)
+from mindswap.training.adaptive.node import MARKER, NodeTask
+from mindswap.training.adaptive.nodes import Nodes
+from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, locked
 from mindswap.training.adaptive.watch import Seen
-from mindswap.training.adaptive.workers import Workers
 from mindswap.training.launch.cluster import NodeLost
-from mindswap.training.launch.msrun import check_port, free_port, require_room
+from mindswap.training.launch.msrun import require_room
 from mindswap.training.launch.processes import (
-    VARIABLE,
     StoppedBySignal,
     adopt_orphans,
     guardian,
-    lifeline,
     marked_processes,
-    raise_process_limit,
     signals_raise,
     stop_processes,
 )
-
-# Set to the run directory for every process of a run.
-MARKER = "MINDSWAP_ADAPTIVE_RUN"
 
 
 @dataclass(frozen=True)
 class AdaptiveRun:
     """What is to be run."""
 
-    command: TrainingCommand  # the training command
-    run_dir: Path  # run directory, absolute
-    plain_dir: Path  # the same under a name without spaces
+    task: NodeTask  # on each node
+    nodes: Nodes  # where
     key: str  # of configuration, versions and device: what a saved state must have been saved under
     settings: Settings  # of the user
-    checkpoints: Path  # where the training saves them
     saves_checkpoints: bool  # the configuration says that it does
-    is_parallel: bool  # MindFormers takes its processes for parts of one training
-    environment: Mapping[str, str]  # of the workers
     num_measured_steps: int = 10  # steps after which a plan is judged
     poll_s: float = 1.0  # pause between two looks at the logs
-    cluster: RayCluster | None = None  # None for this machine alone
 
 
 def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:
@@ -70,15 +50,13 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
     Raises:
         MindswapError: it cannot be started.
     """
-    require_room(run.run_dir)
-    # The guardian is forked before the pipe, on which the workers hang, and behind the lock: while it ends the workers
-    # of a run that was killed it holds that too, so that it never meets those of the next run.
-    with locked(run.run_dir), guardian(MARKER, str(run.run_dir)), lifeline() as line, signals_raise(only_first=True):
+    run_dir = run.task.run_dir
+    require_room(run_dir)
+    # The guardian is forked before a node makes the pipe on which its workers hang, and behind the lock: while it ends
+    # the workers of a run that was killed it holds that too, so that it never meets those of the next run.
+    with locked(run_dir), guardian(MARKER, str(run_dir)), signals_raise(only_first=True):
         adopt_orphans()
-        raise_process_limit()
-        run = replace(run, environment={**run.environment, VARIABLE: line, MARKER: str(run.run_dir)})
-        if run.cluster:
-            run.cluster.connect()
+        run.nodes.connect()
         supervisor = _Supervisor(run, planner, say)
         try:
             return supervisor.loop(), supervisor.state
@@ -89,10 +67,9 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
             supervisor.fail(str(error))
             raise
         finally:
-            supervisor.workers.stop_all()
-            supervisor.workers.close()
-            if run.cluster:
-                run.cluster.close()
+            run.nodes.stop_all()
+            run.nodes.close_logs()
+            run.nodes.close()
 
 
 class _Supervisor:
@@ -100,11 +77,11 @@ class _Supervisor:
         self.run = run
         self.planner = planner
         self.say = say
-        self.file = StateFile(run.run_dir)
+        self.nodes = run.nodes
+        self.run_dir = run.task.run_dir
+        self.file = StateFile(self.run_dir)
         self.is_unsaved = False
-        # None, until an attempt begins.
-        self.workers: Workers | ClusterWorkers = Workers(attempt_folder(run.run_dir, 0), (), has_msrun=False)
-        self.next_words: list[str] = []
+        self.is_prepared = False  # an attempt is, whose workers are to be started
         self.is_measured = False
         self.state = self._load()
 
@@ -114,26 +91,26 @@ class _Supervisor:
         while True:
             action = self._take(event)
             if isinstance(action, events.End):
-                self.workers.stop_all()
+                self.nodes.stop_all()
                 return action.exit_code
             event = self._perform(action)
 
     def _stop_leftovers(self) -> None:
         def find() -> list[int]:
-            return marked_processes(MARKER, str(self.run.run_dir))
+            return marked_processes(MARKER, str(self.run_dir))
 
         if left := stop_processes(find):
-            self.say(f"stopped {left} processes that an earlier run in {self.run.run_dir} had left")
+            self.say(f"stopped {left} processes that an earlier run in {self.run_dir} had left")
         if stuck := find():
             raise LaunchError(
-                f"{self.run.run_dir}: processes of an earlier run do not end: {', '.join(map(str, stuck))}\n"
+                f"{self.run_dir}: processes of an earlier run do not end: {', '.join(map(str, stuck))}\n"
                 "    fix:     they wait for a device or a file system: free that, or take another --run-dir"
             )
 
     def interrupt(self) -> None:
         """Stop everything, and keep that the user asked for it."""
         self.say("stopping all workers")
-        self.workers.stop_all()
+        self.nodes.stop_all()
         self._take(events.Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
 
     def fail(self, reason: str) -> None:
@@ -142,7 +119,7 @@ class _Supervisor:
         self._save()
 
     def _last_step(self) -> int:
-        return max(self.workers.step, self.state.current.last_step if self.state.current else 0)
+        return max(self.nodes.step, self.state.current.last_step if self.state.current else 0)
 
     def _take(self, event: events.Event) -> events.Action:
         self.state, action = decide(self.state, event)
@@ -154,121 +131,87 @@ class _Supervisor:
     def _perform(self, action: events.RunPlanner | events.Start | events.StopWorkers | events.Wait) -> events.Event:
         match action:
             case events.RunPlanner(budget_bytes):
-                config_path = self.run.command.config_path
+                config_path = self.run.task.command.config_path
                 return events.Planned(self.planner(config_path, budget_bytes, self.state.corrections))
             case events.Start(plan):
                 return self._prepare(plan)
             case events.StopWorkers():
-                self.workers.stop_all()
-                self.workers.look()
+                self.nodes.stop_all()
+                with contextlib.suppress(NodeLost):
+                    self.nodes.look()
                 return events.Stopped(self._last_step())
             case events.Wait(for_checkpoint):
-                if self.next_words:  # the attempt is in the saved state by now
-                    self._spawn()
-                return self._wait(for_checkpoint)
+                try:
+                    if self.is_prepared:  # the attempt is in the saved state by now
+                        self._start()
+                    return self._wait(for_checkpoint)
+                except NodeLost as error:
+                    self.nodes.stop_all()
+                    return events.Ended(Outcome.KILLED, self._last_step(), str(error))
 
     def _prepare(self, plan: TrainingPlan) -> events.Started:
-        command, number = self.run.command, len(self.state.attempts) + 1
-        if self.run.cluster:
-            return self._prepare_cluster(self.run.cluster, plan, number)
-        port = self._choose_port()
-        checkpoint = self._checkpoints().newest() if self.state.attempts else None
-        folder = attempt_folder(self.run.run_dir, number)
-        parallel = self.run.is_parallel
-        config = prepare_attempt(folder, plan.yaml_text, command.config_path, checkpoint, is_parallel=parallel)
-        logs = attempt_folder(self.run.plain_dir, number)
-        self.next_words = command.words(config, logs, port, is_resumed=checkpoint is not None)
-        return self._started(number, checkpoint.saved.step if checkpoint else 0)
-
-    def _prepare_cluster(self, cluster: RayCluster, plan: TrainingPlan, number: int) -> events.Started:
-        for line in cluster.mend():
+        number, ignored = len(self.state.attempts) + 1, self.state.ignored_checkpoints
+        for line in self.nodes.mend():
             self.say(line)
-        ignored = self.state.ignored_checkpoints
         try:
-            key = cluster.newest(ignored, self.say) if self.state.attempts else None
-            port = cluster.choose_port(may_differ=self.state.num_started_now > 0)
-            cluster.prepare(number, plan.yaml_text, key, ignored, port)
+            key = self.nodes.to_resume(ignored, self.say) if self.state.attempts else None
+            port = self.nodes.choose_port(may_differ=self.state.num_started_now > 0)
+            self.nodes.prepare(number, plan.yaml_text, key, ignored, port)
         except NodeLost:
-            return self._prepare_cluster(cluster, plan, number)  # a spare node, or an error that names the lost one
-        self.next_words = ["msrun"]  # each node has its own
-        return self._started(number, key[0].step if key else 0)
-
-    def _started(self, number: int, step: int) -> events.Started:
-        folder = attempt_folder(self.run.run_dir, number)
+            return self._prepare(plan)  # a spare node, or an error that names the lost one
+        if port != (asked := self.run.task.command.master_port):
+            self.say(f"port {asked} is still in use: port {port} instead")
+        self.is_prepared = True
+        step = key[0].step if key else 0
         lost = self._last_step() - step if self.state.attempts else 0
         origin = f"from the checkpoint of step {step}" if step else "from the beginning"
+        folder = attempt_folder(self.run_dir, number)
         self.say(f"attempt {number}: {origin}{f', {lost} steps are done again' if lost > 0 else ''}; logs: {folder}")
         return events.Started(step)
 
-    def _choose_port(self) -> int:
-        port = self.run.command.master_port
-        if self.run.command.msrun_options is None:
-            return port
-        try:
-            check_port("127.0.0.1", port, fix="add --master_port=")
-        except LaunchError:
-            if not self.state.num_started_now:
-                raise
-            port = free_port()  # the scheduler of the attempt before may hold it for a while
-            self.say(f"port {self.run.command.master_port} is still in use: port {port} instead")
-        return port
+    def _start(self) -> None:
+        self.is_prepared = self.is_measured = False
+        self.nodes.open(len(self.state.attempts))
+        self.nodes.start()
 
-    def _checkpoints(self) -> CheckpointFolder:
-        return CheckpointFolder(self.run.checkpoints, self.run.command.num_workers, self.state.ignored_checkpoints)
-
-    def _newest(self) -> CheckpointKey | None:
-        if self.run.cluster:
-            return self.run.cluster.newest(self.state.ignored_checkpoints)
-        return max(self._checkpoints().complete(), default=None)
-
-    def _workers_of(self, attempt: int) -> Workers | ClusterWorkers:
-        if self.run.cluster:
-            return ClusterWorkers(self.run.cluster, attempt)
-        command, folder = self.run.command, attempt_folder(self.run.run_dir, attempt)
-        return Workers(folder, range(command.num_workers), has_msrun=command.msrun_options is not None)
-
-    def _spawn(self) -> None:
-        words, self.next_words = self.next_words, []
-        self.workers.close()
-        self.workers = self._workers_of(len(self.state.attempts))
-        self.is_measured = False
-        self.workers.start(words, self.run.environment)
+    def _newest_step(self) -> int:
+        newest = self.nodes.newest(self.state.ignored_checkpoints)
+        return newest[0].step if newest else 0
 
     def _wait(self, for_checkpoint: bool) -> events.Event:
-        before = self._newest() if for_checkpoint else None
+        before = self._newest_step() if for_checkpoint else 0
         while True:
-            is_over = self.workers.is_over()
-            seen = self.workers.look()
+            is_over = self.nodes.is_over()
+            seen = self.nodes.look()
             if is_over:
-                event = self.workers.explain()
+                event = self.nodes.explain()
                 outcome = event.outcome if isinstance(event, events.Ended) else Outcome.OUT_OF_MEMORY
                 if outcome is Outcome.FINISHED and seen.num_timed_steps and not self.is_measured:
                     return self._measure(seen)  # a short training, that ended between two looks
-                self.workers.stop_all()
+                self.nodes.stop_all()
                 return self._with_full_disks(event) if outcome is Outcome.FAILED else event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
                 return self._measure(seen)
-            if for_checkpoint and (newest := self._newest()) and (not before or newest[0] > before[0]):
-                return events.NewCheckpoint(newest[0].step)
+            if for_checkpoint and (newest := self._newest_step()) > before:
+                return events.NewCheckpoint(newest)
             time.sleep(self.run.poll_s)
 
     def _measure(self, seen: Seen) -> events.Measured:
         self.is_measured = True
-        return self.workers.measured(seen, self.run.saves_checkpoints)
+        startup_ns = int(self.nodes.startup_s * 1e9)
+        peak_bytes, step_ns, saves = seen.peak_bytes, seen.step_time_ns, self.run.saves_checkpoints
+        return events.Measured(seen.step, seen.num_steps, peak_bytes, step_ns, startup_ns, saves)
 
     def _with_full_disks(self, event: events.Ended | events.OutOfMemory) -> events.Event:
         """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
-        missing = full_disks(self._checkpoints(), self.run.run_dir)
-        if self.run.cluster:
-            missing = self.run.cluster.full_disks()
+        missing = self.nodes.full_disks()
         if not missing:
             return event
         fix = "    fix:     make room there; the same command goes on from the newest checkpoint"
         return replace(event, text="\n".join([event.text, *(f"    {line}" for line in missing), fix]))
 
     def _load(self) -> State:
-        folder = CheckpointFolder(self.run.checkpoints, self.run.command.num_workers)
-        present = self.run.cluster.marks() if self.run.cluster else folder.marks()
+        present = self.nodes.marks()
         fresh = State(self.run.settings, ignored_checkpoints=present)
         try:
             state = self.file.load(self.run.key)
@@ -282,9 +225,8 @@ class _Supervisor:
         if state.is_finished:  # what is there now belongs to the training that finished
             state = replace(state, ignored_checkpoints=present)
         if state.running:  # this program was killed: the logs say how far the attempt came
-            workers = self._workers_of(state.running.number)
-            state = state.with_current(last_step=max(state.running.last_step, workers.look().step))
-            workers.close()
+            self.nodes.open(state.running.number)
+            state = state.with_current(last_step=max(state.running.last_step, self.nodes.look().step))
         return replace(state, settings=self.run.settings)
 
     def _save(self) -> None:

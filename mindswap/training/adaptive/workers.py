@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError, PlanError
 from mindswap.graph.cache import from_plain, to_plain
-from mindswap.training.adaptive.events import Ended, Measured, OutOfMemory
+from mindswap.training.adaptive.events import Ended, OutOfMemory
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
 from mindswap.training.launch.msrun import failure_report, worker_log
@@ -46,10 +46,8 @@ class Workers:
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, int] = {}
         self._num_oom_kills = count_oom_kills()
-        self._started_s = time.monotonic()
-        self._startup_s = 0.0
 
-    def start(self, words: list[str], environment: Mapping[str, str]) -> None:
+    def start(self, words: list[str], environment: Mapping[str, str], working_folder: Path) -> None:
         """Start them. Raises LaunchError: it cannot be started."""
         log = self._output.path
         try:
@@ -59,8 +57,8 @@ class Workers:
         try:
             with file:
                 self._process = subprocess.Popen(
-                    words, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                    start_new_session=True, preexec_fn=tie_to_parent(),
+                    words, cwd=working_folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
+                    stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=tie_to_parent(),
                 )  # fmt: skip
         except OSError as error:
             raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error
@@ -69,14 +67,7 @@ class Workers:
         """What their logs say by now."""
         seen = self._watch.poll()
         self.step = max(self.step, seen.step)
-        if seen.step and not self._startup_s:
-            self._startup_s = time.monotonic() - self._started_s
         return seen
-
-    def measured(self, seen: Seen, has_checkpoints: bool) -> Measured:
-        """What was seen, as measurements of the plan."""
-        startup_ns = int(self._startup_s * 1e9)
-        return Measured(seen.step, seen.num_steps, seen.peak_bytes, seen.step_time_ns, startup_ns, has_checkpoints)
 
     def is_over(self) -> bool:
         """A worker ended badly, or all have ended."""

@@ -1,7 +1,9 @@
 """A Ray cluster that runs: how to reach it, what its nodes must have in common, functions that run on any of them."""
 
+import contextlib
 import importlib
 import importlib.util
+import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,11 +34,14 @@ def connect(address: str, **options: Any) -> Any:
     if importlib.util.find_spec("ray") is None:
         raise LaunchError("--ray: Ray is not installed\n    fix:     pip install mindswap[ray]")
     _require_reachable(address)
-    ray = importlib.import_module("ray")
+    ray, handler = importlib.import_module("ray"), signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise LaunchError(f"--ray {address}: {error}\n    fix:     ray start --head") from error
+        fix = "ray start --head; where the cluster has a token: RAY_AUTH_MODE=token"
+        raise LaunchError(f"--ray {address}: {error}\n    fix:     {fix}") from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)  # Ray ends the program with a handler of its own
     return ray
 
 
@@ -97,8 +102,11 @@ def require_same_versions(ray: Any) -> None:
     """Raises LaunchError: a node would run other code than the driver does."""
     nodes, task = living_nodes(ray), ray.remote(package_versions)
     calls = [(node["NodeManagerAddress"], task.options(num_cpus=0, **on_node(node)).remote()) for node in nodes]
-    here = package_versions()
-    refuse([line for name, call in calls for line in version_mistakes(name, answer_of(ray, name, call), here)])
+    here, found = package_versions(), list[str]()
+    for name, call in calls:
+        with contextlib.suppress(NodeLost):  # it runs nothing
+            found += version_mistakes(name, answer_of(ray, name, call), here)
+    refuse(found)
 
 
 def begin(ray: Any, function: Callable[..., Any], *given: Any) -> Future[Any]:

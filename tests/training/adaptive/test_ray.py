@@ -13,16 +13,17 @@ import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive.checkpoints import SavedStep, incomplete_on
-from mindswap.training.adaptive.cluster_node import (
+from mindswap.training.adaptive.events import Ended, OutOfMemory
+from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.node import (
     NodeFacts,
+    NodeTask,
     choose_nodes,
     first_difference,
     node_mistakes,
     read_config,
 )
-from mindswap.training.adaptive.events import Ended, OutOfMemory
-from mindswap.training.adaptive.model import Outcome
-from mindswap.training.adaptive.ray_cluster import first_cause
+from mindswap.training.adaptive.nodes import Nodes, first_cause
 from mindswap.training.launch.msrun import free_port
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
 from tests.training.adaptive.test_supervise import small_disk
@@ -96,6 +97,37 @@ def test_the_nodes_that_lack_the_newest_checkpoint():
     assert incomplete_on([frozenset(), frozenset()]) == (None, [])
 
 
+def test_checkpoints_that_a_spare_node_has_not_are_not_given_up(tmp_path):
+    """The others have several: no restart from step 0, but an error with the node. One alone may be in the making."""
+    first, second = ((SavedStep(step, 1), "x", "safetensors") for step in (4, 6))
+
+    class TwoNodes(Nodes):
+        answers = ()
+
+        def ask(self, method, arguments=None, ranks=None):
+            return list(self.answers)
+
+        def name_of(self, rank):
+            return f"node 10.0.0.{rank + 1}"
+
+    nodes, said = TwoNodes(NodeTask(None, tmp_path, tmp_path, tmp_path / "checkpoint", tmp_path, True, False)), []
+    nodes.answers = frozenset({first, second}), frozenset()
+    with pytest.raises(LaunchError) as error:
+        nodes.to_resume((), said.append)
+    found = "no checkpoint of its ranks is on node 10.0.0.2; the others have those of steps 4, 6"
+    assert str(error.value).splitlines()[0] == found and f"to {tmp_path}/checkpoint there" in str(error.value)
+    nodes.answers = frozenset({first}), frozenset()
+    assert nodes.to_resume((), said.append) is None
+    nodes.answers = frozenset({first, second}), frozenset({first})
+    assert nodes.to_resume((), said.append) == first
+    nodes.answers = frozenset(), frozenset()
+    assert nodes.to_resume((), said.append) is None
+    assert said == [
+        "the checkpoint of step 4 is not complete on node 10.0.0.2: it is not used",
+        "the checkpoint of step 6 is not complete on node 10.0.0.2: it is not used",
+    ]
+
+
 @pytest.fixture
 def cluster(place, monkeypatch, request):
     """Three nodes; the workers have the environment of their `ray start`."""
@@ -148,6 +180,17 @@ def test_out_of_memory_then_the_driver_killed_then_to_the_end(place, cluster):
     assert code == 0 and "attempt 3: from the checkpoint of step" in out, out
     assert place.outcomes() == ["out of memory", "interrupted", "finished"]
     assert "step:[   30/" in log(place, 3, 1, 3)
+
+
+@pytest.mark.mindspore
+def test_a_driver_that_is_asked_to_end_stops_all_nodes(place, cluster):
+    """SIGTERM, as Slurm and Kubernetes send it; Ray has a handler of its own for that."""
+    process = start(place, cluster)
+    in_the_middle(place, 1)
+    process.send_signal(signal.SIGTERM)
+    code, out = finish(process)
+    assert code == 128 + signal.SIGTERM and "mindswap: stopping all workers" in out, out
+    assert place.outcomes() == ["interrupted"] and not place.workers()
 
 
 @pytest.mark.mindspore

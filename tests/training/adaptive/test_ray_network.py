@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.mindspore
 __all__ = ["folder"]  # the fixture
 
 NUM_NODES = 3
+_LETTERS = iter(string.ascii_lowercase)
 SIX_STEPS = ["--use_parallel", "True", "--num_samples", "96"]  # a checkpoint at 3 and 6
 
 
@@ -41,7 +43,8 @@ class Network:
     """Nodes with addresses 10.77.0.1, 10.77.0.2, ...: one network namespace each, and a bridge between them."""
 
     def __init__(self) -> None:
-        self.name = f"ms{os.getpid() % 10**6}"
+        # Another one each time: the kernel takes a while to remove a cable.
+        self.name = f"ms{os.getpid() % 10**6}{next(_LETTERS)}"
         self.started: list[subprocess.Popen] = []
 
     def create(self) -> None:

@@ -1,8 +1,7 @@
-"""One node of an adaptive run on a cluster: its msrun, its logs, its checkpoints. Lives in a Ray actor there."""
+"""One node of an adaptive run: its msrun, its logs, its checkpoints. On a cluster it lives in a Ray actor there."""
 
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from mindswap.config.nodes import show
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
+from mindswap.files import replace_file
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.events import Ended, OutOfMemory
@@ -21,21 +21,34 @@ from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
 from mindswap.training.launch.cluster import NPU, package_versions, version_mistakes
 from mindswap.training.launch.msrun import check_port, free_port, worker_environment
-from mindswap.training.launch.processes import VARIABLE, adopt_orphans, lifeline, raise_process_limit
+from mindswap.training.launch.processes import (
+    VARIABLE,
+    adopt_orphans,
+    child_environment,
+    lifeline,
+    raise_process_limit,
+)
 
 # Clocks that differ by more than this make logs of nodes unreadable side by side.
 MAX_CLOCK_S = 10.0
+# Set to the run directory for every process of a run.
+MARKER = "MINDSWAP_ADAPTIVE_RUN"
 
 
 @dataclass(frozen=True)
 class NodeTask:
-    """What a node does in a run."""
+    """What a node does in a run; paths are those on each node."""
 
     command: TrainingCommand
-    run_dir: Path  # on each node
-    checkpoints: Path  # on each node; a shared disk or its own
+    run_dir: Path  # absolute
+    plain_dir: Path  # the same under a name that no shell reads otherwise
+    checkpoints: Path  # a shared disk or its own
     working_folder: Path
-    is_parallel: bool
+    is_parallel: bool  # MindFormers takes its processes for parts of one training
+    is_alone: bool = True  # no other node takes part
+    variables: Mapping[str, str] = field(default_factory=dict)  # more of them for the workers
+    # what a node writes that has not got it, beside its working folder; None: all has to be there
+    files: Mapping[Path, bytes] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ def _place(address: str) -> tuple[int, str]:
     return len(address), address  # 10.0.0.9 before 10.0.0.10
 
 
-class ClusterNode:
+class TrainingNode:
     """What the driver asks of a node; the methods run there, one at a time.
 
     The workers hang on a pipe of this process: however it ends, with the driver for example, they end, too.
@@ -130,10 +143,15 @@ class ClusterNode:
         self._rank = 0
         self._stack = contextlib.ExitStack()
         self._line = self._stack.enter_context(lifeline())
-        self._workers: Workers | None = None
         self._words: list[str] = []
+        self._workers = Workers(self._folder(0), (), has_msrun=False)  # none, until an attempt begins
         adopt_orphans()
         raise_process_limit()
+        if task.files is not None:
+            task.working_folder.mkdir(parents=True, exist_ok=True)
+            for path, content in task.files.items():
+                if not path.exists() or path.stat().st_size != len(content):
+                    replace_file(path, content)
 
     def facts(self) -> tuple[dict[str, str], dict[Any, Any] | None]:
         """Versions, and the YAML."""
@@ -145,20 +163,21 @@ class ClusterNode:
 
     def enter(self, rank: int) -> None:
         """Take the place of a node of this rank."""
-        try:
-            os.chdir(self._task.working_folder)
-        except OSError as error:
-            raise LaunchError(f"{self._task.working_folder}: {error.strerror or error}") from error
+        if not self._task.working_folder.is_dir():
+            raise LaunchError(f"{self._task.working_folder}: no such folder")
         self._rank = rank
 
-    def choose_port(self, address: str, port: int, *, may_differ: bool) -> int:
+    def choose_port(self, address: str, may_differ: bool) -> int:
         """The port of the scheduler, which runs here."""
+        port = self._task.command.master_port
+        if self._task.command.msrun_options is None:
+            return port
         try:
             check_port(address, port, fix="add --master_port=")
         except LaunchError:
             if not may_differ:
                 raise
-            return free_port()
+            return free_port()  # the scheduler of the attempt before may hold it for a while
         return port
 
     def marks(self) -> tuple[str, ...]:
@@ -173,63 +192,67 @@ class ClusterNode:
         self, number: int, yaml_text: str, key: CheckpointKey | None, ignored: tuple[str, ...], master: tuple[str, int]
     ) -> None:
         """Write what the workers of an attempt read; `master` is where the scheduler is."""
-        task, folder = self._task, self._folder(number)
+        task, (address, port) = self._task, master
         checkpoint = self._checkpoints(ignored).at(key) if key else None
-        path = task.command.config_path
+        path, folder = task.command.config_path, self._folder(number)
         config = prepare_attempt(folder, yaml_text, path, checkpoint, is_parallel=task.is_parallel)
-        address, port = master
-        self._words = task.command.words(config, folder, port, key is not None, place=(address, self._rank))
+        logs = task.plain_dir / folder.relative_to(task.run_dir)
+        place = None if task.is_alone else (address, self._rank)
+        self._words = task.command.words(config, logs, port, key is not None, place)
 
     def open(self, number: int) -> None:
         """Turn to the logs of an attempt."""
-        self.close()
-        ranks = range(self._first_rank, self._first_rank + self._task.command.num_local)
-        self._workers = Workers(self._folder(number), ranks, has_msrun=True)
+        self._workers.close()
+        first, command = self._first_rank, self._task.command
+        ranks, has_msrun = range(first, first + command.num_local), command.msrun_options is not None
+        self._workers = Workers(self._folder(number), ranks, has_msrun=has_msrun)
 
-    def start(self, variables: Mapping[str, str]) -> None:
-        """Start the msrun of this node; its environment is the one of `ray start`, with these variables."""
-        assert self._workers is not None
-        environment = {**worker_environment(os.environ, Path.cwd()), **variables, VARIABLE: self._line}
-        if "OMP_NUM_THREADS" not in variables:
+    def start(self) -> None:
+        """Start the workers of this node, in its own environment."""
+        folder = self._task.working_folder
+        environment = worker_environment(child_environment(), folder)
+        if not self._task.is_alone:
             environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1 for an actor
-        self._workers.start(self._words, environment)
+        environment |= {**self._task.variables, "PYTHONUNBUFFERED": "1"}
+        environment |= {VARIABLE: self._line, MARKER: str(self._task.run_dir)}
+        self._workers.start(self._words, {"MS_MEMORY_STATISTIC": "1", **environment}, folder)
 
     def full_disks(self) -> tuple[str, ...]:
         """What is missing where this node writes."""
         return full_disks(self._checkpoints(()), self._task.run_dir)
 
+    def logs(self, number: int) -> dict[str, bytes]:
+        """What the logs of an attempt say, by their names in its folder."""
+        folder = self._folder(number)
+        return {str(path.relative_to(folder.parent)): path.read_bytes() for path in folder.glob("*.log")}
+
     def look(self) -> Seen:
         """What the logs of this node say."""
-        assert self._workers is not None
         return self._workers.look()
 
     def ended(self) -> bool | None:
         """None while the workers run; True if they ended well."""
-        assert self._workers is not None
         return self._workers.has_ended_well() if self._workers.is_over() else None
 
     def explain(self) -> Ended | OutOfMemory:
         """Why they are over."""
-        assert self._workers is not None
         return self._workers.explain()
 
     def stop_all(self) -> None:
         """End all workers of this node."""
-        if self._workers is not None:
-            self._workers.stop_all()
+        self._workers.stop_all()
 
     def close(self) -> None:
         """Their logs are not read any more."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        self._workers.close()
 
     @property
     def _first_rank(self) -> int:
         return self._rank * self._task.command.num_local
 
     def _folder(self, number: int) -> Path:
-        return attempt_folder(self._task.run_dir, number) / f"node_{self._rank}"
+        folder = attempt_folder(self._task.run_dir, number)
+        return folder if self._task.is_alone else folder / f"node_{self._rank}"
 
     def _checkpoints(self, ignored: tuple[str, ...]) -> CheckpointFolder:
         return CheckpointFolder(self._task.checkpoints, self._task.command.num_local, ignored, self._first_rank)
