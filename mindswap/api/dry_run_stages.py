@@ -3,9 +3,11 @@
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mindswap.api.dry_run import dry_run, sampled_layers, stage_ranks
@@ -32,6 +34,8 @@ NOT_BUILT = (
     "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
 )
 Say = Callable[[str], None]
+# The simulated step: of the whole model, or of one whose layers stand for some of its layers; None where there is none.
+Simulate = Callable[[Sequence[int] | None], SimulationReport | None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def run_stages(
     options: DryRunOptions | None = None,
     say: Say = lambda line: None,
     title: str = "",
-    simulate: Callable[[], SimulationReport | None] = lambda: None,
+    simulate: Simulate = lambda kept: None,
     budget_bytes: int | None = None,
     counts_fragments: bool = False,
 ) -> StepDryRun:
@@ -84,7 +88,8 @@ def run_stages(
         options: how.
         say: takes a line about how far it is.
         title: name for reports.
-        simulate: gives the simulated step, to be shown beside; called while the processes run.
+        simulate: gives the simulated step, to be shown beside; called while the processes run. Where layers differ, it
+            also chooses the short models, before.
         budget_bytes: memory that may be used.
         counts_fragments: hold the peak with fragments against it.
 
@@ -105,7 +110,7 @@ def run_stages(
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
     whole = _depth(settings, num_layers, None)
-    depths = choose_depths(options, settings, num_layers, policy)
+    depths, doubt = choose_depths(options, settings, num_layers, policy, simulate)
     is_cut = len(depths) == 1 and depths[0].per_chunk is not None  # of another model than the one that is simulated
     folder = _make_folder(options.folder)
     is_stopped, is_started = threading.Event(), threading.Event()
@@ -135,7 +140,7 @@ def run_stages(
         try:
             results = pool.map(one, tasks)  # begins at once
             is_started.wait()  # the compiler, which the simulation asks, lets no other thread run
-            simulated = None if is_cut else simulate()
+            simulated = None if is_cut else simulate(None)
             found = dict(zip(tasks, results, strict=True))
         except BaseException:
             is_stopped.set()
@@ -159,7 +164,7 @@ def run_stages(
         has_cann=has_cann(),
         counts_fragments=counts_fragments,
         notes=(
-            *_notes(depths, whole, policy),
+            *_notes(depths, num_layers, doubt),
             *([NOT_BUILT] if any(not run.is_inlined for run in found.values()) else []),
         ),
     )
@@ -171,7 +176,11 @@ def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Sa
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
     device = step.device
     limits = device.usable_memory_bytes, device.leaves_fragments
-    return run_stages(step.document, options, say, step.title, lambda: step.simulate().report(), *limits)
+
+    def simulate(kept: Sequence[int] | None) -> SimulationReport:
+        return (step if kept is None else step.short(kept)).simulate().report()
+
+    return run_stages(step.document, options, say, step.title, simulate, *limits)
 
 
 def _make_folder(asked: Path | None) -> Path:
@@ -195,8 +204,18 @@ def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None) -> _D
     return _Depth(per_chunk, kept, tuple(stage_layers))
 
 
-def choose_depths(options: DryRunOptions, settings: StepSettings, num_layers: int, policy: Policy) -> list[_Depth]:
+def choose_depths(
+    options: DryRunOptions,
+    settings: StepSettings,
+    num_layers: int,
+    policy: Policy,
+    simulate: Simulate = lambda kept: None,
+) -> tuple[list[_Depth], str]:
     """The depths that were asked for; else the whole model if it is short, and two short ones if it is not.
+
+    Where the line through two short models cannot have as many layers of each kind as the model, those are taken whose
+    simulated line comes nearest to the simulated whole. The second value says how near that is; "" where nothing is
+    to be said.
 
     Raises:
         LaunchError: layers that were asked for cannot be spread over stages and chunks.
@@ -207,29 +226,53 @@ def choose_depths(options: DryRunOptions, settings: StepSettings, num_layers: in
     if options.layers:
         most = shortest * len(cells)
         if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > most)]:
-            allowed = f"{num_layers}, all of them, or a multiple of {len(cells)} up to {most}"
+            multiple = f"a multiple of {len(cells)} up to {most}" if len(cells) > 1 else f"1 to {most}"
             raise LaunchError(
-                f"--layers {wrong[0]}: every stage and chunk needs as many layers\n    allowed: {allowed}"
+                f"--layers {wrong[0]}: every stage and chunk needs as many layers\n"
+                f"    allowed: {multiple}, or {num_layers}, which is all of them"
             )
-        found = sorted(set(options.layers))
-        return [whole if n == num_layers else _depth(settings, num_layers, n // len(cells)) for n in found]
-    most = min(MOST_LAYERS if len(cells) == 1 else MOST_LAYERS // 2, shortest)
-    if options.is_full or num_layers <= most * len(cells):
-        return [whole]
-    if most < 2:
-        return [whole]
-    least = 2 if len(cells) == 1 else 1
-    depths = {n: _depth(settings, num_layers, n) for n in range(least, most + 1)}
-    pairs = [(low, high) for high in depths for low in depths if low < high]
+        found = [whole if n == num_layers else _depth(settings, num_layers, n // len(cells)) for n in options.layers]
+        pairs = [sorted(found, key=lambda depth: len(depth.kept))]
+    else:
+        most = min(MOST_LAYERS if len(cells) == 1 else MOST_LAYERS // 2, shortest)
+        if options.is_full or num_layers <= most * len(cells) or most < 2:
+            return [whole], ""
+        least = 2 if len(cells) == 1 else 1
+        depths = [_depth(settings, num_layers, n) for n in range(least, most + 1)]
+        pairs = [[low, high] for high in depths for low in depths if len(low.kept) < len(high.kept)]
+    if len(pairs[0]) == 1 or pairs[0][-1] is whole:
+        return pairs[0], ""
     # The fewest layers with which the line has as many layers of each kind as the model.
-    best = min(pairs, key=lambda pair: (_mismatch(depths[pair[0]], depths[pair[1]], whole, policy), sum(pair)))
-    return [depths[n] for n in best]
+    off = [_mismatch(pair, whole, policy) for pair in pairs]
+    best = min(range(len(pairs)), key=off.__getitem__)
+    if not off[best] or (simulated := simulate(None)) is None:
+        return pairs[best], f"for {off[best]:.0%} of them the line counts layers of another kind" if off[best] else ""
+    reports = {depth.kept: simulate(depth.kept) for depth in chain(*pairs)}
+    errors = [_line_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
+    best = min(range(len(pairs)), key=errors.__getitem__)
+    return pairs[best], f"in the simulation the line is {errors[best][1]:.1%} off the whole model"
 
 
-def _mismatch(short: _Depth, long: _Depth, whole: _Depth, policy: Policy) -> float:
+def _line_error(
+    pair: Sequence[_Depth], whole: _Depth, reports: Sequence[SimulationReport], simulated: SimulationReport
+) -> tuple[int, float]:
+    """Stages whose peaks are in different parts of the step, and how far the line through them misses at most."""
+    num_mixed, worst = 0, 0.0
+    for stage, known in enumerate(simulated.stages):
+        low, high = (report.stages[stage] for report in reports)
+        moments = [each.moment for each in (low, high, known) if each.moment]
+        num_mixed += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
+        first, last, all_layers = (depth.stage_layers[stage] for depth in (*pair, whole))
+        share = (all_layers - last) / (last - first)
+        line_bytes = high.peak_bytes + (high.peak_bytes - low.peak_bytes) * share
+        worst = max(worst, abs(line_bytes / known.peak_bytes - 1))
+    return num_mixed, round(worst, 3)
+
+
+def _mismatch(pair: Sequence[_Depth], whole: _Depth, policy: Policy) -> float:
     """Layers that the line through two short models has too many or too few of some kind, as a share of all."""
-    counts = [_kinds(depth, policy) for depth in (short, long, whole)]
-    low, high, num_layers = (len(depth.kept) for depth in (short, long, whole))
+    counts = [_kinds(depth, policy) for depth in (*pair, whole)]
+    low, high, num_layers = (len(depth.kept) for depth in (*pair, whole))
     share = (num_layers - high) / (high - low)
     off = 0.0
     for kind in set[tuple[bool, ...]]().union(*counts):
@@ -242,23 +285,16 @@ def _kinds(depth: _Depth, policy: Policy) -> Mapping[tuple[bool, ...], int]:
     """Layers by the entries of the policy that name them."""
     sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
     sets += [policy.layer_recompute, policy.output_recompute]
-    counts: dict[tuple[bool, ...], int] = {}
-    for layer in depth.kept:
-        kind = tuple(layer in layers for layers in sets)
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
+    return Counter(tuple(layer in layers for layers in sets) for layer in depth.kept)
 
 
-def _notes(depths: Sequence[_Depth], whole: _Depth, policy: Policy) -> tuple[str, ...]:
+def _notes(depths: Sequence[_Depth], num_layers: int, doubt: str) -> tuple[str, ...]:
     if depths[-1].per_chunk is None:
         return ()
     ran = " and ".join(str(len(depth.kept)) for depth in depths)
     if len(depths) == 1:
-        return (f"{ran} of {len(whole.kept)} layers were run: all figures are of those alone, and nothing is compared",)
-    notes = [f"{ran} of {len(whole.kept)} layers were run: the figures are on the straight line through them"]
-    if off := _mismatch(depths[0], depths[-1], whole, policy):
-        notes.append(
-            f"layers differ in what they swap and recompute; for {off:.0%} of them the line counts layers of another "
-            "kind: --full runs all of them"
-        )
+        return (f"{ran} of {num_layers} layers were run: all figures are of those alone, and nothing is compared",)
+    notes = [f"{ran} of {num_layers} layers were run: the figures are on the straight line through them"]
+    if doubt:
+        notes.append(f"layers differ in what they swap and recompute; {doubt}: --full runs all of them")
     return tuple(notes)

@@ -1,6 +1,7 @@
 """A training step as it was loaded, which plans and dry runs take."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.step_model import StepModel
+from mindswap.training.proof.derive import cut_policy
 from mindswap.units import format_count
 
 
@@ -77,6 +79,10 @@ class LoadedStep:
             section = self.document.get("recompute_config", "select_recompute") if policy is None else None
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
         return Run(model, chosen, simulated, title or self.title)
+
+    def short(self, kept: Sequence[int]) -> "LoadedStep":
+        """The step of a model with fewer layers, each of which does what one of `kept` does; as a dry run makes it."""
+        return replace(self, policy=cut_policy(self.policy, tuple(kept)), model=self.model.short(kept))
 
     def with_swap(self) -> "LoadedStep":
         """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""

@@ -17,6 +17,7 @@ from mindswap.policy.convert import policy_sections
 from mindswap.policy.words import name_indices
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table
+from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.proof.children import ask
 from mindswap.units import format_bytes
@@ -83,9 +84,14 @@ def dry_run_plan(
     policy = replace(plan.policy, is_swap_enabled=True)
     sections = policy_sections(policy, data, step.model.captured.num_layers)
     document = document_from_data({**data, **sections}, step.document.file)
-    simulated = plan.run().report()
+
+    def simulate(kept: Sequence[int] | None) -> SimulationReport:
+        if kept is None:
+            return plan.run().report()
+        return replace(step, policy=policy).short(kept).simulate().report()
+
     limits = budget_bytes, step.device.leaves_fragments
-    return run_stages(document, options, say, f"{step.title}, planned", lambda: simulated, *limits)
+    return run_stages(document, options, say, f"{step.title}, planned", simulate, *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,13 +217,15 @@ def dry_run_file(
     document = load_document(file_name(path))
     known = find_costs([document], device, overrides or {}).device
     limits = known.usable_memory_bytes, known.leaves_fragments
-    reasons: list[str] = []
+    reasons: dict[str, None] = {}
+    load = cache(partial(load_step, path, device, overrides))
 
-    def simulate() -> "SimulationReport | None":
+    def simulate(kept: Sequence[int] | None) -> "SimulationReport | None":
         try:
-            return load_step(path, device, overrides).simulate().report()
+            step = load()
+            return (step if kept is None else step.short(kept)).simulate().report()
         except (GraphError, SimulationError) as error:
-            reasons.append(f"not simulated: {str(error).splitlines()[0]}")
+            reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
             return None
 
     report = run_stages(document, options, say, Path(path).stem, simulate, *limits)

@@ -4,7 +4,7 @@ Everything here is simulated.
 """
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -113,6 +113,14 @@ class StepModel:
     ) -> "StepModel":
         """The same captured step with other costs, under other settings, or beside another fixed policy."""
         return StepModel(self.layers.source, costs or self.costs, settings or self.settings, fixed or self.layers.fixed)
+
+    def short(self, kept: Sequence[int]) -> "StepModel":
+        """The step of a model with fewer layers, as many on each stage, of which each stands for one of `kept`."""
+        source = self.layers.source
+        layer_map = tuple(source.sample.layer_map[index] for index in kept)
+        captured = replace(source, sample=replace(source.sample, layer_map=layer_map))
+        settings = replace(self.settings, pipeline=replace(self.settings.pipeline, offset=0))
+        return StepModel(captured, self.costs, settings, self.layers.fixed)
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""

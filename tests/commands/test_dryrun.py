@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from mindswap.errors import LaunchError
 from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.problems import answer_text
+from mindswap.simulator.summary_model import Moment
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from tests.schema import answer_of
 from tests.training.dryrun.test_stages import model
@@ -66,9 +68,8 @@ def settings(text: str):
 
 
 def depths(text: str, num_layers: int, policy: Policy | None = None, **options) -> list[tuple[int, ...]]:
-    return [
-        depth.kept for depth in choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
-    ]
+    found, _ = choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
+    return [depth.kept for depth in found]
 
 
 def test_a_short_model_is_run_whole():
@@ -86,6 +87,23 @@ def test_the_depths_have_as_many_layers_of_each_kind_as_the_line_takes():
     first, second = (sum(layer < 8 for layer in each) for each in kept)
     # 8 of 32 layers are swapped, and so many layers that are must the line have at 32
     assert second + (second - first) * (32 - high) / (high - low) == pytest.approx(8, abs=2)
+
+
+def test_of_unlike_layers_the_depths_are_those_whose_simulated_line_is_nearest():
+    policy = Policy(op_swap=(OpSwap("attention", Layers((1, 4, 9, 20)), 1),))
+
+    def simulated(kept):  # straight from 3 layers on, but for 5, where the peak is in backward
+        count = 32 if kept is None else len(kept)
+        moment = Moment(0, "backward" if count == 5 else "forward", -1, 0, "loss")
+        return SimpleNamespace(stages=[SimpleNamespace(peak_bytes=1000 * max(count, 3), moment=moment)])
+
+    options = DryRunOptions()
+    found, doubt = choose_depths(options, settings("a: 1"), 32, policy, simulated)
+    assert [len(depth.kept) for depth in found] == [3, 4]
+    assert doubt == "in the simulation the line is 0.0% off the whole model"
+    asked, doubt = choose_depths(replace(options, layers=(2, 4)), settings("a: 1"), 32, policy, simulated)
+    # 3000 and 4000 on 2 and 4 layers: 4000 + 28 * 500 on 32
+    assert [len(depth.kept) for depth in asked] == [2, 4] and "43.8% off" in doubt
 
 
 def test_full_is_all_layers():
@@ -191,7 +209,9 @@ def test_one_short_model_is_not_compared_with_the_whole(monkeypatch):
     monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
     monkeypatch.setattr(dry_run_stages, "dry_run", lambda *arguments: (model(2),))
     options = DryRunOptions(layers=(2,))
-    report = dry_run_stages.run_stages(load_document(CASE4), options, simulate=lambda: pytest.fail(), budget_bytes=1)
+    report = dry_run_stages.run_stages(
+        load_document(CASE4), options, simulate=lambda kept: pytest.fail(), budget_bytes=1
+    )
     assert (report.simulated, report.budget_bytes, report.fits) == (None, None, True)
     assert report.notes == ("2 of 4 layers were run: all figures are of those alone, and nothing is compared",)
 
