@@ -7,7 +7,7 @@ from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_budget, describe_moment
 from mindswap.report.tables import attributes, format_table
 from mindswap.training.dryrun.read import PARTS, DryRun, Kernel, live_by_cell
-from mindswap.training.dryrun.stages import DryRunReport, StageRun, StepPlace, simulated_parts
+from mindswap.training.dryrun.stages import DryRunReport, StageRun, StepPlace
 from mindswap.units import format_bytes
 
 NUM_CELLS = 6
@@ -83,8 +83,7 @@ def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
 
 def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
     """Header and rows: what is live at the peak of a stage, by what it is for."""
-    beside = report.simulated_stage(stage)
-    simulated = simulated_parts(beside) if beside else {}
+    simulated = report.simulated_parts(stage)
     header = ["live at the peak", "dry run", *(["simulate", "difference"] if simulated else [])]
     header += ["the other"] if other else []
     rows = []
@@ -159,7 +158,6 @@ def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
 
 def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
     run = stage.run
-    simulated = report.simulated_stage(stage)
     return {
         "stage": stage.stage,
         "rank": run.rank,
@@ -171,7 +169,7 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
             **attributes(stage.place, "where layer operator"),
         },
         "parts": dict(stage.parts),
-        "simulated_parts": simulated_parts(simulated) if simulated else None,
+        "simulated_parts": report.simulated_parts(stage) or None,
         "saved_by_cell": dict(saved_cells(run).most_common()),
         "runs": [
             {

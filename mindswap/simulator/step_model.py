@@ -13,6 +13,7 @@ from mindswap.errors import SimulationError
 from mindswap.graph.memory import Label
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.sharding.collectives import Collective
+from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import layer_key, with_recompute_only
@@ -238,6 +239,14 @@ class StepModel:
             )
             for stage, own in enumerate(self.weights.exchange_ns)
         )
+
+    @property
+    def weight_casts(self) -> frozenset[str]:
+        """Labels of casts of gathered weights: backward holds them in place of what was gathered."""
+        graph = self.captured.graph
+        gathered = {node.name for node in graph.forward if is_gathering(node)}
+        casts = (node for node in graph.forward if node.op == "Cast" and not gathered.isdisjoint(node.inputs))
+        return frozenset(str(self.names(node)) for node in casts)
 
     def model_flops(self) -> int:
         """Floating point operations of the matrix units in one step without recompute, all cards."""

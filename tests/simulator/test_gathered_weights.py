@@ -214,3 +214,9 @@ def test_the_bound_is_below_every_policy(sharding, settings):
         # Nothing comes between: the first backward waits for all gathering, and nothing is gathered behind it.
         keep = own.simulate(KEEP_ALL)
         assert least_step_ns(facts, keep.peak_bytes, 10**12, allow) == keep.step_time_ns
+
+
+def test_casts_of_gathered_weights_are_told_from_activations():
+    behind = model(sharding=WeightSharding(8, is_cast_behind=True))
+    assert behind.weight_casts == {"mlp.cast"}
+    assert model(sharding=WeightSharding()).weight_casts == frozenset()

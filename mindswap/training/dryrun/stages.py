@@ -119,6 +119,20 @@ class DryRunReport:
         """What `simulate` says of a stage; None where nothing is simulated."""
         return self.simulated.stages[stage.stage] if self.simulated else None
 
+    def simulated_parts(self, stage: StageRun) -> dict[str, int]:
+        """What the simulated stage holds at its peak, in the parts of a dry run, without workspace; {} without one."""
+        simulated = self.simulated_stage(stage)
+        if self.simulated is None or simulated is None:
+            return {}
+        sums = dict.fromkeys(PARTS, 0)
+        for name, size_bytes in simulated.static_parts:
+            if name in _STATIC_PARTS:
+                sums[_STATIC_PARTS[name]] += size_bytes
+        for holder in simulated.holders:
+            is_weight = "AllGather" in holder.label or holder.label in self.simulated.weight_casts
+            sums["gathered weights" if is_weight else _HOLDER_PARTS.get(holder.kind, "other")] += holder.size_bytes
+        return sums
+
     @property
     def peak_bytes(self) -> int:
         """What is held against the budget: with the simulated workspace, and with fragments if they count."""
@@ -131,18 +145,6 @@ class DryRunReport:
     def fits(self) -> bool:
         """Whether that is within the budget."""
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
-
-
-def simulated_parts(stage: StageReport) -> dict[str, int]:
-    """What a simulated stage holds at its peak, in the parts of a dry run; without workspace."""
-    sums = dict.fromkeys(PARTS, 0)
-    for name, size_bytes in stage.static_parts:
-        if name in _STATIC_PARTS:
-            sums[_STATIC_PARTS[name]] += size_bytes
-    for holder in stage.holders:
-        part = _HOLDER_PARTS.get(holder.kind, "other")
-        sums["gathered weights" if "AllGather" in holder.label else part] += holder.size_bytes
-    return sums
 
 
 def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun]) -> StageRun:
