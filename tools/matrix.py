@@ -107,7 +107,7 @@ def try_pair(pair: Pair) -> Cell:
             swaps = training = "-"
         else:
             swaps, training = try_training(folder) if pair.mindformers else try_alone(folder)
-        has_backend = pair.mindformers and pair.mindspore in DRY_RUN_VERSIONS
+        has_backend = pair.mindformers not in ("", *BESIDE) and pair.mindspore in DRY_RUN_VERSIONS
         peaks = try_dry_run(folder) if has_backend else "-"
     except Failure as failure:
         return Cell(pair, result=f"FAILED {failure}")
