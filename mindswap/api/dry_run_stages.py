@@ -247,7 +247,7 @@ def choose_depths(
     best = min(range(len(pairs)), key=off.__getitem__)
     if not off[best] or (simulated := simulate(None)) is None:
         return pairs[best], f"for {off[best]:.0%} of them the line counts layers of another kind" if off[best] else ""
-    reports = {depth.kept: simulate(depth.kept) for depth in chain(*pairs)}
+    reports = {depth.kept: simulate(depth.kept) or simulated for depth in chain(*pairs)}
     errors = [_line_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
     best = min(range(len(pairs)), key=errors.__getitem__)
     return pairs[best], f"in the simulation the line is {errors[best][1]:.1%} off the whole model"
