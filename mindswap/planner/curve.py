@@ -1,6 +1,6 @@
 """The plans of a model: one for each fixed budget, made when it is asked for, and the best of them for a budget."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -55,7 +55,6 @@ class Curve:
         facts: for the bound.
         catalog: items of the model.
         keep: the policy that keeps everything, replayed.
-        finish: makes a policy of what a choice asks for.
 
     Attributes:
         progress: called after each simulation.
@@ -68,12 +67,10 @@ class Curve:
         facts: Facts,
         catalog: Catalog,
         keep: Evaluation,
-        finish: Callable[[Policy], Policy],
     ):
         self.problem = problem
         self.facts = facts
         self.keep = keep
-        self.finish = finish
         self.progress = Interruptible()
         foresight = Foresight(problem.model)
         self.strict = StageSolver(problem, short, catalog, self._count, foresight)
@@ -251,7 +248,7 @@ class Curve:
         return self.least
 
     def _candidate(self, choice: np.ndarray, is_coupled: bool | None = None) -> Candidate:
-        policy = self.finish((self.coupled or self.strict).rows.policy(choice))
+        policy = self.problem.with_switches((self.coupled or self.strict).rows.policy(choice))
         found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice, is_coupled)
         if self.nearest is None or _need(found) < _need(self.nearest):
             self.nearest = found

@@ -74,6 +74,7 @@ class _Found:
 
     layers: list[int] = field(default_factory=list)
     size_bytes: int = 0
+    recompute_ns: int = 0
 
 
 def _in_order(found: dict[Label, _Found]) -> list[tuple[Label, _Found]]:
@@ -133,30 +134,23 @@ def _wasted_line(label: Label, found: _Found, swapped: list[str], others: list[s
     )
 
 
-@dataclass
-class _Again:
-    layers: list[int]
-    freed_bytes: int
-    recompute_ns: int
-
-
 def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[str]:
     """Bytes no longer there between forward and backward, and the cost of running again; equal layers once."""
-    found: dict[Label, _Again] = {}
+    found: dict[Label, _Found] = {}
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
         there = set().union(*(saved_by_label(after, placement) for placement in Placement))
         gone = {label: size for label, size in saved_by_label(before, Placement.KEPT).items() if label not in there}
         cost = _recompute_ns(after)
         cost.subtract(_recompute_ns(before))
         for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
-            entry = found.setdefault(label, _Again([], 0, 0))
+            entry = found.setdefault(label, _Found())
             entry.layers.append(layer)
-            entry.freed_bytes += gone.get(label, 0)
+            entry.size_bytes += gone.get(label, 0)
             entry.recompute_ns += max(0, cost.get(label, 0))
     lines = []
     for label, entry in found.items():
         num = len(entry.layers)
-        frees = f"frees {format_bytes(entry.freed_bytes // num)} of a layer" if entry.freed_bytes else "is read again"
+        frees = f"frees {format_bytes(entry.size_bytes // num)} of a layer" if entry.size_bytes else "is read again"
         takes = f"{format_time(entry.recompute_ns // num)} of a layer" if entry.recompute_ns else "no time"
         where = _in_words(entry.layers)
         lines.append(f"recompute {label} in {where}: {frees}, takes {takes} in backward")

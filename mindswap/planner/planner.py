@@ -96,7 +96,7 @@ class Planner:
         key = (problem.settings, problem.num_cards_per_node)
         if key not in self.common:
             trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
-            policies = {name: _with_settings(baseline_policy(name, trees), problem.settings) for name in BASELINES}
+            policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
             # Where pieces of a sequence read what others left no whole layer can run again.
             policies = {name: one for name, one in policies.items() if has_whole or one.layer_recompute == NO_LAYERS}
             judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
@@ -136,10 +136,7 @@ class Planner:
         """Plans made under the same rules before, to go on with."""
         key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings)
         if key not in self.curves:
-            self.curves[key] = Curve(
-                problem, self.shorts[0], self.facts, self.catalog, keep,
-                lambda policy: _with_settings(policy, problem.settings),
-            )  # fmt: skip
+            self.curves[key] = Curve(problem, self.shorts[0], self.facts, self.catalog, keep)
         curve = self.curves[key]
         curve.progress = progress
         return curve
@@ -240,17 +237,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _with_settings(policy: Policy, settings: Policy) -> Policy:
-    """The policy with the switches of the configuration."""
-    return replace(
-        policy,
-        is_swap_enabled=True,
-        recompute_slice_activation=settings.recompute_slice_activation,
-        mp_comm_recompute=settings.mp_comm_recompute,
-        parallel_optimizer_comm_recompute=settings.parallel_optimizer_comm_recompute,
-    )
 
 
 def _holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:

@@ -1,7 +1,7 @@
 """Question to a planner, and its answer. Plain data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from mindswap.errors import PlanError
@@ -52,6 +52,11 @@ class PlanProblem:
         """Share of the host memory of one card."""
         cards = min(self.model.settings.num_cards, self.num_cards_per_node)
         return self.host_bytes // max(1, cards)
+
+    def with_switches(self, policy: Policy) -> Policy:
+        """A policy with the switches of the configuration."""
+        names = ("recompute_slice_activation", "mp_comm_recompute", "parallel_optimizer_comm_recompute")
+        return replace(policy, is_swap_enabled=True, **{name: getattr(self.settings, name) for name in names})
 
 
 # The answer; all times are simulated.

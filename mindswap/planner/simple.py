@@ -119,12 +119,7 @@ class _SimpleSearch:
         sections = [sorted(section for chunk in chunks for section in chunk) for chunks in short.layout.chunks]
         num_layers = problem.model.captured.num_layers
         self.stages = [[section - 1 for section in own if 1 <= section <= num_layers] for own in sections]
-        self.settings = Policy(
-            is_swap_enabled=True,
-            recompute_slice_activation=problem.settings.recompute_slice_activation,
-            mp_comm_recompute=problem.settings.mp_comm_recompute,
-            parallel_optimizer_comm_recompute=problem.settings.parallel_optimizer_comm_recompute,
-        )
+        self.settings = problem.with_switches(Policy())
         self.known: dict[Policy, Candidate] = {}  # time lines of hundreds would fill the memory
 
     def run(self) -> None:

@@ -15,7 +15,6 @@ from mindswap.planner.solvers.search import Progress, Search, Stop
 from mindswap.planner.space import KEEP, Figures, Score, Space
 from mindswap.planner.step_space import StepSpace, WholeSpace
 from mindswap.simulator.step_model import StepModel
-from mindswap.simulator.timeline import Timeline
 
 # Rounds in which a stage that is over its budget in the whole step is solved again with less.
 NUM_REPAIRS = 2
@@ -127,41 +126,25 @@ class StageSolver:
             if not self._kept_ns:
                 self._kept_ns = space.timeline(np.zeros_like(choice)).step_time_ns
             search.kept_ns = self._kept_ns
-            self._repair(search, space, choice, budget_bytes, budgets, effort_permille, fitting)
+            _, timeline = search.run(choice)
+            search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(timeline.program.ops))
+            tried = [choice.copy()]
+            over = first_over = space.over_bytes(timeline)
+            for _ in range(NUM_REPAIRS):
+                # There is nothing less to ask for of a stage that does not fit alone.
+                again = [stage for stage in np.flatnonzero(over > 0).tolist() if stage in fitting]
+                if not again:
+                    break
+                for stage in again:
+                    budgets[stage] -= max(int(over[stage]), budget_bytes // LEAST_REPAIR)
+                fitting = fitting & self._solve_stages(choice, again, budgets, effort_permille)
+                tried.append(choice.copy())
+                over = space.over_bytes(search.run(choice)[1])
+            if len(tried) > 1:
+                best_mix(search.score, tried, orders_of(self.layers, first_over.tolist()))
+            # Time of forward of one micro-batch on one stage.
+            improve(search, forward_time_ns(timeline) // self.short.layout.num_turns // self.num_stages)
         return choice if search.best is None else search.best
-
-    def _repair(
-        self,
-        search: Search,
-        space: WholeSpace,
-        choice: np.ndarray,
-        budget_bytes: int,
-        budgets: list[int],
-        effort_permille: int,
-        fitting: set[int],
-    ) -> None:
-        _, timeline = search.run(choice)
-        ops = timeline.program.ops
-        search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(ops))
-        tried = [choice.copy()]
-        over = first_over = space.over_bytes(timeline)
-        for _ in range(NUM_REPAIRS):
-            # There is nothing less to ask for of a stage that does not fit alone.
-            again = [stage for stage in np.flatnonzero(over > 0).tolist() if stage in fitting]
-            if not again:
-                break
-            for stage in again:
-                budgets[stage] -= max(int(over[stage]), budget_bytes // LEAST_REPAIR)
-            fitting = fitting & self._solve_stages(choice, again, budgets, effort_permille)
-            tried.append(choice.copy())
-            over = space.over_bytes(search.run(choice)[1])
-        if len(tried) > 1:
-            best_mix(search.score, tried, orders_of(self.layers, first_over.tolist()))
-        improve(search, self._forward_ns(timeline))
-
-    def _forward_ns(self, timeline: Timeline) -> int:
-        """Time of forward of one micro-batch on one stage."""
-        return forward_time_ns(timeline) // self.short.layout.num_turns // self.num_stages
 
 
 def _per_batch_ns(space: Space, score: Score) -> float:

@@ -135,11 +135,6 @@ def _look_up_axis(call: OperatorCall) -> int:
     return (call.integers[0] if call.integers else 0) % len(call.splits[0])
 
 
-def _one_hot(call: OperatorCall) -> list[Split]:
-    """onehot_info.cc: the strategy is that of the output."""
-    return [call.splits[0]]
-
-
 def _expand_dims(call: OperatorCall) -> list[Split] | None:
     """expand_dims_info.cc."""
     if not call.integers:
@@ -185,21 +180,6 @@ def _dropout(call: OperatorCall) -> list[Split]:
     return [call.splits[0], (num_parts(call.splits[0]),)]
 
 
-def _embedding(call: OperatorCall) -> list[Split]:
-    """A look-up of rows."""
-    return [(*call.splits[0], call.splits[1][-1])]
-
-
-def _outer(call: OperatorCall) -> list[Split]:
-    """Every element of one vector times every element of the other."""
-    return [(*call.splits[0], *call.splits[1])]
-
-
-def _segment_sum(call: OperatorCall) -> list[Split]:
-    """Gradient of an embedding: rows are whole, the rest as the incoming gradient."""
-    return [(1, *call.splits[0][len(call.splits[1]) :])]
-
-
 # Rules that need a second operand.
 TWO_OPERANDS = (Cut.EMBEDDING, Cut.GATHER, Cut.OUTER, Cut.PRODUCT, Cut.SEGMENT_SUM)
 RULES: dict[Cut, Callable[[OperatorCall], list[Split] | None]] = {
@@ -207,15 +187,16 @@ RULES: dict[Cut, Callable[[OperatorCall], list[Split] | None]] = {
     Cut.BROADCAST: _tile,
     Cut.DROPOUT: _dropout,
     Cut.ELEMENTWISE: _elementwise,
-    Cut.EMBEDDING: _embedding,
+    Cut.EMBEDDING: lambda call: [(*call.splits[0], call.splits[1][-1])],  # a look-up of rows
     Cut.EXPAND_DIMS: _expand_dims,
     Cut.GATHER: _gather,
     Cut.LIKE_FIRST: _like_first,
-    Cut.ONE_HOT: _one_hot,
-    Cut.OUTER: _outer,
+    Cut.ONE_HOT: lambda call: [call.splits[0]],  # onehot_info.cc: the strategy is that of the output
+    Cut.OUTER: lambda call: [(*call.splits[0], *call.splits[1])],  # every element of one vector times all of the other
     Cut.PRODUCT: _matmul,
     Cut.REDUCTION: _reduce,
-    Cut.SEGMENT_SUM: _segment_sum,
+    # Gradient of an embedding: rows are whole, the rest as the incoming gradient.
+    Cut.SEGMENT_SUM: lambda call: [(1, *call.splits[0][len(call.splits[1]) :])],
     Cut.SQUEEZE: _squeeze,
     Cut.TRANSPOSE: _transpose,
 }
