@@ -37,14 +37,6 @@ class NameSource(Enum):
 
 
 @dataclass(frozen=True)
-class _CheckRequest:
-    num_layers: int | None
-    ignore: Collection[str]
-    names: NameSource
-    can_build: bool
-
-
-@dataclass(frozen=True)
 class CheckedConfig:
     """Findings about a file, in either form."""
 
@@ -55,11 +47,6 @@ class CheckedConfig:
     notes: Sequence[str]  # what could not be looked at
     layers: str  # what happens in each layer, as text; "" where that is not known
     data: Mapping[str, Any]  # what `--json` says besides
-
-    @property
-    def form_name(self) -> str:
-        """As `--json` says it."""
-        return "2.x" if self.form is Form.PYNATIVE else "1.9"
 
 
 def check_config(
@@ -78,22 +65,9 @@ def check_config(
         names: where operator names come from.
         can_build: the document is a file that MindFormers can read, too.
     """
-    asked = _CheckRequest(num_layers, ignore, names, can_build)
-    return _check_2x(document, asked) if find_form(document) is Form.PYNATIVE else _check_1_9(document, asked)
-
-
-def _check_2x(document: Document, asked: _CheckRequest) -> CheckedConfig:
-    mindformers = installed_version("mindformers")
-    checked = check_pynative(document, asked.num_layers, silence=asked.ignore, mindformers=mindformers)
-    effect, problems = checked.effect, checked.problems
-    layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
-    data = settings_effect_to_json(effect, problems)
-    notes = pynative_notes(effect, is_release_known=mindformers.startswith("2."))
-    return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, notes, layers, data)
-
-
-def _check_1_9(document: Document, asked: _CheckRequest) -> CheckedConfig:
-    result, notes = _with_real_names(document, asked)
+    if find_form(document) is Form.PYNATIVE:
+        return _check_2x(document, num_layers, ignore)
+    result, notes = _with_real_names(document, num_layers, ignore, names, can_build)
     # Also what is wrong with the figures of the simulated device, which rules of policies do not know.
     known = {(problem.location, problem.rule) for problem in result.problems}
     found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
@@ -109,16 +83,28 @@ def _check_1_9(document: Document, asked: _CheckRequest) -> CheckedConfig:
     return CheckedConfig(Form.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data)
 
 
-def _with_real_names(document: Document, asked: _CheckRequest) -> tuple[CheckResult, list[str]]:
+def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str]) -> CheckedConfig:
+    mindformers = installed_version("mindformers")
+    checked = check_pynative(document, num_layers, silence=ignore, mindformers=mindformers)
+    effect, problems = checked.effect, checked.problems
+    layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
+    data = settings_effect_to_json(effect, problems)
+    notes = pynative_notes(effect, is_release_known=mindformers.startswith("2."))
+    return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, notes, layers, data)
+
+
+def _with_real_names(
+    document: Document, num_layers: int | None, ignore: Collection[str], names: NameSource, can_build: bool
+) -> tuple[CheckResult, list[str]]:
     """Findings of the rules, by the operators of a table or of the real network, and what could not be looked at."""
-    result = check_document(document, asked.num_layers, environ=os.environ, silence=asked.ignore)
+    result = check_document(document, num_layers, environ=os.environ, silence=ignore)
     is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:
         return result, []
     notes = []
     # The network takes seconds to build, so a table goes first.
-    wants_network = asked.names is NameSource.NETWORK or (result.trees is None and asked.names is not NameSource.TABLE)
-    if asked.can_build and wants_network and result.num_layers is not None and has_mindformers():
+    wants_network = names is NameSource.NETWORK or (result.trees is None and names is not NameSource.TABLE)
+    if can_build and wants_network and result.num_layers is not None and has_mindformers():
         try:
             trees = read_real_trees(document.file, result.num_layers)
         except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
@@ -127,7 +113,7 @@ def _with_real_names(document: Document, asked: _CheckRequest) -> tuple[CheckRes
         else:
             if not trees.uses and result.trees is not None:
                 trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
-            return check_document(document, asked.num_layers, trees, os.environ, silence=asked.ignore), []
+            return check_document(document, num_layers, trees, os.environ, silence=ignore), []
     if result.num_layers is None:
         notes.append(
             "the number of layers is not known, so layers and operator names were not checked; use --num-layers"
@@ -135,7 +121,7 @@ def _with_real_names(document: Document, asked: _CheckRequest) -> tuple[CheckRes
     elif result.trees is None:
         hint = "run this where MindFormers is installed"
         if has_mindformers():
-            on_table = asked.names is NameSource.TABLE
+            on_table = names is NameSource.TABLE
             hint = "leave out --table" if on_table else "mindswap run, which looks at the real network"
         notes.append(f"operator names were not checked: no table has this model; to check them: {hint}")
     elif notes:

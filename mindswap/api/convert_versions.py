@@ -106,7 +106,7 @@ class Rewritten:
     data: Mapping[str, object]  # what `--json` says besides
 
 
-VERSIONS = {"2.x": Form.PYNATIVE, "1.9": Form.GRAPH}
+VERSIONS = {form.version: form for form in Form}
 SECTIONS_1_9 = ("swap_config", "recompute_config")
 SECTIONS_2X = ("swap", "recompute", "recompute_comm")
 # Operators of a layer where no table has the model.

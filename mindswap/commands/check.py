@@ -66,7 +66,7 @@ def _check_one(args: argparse.Namespace, path: str) -> int:
     has_errors = bool(find_errors(found.problems))
     if args.json:
         shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}
-        print(answer_text("check", {"form": found.form_name, **shared, **found.data}, not has_errors))
+        print(answer_text("check", {"form": found.form.version, **shared, **found.data}, not has_errors))
         return int(has_errors)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     parts = [format_problems(found.problems, colour)] if found.problems else []

@@ -113,6 +113,11 @@ class Form(Enum):
     GRAPH = "MindFormers 1.9 (graph mode)"
     PYNATIVE = "MindFormers 2.x (PyNative)"
 
+    @property
+    def version(self) -> str:
+        """As options and `--json` say it: `1.9` or `2.x`."""
+        return self.value.split()[1]
+
 
 def find_form(document: Document) -> Form:
     """The form by the top-level keys: `training` and `parallelism`, and none of `trainer`, `runner_config`.
