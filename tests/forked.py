@@ -72,7 +72,6 @@ def _serve() -> None:
     with quiet():
         import mindformers  # noqa: F401 imports MindSpore
 
-        import mindswap.api.execute  # noqa: F401 half a second more
         import mindswap.api.inspect  # noqa: F401
         import mindswap.api.plan  # noqa: F401
         import mindswap.api.verify  # noqa: F401

@@ -27,9 +27,7 @@ from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.effect import (
     effect_to_json,
-    execution_to_json,
     format_effect,
-    format_execution,
     format_recompute_effect,
     recompute_effect_to_json,
 )
@@ -73,7 +71,6 @@ def verify(
     path: str | os.PathLike[str],
     rank: int | None = None,
     logs: str | os.PathLike[str] | None = None,
-    execute: bool = False,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
@@ -83,7 +80,6 @@ def verify(
         path: MindFormers YAML.
         rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
         logs: folder with the logs of a run, which count too, or with a folder `node_*` of them for each node.
-        execute: also run the compiled step, operator by operator.
         use_cache: False compiles again and keeps nothing.
         progress: called with the number of logs read and of all.
 
@@ -99,11 +95,6 @@ def verify(
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
     policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
     found = _verify_graph(document, checked, policy, rank, use_cache)
-    if execute:
-        from mindswap.api.execute import execute_config  # brings the simulator along
-
-        result = execute_config(config, document, policy, use_cache)
-        found = found.and_also("execution", result.is_ok, format_execution(result), execution_to_json(result))
     if workers is None:
         return found
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)

@@ -5,14 +5,10 @@ examples:
   mindswap verify --json llama2_7b.yaml | jq '.layers[].swapped_bytes'
   mindswap verify llama2_7b.yaml --rank 0
   mindswap verify llama2_7b.yaml --log output/msrun
-  mindswap verify configs/llama2_7b/cpu/case3_op_swap.yaml --execute
 
 Exit code 0: the compiled graph does what CONFIG asks, no more and no less; 1 if not. The network is compiled
 without weights, by MindSpore's own frontend with lazy_inline on, for one rank that has the whole model, or for
-the layers and sizes of --rank. With --execute, that graph is run on CPU with MindSpore's own operators: copies leave,
-come back and give memory back by the rules of the Ascend backend, and what is given back is filled with NaN. 1 also
-if a gradient is not the plain one bit for bit; a large model is run as a small copy of itself. With swap off,
-MindFormers' own recompute is compared with recompute_config.
+the layers and sizes of --rank. With swap off, MindFormers' own recompute is compared with recompute_config.
 With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
 is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 """
@@ -32,14 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     add_common(parser, "--rank")
-    option(parser, "--execute", "also run the compiled step, operator by operator")
     add_common(parser, "--no-cache", "--json")
     option(parser, "--log DIR", "also compare the logs of a run: worker_*.log, or node_*/worker_*.log")
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify one configuration."""
-    found = verify(args.config, args.rank, args.log, args.execute, not args.no_cache, _show_reading())
+    found = verify(args.config, args.rank, args.log, not args.no_cache, _show_reading())
     print(answer_text("verify", found.data, found.is_as_asked) if args.json else found.text)
     return 0 if found.is_as_asked else 1
 

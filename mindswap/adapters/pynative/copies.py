@@ -17,7 +17,8 @@ import mindspore as ms
 import numpy as np
 
 from mindswap.errors import ApplyError
-from mindswap.graph.execute.timetable import POISON
+
+POISON = 0xFF  # NaN in every floating point type
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import GraphError
-from mindswap.graph.execute.timetable import POISON, ExecutedMemory, StepTimetable, TimedOperator
-from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
+from tests.executed.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
+from tests.executed.timetable import POISON, ExecutedMemory, StepTimetable, TimedOperator
 
 # What numpy has of the types of the compiler.
 DTYPES = (
@@ -207,7 +207,7 @@ class _Run:
     def _constant(self, name: str) -> object:
         constant = self.code.constants[name]
         if isinstance(constant, Unknown):
-            raise GraphError(f"{self._where()} reads a constant of kind {constant.kind}, which --execute does not know")
+            raise GraphError(f"{self._where()} reads a constant of kind {constant.kind}, which is not known here")
         return _as_value(constant)
 
     def _look_through(self, entry: Instruction) -> object:
@@ -257,5 +257,5 @@ def dtype_of(name: str) -> np.dtype:
         GraphError: if numpy has no such type.
     """
     if name not in DTYPES:
-        raise GraphError(f"--execute has no values of type {name}; use float16 or float32 in the configuration")
+        raise GraphError(f"no values of type {name}; use float16 or float32 in the configuration")
     return np.dtype(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.graph.execute.run import Executed
+from tests.executed.run import Executed
 
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
 
@@ -39,7 +39,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of `verify --execute`."""
+    """What running the compiled step shows."""
 
     num_forward: int  # operators that ran
     num_backward: int
@@ -55,9 +55,6 @@ class Execution:
     plain_peak_bytes: int  # executed without swap and recompute
     stand_ins: Mapping[str, int]  # operators without a kernel for the CPU -> how often they ran as stand-ins
     in_float32: Mapping[str, int]  # operators that ran in float32 and were rounded
-    num_repeats: int  # masks and tables that the compiler computes several times and this run once
-    num_moved: int  # operators that stand elsewhere in the frontend's own order
-    notes: tuple[str, ...] = ()  # what was changed in the configuration so that it could run
     witness: Witness | None = None  # MindSpore's own execution; None where it was not asked
     num_one_way: int = 0  # copies to the host that never come back, beside `num_copies`
 

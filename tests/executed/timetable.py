@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.graph.execute.order import find_repeats, find_shared, follow, has_kernel, weight_reads
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
+from tests.executed.order import find_repeats, find_shared, has_kernel, weight_reads
 
 DELAY_FACTOR = 3
 
@@ -60,18 +60,14 @@ class StepTimetable:
     # values that are another value under another name: repeats of masks, and what backward is handed
     aliases: Mapping[str, str]
     num_repeats: int = 0  # operators that run once here and several times on the device
-    num_moved: int = 0  # operators that stand elsewhere in the frontend's own order
 
 
-def make_timetable(
-    graph: Graph, results: Iterable[str] = (), wanted_backward: Sequence[tuple[str, bool]] = ()
-) -> StepTimetable:
+def make_timetable(graph: Graph, results: Iterable[str] = ()) -> StepTimetable:
     """The timetable of a compiled step with lazy_inline on.
 
-    `results` are values of backward that the step returns: gradients, which count with the weights. `wanted_backward`
-    is the order of backward in another source, as `order.follow` takes it; default the frontend's.
+    `results` are values of backward that the step returns: gradients, which count with the weights.
     """
-    return _Planner(graph, frozenset(results)).plan(wanted_backward)
+    return _Planner(graph, frozenset(results)).plan()
 
 
 class _Planner:
@@ -87,10 +83,9 @@ class _Planner:
         self.known: dict[str, tuple[str | None, ...]] = {}
         self.results = {buffer for name in results for buffer in self.buffers(name) if buffer}
 
-    def plan(self, wanted_backward: Sequence[tuple[str, bool]]) -> StepTimetable:
+    def plan(self) -> StepTimetable:
         forward = self._forward_order()
         backward = [node for node in self.graph.backward if self._runs(node)]
-        backward, num_moved = follow(backward, wanted_backward) if wanted_backward else (backward, 0)
         kernels = [node for node in forward if node.op != "MoveTo"] + backward
         num_forward = len(kernels) - len(backward)
         place = {node.name: index for index, node in enumerate(kernels)}
@@ -128,7 +123,7 @@ class _Planner:
         for fetch, index in fetches:
             starts[index].append(fetch)
         happens = (tuple(map(tuple, starts)), tuple(map(tuple, offloads)), tuple(map(tuple, releases)))
-        return StepTimetable(tuple(operators), num_forward, *happens, self.aliases, self.num_repeats, num_moved)
+        return StepTimetable(tuple(operators), num_forward, *happens, self.aliases, self.num_repeats)
 
     def _runs(self, node: Node) -> bool:
         return has_kernel(node, self.weights) and node.name not in self.aliases

@@ -7,8 +7,8 @@ Of a, forward makes a copy to the host.
 
 import numpy as np
 
-from mindswap.graph.load_code import Call, Function, Instruction, StepCode
 from mindswap.graph.model import Graph
+from tests.executed.load_code import Call, Function, Instruction, StepCode
 from tests.graph.builders import copy_in, copy_out, graph, node
 
 ONES = np.ones(256, np.float32)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.execute.timetable import make_timetable
+from tests.executed.steps import swapped_graph
+from tests.executed.timetable import make_timetable
 from tests.graph.builders import copy_in, copy_out, graph, node
-from tests.graph.execute.steps import swapped_graph
 
 
 def release_of(timetable, buffer):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mindswap.errors import GraphError
-from mindswap.graph.execute.compare import compare_runs, make_reference
-from mindswap.graph.execute.run import run_step
-from mindswap.graph.execute.timetable import make_timetable
-from tests.graph.execute.steps import ONES, code_of, kernels, swapped_graph
+from tests.executed.compare import compare_runs, make_reference
+from tests.executed.run import run_step
+from tests.executed.steps import ONES, code_of, kernels, swapped_graph
+from tests.executed.timetable import make_timetable
 
 KIB = 1024
 # While each operator runs: a; a b; a b c; a c d; c g0; g0 g1; g1 g2 and a again; g2 a. The gradient does not count.

@@ -1,15 +1,11 @@
 """In which order the operators of a compiled step run.
 
-The frontend gives an order that respects what operators read; the backend makes its own. Here the operators run in
-the frontend's order, changed in two ways, both of which keep every operator behind what it reads:
-
-- What layers read and no weight and no layer makes (masks, rotary tables) runs first, and once: where the compiler
-  computes it again for a layer under other settings, the first result serves.
-- `follow` moves operators to the places that another order of the same operators has for them.
+The frontend gives an order that respects what operators read, the backend makes its own. Here the operators run in the
+frontend's, but what layers read and no weight and no layer makes (masks, rotary tables) runs first, and once: where the
+compiler computes it again for a layer under other settings, the first result serves.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from mindswap.graph.model import Graph, Node, depending
 from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
@@ -17,7 +13,6 @@ from mindswap.graph.sharding.gather import WEIGHT_MARK
 
 # Attributes that say how an operator is treated, not what it computes.
 POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute")
-FAR = 256  # operators among which `follow` looks for the one that comes next
 
 
 def weight_reads(graph: Graph) -> frozenset[str]:
@@ -75,28 +70,3 @@ def find_repeats(graph: Graph, shared: frozenset[str]) -> dict[str, str]:
         if stand != node.name:
             stands_for[node.name] = stand
     return stands_for
-
-
-def follow(nodes: Sequence[Node], wanted: Sequence[tuple[str, bool]]) -> tuple[list[Node], int]:
-    """The operators in the order of another source, if both have the same operators; and how many of them were moved.
-
-    Nothing is moved where that order (the primitive of each, and whether it runs again) has other
-    operators, or an operator before one that it reads.
-    """
-    if Counter((node.op, node.is_duplicate) for node in nodes) != Counter(wanted):
-        return list(nodes), 0
-    left = list(nodes)
-    order, num_moved = [], 0
-    for key in wanted:
-        places = (i for i, node in enumerate(left[:FAR]) if (node.op, node.is_duplicate) == key)
-        place = next(places, None)
-        if place is None:
-            return list(nodes), 0
-        num_moved += place > 0
-        order.append(left.pop(place))
-    late = {node.name for node in order}
-    for node in order:
-        if not late.isdisjoint(node.inputs):
-            return list(nodes), 0
-        late.remove(node.name)
-    return order, num_moved

@@ -1,4 +1,4 @@
-"""Operators that have no CPU kernel, in numpy: the same mathematics, deterministic. Only for `verify --execute`.
+"""Operators that have no CPU kernel, in numpy: the same mathematics, deterministic.
 
 Inputs are those of the primitive, in its order (documentation of mindspore.ops of the same names).
 """
@@ -81,7 +81,7 @@ def _to_heads(x, layout, num_heads, query):
         x = x if layout == 0 else x.transpose(1, 0, 2)
         head_dim = query.shape[-1] // num_heads
         return x.reshape(*x.shape[:2], -1, head_dim).transpose(0, 2, 1, 3)
-    raise GraphError(f"--execute: no stand-in for FlashAttentionScore with input layout {layout}")
+    raise GraphError(f"no stand-in for FlashAttentionScore with input layout {layout}")
 
 
 def _from_heads(x, layout):

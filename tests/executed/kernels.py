@@ -15,13 +15,13 @@ from mindspore.ops.primitive import Primitive, _run_op
 from mindswap.adapters.build import build_network, example_inputs, make_input
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import compile_training_model, enable_lazy_inline, find_lazy_inline_cell
-from mindswap.adapters.stand_ins import STAND_INS
 from mindswap.errors import GraphError
-from mindswap.graph.execute.run import dtype_of
 from mindswap.graph.load import load_graph
-from mindswap.graph.load_code import StepCode, load_code
 from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import Policy
+from tests.executed.load_code import StepCode, load_code
+from tests.executed.run import dtype_of
+from tests.executed.stand_ins import STAND_INS
 
 SEED = 20260101
 
@@ -152,7 +152,7 @@ class CpuKernels:
             results = _run(op, attributes, tuple(_widened(value) for value in inputs))
             narrow = tuple(r.astype(np.float16) if r.dtype == np.float32 else r for r in results)
             return _shaped(op, narrow, outputs)
-        raise GraphError(f"--execute: the CPU cannot run {op}, and there is no stand-in for it: {reason}")
+        raise GraphError(f"the CPU cannot run {op}, and there is no stand-in for it: {reason}")
 
 
 def _run(op: str, attributes: Mapping[str, object], inputs: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
@@ -192,8 +192,7 @@ def _shaped(op: str, results: tuple[np.ndarray, ...], outputs: tuple[TensorType,
     for result, known in zip(results, outputs, strict=True):
         if result.shape != known.shape or result.dtype.name != known.dtype:
             raise GraphError(
-                f"--execute: {op} gave {result.dtype.name}{list(result.shape)}, "
-                f"compiled is {known.dtype}{list(known.shape)}"
+                f"{op} gave {result.dtype.name}{list(result.shape)}, compiled is {known.dtype}{list(known.shape)}"
             )
     # Outputs that share memory with an input would be poisoned with it.
     return tuple(np.array(result) for result in results)
