@@ -106,69 +106,42 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     they add up, so that a picture shows as much waiting as there is. The bars are of one stage, by lane and start; with
     `by_layer` layers stay apart, and so do bars that are long enough to see.
     """
-    if resolution_ns <= 0 or not len(bars):
+    is_long = bars.end_ns - bars.start_ns >= resolution_ns
+    is_work = is_long | ~np.isin(bars.kind, WAITS)
+    if resolution_ns <= 0 or not is_work.any():
         return bars
-    is_short_wait = np.isin(bars.kind, WAITS) & (bars.end_ns - bars.start_ns < resolution_ns)
-    shown = np.flatnonzero(~is_short_wait)
-    if not len(shown):
-        return bars
-    column = {name: values[shown] for name, values in vars(bars).items()}
-    is_long = column["end_ns"] - column["start_ns"] >= resolution_ns
-    keys = ["lane", "kind", "micro_batch", *(["layer"] if by_layer else [])]
-    begins = np.ones(len(shown), bool)
-    begins[1:] = (
-        np.any([column[key][1:] != column[key][:-1] for key in keys], axis=0)
-        | (column["start_ns"][1:] - column["end_ns"][:-1] >= resolution_ns)
-        | ((is_long[1:] | is_long[:-1]) & by_layer)
-    )
-    first = np.flatnonzero(begins)
-    joined = {name: values[first] for name, values in column.items()}
-    joined["end_ns"] = column["end_ns"][np.append(first[1:], len(shown)) - 1]
+    # A group: neighbours among the work that become one bar, and the short waits before each of them.
+    work = np.flatnonzero(is_work)
+    before, behind = work[:-1], work[1:]
+    keys = ("lane", "kind", "micro_batch", *(["layer"] if by_layer else []))
+    begins = np.any([getattr(bars, key)[behind] != getattr(bars, key)[before] for key in keys], axis=0)
+    begins |= bars.start_ns[behind] - bars.end_ns[before] >= resolution_ns
+    begins |= (is_long[behind] | is_long[before]) & by_layer
+    group = np.append(0, np.cumsum(begins))[np.searchsorted(work, np.arange(work[-1] + 1))]
+    wait_ns = np.bincount(group, np.where(is_work, 0, bars.busy_ns)[: len(group)]).astype(np.int64)
+    shown = np.flatnonzero(is_work[: len(group)] | (wait_ns > resolution_ns // LEAST_WAIT)[group])
+    # Pieces of a group: its waits, one kind behind the other so that each has its share, then its work.
+    shown = shown[np.lexsort((bars.kind[shown], is_work[shown], group[shown]))]
+    marks = np.stack([group[shown], is_work[shown], np.where(is_work[shown], -1, bars.kind[shown])])
+    first = np.flatnonzero(np.append(True, (marks[:, 1:] != marks[:, :-1]).any(axis=0)))
+    joined = {name: values[shown[first]] for name, values in vars(bars).items()}
     for name in ("busy_ns", "count", "size_bytes"):
-        joined[name] = np.add.reduceat(column[name], first)
-    is_one_layer = np.maximum.reduceat(column["layer"], first) == np.minimum.reduceat(column["layer"], first)
+        joined[name] = np.add.reduceat(getattr(bars, name)[shown], first)
+    layers = bars.layer[shown]
+    is_one_layer = np.maximum.reduceat(layers, first) == np.minimum.reduceat(layers, first)
     joined["layer"] = np.where(is_one_layer, joined["layer"], -1)
-
-    short = np.flatnonzero(is_short_wait)
-    after = np.searchsorted(shown, short)
-    short, after = short[after < len(shown)], after[after < len(shown)]
-    return _add_waits(joined, bars, short, (np.cumsum(begins) - 1)[after], resolution_ns // LEAST_WAIT)
-
-
-def _add_waits(joined: dict[str, np.ndarray], bars: Bars, short: np.ndarray, group: np.ndarray, least_ns: int) -> Bars:
-    """Puts waits before the bars that they belong to, where they are more than `least_ns` together.
-
-    `short` and `group` are positions of waits in `bars`, and for each the bar in `joined` (columns) that comes after.
-    """
-    shape = len(BarKind), len(joined["start_ns"])
-    wait_ns, count = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    np.add.at(wait_ns, (bars.kind[short], group), bars.busy_ns[short])
-    np.add.at(count, (bars.kind[short], group), 1)
-    wait_ns[:, wait_ns.sum(axis=0) <= least_ns] = 0
-    start_ns = joined["start_ns"].copy()
-    np.minimum.at(start_ns, group, bars.start_ns[short])
-    start_ns = np.where(wait_ns.any(axis=0), start_ns, joined["start_ns"])
-    parts = []
-    for kind in np.flatnonzero(wait_ns.any(axis=1)):  # one kind behind the other, so that each has its share
-        chosen = np.flatnonzero(wait_ns[kind])
-        duration_ns = wait_ns[kind, chosen]
-        parts.append(
-            {name: values[chosen] for name, values in joined.items()}
-            | {
-                "kind": np.full(len(chosen), kind),
-                "start_ns": start_ns[chosen],
-                "end_ns": start_ns[chosen] + duration_ns,
-                "busy_ns": duration_ns,
-                "label": np.full(len(chosen), -1),
-                "count": count[kind, chosen],
-                "size_bytes": np.zeros(len(chosen), np.int64),
-            }
-        )
-        start_ns[chosen] += duration_ns
-    parts.append(joined | {"start_ns": start_ns})
-    both = {name: np.concatenate([part[name] for part in parts]) for name in joined}
-    order = np.lexsort((both["start_ns"], both["lane"]))
-    return Bars(**{name: values[order] for name, values in both.items()})
+    # Waits stand before the work, from the first begin of the group on, and are of its layer and micro-batch.
+    of_work, own = is_work[shown[first]], group[shown[first]]
+    begin, last = (np.flatnonzero(np.diff(own, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
+    for name in ("layer", "micro_batch"):
+        joined[name] = joined[name][last][own]
+    joined["label"] = np.where(of_work, joined["label"], -1)
+    waited_ns = np.where(of_work, 0, joined["busy_ns"])
+    so_far_ns = np.cumsum(waited_ns) - waited_ns
+    group_start_ns = np.minimum.reduceat(np.minimum.reduceat(bars.start_ns[shown], first), begin)
+    joined["start_ns"] = group_start_ns[own] + so_far_ns - so_far_ns[begin][own]
+    joined["end_ns"] = np.where(of_work, np.maximum.reduceat(bars.end_ns[shown], first), joined["start_ns"] + waited_ns)
+    return Bars(**joined)
 
 
 def fit_bars(timeline: Timeline, stages: Sequence[int], max_bars: int) -> list[Bars]:
