@@ -92,12 +92,7 @@ class _Walker:
     """Knows what is saved, and walks back from it."""
 
     def __init__(
-        self,
-        graph: Graph,
-        names: OperatorNames,
-        layer_index: int,
-        layer: CellNode,
-        saved: Iterable[SavedStorage],
+        self, graph: Graph, names: OperatorNames, layer_index: int, layer: CellNode, saved: Iterable[SavedStorage]
     ):
         self.graph = graph
         self.names = names

@@ -60,14 +60,7 @@ class Curve:
         progress: called after each simulation.
     """
 
-    def __init__(
-        self,
-        problem: PlanProblem,
-        short: StepModel,
-        facts: Facts,
-        catalog: Catalog,
-        keep: Evaluation,
-    ):
+    def __init__(self, problem: PlanProblem, short: StepModel, facts: Facts, catalog: Catalog, keep: Evaluation):
         self.problem = problem
         self.facts = facts
         self.keep = keep

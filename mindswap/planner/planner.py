@@ -36,12 +36,7 @@ class Planner:
         known: trees of all layers in which operators must be; None takes those of the model.
     """
 
-    def __init__(
-        self,
-        model: StepModel,
-        allow: Allow = DEFAULT_ALLOW,
-        known: Sequence[CellNode] | None = None,
-    ):
+    def __init__(self, model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None):
         self.model = model
         with _without_collector():
             self.catalog = collect_items(model, allow, known)
@@ -181,10 +176,7 @@ class Planner:
             plan = self._fastest(replace(problem, budget_bytes=middle), progress)
             if plan.fits and plan.step_time_ns <= limit_ns:
                 best = replace(
-                    plan,
-                    budget_bytes=problem.budget_bytes,
-                    lower_bound_ns=best.lower_bound_ns,
-                    compared=best.compared,
+                    plan, budget_bytes=problem.budget_bytes, lower_bound_ns=best.lower_bound_ns, compared=best.compared
                 )
                 high = plan.peak_bytes
             else:

@@ -27,10 +27,7 @@ from mindswap.simulator.stage_tensors import TensorTable, once_columns
 
 
 def build_program(
-    blocks: Sequence[Block],
-    costs: TransferCosts,
-    layout: StageLayout | None = None,
-    only_stage: int | None = None,
+    blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None, only_stage: int | None = None
 ) -> Program:
     """One step.
 

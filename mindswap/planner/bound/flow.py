@@ -87,10 +87,7 @@ def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
 
 
 def fusion_saving_ns(
-    graph: Graph,
-    works: Sequence[Work],
-    users: Mapping[str, Sequence[Node]],
-    operator_ns: Callable[[Node, Work], int],
+    graph: Graph, works: Sequence[Work], users: Mapping[str, Sequence[Node]], operator_ns: Callable[[Node, Work], int]
 ) -> np.ndarray:
     """Time that backward saves at most, where a copy of each operator of forward hands on in registers what it makes.
 
