@@ -6,7 +6,7 @@ is one piece of memory, and it leaves the device only if every name of it does.
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -119,15 +119,20 @@ def kept_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, int]:
 
 def _first_users(graph: Graph) -> dict[str, int]:
     """For each value that forward hands over, where backward first computes with it, behind views and copies in."""
-    first: dict[str, int] = {}
-    for position in range(len(graph.backward) - 1, -1, -1):
-        node = graph.backward[position]
-        through = node.op in VIEW_OPS or node.op == "MoveTo"
-        moment = first.get(node.name, len(graph.backward)) if through else position
-        for name in node.inputs:
-            if moment < first.get(name, len(graph.backward)):
-                first[name] = moment
+    first = first_readers(graph.backward, VIEW_OPS | {"MoveTo"})
     return {saved.forward_name: first.get(saved.backward_name, len(graph.backward)) for saved in graph.saved}
+
+
+def first_readers(
+    nodes: Sequence[Node], passing: Set[str], is_reading: Callable[[Node], bool] = lambda node: True
+) -> dict[str, int]:
+    """For each value, the position of the first operator that reads it, behind those of types that pass it on."""
+    first: dict[str, int] = {}
+    for position, node in reversed(list(enumerate(nodes))):
+        moment = first.get(node.name, len(nodes)) if node.op in passing else position
+        if node.op in passing or is_reading(node):
+            first.update((name, min(first.get(name, moment), moment)) for name in node.inputs)
+    return first
 
 
 def resolve_storage(graph: Graph, name: str) -> Storage:

@@ -10,7 +10,7 @@ from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.ops import COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
 from mindswap.graph.rewrite.fusion import fuse_forward, least_work_again, readers_of_saved
 from mindswap.graph.sharding.gather import is_gathering
-from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
+from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, first_readers, resolve_storage
 from mindswap.graph.work import Work, measure_work
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.program import NO_OP
@@ -235,14 +235,7 @@ def _places(
 def _windows(model: StepModel, places: Mapping[int, set[int]]) -> Iterable[Window]:
     """Communication of backward after which the compute stream goes on, until an operator reads what it brings."""
     graph = model.captured.graph
-    first_reader: dict[str, int] = {}
-    for position in range(len(graph.backward) - 1, -1, -1):
-        node = graph.backward[position]
-        if node.op not in VALUE_PASSING_OPS and not is_kernel(node.op):
-            continue
-        moment = first_reader.get(node.name, len(graph.backward)) if node.op in VALUE_PASSING_OPS else position
-        for name in node.inputs:
-            first_reader[name] = min(first_reader.get(name, moment), moment)
+    first_reader = first_readers(graph.backward, VALUE_PASSING_OPS, lambda node: is_kernel(node.op))
     for position, node in enumerate(graph.backward):
         name = node.origin if node.is_duplicate else node.name
         behind = [

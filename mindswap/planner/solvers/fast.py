@@ -1,7 +1,8 @@
 """The default solver: so much of the link for swap, the least recompute beside it, then improvement.
 
-Layers are alike, so a good choice has few different rows (`mixture`). For each amount of swap the mixture of rows is
-looked for that just fits; the best of these is then changed in many small ways. Every figure that decides is simulated.
+Layers are alike, so a good choice has few different rows (`column_generation`). For each amount of swap the mixture of
+rows is looked for that just fits; the best of these is then changed in many small ways. Every figure that decides is
+simulated.
 """
 
 import contextlib
