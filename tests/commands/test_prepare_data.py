@@ -10,6 +10,7 @@ from array import array
 
 import pytest
 
+from mindswap.api import data
 from mindswap.commands import prepare_data
 from mindswap.errors import DataError
 from tests.schema import answer_of
@@ -45,8 +46,8 @@ def text(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake_writer(monkeypatch):
-    monkeypatch.setattr(prepare_data, "MindRecordWriter", FakeWriter)
-    monkeypatch.setattr(prepare_data, "require_mindspore", lambda: None)
+    monkeypatch.setattr(data, "MindRecordWriter", FakeWriter)
+    monkeypatch.setattr(data, "require_mindspore", lambda: None)
 
 
 def names(folder):
