@@ -37,7 +37,7 @@ LEFT_OUT = "...\n"
 # run take minutes.
 NIGHTLY = (
     "$ mindswap verify docs/llama2_7b_planned.yaml",
-    "$ mindswap plan configs/llama2_7b/pretrain_llama2_7b.yaml --sweep",
+    "$ mindswap plan benchmarks/models/llama2_7b.yaml --sweep",
     "$ mindswap dryrun",
 )
 

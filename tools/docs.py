@@ -24,10 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES_IN_DOCS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))]
 LEFT_OUT = "..."
 CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
-LLAMA2_7B = "configs/llama2_7b/pretrain_llama2_7b.yaml"
+LLAMA2_7B = "benchmarks/models/llama2_7b.yaml"
 SIMULATE = f"mindswap simulate {CASE_4}"
-PLAN = f"mindswap plan {LLAMA2_7B} --memory 40GiB"
-NOTHING_FITS = f"mindswap plan {LLAMA2_7B} --memory 10GiB"
+PLAN = f"mindswap plan {LLAMA2_7B}\n"
 # Each picture in docs/, the page with its example, and what the example begins with; `--plot` draws it.
 PICTURES = {
     "compare_7b.png": ("docs/simulate.md", "mindswap compare benchmarks/models/llama2_7b.yaml"),
@@ -36,17 +35,23 @@ PICTURES = {
     "dryrun_case4.png": ("docs/dryrun.md", f"mindswap dryrun {CASE_4}"),
 }
 # Figures in sentences: page, the words around `#` in English and in Chinese ("": not there), and where it is from: the
-# page with the example, what the example begins with, and the words around `#` in its output. Words are patterns.
+# page with the example, what the example begins with ("": the page itself), and the words around `#` there. Words are
+# patterns.
 WAITS = ("docs/simulate.md", SIMULATE, "copy time .* # % of")
 SWAPS = ("docs/simulate.md", SIMULATE, r"^layers 1-2 +[\d.]+ MiB +# MiB")
-KEEPS = ("README.md", PLAN, "^keep all .* # GiB")
+DRY_RUN = ("docs/plan.md", "mindswap dryrun docs/llama2_7b_planned.yaml")
+RECIPE = ("docs/models.md", "")
+KEEPS = ("README.md", PLAN, "^your file .* # GiB, ")
 FOUND = PICTURES["inspect_case4.png"]
 SENTENCES = (
-    ("README.md", "keeping everything needs # GiB", "全部保留每卡需要 # GiB", *KEEPS),
-    ("README.md", "40 GiB, for # % of", "单步时间只多 # %", "README.md", PLAN, "^this plan .*[+]# %"),
-    ("README.md", "less than # GiB", "都至少需要 # GiB", "docs/plan.md", NOTHING_FITS, "^no policy can fit: .* # GiB"),
-    ("README.md", "waits # % of the step", "：# % 的时间", *WAITS),
-    ("docs/plan.md", "it needs # GiB; it shall", "^# GiB，现在要装进", *KEEPS),
+    ("README.md", "cards needs # GiB a card", "每卡需要 # GiB", *KEEPS),
+    ("README.md", "^# % longer. With", "每步多花 # %", "README.md", PLAN, "^full recompute .*[+]# %"),
+    ("README.md", "takes only # % longer", "只多花 # %", "README.md", PLAN, "^this plan .*[+]# %"),
+    ("README.md", "^# MiB for this plan", "这个方案 # MiB", *DRY_RUN, r"^0 \(0\) +# MiB"),
+    ("README.md", "and # MiB with everything kept", "全部保留 # MiB", *DRY_RUN, r"^0 \(0\) .*% +# MiB"),
+    ("README.md", "a step is # % and", "每步分别缩短 # %", *RECIPE, r"30b_a3b_4k.* as written .* # % \| [\d.]+ % \|$"),
+    ("README.md", "and # % shorter", "和 # %（", *RECIPE, r"deepseek3_671b.* as written .* # % \| [\d.]+ % \|$"),
+    ("docs/plan.md", "it needs # GiB a card", "每卡需要 # GiB", *KEEPS),
     ("docs/simulate.md", "^# % of this step waits", "^这一步 # %", *WAITS),
     (
         "docs/simulate.md",
@@ -145,8 +150,10 @@ def refresh_page(page: str) -> None:
 
 
 def example(page: str, command: str) -> str:
-    """The example of a page that begins with a command: the command and what is shown of its output."""
+    """The example of a page that begins with a command: the command and what is shown of its output; "": the page."""
     text = (ROOT / page).read_text("utf-8")
+    if not command:
+        return text
     return re.search(rf"^```console\n\$ ({re.escape(command)}.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
 
 
@@ -160,13 +167,18 @@ def figure(words: str, text: str) -> re.Match[str]:
 
 
 def sentences() -> list[tuple[Path, str, str]]:
-    """Pages, the words around a figure, and what it is by the example."""
+    """Pages, the words around a figure, and what it is by the example, with as many decimals as the page has."""
     return [
-        (path, words, figure(source, example(example_page, command)).group(1).removesuffix(".0"))
+        (path, words, f"{float(figure(source, example(example_page, command)).group(1)):.{decimals(path, words)}f}")
         for page, english, chinese, example_page, command, source in SENTENCES
         for path, words in zip(both(page), (english, chinese), strict=True)
         if words
     ]
+
+
+def decimals(path: Path, words: str) -> int:
+    """Of the figure between some words of a page."""
+    return len(figure(words, path.read_text("utf-8")).group(1).partition(".")[2])
 
 
 def refresh_sentences() -> None:
