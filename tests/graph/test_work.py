@@ -66,6 +66,11 @@ def test_causal_attention_counts_the_pairs_that_the_mask_leaves():
     assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 36 * 4)
 
 
+def test_attention_of_which_the_compiler_says_not_all_counts_every_pair():
+    step = attention("unknown none none bnsd mode", none=0, bnsd=1, mode=0)
+    assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 64 * 4)
+
+
 @pytest.mark.parametrize("mode", [0, 2])
 def test_queries_of_one_rank_are_those_of_the_last_one(mode):
     # 2 of 8 queries: the last two see 7 and 8 keys, in either way of giving the causal mask.

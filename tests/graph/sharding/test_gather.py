@@ -71,7 +71,7 @@ def test_the_whole_weight_is_held_in_the_type_that_is_sent(known, compute, num_r
     gathered = gather_weights(step(known, compute), WeightSharding(num_ranks))
     (gather,) = (each for each in gathered.graph.forward if each.op == "AllGather")
     (source,) = (each for each in gathered.graph.forward if each.name == gather.inputs[0])
-    assert (source.size_bytes, gather.size_bytes) == (part_bytes, whole_bytes)
+    assert (source.size_bytes, gather.size_bytes, gather.is_recomputed) == (part_bytes, whole_bytes, False)
     assert source.outputs[0].shape[0] * num_ranks == gather.outputs[0].shape[0]
     (collective,) = gathered.collectives[gather.name]
     assert (collective.kind, collective.size_bytes, collective.num_ranks) == ("AllGather", whole_bytes, num_ranks)

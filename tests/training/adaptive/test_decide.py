@@ -72,11 +72,13 @@ def test_the_budget_is_tightened_by_what_was_missing():
 
 
 def test_where_the_log_does_not_say_it_is_a_share_of_the_memory_doubled_each_time():
-    """6400 / 64 = 100, then 6400 / 32 = 200."""
+    """6400 / 64 = 100, then 6400 / 32 = 200, at last a quarter, 1600, each time."""
     after, action = play(state(), *RUNNING, OutOfMemory(0, 0, None, "text"))
     assert action.budget_bytes == 5900
-    after, action = play(after, Planned(plan("b", 5900)), Started(0), OutOfMemory(0, 0, 1, "text"))
-    assert action.budget_bytes == 5700
+    for number, budget in enumerate((5700, 5300, 4500, 2900, 1300)):
+        failing = plan(f"b{number}", action.budget_bytes)
+        after, action = play(after, Planned(failing), Started(0), OutOfMemory(0, 0, 1, "text"))
+        assert action.budget_bytes == budget
 
 
 def test_a_plan_that_ran_out_of_memory_is_not_started_again():
