@@ -146,15 +146,13 @@ def list_communicators(settings: StepSettings) -> tuple[str, ...]:
         other stages (`pipeline_transformer.cc`, CreateForwardGroup), the group of MindFormers' `wrapper.py`, and one
         of its own for weights (`overlap_opt_shard_in_pipeline.cc`, `_parallel_optimizer`).
     """
-    names = []
-    if settings.num_cards > 1:
-        names.append("world")
-    if settings.model_parallel > 1:
-        names.append("tensor parallel")
-    if settings.context_parallel > 1:
-        names.append("context parallel")
-    if settings.data_parallel > 1:
-        names.append("data parallel")
+    cards = {
+        "world": settings.num_cards,
+        "tensor parallel": settings.model_parallel,
+        "context parallel": settings.context_parallel,
+        "data parallel": settings.data_parallel,
+    }
+    names = [name for name, number in cards.items() if number > 1]
     if settings.pipeline.num_stages > 1:
         names += ["pipeline forward", "pipeline backward", "pipeline loss"]
         if settings.num_optimizer_shards > 1 and settings.data_parallel * settings.context_parallel > 1:
