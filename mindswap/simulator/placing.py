@@ -41,7 +41,7 @@ def place_memory(
     """Copies and intervals of one stage.
 
     Args:
-        tensors: columns of `turns.TENSOR_COLUMNS`, shape (num_tensors,).
+        tensors: columns of `stage_pass.TENSOR_COLUMNS`, shape (num_tensors,).
         ops: operators of all stages.
         first, end: the operators of this stage.
         num_before: copies of the stages before it: intervals name copies by their position among all.

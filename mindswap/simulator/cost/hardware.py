@@ -279,10 +279,9 @@ FIGURES = {figure.name: figure for part in _PARTS.values() for figure in part.fi
 OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}
 
 
-def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
+def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str]) -> Device:
     """The device with other figures, by their names in `FIGURES`."""
-    figures, known = {**figure_values(device), **values}, {**device.sources, **(sources or {})}
-    return make_device(device.name, device.title, figures, known)
+    return make_device(device.name, device.title, {**figure_values(device), **values}, {**device.sources, **sources})
 
 
 def make_device(name: str, title: str, value: Mapping[str, int], sources: Mapping[str, str]) -> Device:

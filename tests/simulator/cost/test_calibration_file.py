@@ -64,7 +64,7 @@ def test_other_figures_and_nothing_else():
     assert (after.offload.bandwidth_bytes_per_s, after.compute_permille) == (10**9, 500)
     assert (after.offload.latency_ns, after.prefetch) == (GENERIC.offload.latency_ns, GENERIC.prefetch)
     assert (after.sources["d2h"], after.sources["h2d"]) == ("measured", GENERIC.sources["h2d"])
-    assert with_figures(GENERIC, {}) == GENERIC
+    assert with_figures(GENERIC, {}, {}) == GENERIC
 
 
 def test_of_many_broken_entries_twenty_are_said(tmp_path):
