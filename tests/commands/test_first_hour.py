@@ -33,17 +33,17 @@ def typed(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LLAMA + "swap: {swap: True}", ("x.yaml:2:1: warning: swap: is not used; it has keys", "write 'swap_config:'")),
+        (LLAMA + "swap: {swap: True}", ("x.yaml:2:1: error: swap: is not used; it has keys", "write 'swap_config:'")),
         (
             "model:\n  model_config: {num_layers: 4}\n  swap_config: {swap: True}",
-            ("x.yaml:3:3: warning: model.swap_config: is not used here", "move 'swap_config' to the top level"),
+            ("x.yaml:3:3: error: model.swap_config: is not used here", "move 'swap_config' to the top level"),
         ),
     ],
     ids=["another name", "below model"],
 )
 def test_a_section_where_nothing_reads_it(typed, text, said):
     code, shown = typed(text, "check", "x.yaml")
-    assert code == 0 and all(part in shown for part in said)
+    assert code == 1 and all(part in shown for part in said)
 
 
 def test_a_tab(typed):
