@@ -1,16 +1,7 @@
-"""Configurations of MindFormers as files and as plain data."""
+"""Configurations of MindFormers as plain data."""
 
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 from typing import Any
-
-import yaml
-
-
-def write_config(config: Mapping[str, Any], path: Path) -> Path:
-    """Write plain data as the YAML that MindFormers reads."""
-    path.write_text(yaml.safe_dump(dict(config), sort_keys=False, width=1000), encoding="utf-8")
-    return path
 
 
 def leave_out_checkpoint(config: Mapping[str, Any]) -> None:
