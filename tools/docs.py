@@ -48,6 +48,7 @@ SENTENCES = (
     ("README.md", "^# % longer. With", "每步多花 # %", "README.md", PLAN, "^full recompute .*[+]# %"),
     ("README.md", "takes only # % longer", "只多花 # %", "README.md", PLAN, "^this plan .*[+]# %"),
     ("README.md", "^# MiB for this plan", "这个方案 # MiB", *DRY_RUN, r"^0 \(0\) +# MiB"),
+    ("README.md", r"\(simulated: #\)", "（仿真为 #）", *DRY_RUN, r"^0 \(0\) .* # MiB +[-+]"),
     ("README.md", "and # MiB with everything kept", "全部保留 # MiB", *DRY_RUN, r"^0 \(0\) .*% +# MiB"),
     ("README.md", "a step is # % and", "每步分别缩短 # %", *RECIPE, r"30b_a3b_4k.* as written .* # % \| [\d.]+ % \|$"),
     ("README.md", "and # % shorter", "和 # %（", *RECIPE, r"deepseek3_671b.* as written .* # % \| [\d.]+ % \|$"),
