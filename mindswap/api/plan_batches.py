@@ -49,7 +49,7 @@ LIKE_PPM = 1000
 
 @dataclass(frozen=True)
 class AskedBatches:
-    """What is looked for."""
+    """Batches, strategies and stages to look at."""
 
     sizes: tuple[int, ...] | None = None  # samples of a micro-batch; None for all that come into question
     counts: tuple[int, ...] | None = None  # micro-batches of a step; None likewise
@@ -177,7 +177,7 @@ class _BatchSearch:
     is_over: bool = False  # interrupted
 
     def candidate(self, strategy: Strategy, batch: Batch, layout: Layout | None = None) -> _Candidate | BatchPlan:
-        """What is to be planned, or why it cannot be."""
+        """Candidate to plan for, or the reason for which there is none."""
         bare = BatchPlan(batch, strategy, layout=layout)
         try:
             text = with_batch(with_strategy(self.text, self.document, strategy), self.document, batch)

@@ -1,4 +1,4 @@
-"""What is asked of a configuration as tasks that may run anywhere: its network, its bound, its plan."""
+"""Questions about a configuration as tasks that may run anywhere: its network, its bound, its plan."""
 
 import tempfile
 from collections.abc import Callable, Mapping

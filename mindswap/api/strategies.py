@@ -61,7 +61,7 @@ def with_batch(text: str, document: Document, batch: Batch) -> str:
 
 
 def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
-    """What decides the network of one rank: steps that have this in common share a capture.
+    """Key of the network of one rank: steps that have this in common share a capture.
 
     Layers are captured in one stage whatever the pipeline. Where nothing is cut each data parallel rank has a network
     of its own; else one network of all samples is cut, whose merged constants depend on their number.
@@ -71,7 +71,7 @@ def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
 
 
 def like_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
-    """What decides the network of one rank but for those constants; of experts with the ranks that share them."""
+    """Key of the network of one rank but for those constants; of experts with the ranks that share them."""
     cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
     is_cut = settings.num_parts > 1
     return settings.batch_size, cut, is_cut and has_sequence, settings.expert_parallel > 1 and settings.data_parallel
@@ -84,7 +84,7 @@ def strategy_space(
     counts: tuple[int, ...] | None,
     cards_per_node: int,
 ) -> StrategySpace:
-    """What strategies of a configuration have to keep to.
+    """Limits that strategies of a configuration have to keep to.
 
     Raises:
         PlanError: the configuration trains without strategies, or says nothing of its layers.

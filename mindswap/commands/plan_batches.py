@@ -84,7 +84,7 @@ def _cards(text: str) -> int:
 
 
 def asks_for_batches(args: argparse.Namespace) -> bool:
-    """Whether other batches or strategies are asked for."""
+    """True if other batches or strategies are asked for."""
     return any(given is not None for given in (args.batch_size, args.micro_batches, args.strategy, args.stages))
 
 
