@@ -12,6 +12,7 @@ WRITERS = {
     "add", "append", "clear", "discard", "extend", "fill", "insert", "pop", "popitem", "remove", "setdefault", "sort",
     "update",
 }  # fmt: skip
+LOOKED_AT = (ast.AnnAssign, ast.Assign, ast.Attribute, ast.AugAssign, ast.Call, ast.Delete)
 # While these run, the object is being made.
 MAKERS = ("__init__", "__post_init__")
 
@@ -98,7 +99,7 @@ def find_writes(sources: dict[str, str]) -> list[str]:
     found = []
     for name, tree in trees.items():
         for function, owner in functions_of(tree):
-            nodes = list(ast.walk(function))
+            nodes = [node for node in ast.walk(function) if isinstance(node, LOOKED_AT)]
             written = list(writes(nodes, frozen_names(function, nodes, frozen, owner)))
             if function.name not in MAKERS:
                 written += backdoors(nodes)
