@@ -5,6 +5,7 @@ examples:
   mindswap prove llama2_7b.yaml --layers 4 --memory 20GiB -o proof_20gib
   mindswap prove llama2_7b.yaml --layers 4 --variants off,yaml --steps 10 --no-profile
   mindswap prove configs/llama2_7b/cpu/case3_op_swap.yaml --worker-num 2
+  mindswap prove llama2_7b.yaml --layers 8 --ray auto --nodes 2 --worker-num 16
   mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
 
 Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
@@ -31,6 +32,7 @@ from mindswap.simulator.cost.device_file import load_device
 from mindswap.training.launch.processes import StoppedBySignal, adopt_orphans, signals_raise, stop_descendants
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.checks import make_checks
+from mindswap.training.proof.children import RayPlace
 from mindswap.training.proof.derive import RunOptions
 from mindswap.training.proof.model import Proof
 from mindswap.training.proof.proving import ProofRequest, prepare, run_variants
@@ -55,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--synthetic-data", "make data, although CONFIG has some")
     option(parser, "--deterministic", "losses must be equal to the last bit; slower")
+    option(parser, "--ray ADDRESS", "train on the nodes of a Ray cluster: its address, or auto")
+    option(parser, "--nodes N", "nodes of the cluster that train", number_from(1))
     option(parser, "--json", "for machines; progress goes to the standard error")
     add_device_arguments(parser)
 
@@ -71,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     begin_s = time.monotonic()
     document = load_trainable(Path(args.config))
     require_mindformers()
-    _require_cards(document, args.worker_num)
+    if args.ray is None:
+        _require_cards(document, args.worker_num)
     bench = _bench(args, begin_s)
     _make_fresh(bench.folder, args.overwrite)
     adopt_orphans()
@@ -97,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace, begin_s: float) -> ProofRequest:
+    if (args.ray is None) != (args.nodes is None):
+        raise LaunchError(
+            "--ray, --nodes: a cluster needs its address and its nodes\n    fix:     --ray auto --nodes 2"
+        )
     if args.device:
         load_device(args.device)  # a wrong name stops here, before anything is made
     overrides = device_overrides(args)
@@ -118,6 +127,7 @@ def _bench(args: argparse.Namespace, begin_s: float) -> ProofRequest:
         device_words=tuple(device_words),
         say=PhaseLines(begin_s, sys.stderr if args.json else sys.stdout),
         write_data=write_synthetic_data,
+        cluster=RayPlace(args.ray, args.nodes) if args.ray is not None else None,
     )
 
 

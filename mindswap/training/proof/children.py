@@ -1,28 +1,33 @@
 """Processes of a proof: other commands of mindswap, whose answers are JSON, and the workers of a run."""
 
 import json
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mindswap.check.doctor.software import has_cards
 from mindswap.errors import LaunchError
-from mindswap.training.adaptive.watch import read_worker_exits
-from mindswap.training.launch.msrun import free_port
-from mindswap.training.launch.processes import child_environment, stop_descendants
-from mindswap.training.logs.read import find_last_step, read_tail, read_worker_logs
+from mindswap.files import replace_file
+from mindswap.training.adaptive.command import TrainingCommand
+from mindswap.training.adaptive.events import Ended, OutOfMemory
+from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.node import NodeTask
+from mindswap.training.adaptive.nodes import Nodes, RayNodes
+from mindswap.training.adaptive.state import attempt_folder
+from mindswap.training.launch.cluster import NodeLost
+from mindswap.training.launch.msrun import free_port, plain_name, worker_log
+from mindswap.training.launch.processes import child_environment
+from mindswap.training.logs.read import read_worker_logs
 from mindswap.training.logs.step_report import ReportedStep, parse_steps
 from mindswap.training.proof.model import Fit, MeasuredRun, Simulated, VerifiedEffect, Worker
 from mindswap.training.proof.overlap import Overlap, trace_overlap
 
 POLL_S = 0.3
 SAY_EVERY_S = 15.0
-# Other workers have so long to say what went wrong.
-GRACE_S = 5.0
 # How long workers wait for each other to start.
 CLUSTER_TIMEOUT_S = 300
 
@@ -66,48 +71,82 @@ def ask(words: Sequence[str], limit_s: float | None = None) -> Answer:
     return Answer(done.returncode, data, error.removeprefix("mindswap: error: "))
 
 
-def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], None]) -> int:
-    """Run the workers to their end, and say how far they are; gives the exit code of the launcher.
+@dataclass(frozen=True)
+class RayPlace:
+    """Where the workers of a proof run, if not on this machine alone."""
+
+    address: str  # of the cluster
+    num_nodes: int  # each with as many workers
+    files: Mapping[Path, bytes] = field(default_factory=dict)  # what the nodes need of this machine
+
+
+def train(source: Path, config: Path, folder: Path, num_workers: int, say: Callable[[str], None],
+          cluster: RayPlace | None = None) -> int:  # fmt: skip
+    """Run the workers to their end, and say how far they are; gives the exit code of the training.
 
     They run in `folder`, and leave there all that they write, their logs in `logs`. One worker runs without msrun.
+
+    Args:
+        source: the user's file, which the nodes of a cluster must have as well.
+        config: the configuration of this run.
+        folder, num_workers, say, cluster: where, how many, who hears of it, and on which nodes.
     """
     place = folder.absolute()
-    logs = place / "logs"
-    order = [
-        "--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_workers > 1),
-        "--output_dir", str(place / "output"), "--profile_output", str(place),
-    ]  # fmt: skip
-    job = [str(num_workers), str(free_port()), str(logs), "True", str(CLUSTER_TIMEOUT_S)]
-    environment = {**child_environment(), "PYTHONUNBUFFERED": "1", "MS_MEMORY_STATISTIC": "1"}
-    with (folder / "launcher.log").open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mindswap.training.launch", shlex.join(order), *job], cwd=folder, env=environment,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+    num_local = num_workers // (cluster.num_nodes if cluster else 1)
+    options = ["--run_mode", "train", "--use_parallel", str(num_workers > 1)]
+    options += ["--output_dir", str(place / "output"), "--profile_output", str(place)]
+    msrun = [f"--worker_num={num_workers}", f"--local_worker_num={num_local}"]
+    msrun += [f"--cluster_time_out={CLUSTER_TIMEOUT_S}", *(["--bind_core=True"] if has_cards() else [])]
+    command = TrainingCommand(
+        tuple(msrun) if num_workers > 1 else None, None, tuple(options), source.absolute(), num_workers, num_local,
+        master_port=free_port(),
+    )  # fmt: skip
+    with plain_name(place) as plain:
+        files = cluster.files if cluster else None
+        task = NodeTask(command, place, Path(plain), place, place, num_workers > 1, cluster is None, files=files)
+        nodes = RayNodes(cluster.address, cluster.num_nodes, 0, task) if cluster else Nodes(task)
         try:
-            return _watch(process, folder / "launcher.log", logs / "worker_0.log", say)
-        finally:
-            stop_descendants()
-
-
-def _watch(process: subprocess.Popen[bytes], launcher: Path, log: Path, say: Callable[[str], None]) -> int:
-    """Wait for the end; a worker that failed ends the run, for which msrun may take minutes."""
-    said_s, said = time.monotonic(), ""
-    failed_s: float | None = None
-    while (code := process.poll()) is None:
-        time.sleep(POLL_S)
-        now_s = time.monotonic()
-        if failed_s is None and any(code for _, code in read_worker_exits("\n".join(read_tail(launcher)))):
-            failed_s = now_s
-        if failed_s is not None and now_s - failed_s > GRACE_S:
+            nodes.connect()
+            nodes.prepare(1, config.read_text("utf-8"), None, (), nodes.choose_port(may_differ=True))
+            nodes.open(1)
+            nodes.start()
+            event = _watch(nodes, say)
+            if cluster:
+                _collect(nodes, attempt_folder(place, 1))
+        except NodeLost as error:
+            say(f"    {error}")
             return 1
-        if now_s - said_s >= SAY_EVERY_S:
-            said_s = now_s
-            step = find_last_step(read_tail(log)) if log.exists() else ""
-            if step != said or not step:
-                say(f"    step {step}" if step else "    starting and compiling")
-            said = step
-    return code
+        finally:
+            nodes.stop_all()
+            nodes.close()
+    attempt_folder(place, 1).rename(place / "logs")
+    if isinstance(event, OutOfMemory):
+        return 1
+    return 0 if event.outcome is Outcome.FINISHED else event.exit_code
+
+
+def _watch(nodes: Nodes, say: Callable[[str], None]) -> Ended | OutOfMemory:
+    """Wait for the end, and say why it came."""
+    said_s, said = time.monotonic(), 0
+    while not nodes.is_over():
+        time.sleep(POLL_S)
+        seen = nodes.look()
+        if time.monotonic() - said_s >= SAY_EVERY_S:
+            said_s = time.monotonic()
+            if seen.step != said or not seen.step:
+                say(f"    step {seen.step}/{seen.num_steps}" if seen.step else "    starting and compiling")
+            said = seen.step
+    event = nodes.explain()
+    nodes.stop_all()
+    return event
+
+
+def _collect(nodes: Nodes, folder: Path) -> None:
+    """Put the logs of all nodes into the folder that they are in there; it may be the same on a shared disk."""
+    for logs in nodes.ask("logs", lambda _: (1,)):
+        for name, content in logs.items():
+            if not (folder / name).exists():
+                replace_file(folder / name, content)
 
 
 # What the runs of a proof left behind -> plain data.
@@ -166,7 +205,7 @@ def read_measured(folder: Path, exit_code: int, wall_s: float) -> MeasuredRun:
     workers = tuple(
         Worker(
             log.worker,
-            _read_steps(folder / "logs" / f"worker_{log.worker}.log"),
+            _read_steps(worker_log(folder / "logs" / log.node, log.worker)),
             log.memory.used_peak_bytes,
             log.memory.actual_peak_bytes,
         )

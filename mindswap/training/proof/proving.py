@@ -18,7 +18,16 @@ from mindswap.files import write_new
 from mindswap.policy.convert import policy_sections
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
-from mindswap.training.proof.children import Answer, ask, read_effect, read_fits, read_measured, read_simulated, train
+from mindswap.training.proof.children import (
+    Answer,
+    RayPlace,
+    ask,
+    read_effect,
+    read_fits,
+    read_measured,
+    read_simulated,
+    train,
+)
 from mindswap.training.proof.derive import (
     RunOptions,
     SyntheticData,
@@ -57,6 +66,7 @@ class ProofRequest:
     device_words: tuple[str, ...]  # options of the simulated device
     say: Callable[[str], None]  # takes a line for the user
     write_data: Callable[..., SyntheticData]  # `adapters.mindrecord.write_synthetic_data`
+    cluster: RayPlace | None = None  # the nodes that train; None for this machine alone
 
     def file(self, name: str) -> Path:
         """The configuration of a run."""
@@ -71,13 +81,18 @@ def prepare(bench: ProofRequest, document: Document) -> Proof:
     """
     policy = policy_of(document, checked := check_document(document))
     assert checked.num_layers is not None and document.root is not None
-    wanted = bench.wanted
+    wanted, num_nodes = bench.wanted, bench.cluster.num_nodes if bench.cluster else 1
     num_layers = wanted.num_layers or checked.num_layers
     if num_layers > checked.num_layers:
         raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
     if not wanted.num_workers:
-        most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS)
+        most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS) * num_nodes
         wanted = replace(wanted, num_workers=min(read_step_settings(document).num_cards, most))
+    if wanted.num_workers % num_nodes:
+        raise LaunchError(
+            f"--nodes {num_nodes}: {format_count(wanted.num_workers, 'worker')}\n"
+            "    allowed: as many on each node\n    fix:     --worker-num"
+        )
     own = with_absolute_paths(_own_data(document))
     config, _ = derive(own, wanted)
     notes = []
@@ -214,7 +229,8 @@ def _run(bench: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     folder = bench.folder / variant.name
     folder.mkdir()
     begin_s = time.monotonic()
-    code = train(Path(variant.config), folder, proof.num_workers, bench.say)
+    cluster = bench.cluster and replace(bench.cluster, files=_data_files(bench.folder))
+    code = train(bench.config, Path(variant.config), folder, proof.num_workers, bench.say, cluster)
     measured = read_measured(folder, code, time.monotonic() - begin_s)
     step = typical_ns(measured, proof.is_profiled)
     losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
@@ -227,6 +243,11 @@ def _run(bench: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
         outcome += f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
     bench.say(f"    {outcome}")
     return measured
+
+
+def _data_files(folder: Path) -> dict[Path, bytes]:
+    """The data that was made for the proof."""
+    return {path.absolute(): path.read_bytes() for path in folder.glob("*.mindrecord*")}
 
 
 def calibrated(bench: ProofRequest, proof: Proof) -> Proof:

@@ -56,7 +56,7 @@ def pack(folder: Path) -> Path:
     with tarfile.open(target, "w:gz") as archive:
         for path in _whole_files(folder):
             archive.add(path, f"{folder.name}/{path.relative_to(folder)}", recursive=False)
-        for log in sorted(folder.glob("*/logs/*.log")):
+        for log in sorted(folder.glob("*/logs/**/*.log")):
             content = "".join(_telling_lines(log)).encode()[-MAX_LOG_BYTES:]
             entry = tarfile.TarInfo(f"{folder.name}/{log.relative_to(folder)}")
             entry.size = len(content)
@@ -66,7 +66,6 @@ def pack(folder: Path) -> Path:
 
 def _whole_files(folder: Path) -> Iterator[Path]:
     yield from sorted(path for path in folder.glob("*") if path.suffix in (".json", ".html", ".yaml"))
-    yield from sorted(folder.glob("*/launcher.log"))
     for pattern in PROFILE_FILES:
         for path in sorted(folder.glob(f"*/profile/**/ASCEND_PROFILER_OUTPUT/{pattern}")):
             if path.stat().st_size <= MAX_FILE_BYTES:
