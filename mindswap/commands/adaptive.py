@@ -33,7 +33,6 @@ from mindswap.training.adaptive.node import MARKER, NodeTask
 from mindswap.training.adaptive.nodes import Nodes, RayNodes
 from mindswap.training.adaptive.supervise import AdaptiveRun, supervise
 from mindswap.training.adaptive.workers import planner_in_child
-from mindswap.training.launch.msrun import plain_name
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.logs.scan import REPORT_MEMORY
 from mindswap.units import format_bytes, parse_bytes
@@ -82,18 +81,12 @@ def run_adaptive(words: Sequence[str]) -> int:
     _say(f"memory {format_bytes(memory_bytes)} ({source})")
     run_dir = (args.run_dir or command.log_dir).absolute()
     checkpoints, parallel = checkpoint_folder(command, document, Path.cwd()), is_parallel(command, document)
-    with plain_name(run_dir) as plain:
-        is_alone, here = args.ray is None, Path.cwd()
-        task = NodeTask(
-            command, run_dir, Path(plain), checkpoints, here, parallel, is_alone, {REPORT_MEMORY: "1"}
-        )  # fmt: skip
-        if not is_alone and plain != str(run_dir):
-            raise LaunchError(f"--run-dir is {run_dir}\n    allowed: with --ray, a name that no shell reads otherwise")
-        nodes = Nodes(task) if is_alone else RayNodes(args.ray, args.nodes, args.spare, task)
-        settings = Settings(memory_bytes, args.max_restarts)
-        saves = saves_checkpoints(document)
-        run = AdaptiveRun(task, nodes, _key(command, document), settings, saves, args.measured_steps)
-        code, state = supervise(run, find_planner(run_dir), _say)
+    is_alone, settings = args.ray is None, Settings(memory_bytes, args.max_restarts)
+    task = NodeTask(command, run_dir, checkpoints, Path.cwd(), parallel, is_alone, {REPORT_MEMORY: "1"})
+    nodes = Nodes(task) if is_alone else RayNodes(args.ray, args.nodes, args.spare, task)
+    saves = saves_checkpoints(document)
+    run = AdaptiveRun(task, nodes, _key(command, document), settings, saves, args.measured_steps)
+    code, state = supervise(run, find_planner(run_dir), _say)
     _print(format_summary(state))
     return code
 

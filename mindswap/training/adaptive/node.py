@@ -20,7 +20,7 @@ from mindswap.training.adaptive.state import attempt_folder, full_disks, prepare
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
 from mindswap.training.launch.cluster import NPU, package_versions, version_mistakes
-from mindswap.training.launch.msrun import check_port, free_port, worker_environment
+from mindswap.training.launch.msrun import check_port, free_port, plain_name, worker_environment
 from mindswap.training.launch.processes import (
     VARIABLE,
     adopt_orphans,
@@ -41,7 +41,6 @@ class NodeTask:
 
     command: TrainingCommand
     run_dir: Path  # absolute
-    plain_dir: Path  # the same under a name that no shell reads otherwise
     checkpoints: Path  # a shared disk or its own
     working_folder: Path
     is_parallel: bool  # MindFormers takes its processes for parts of one training
@@ -196,7 +195,7 @@ class TrainingNode:
         checkpoint = self._checkpoints(ignored).at(key) if key else None
         path, folder = task.command.config_path, self._folder(number)
         config = prepare_attempt(folder, yaml_text, path, checkpoint, is_parallel=task.is_parallel)
-        logs = task.plain_dir / folder.relative_to(task.run_dir)
+        logs = Path(self._stack.enter_context(plain_name(folder)))
         place = None if task.is_alone else (address, self._rank)
         self._words = task.command.words(config, logs, port, key is not None, place)
 
@@ -243,8 +242,9 @@ class TrainingNode:
         self._workers.stop_all()
 
     def close(self) -> None:
-        """Their logs are not read any more."""
+        """Let go of everything; a worker that is still there ends."""
         self._workers.close()
+        self._stack.close()
 
     @property
     def _first_rank(self) -> int:

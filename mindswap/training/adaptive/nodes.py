@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,9 +65,6 @@ class Nodes:
         """Of the node of rank 0, where the scheduler runs."""
         return "127.0.0.1"
 
-    def close(self) -> None:
-        """Leave them."""
-
     def choose_port(self, may_differ: bool) -> int:
         """Where the scheduler will listen, on the node of rank 0."""
         return int(self.ask("choose_port", lambda _: (self.master_address(), may_differ), ranks=[0])[0])
@@ -87,20 +84,23 @@ class Nodes:
             LaunchError: a node has none, where the others have several: to begin anew would lose them.
         """
         complete = self.ask("complete", lambda _: (ignored,))
-        newer, lacking = incomplete_on(complete)
-        names = ", ".join(map(self.name_of, lacking))
-        others = frozenset.intersection(*(keys for keys in complete if keys)) if any(complete) else ()
-        if not all(complete) and len(others) > 1:
+        having, without = ([rank for rank, keys in enumerate(complete) if bool(keys) is has] for has in (True, False))
+        others = frozenset[CheckpointKey]().union(*complete).intersection(*(complete[rank] for rank in having))
+        if without and len(others) > 1:
             steps = ", ".join(str(saved.step) for saved, *_ in sorted(others))
             raise LaunchError(
-                f"no checkpoint of its ranks is on {names}; the others have those of steps {steps}\n"
+                f"no checkpoint of its ranks is on {self._names(without)}; the others have those of steps {steps}\n"
                 "    fix:     copy the rank_* folders of the node that had its place "
                 f"to {self._task.checkpoints} there, or save to a disk that all nodes share; to begin at step 0, move "
                 "those of the others away"
             )
+        newer, lacking = incomplete_on(complete)
         if newer:
-            say(f"the checkpoint of step {newer[0].step} is not complete on {names}: it is not used")
+            say(f"the checkpoint of step {newer[0].step} is not complete on {self._names(lacking)}: it is not used")
         return max(frozenset.intersection(*complete), default=None)
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(self.name_of, ranks))
 
     def full_disks(self) -> tuple[str, ...]:
         """Where nodes have no room left; nothing of nodes that are lost."""
@@ -153,8 +153,8 @@ class Nodes:
         with contextlib.suppress(NodeLost):
             self.ask("stop_all")
 
-    def close_logs(self) -> None:
-        """Their logs are not read any more."""
+    def close(self) -> None:
+        """Leave them."""
         with contextlib.suppress(NodeLost):
             self.ask("close")
 
@@ -266,8 +266,8 @@ class RayNodes(Nodes):
         return self._nodes[0].name
 
     def close(self) -> None:
-        if self._ray:
-            self._ray.shutdown()
+        super().close()
+        self._ray.shutdown()
 
 
 def merge_seen(seen: Sequence[Seen]) -> Seen:

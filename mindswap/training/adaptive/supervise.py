@@ -68,7 +68,6 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
             raise
         finally:
             run.nodes.stop_all()
-            run.nodes.close_logs()
             run.nodes.close()
 
 

@@ -19,7 +19,7 @@ from mindswap.training.adaptive.node import NodeTask
 from mindswap.training.adaptive.nodes import Nodes, RayNodes
 from mindswap.training.adaptive.state import attempt_folder
 from mindswap.training.launch.cluster import NodeLost
-from mindswap.training.launch.msrun import free_port, plain_name, worker_log
+from mindswap.training.launch.msrun import free_port, worker_log
 from mindswap.training.launch.processes import child_environment
 from mindswap.training.logs.read import read_worker_logs
 from mindswap.training.logs.step_report import ReportedStep, parse_steps
@@ -101,25 +101,26 @@ def train(source: Path, config: Path, folder: Path, num_workers: int, say: Calla
         tuple(msrun) if num_workers > 1 else None, None, tuple(options), source.absolute(), num_workers, num_local,
         master_port=free_port(),
     )  # fmt: skip
-    with plain_name(place) as plain:
-        files = cluster.files if cluster else None
-        task = NodeTask(command, place, Path(plain), place, place, num_workers > 1, cluster is None, files=files)
-        nodes = RayNodes(cluster.address, cluster.num_nodes, 0, task) if cluster else Nodes(task)
-        try:
-            nodes.connect()
-            nodes.prepare(1, config.read_text("utf-8"), None, (), nodes.choose_port(may_differ=True))
-            nodes.open(1)
-            nodes.start()
-            event = _watch(nodes, say)
-            if cluster:
-                _collect(nodes, attempt_folder(place, 1))
-        except NodeLost as error:
-            say(f"    {error}")
-            return 1
-        finally:
-            nodes.stop_all()
-            nodes.close()
-    attempt_folder(place, 1).rename(place / "logs")
+    files = cluster.files if cluster else None
+    task = NodeTask(command, place, place, place, num_workers > 1, cluster is None, files=files)
+    nodes = RayNodes(cluster.address, cluster.num_nodes, 0, task) if cluster else Nodes(task)
+    nodes.connect()
+    logs = attempt_folder(place, 1)
+    try:
+        nodes.prepare(1, config.read_text("utf-8"), None, (), nodes.choose_port(may_differ=True))
+        nodes.open(1)
+        nodes.start()
+        event = _watch(nodes, say)
+        if cluster:
+            _collect(nodes, logs)
+    except NodeLost as error:
+        say(f"    {error}")
+        return 1
+    finally:
+        nodes.stop_all()
+        nodes.close()
+        if logs.exists():
+            logs.rename(place / "logs")
     if isinstance(event, OutOfMemory):
         return 1
     return 0 if event.outcome is Outcome.FINISHED else event.exit_code

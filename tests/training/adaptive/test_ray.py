@@ -25,6 +25,7 @@ from mindswap.training.adaptive.node import (
 )
 from mindswap.training.adaptive.nodes import Nodes, first_cause
 from mindswap.training.launch.msrun import free_port
+from mindswap.training.proof.children import RayPlace, read_measured, train
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
 from tests.training.adaptive.test_supervise import small_disk
 
@@ -101,7 +102,7 @@ def test_checkpoints_that_a_spare_node_has_not_are_not_given_up(tmp_path):
     """The others have several: no restart from step 0, but an error with the node. One alone may be in the making."""
     first, second = ((SavedStep(step, 1), "x", "safetensors") for step in (4, 6))
 
-    class TwoNodes(Nodes):
+    class SomeNodes(Nodes):
         answers = ()
 
         def ask(self, method, arguments=None, ranks=None):
@@ -110,12 +111,14 @@ def test_checkpoints_that_a_spare_node_has_not_are_not_given_up(tmp_path):
         def name_of(self, rank):
             return f"node 10.0.0.{rank + 1}"
 
-    nodes, said = TwoNodes(NodeTask(None, tmp_path, tmp_path, tmp_path / "checkpoint", tmp_path, True, False)), []
+    nodes, said = SomeNodes(NodeTask(None, tmp_path, tmp_path / "checkpoint", tmp_path, True, False)), []
     nodes.answers = frozenset({first, second}), frozenset()
     with pytest.raises(LaunchError) as error:
         nodes.to_resume((), said.append)
     found = "no checkpoint of its ranks is on node 10.0.0.2; the others have those of steps 4, 6"
     assert str(error.value).splitlines()[0] == found and f"to {tmp_path}/checkpoint there" in str(error.value)
+    nodes.answers = frozenset({first}), frozenset({first, second}), frozenset()
+    assert nodes.to_resume((), said.append) is None  # only one that both have
     nodes.answers = frozenset({first}), frozenset()
     assert nodes.to_resume((), said.append) is None
     nodes.answers = frozenset({first, second}), frozenset({first})
@@ -123,6 +126,7 @@ def test_checkpoints_that_a_spare_node_has_not_are_not_given_up(tmp_path):
     nodes.answers = frozenset(), frozenset()
     assert nodes.to_resume((), said.append) is None
     assert said == [
+        "the checkpoint of step 6 is not complete on node 10.0.0.1, node 10.0.0.3: it is not used",
         "the checkpoint of step 4 is not complete on node 10.0.0.2: it is not used",
         "the checkpoint of step 6 is not complete on node 10.0.0.2: it is not used",
     ]
@@ -216,6 +220,25 @@ def _has_workers(node):
 
 
 @pytest.mark.mindspore
+@pytest.mark.parametrize("cluster", [{"num_ranks": 2}], indirect=True)  # those of a node wait for each other
+def test_a_proof_trains_on_two_nodes_without_a_shared_disk(place, cluster, tmp_path_factory):
+    """The other node has an empty folder in the place of this one: files go there, and logs come back."""
+    place.run_dir = place.folder
+    while cluster.others:
+        cluster.remove_node(cluster.others.pop(), True)
+    files = {path: path.read_bytes() for path in place.folder.rglob("*") if path.is_file()}
+    nodes, said = RayPlace(cluster.address, 2, files), []
+    config = place.folder / "c.yaml"
+    with _node_in_other_mounts(f"-t tmpfs tmpfs {place.folder}", cluster, tmp_path_factory.mktemp("other")):
+        assert train(config, config, place.folder, 4, said.append, nodes) == 0, said
+    assert not place.workers()
+    found = {path.name: path.parent.name for path in (place.folder / "logs").glob("*/worker_*.log")}
+    assert found == {f"worker_{rank}.log": f"node_{rank // 2}" for rank in range(4)}
+    assert {path.name for path in (place.folder / "output/checkpoint").iterdir()} == {"rank_0", "rank_1"}
+    assert [worker.number for worker in read_measured(place.folder, 0, 1.0).workers] == [0, 1, 2, 3]
+
+
+@pytest.mark.mindspore
 def test_nodes_that_do_not_match_the_workers(place, cluster):
     code, out = finish(start(place, cluster, num_workers=6))
     assert code == 1 and "--nodes 2: --worker_num=6, --local_worker_num=2" in out
@@ -306,7 +329,8 @@ def test_what_differs_on_one_node_stops_before_any_worker(place, cluster):
     for name, seed in (("base.yaml", 1), ("elsewhere.yaml", 2)):
         (place.folder / name).write_text(f"seed: {seed}\n")
     cluster.remove_node(cluster.others.pop(), True)
-    with _node_in_other_mounts(place.folder / "elsewhere.yaml", place.folder / "base.yaml", cluster, other.parent):
+    mount = f"--bind {place.folder / 'elsewhere.yaml'} {place.folder / 'base.yaml'}"
+    with _node_in_other_mounts(mount, cluster, other.parent):
         code, out = finish(start(place, cluster, "--spare", "1"))
     assert code == 1 and "the nodes do not match; nothing was started" in out, out
     assert re.search(r"node \S+: mindspore is 2.8.0, here it is 2.9.0", out), out
@@ -316,10 +340,10 @@ def test_what_differs_on_one_node_stops_before_any_worker(place, cluster):
 
 
 @contextlib.contextmanager
-def _node_in_other_mounts(source, target, cluster, path):
-    """A node that sees `source` in the place of `target`, and modules of `path` first; needs root."""
+def _node_in_other_mounts(mount, cluster, path):
+    """A node with a mount of its own, and modules of `path` first; needs root."""
     ray = Path(sys.executable).with_name("ray")
-    script = f"mount --bind {source} {target} && exec {ray} start --address={cluster.address} --num-cpus=1 --block"
+    script = f"mount {mount} && exec {ray} start --address={cluster.address} --num-cpus=1 --block"
     environment = {**os.environ, "PYTHONPATH": f"{path}:{ROOT}"}
     with (path / "ray.log").open("w") as log:
         node = subprocess.Popen(["unshare", "-m", "sh", "-c", script], env=environment, stdout=log, stderr=log)
