@@ -116,6 +116,8 @@ class Executor:
         self._moved = frozenset(schedule.moved)
         self._copies: dict[int, PendingCopy] = {}
         self._released: set[int] = set()
+        # Forward broke off: MindSpore may still take every operator for a part of it, in backward, too.
+        self._is_left_on = False
         self._start()
 
     @property
@@ -138,11 +140,16 @@ class Executor:
         """A new pass, or one more forward of this one; what is left of one without a backward pass is given up."""
         if self._is_following and self._position > 0 and self._expects(*self.schedule.first_event):
             return
+        seen = {event.kind for event in self.schedule.events[: self._position]}
+        self._is_left_on |= self._has_saved and bool(seen) and EventKind.BACKWARD_BEGIN not in seen
         self.give_up()
         self._start()
         self.was_different = False
         if is_nested():
             self._deviate("gradients of gradients")
+        elif self._is_left_on:
+            logger.warning("the pass before broke off: this one runs without swap")
+            self._is_following = False
 
     def give_up(self) -> None:
         """Bring back what is away."""
@@ -182,7 +189,9 @@ class Executor:
                 self._act()
             else:
                 self._deviate(f"save {number} is read")
-        if saved.is_copy and pynative_executor.requires_grad():
+        is_recorded = pynative_executor.requires_grad()
+        self._is_left_on &= is_recorded
+        if saved.is_copy and is_recorded:
             raise ApplyError(
                 "a gradient of a gradient was asked for where activations were swapped: it would be wrong\n"
                 "    allowed: gradients of gradients by nested mindspore.grad, value_and_grad or GradOperation\n"
