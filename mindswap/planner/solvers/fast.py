@@ -42,6 +42,8 @@ CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 SMALL_CORRECTION = 500
 # Choices from which the improvement starts, and part of the simulations before it.
 NUM_STARTS = 4
+# Rows of what comes nearest to a budget into which nothing fitted that are tried in all layers.
+MAX_ROWS = 8
 # Simulations to come nearer to a budget into which nothing fitted.
 MAX_LOST = 80
 SEARCH_PERMILLE = 800
@@ -111,6 +113,9 @@ class _Solver:
             starts.setdefault(load, choice)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
         improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
+        if not self._fits and self._spread_rows():
+            self.search.max_evaluations = limit
+            improve(self.search, self.forward_ns)
 
     @property
     def _fits(self) -> bool:
@@ -225,6 +230,20 @@ class _Solver:
             swapped = np.where(can_swap, distance, KEEP)
             for base in (again, np.zeros_like(again)):
                 self.search.score(np.where(base == KEEP, swapped, base))
+
+    def _spread_rows(self) -> bool:
+        """Each row of what comes nearest, in all layers that can have it; whether one fits."""
+        assert self.search.best is not None
+        self.search.max_evaluations = self.search.num_evaluations + MAX_LOST
+        nearest, layers = self.search.best, np.arange(self.figures.num_layers)[:, None]
+        items, last = np.arange(self.figures.num_items), self.figures.freed_bytes.shape[2] - 1
+        for row in np.unique(nearest, axis=0)[:MAX_ROWS]:
+            can_have = self.figures.freed_bytes[layers, items, np.clip(-row, 0, last)] > 0
+            everywhere = np.where(can_have, row, KEEP)
+            for distance in CLOSE_DISTANCES:
+                if not self._fits:
+                    self.search.score(np.where(everywhere > KEEP, distance, everywhere))
+        return self._fits
 
     def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:
         """A choice with distances of about a layer, or with those that its timeline then asks for.
