@@ -125,7 +125,7 @@ def test_ctrl_c_stops_all_workers_and_leaves_a_report(done, tmp_path):
         assert process.stdout is not None
         lines = iter(process.stdout)
         assert any("off: nothing swapped" in line for line in lines)
-        while not (folder / "off" / "logs" / "worker_1.log").exists():
+        while not (folder / "off" / "attempt_1" / "worker_1.log").exists():
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         rest = "".join(lines)
