@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.training.launch.msrun import free_port
-from tests.training.adaptive.conftest import finish, wait_for
+from tests.training.adaptive.conftest import ROOT, finish, wait_for
 from tests.training.adaptive.test_training import (
     LOSS,
     MIB,
@@ -78,10 +78,14 @@ class Network:
     def address(self, node: int) -> str:
         return f"10.77.0.{node + 1}"
 
-    def start_ray(self, node: int, log: Path, **extra: str) -> None:
+    def start_ray(self, node: int, log: Path, hidden: Path | None = None, **extra: str) -> None:
+        """Of this node; it has an empty folder of its own in the place of `hidden`."""
         words = ["--head", "--port=6379", "--include-dashboard=false"] if node == 0 else ["--address=10.77.0.1:6379"]
         words += [f"--node-ip-address={self.address(node)}", "--num-cpus=1", "--object-store-memory=80000000"]
         command = ["ip", "netns", "exec", self.space(node), str(Path(sys.executable).with_name("ray")), "start"]
+        if hidden:
+            script = f'mount -t tmpfs tmpfs "{hidden}" && exec "$@"'
+            command[4:4] = ["unshare", "-m", "sh", "-c", script, "ray"]
         with log.open("w") as file:
             self.started.append(
                 subprocess.Popen([*command, *words, "--block"], env=environment(RAY_USAGE_STATS_ENABLED="0", **extra),
@@ -132,13 +136,13 @@ def network():
         network.remove()
 
 
-def start(folder, network, name, *words):
-    """The command on node 0; node 1 trains, too, and node 2 stands by."""
+def start(folder, network, name, *words, num_spare=1):
+    """The command on node 0; node 1 trains, too, and node 2 stands by, or trains in a later call."""
     command = [
         "ip", "netns", "exec", network.space(0),
         sys.executable, str(Path(__file__).with_name("run_by_hand.py")), json.dumps(POLICIES),
         "--adaptive-memory-optimization", "--memory", "3200MB", "--run-dir", str(folder / name),
-        "--measured-steps", "3", "--ray", "10.77.0.1:6379", "--nodes", "2", "--spare", "1", "--",
+        "--measured-steps", "3", "--ray", "10.77.0.1:6379", "--nodes", "2", "--spare", str(num_spare), "--",
         "msrun", "--worker_num=2", "--local_worker_num=1", f"--master_port={free_port()}", "python", *words,
     ]  # fmt: skip
     return subprocess.Popen(
@@ -193,9 +197,61 @@ def test_a_node_is_lost_and_the_losses_are_those_of_a_run_without(folder, networ
     check_losses(folder, fault, reference)
 
 
-def check_losses(folder, name, reference):
-    """Both workers of both attempts, step by step: the very same numbers as without a fault."""
+def test_the_driver_is_killed_then_a_node_without_a_spare_one(folder, network, reference):
+    """Node 1 waits after step 5: the driver is killed, then node 1 in the second attempt; then node 2 trains."""
+    name = "driver"
+    for node in range(NUM_NODES):
+        network.start_ray(node, folder / f"{name}_ray{node}.txt", **{"AFTER_STEP": "5"} if node == 1 else {})
+    with start(folder, network, name, *limited(folder, name), *SIX_STEPS, num_spare=0) as process:
+        wait_for(lambda: len(losses(folder / name / "attempt_1/node_1/worker_1.log")) == 5, 500)
+        process.kill()
+    begin_s = time.monotonic()
+    wait_for(lambda: not any(network.workers(node) for node in range(NUM_NODES)), 300)
+    print(f"workers of all nodes ended {time.monotonic() - begin_s:.0f} s after the driver")
+    with start(folder, network, name, *limited(folder, name), *SIX_STEPS, num_spare=0) as process:
+        wait_for(lambda: len(losses(folder / name / "attempt_2/node_1/worker_1.log")) == 2, 500)
+        network.kill(1)
+        code, out = finish(process, 600)
+    print(out)
+    assert code == 1 and "node 10.77.0.2 (node_rank 1) is lost, and no spare node is left" in out, out
+    assert not any(network.workers(node) for node in range(NUM_NODES))
+    code, out = finish(start(folder, network, name, *limited(folder, name), *SIX_STEPS, num_spare=0), 600)
+    print(out)
+    assert code == 0 and re.search("attempt 3: from the checkpoint of step 3, [12] steps are done again", out), out
+    check_losses(folder, name, reference, 1, 2, 3)
+
+
+def test_a_proof_on_two_nodes_without_a_shared_disk(folder, network):
+    """Data and configurations go to node 1, which sees nothing of the folder; its logs come back."""
+    proofs = folder / "proofs"
+    proofs.mkdir()
+    for node in range(2):
+        network.start_ray(node, folder / f"proof_ray{node}.txt", hidden=proofs if node else None)
+    config = ROOT / "configs/llama2_7b/cpu/case3_op_swap.yaml"
+    command = [
+        "ip", "netns", "exec", network.space(0), sys.executable, "-m", "mindswap", "prove", str(config), "--layers=2",
+        "--worker-num", "2", "--steps", "3", "--variants", "off,yaml", "--no-profile", "-o", str(proofs / "proof"),
+        "--ray", "10.77.0.1:6379", "--nodes", "2",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    code, out = finish(process, 900)
+    print(out)
+    assert code == 0, out
+    assert re.search(r"yaml +losses +pass +6 losses equal", out) and re.search(r"yaml +log lines +pass", out), out
+    logs = proofs / "proof/yaml/logs"
+    assert sorted(path.parent.name for path in logs.glob("*/worker_*.log")) == ["node_0", "node_1"]
+    assert not network.workers(0) and not network.workers(1)
+
+
+def check_losses(folder, name, reference, *attempts):
+    """Both workers of all attempts, of which the last comes to the end: the very same numbers as without a fault."""
     for rank in range(2):
-        first, second = (losses(folder / name / f"attempt_{number}/node_{rank}/worker_{rank}.log") for number in (1, 2))
+        first, *later = (
+            losses(folder / name / f"attempt_{number}/node_{rank}/worker_{rank}.log") for number in attempts or (1, 2)
+        )
         assert first == reference[rank][: len(first)] and len(first) >= 4
-        assert second == reference[rank][3:]
+        for found in later:
+            assert found and found == reference[rank][3:][: len(found)]
+        assert len(later[-1]) == 3
