@@ -13,7 +13,7 @@ from mindswap.simulator.program import MemoryKind
 OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_once": np.int64, "is_weight": bool}
 TENSOR_TYPES = {
     **dict.fromkeys(("size_bytes", "made_at", "prefetch", "num_copies"), np.int64),
-    **dict.fromkeys(("is_forward", "is_held", "is_final", "is_early"), bool),
+    **dict.fromkeys(("is_forward", "is_held", "is_final", "is_early", "is_early_later"), bool),
 }
 
 

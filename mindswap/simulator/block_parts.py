@@ -79,6 +79,7 @@ class BlockTensor:
     is_gradient: bool = False  # of a weight
     is_final: bool = False  # stays until the optimizer
     is_early: bool = False  # there from the begin of the pass on
+    is_early_later: bool = False  # likewise in every micro-batch but the first
 
 
 @dataclass(frozen=True)

@@ -166,4 +166,5 @@ def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Uses, role: Role | 
         is_held=bool(tensor.prefetch) and tensor.has_keeper,  # stays in spite of its copies
         is_once=tensor.place.is_once,
         is_early=tensor.is_early,
+        is_early_later=tensor.is_early_later,
     )

@@ -44,6 +44,7 @@ class StepTensor:
     is_gradient: bool = False  # backward hands it out
     is_one_way: bool = False  # its copy never comes back
     is_early: bool = False  # there from the begin of forward on
+    is_early_later: bool = False  # likewise in every micro-batch but the first
 
     @property
     def section(self) -> int:
@@ -217,8 +218,9 @@ class StepReader:
         if node.name in self.unwritten:  # whoever reads it reads what it is made of
             self.values[node.name] = tuple(dict.fromkeys(self._tensors_of(node.inputs)))
             return []
+        is_early, is_early_later = node.name in self.early, self._is_early_later(node, place)
         outputs = tuple(
-            StepTensor(label, known, place, position, is_again, is_early=node.name in self.early)
+            StepTensor(label, known, place, position, is_again, is_early=is_early, is_early_later=is_early_later)
             if known.size_bytes
             else None
             for known in (() if node.op in WRITING_OPS else node.outputs)
@@ -227,6 +229,14 @@ class StepReader:
         made = [tensor for tensor in outputs if tensor is not None]
         self.tensors += made
         return made
+
+    def _is_early_later(self, node: Node, place: Place) -> bool:
+        """Whether an operator casts a weight that was gathered once: from the second micro-batch on, with a pipeline or
+        without, the backend launches all of these before anything else of forward (dry runs of 2.9.0, 2026-11-24).
+        """
+        read = list(self._tensors_of(node.inputs))
+        is_cast = node.op == "Cast" and place.is_forward and not place.is_once
+        return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)
 
     def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
         return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)

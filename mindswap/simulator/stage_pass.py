@@ -270,8 +270,11 @@ class MicroBatchGroup:
         if "is_final" in tensors:
             last_backward = np.where(tensors["is_final"], last_compute, last_backward)
         micro_batches = np.array(list(self.begins))[:, None]
+        begin = np.where(is_forward, tensors["begin"] + forward, self.in_backward(tensors["begin"]))
+        if "is_early_later" in tensors:
+            begin = np.where(tensors["is_early_later"] & (micro_batches > 0), forward, begin)
         placed = {
-            "begin": np.where(is_forward, tensors["begin"] + forward, self.in_backward(tensors["begin"])),
+            "begin": begin,
             "last_forward": shift(tensors["last_forward"], forward),
             "first_backward": self.in_backward(tensors["first_backward"]),
             "last_backward": last_backward,

@@ -31,7 +31,8 @@ class TensorTable:
     def own(self) -> dict[str, np.ndarray]:
         """Tensors that no other block reads."""
         tables = [self.model.blocks[section].arrays.own for section in self.sections]
-        return self._columns(self.sections, tables) | {"is_final": _joined(tables, "is_final")}
+        flags = {name: _joined(tables, name) for name in ("is_final", "is_early_later")}
+        return self._columns(self.sections, tables) | flags
 
     def others(self) -> dict[str, np.ndarray]:
         """Tensors that blocks hand on, that other stages send, and that the layers share."""

@@ -220,3 +220,12 @@ def test_casts_of_gathered_weights_are_told_from_activations():
     behind = model(sharding=WeightSharding(8, is_cast_behind=True))
     assert behind.weight_casts == {"mlp.cast"}
     assert model(sharding=WeightSharding()).weight_casts == frozenset()
+
+
+def test_casts_of_gathered_weights_run_first_in_later_micro_batches():
+    program = model(sharding=WeightSharding(8, is_cast_behind=True), num_micro_batches=3).program(KEEP_ALL)
+    labels = np.array([str(label) for label in program.labels])[program.intervals.label]
+    begins = program.intervals.begin[labels == "mlp.cast"].reshape(3, 3)  # micro-batch, layer
+    first_op = np.array([np.flatnonzero(program.ops.micro_batch == number)[0] for number in range(3)])
+    assert len(set(begins[0].tolist())) == 3
+    assert begins[1:].tolist() == [[begin] * 3 for begin in first_op[1:].tolist()]

@@ -40,6 +40,7 @@ class PoolBlock:
     name: str  # operator or parameter, with its cells
     stream: int
     last_use: int  # tick of the last operator that reads it; -1 for none
+    uses: tuple[int, ...] = ()  # ticks of all that read it
 
     @property
     def operator(self) -> str:
@@ -113,7 +114,7 @@ class DryRun:
         backward = sorted(tick for tick, name in self.operators.items() if name.startswith("Gradients/"))
         object.__setattr__(self, "_backward_ticks", tuple(backward))
         gathered = (block for block in self.blocks if "AllGather" in block.operator and not block.is_backward)
-        readers = frozenset(self.operators.get(block.last_use, "") for block in gathered)
+        readers = frozenset(self.operators.get(tick, "") for block in gathered for tick in block.uses)
         object.__setattr__(self, "_readers_of_gathered", readers)
 
     @property
@@ -237,6 +238,7 @@ def _read_blocks(path: Path) -> Iterator[PoolBlock]:
             name=name,
             stream=int(row["stream_id"] or 0),
             last_use=int(last) if last else -1,
+            uses=tuple(map(int, re.findall(r"\d+", row["user_tasks"]))),
         )
 
 
