@@ -1,6 +1,6 @@
 """A plan of few entries: whole layers, or the cells of attention and of the feed-forward net, and one distance.
 
-One part of some layers is swapped, one part of some layers recomputed. For each pair of parts and each number of
+One part of some layers is swapped, one part of some layers, or the casts of their weights, recomputed. For each pair of parts and each number of
 swapped layers each pipeline stage recomputes as few layers as its memory allows; every candidate is simulated.
 """
 
@@ -22,6 +22,8 @@ MAX_ENTRIES = 4
 WHOLE_LAYER = ""
 # What the cells are called in legacy and in newer models.
 CELLS = ("attention", "self_attention", "feed_forward", "mlp")
+# Casts of weights: with several micro-batches each holds its own copy of every weight, and makes it again for little.
+WEIGHT_CASTS = r".*\.(w|linear_)\w+\.cast"
 # Quarters of the layers of a stage that are swapped at first; the best are tried with a layer more or less.
 NUM_QUARTERS = 4
 PREFETCH = 30
@@ -196,10 +198,10 @@ class _SimpleSearch:
 
 
 def parts(trees: Sequence[CellNode], allow: Allow) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Parts that may be swapped, and recomputed: whole layers, and cells that every layer has."""
-    cells = tuple(cell for cell in CELLS if all(match_pattern(cell, tree) for tree in trees))
-    every = (WHOLE_LAYER, *cells)
-    return every if allow.swap else (), every if allow.recompute else ()
+    """Parts that may be swapped, and recomputed: whole layers, and what every layer has of cells and casts of weights."""
+    every = [part for part in (*CELLS, WEIGHT_CASTS) if all(match_pattern(part, tree) for tree in trees)]
+    cells = [part for part in every if part != WEIGHT_CASTS]
+    return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *every) if allow.recompute else ()
 
 
 def evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ import pytest
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planner import Planner, plan_of
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, PlanProblem
-from mindswap.planner.simple import MAX_ENTRIES, Simple, num_entries
+from mindswap.planner.simple import MAX_ENTRIES, WEIGHT_CASTS, WHOLE_LAYER, Simple, num_entries, parts
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.planner.models import small_model
 
@@ -83,3 +84,14 @@ def test_entries_are_counted():
         select_recompute=[OpRecompute("b", Layers(1)), OpRecompute("c", Layers(1))], layer_recompute=Layers(2),
     )  # fmt: skip
     assert num_entries(policy) == 5
+
+
+def test_casts_of_weights_may_run_again_where_every_layer_has_them():
+    weight = CellNode("wq", "Linear", children=(CellNode("cast", "Cast", True),))
+    rotary = CellNode("apply_rotary_emb", "RotaryEmbedding", children=(CellNode("cast", "Cast", True),))
+    legacy = CellNode("", "Layer", children=(CellNode("attention", "Attention", children=(weight, rotary)),))
+    bare = CellNode("", "Layer", children=(CellNode("attention", "Attention", children=(rotary,)),))
+    cells = (WHOLE_LAYER, "attention")
+    assert parts((legacy, legacy), DEFAULT_ALLOW) == (cells, (*cells, WEIGHT_CASTS))
+    assert parts((legacy, bare), DEFAULT_ALLOW) == (cells, cells)
+    assert parts((legacy,), Allow(recompute=False)) == (cells, ())
