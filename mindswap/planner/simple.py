@@ -1,7 +1,7 @@
 """A plan of few entries: whole layers, or the cells of attention and of the feed-forward net, and one distance.
 
 One part of some layers is swapped; one part of some layers, or the casts of their weights, recomputed. For each pair of
-parts and each number of swapped layers each pipeline stage recomputes as few layers as its memory allows; every candidate
+parts and each number of swapped layers each pipeline stage recomputes as few layers as its memory allows; each one
 is simulated.
 """
 
@@ -199,7 +199,7 @@ class _SimpleSearch:
 
 
 def parts(trees: Sequence[CellNode], allow: Allow) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Parts that may be swapped, and recomputed: whole layers, and of cells and casts of weights what every layer has."""
+    """Parts that may be swapped, and recomputed: whole layers; of cells, and casts of weights, what every layer has."""
     every = [part for part in (*CELLS, WEIGHT_CASTS) if all(match_pattern(part, tree) for tree in trees)]
     cells = [part for part in every if part != WEIGHT_CASTS]
     return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *every) if allow.recompute else ()
