@@ -10,7 +10,8 @@ import pytest
 from mindswap.cli import main
 from mindswap.config import parse
 
-CONFIG = str(Path(__file__).parents[1] / "data" / "qwen3_small.yaml")
+# Of a legacy model, as in most tests: MindFormers builds newer ones only in another process.
+CONFIG = str(Path(__file__).parents[2] / "configs/llama2_7b/cpu/case3_op_swap.yaml")
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def parsed(monkeypatch):
 @pytest.mark.parametrize("command", ["check", "explain"])
 def test_what_reads_text_parses_once(parsed, command, capsys):
     assert main([command, CONFIG]) == 0
-    assert parsed["qwen3_small.yaml"] == 1
+    assert parsed["case3_op_swap.yaml"] == 1
 
 
 @pytest.mark.mindspore
@@ -45,4 +46,4 @@ def test_what_reads_text_parses_once(parsed, command, capsys):
 def test_what_compiles_parses_once(parsed, words, capsys):
     command, *options = words
     main([command, CONFIG, *options])
-    assert parsed["qwen3_small.yaml"] == 1
+    assert parsed["case3_op_swap.yaml"] == 1
