@@ -40,6 +40,8 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     python_requires=">=3.10",
+    # Makes `pip install -e` a plain path: a script beside a checkout finds the package, not the folder of that name.
+    package_dir={"": "."},
     packages=find_packages(include=["mindswap", "mindswap.*"]),
     package_data={"mindswap": ["data/**/*.json", "data/**/*.yaml", "data/report/*"]},
     # Bounded where a next major version may change what is called; numpy is left to MindSpore, which wants 1.26.

@@ -44,7 +44,7 @@ def main() -> int:
 
 def build(place: Path) -> tuple[Path, Path]:
     """The wheel of a clean copy of this checkout, its sdist, and the wheel of that: both wheels hold the same files."""
-    copy = place / "copy"
+    copy = place / "mindswap"
     copy.mkdir()
     files = run(["git", "ls-files", "-z"], ROOT).split("\0")
     for file in filter(None, files):
@@ -70,6 +70,8 @@ def build(place: Path) -> tuple[Path, Path]:
     if missing:
         sys.exit(f"the wheel lacks files: {sorted(missing)[:10]}")
     run([python, "-m", "twine", "check", "--strict", str(wheels[0]), str(sdist)], place)
+    run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(copy)], place)
+    run([python, "-c", "import mindswap.version"], place)  # the folder beside it is no package
     return wheels[0], sdist
 
 
