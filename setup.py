@@ -46,6 +46,7 @@ setup(
     package_data={"mindswap": ["data/**/*.json", "data/**/*.yaml", "data/report/*"]},
     # Bounded where a next major version may change what is called; numpy is left to MindSpore, which wants 1.26.
     install_requires=[
+        "Jinja2>=3,<4",
         "PyYAML>=6,<7",
         "regex>=2024.5.15",
         "tqdm>=4.60,<5",

@@ -1,13 +1,10 @@
 """A dry run as one HTML file that opens offline: the page of `simulate` with the real curve of every rank over it."""
 
-from collections.abc import Sequence
-from html import escape
-
 import numpy as np
 
 from mindswap.report.dryrun import NOT_A_CARD, describe_place, dry_run_cards, part_rows, peak_rows, same_rank
-from mindswap.report.html_parts import card, list_items, memory_curve, page, section, table
-from mindswap.report.simulation.html import DryRunParts, RealCurve, format_html
+from mindswap.report.html_parts import html, memory_curve, render
+from mindswap.report.simulation.html import RealCurve, format_html
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.training.dryrun.read import LAYER, DryRun
@@ -24,20 +21,24 @@ NUM_PLACES = 9
 
 def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None) -> str:
     """The page as text; whatever is from the user's files is escaped."""
-    cards = [card(*each) for each in dry_run_cards(report)]
-    body = [section("Dry run: peaks", _html_table(*peak_rows(report, other)))]
-    for stage in report.stages:
-        match = same_rank(other, stage)
-        peak = f"<p>Peak: {escape(describe_place(stage.place))}</p>"
-        curve = "" if _is_drawn(report, stage) else _own_curve(stage)
-        parts = _html_table(*part_rows(report, stage, match))
-        body.append(section(f"Dry run: rank {stage.run.rank}, stage {stage.stage}", peak, curve, parts))
-    body.append(section("Dry run: notes", f"<ul>{list_items((*report.notes, NOT_A_CARD))}</ul>"))
+    stages = [
+        {
+            "rank": stage.run.rank,
+            "stage": stage.stage,
+            "place": describe_place(stage.place),
+            "curve": html("" if _is_drawn(report, stage) else _own_curve(stage)),
+            "parts": part_rows(report, stage, same_rank(other, stage)),
+        }
+        for stage in report.stages
+    ]
+    sections = {"peaks": peak_rows(report, other), "stages": stages, "notes": (*report.notes, NOT_A_CARD)}
+    cards = dry_run_cards(report)
     if report.simulated is not None:
-        curves = {stage.stage: tuple(_curves(report, stage.stage, other)) for stage in report.stages}
-        parts_of_page = DryRunParts("simulated and dry run", INTRO, "\n".join(cards), "\n".join(body), curves)
-        return format_html(report.simulated, parts_of_page)
-    return page(report.title, "dry run", "dry run", "On MindSpore's Ascend backend, without a card.", cards, body, "")
+        curves = {stage.stage: _curves(report, stage.stage, other) for stage in report.stages}
+        return format_html(report.simulated, INTRO, "simulated and dry run", curves, cards, sections)
+    texts = {"title": report.title, "what": "dry run", "badge": "dry run", "remark": ""}
+    lead = "On MindSpore's Ascend backend, without a card."
+    return render("step.html", **texts, lead=lead, cards=cards, dry_run=sections, report=None)
 
 
 def _is_drawn(report: DryRunReport, stage: StageRun) -> bool:
@@ -112,10 +113,6 @@ def _marks(ticks: np.ndarray, time_ns: np.ndarray, num_pieces: int, places: list
 
 def _first_tick(run: DryRun) -> int:
     return min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
-
-
-def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table(header, [tuple(map(escape, row)) for row in rows])
 
 
 def real_curve(run: DryRun) -> tuple[np.ndarray, np.ndarray]:

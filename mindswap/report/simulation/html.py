@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from mindswap.report.html_parts import card, list_items, page, read_part, section, table
+from mindswap.report.html_parts import html, render
 from mindswap.report.simulation.bars import (
     BAR_STYLES,
     MEMORY_STYLES,
@@ -51,21 +51,11 @@ class RealCurve:
     live_bytes: np.ndarray  # int64, from each of them on
 
 
-@dataclass(frozen=True, eq=False)
-class DryRunParts:
-    """Parts that a dry run adds to the page."""
-
-    kind: str  # of figures
-    intro: str
-    cards: str  # HTML
-    sections: str  # HTML
-    curves: Mapping[int, Sequence[RealCurve]] = field(default_factory=dict)  # by stage
+Curves = Mapping[int, Sequence[RealCurve]]  # by stage
+Card = tuple[str, str, str, str]
 
 
-SIMULATED = DryRunParts("simulated", "No device was used; every figure on this page is simulated.", "", "")
-
-
-def page_data(report: SimulationReport, curves: Mapping[int, Sequence[RealCurve]] = SIMULATED.curves) -> dict[str, Any]:
+def page_data(report: SimulationReport, curves: Curves = MappingProxyType({})) -> dict[str, Any]:
     """Plain data; times in ns, memory in units of `memory_unit_bytes`, starts as differences to the one before."""
     bars = fit_bars(report.timeline, [stage.stage for stage in report.stages], MAX_BARS)
     above = [only_bars(part, part.lane == Lane.COMPUTE) for part in bars]  # of all stages, over the one that is shown
@@ -147,114 +137,84 @@ def _curve_data(curve: RealCurve, unit_bytes: int, num_points: int) -> dict[str,
 
 NUM_HOLDERS = 24
 NUM_CAUSES = 24
+NO_DEVICE = "No device was used; every figure on this page is simulated."
 
 
-def format_html(report: SimulationReport, dry_run: DryRunParts = SIMULATED) -> str:
-    """The page as text, with the parts of a dry run in it; whatever is from the user's files is escaped."""
+def format_html(
+    report: SimulationReport,
+    intro: str = NO_DEVICE,
+    kind: str = "simulated",
+    curves: Curves = MappingProxyType({}),
+    cards: Iterable[Card] = (),
+    dry_run: Mapping[str, Any] | None = None,
+) -> str:
+    """The page as text; whatever is from the user's files is escaped.
+
+    Args:
+        report: the simulated step.
+        intro: where its figures are from.
+        kind: the same in short.
+        curves: real memory by stage, laid over the simulated one.
+        cards: more figures that everybody asks for first.
+        dry_run: sections of a dry run, as `step.html` takes them.
+    """
     stage = report.peak_stage
     which = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
     # A "<" in the data could end the script element; in JSON it may be written as its number.
-    data = json.dumps(page_data(report, dry_run.curves), separators=(",", ":")).replace("<", "\\u003c")
-    figures = [(escape(figure.name), escape(figure.value), escape(figure.source)) for figure in report.figures]
-    moment = which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)
-    body = [
-        read_part("step.html"),
-        dry_run.sections,
-        section("Where the time goes", _stage_table(report), _terms(report)),
-        section("What fills the memory at the peak", f"<p>{escape(moment)}</p>", _holder_table(stage)),
-        section("Layers", table(LAYER_HEADER, [tuple(map(escape, row)) for row in layer_rows(report)])),
-        section("What compute waits for", _cause_table(report)),
-        section("Figures of the device that were used", table(("figure", "value", "source"), figures, (1, 2))),
-        section("Notes", f"<ul>{list_items(report.notes)}</ul>") if report.notes else "",
-    ]
-    lead = f"One training step on {report.device_title}. {dry_run.intro}"
-    cards = [*_cards(report), dry_run.cards]
-    scripts = (
-        f'<script type="application/json" id="data">{data}</script>\n<script>\n{read_part("script.js")}\n</script>'
+    data = json.dumps(page_data(report, curves), separators=(",", ":")).replace("<", "\\u003c")
+    return render(
+        "step.html",
+        title=report.title,
+        what=f"{kind} step",
+        badge=kind,
+        lead=f"One training step on {report.device_title}. {intro}",
+        cards=[*_cards(report), *cards],
+        remark="Simulated.",
+        data=html(data),
+        dry_run=dry_run,
+        report=report,
+        stage_header=STAGE_HEADER,
+        stages=[(cells, _shares(each)) for each, cells in stage_rows(report)],
+        step_ns=max(1, report.timeline.step_time_ns),
+        terms=sorted((term for term in report.terms if term.duration_ns), key=lambda term: -term.duration_ns),
+        moment=which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment),
+        held=list(_held(stage)),
+        layers=(LAYER_HEADER, layer_rows(report)),
+        causes=[(describe_cause(cause), cause.exposed_ns) for cause in report.causes[:NUM_CAUSES]],
+        wait_colour=f"bar-{BarKind.WAIT_COPY_OUT:d}",
+        share=format_share,
     )
-    return page(report.title, f"{dry_run.kind} step", dry_run.kind, lead, cards, body, "Simulated.", scripts)
 
 
-def _cards(report: SimulationReport) -> Iterable[str]:
+def _cards(report: SimulationReport) -> Iterable[Card]:
+    update_ns = sum(term.duration_ns for term in report.terms)
     for head, value, remark in headline(report):
         if head is Head.MOMENT:
             continue  # stands with the table of what fills the memory
         if head is Head.STEP_TIME:  # its parts stand with the table of where the time goes
-            remark = f"{format_time(_update_ns(report))} of it after the last operator" if _update_ns(report) else ""
+            remark = f"{format_time(update_ns)} of it after the last operator" if update_ns else ""
         judged = "" if head is not Head.PEAK or report.fits is None else "good" if report.fits else "bad"
-        yield card(head.value, value, remark, judged)
+        yield head.value, value, remark, judged
 
 
-def _update_ns(report: SimulationReport) -> int:
-    return sum(term.duration_ns for term in report.terms)
-
-
-def _terms(report: SimulationReport) -> str:
-    """Work after the last operator, longest first."""
-    terms = sorted((term for term in report.terms if term.duration_ns), key=lambda term: -term.duration_ns)
-    words = "; ".join(f"{format_time(term.duration_ns)} {term.name}" for term in terms)
-    return f'<p class="hint">After the last operator: {escape(words)}</p>' if terms else ""
-
-
-def _stage_table(report: SimulationReport) -> str:
-    header = [STAGE_HEADER[0], "compute, waiting", *STAGE_HEADER[1:]]
-    rows = [
-        (escape(name), _share_bar(stage, report.timeline.step_time_ns), *map(escape, cells))
-        for stage, (name, *cells) in stage_rows(report)
-    ]
-    return table(header, rows, text_columns=(1,))
-
-
-def _share_bar(stage: StageReport, step_ns: int) -> str:
-    parts = (
-        (BarKind.FORWARD, "compute", stage.compute_ns - stage.recompute_ns),
-        (BarKind.RECOMPUTE, "recompute", stage.recompute_ns),
-        (BarKind.WAIT_COPY_OUT, "waits for copies out", stage.copy_out_ns),
-        (BarKind.WAIT_COPY_IN, "waits for copies in", stage.copy_in_ns),
-        (BarKind.WAIT_COMMUNICATION, "waits for communication", stage.communication_ns),
-        (BarKind.BUBBLE, "bubble", stage.bubble_ns),
+def _shares(stage: StageReport) -> Sequence[tuple[int, str, int]]:
+    """Kind of a bar, its name and its time, of all that the compute stream does."""
+    return (
+        (int(BarKind.FORWARD), "compute", stage.compute_ns - stage.recompute_ns),
+        (int(BarKind.RECOMPUTE), "recompute", stage.recompute_ns),
+        (int(BarKind.WAIT_COPY_OUT), "waits for copies out", stage.copy_out_ns),
+        (int(BarKind.WAIT_COPY_IN), "waits for copies in", stage.copy_in_ns),
+        (int(BarKind.WAIT_COMMUNICATION), "waits for communication", stage.communication_ns),
+        (int(BarKind.BUBBLE), "bubble", stage.bubble_ns),
     )
-    spans = "".join(
-        f'<i style="width:{100 * time_ns / max(1, step_ns):.2f}%;background:var(--bar-{kind:d})" '
-        f'title="{name}: {format_time(time_ns)}, {format_share(time_ns, step_ns)}"></i>'
-        for kind, name, time_ns in parts
-        if time_ns
-    )
-    return f'<div class="share">{spans}</div>'
 
 
-def _holder_table(stage: StageReport) -> str:
-    held = [(size_bytes, escape(name), "", "static", "var(--static)") for name, size_bytes in stage.static_parts]
-    for holder in stage.holders[:NUM_HOLDERS]:
-        colour = f"var(--memory-{holder.kind:d})"
-        kind = MEMORY_STYLES[holder.kind].title
-        held.append((holder.size_bytes, escape(holder.label), describe_layers(holder.layers), kind, colour))
-    rest = stage.holders[NUM_HOLDERS:]
-    if rest:
-        held.append((sum(holder.size_bytes for holder in rest), f"{len(rest)} more", "", "", "var(--soft)"))
-    largest = max((size_bytes for size_bytes, *_ in held), default=0)
-    rows = [
-        (label, place, kind, _meter(size_bytes, largest, colour), format_bytes(size_bytes),
-         format_share(size_bytes, stage.peak_bytes))
-        for size_bytes, label, place, kind, colour in held
-        if size_bytes
-    ]  # fmt: skip
-    return table(("made by", "where", "what for", "", "size", "of the peak"), rows, text_columns=(0, 1, 2, 3))
-
-
-def _meter(part: int, whole: int, colour: str) -> str:
-    return f'<i class="meter" style="width:{160 * part / max(1, whole):.1f}px;background:{colour}"></i>'
-
-
-def _cause_table(report: SimulationReport) -> str:
-    if not report.causes:
-        return "<p>Compute waits for no copy.</p>"
-    total = sum(cause.exposed_ns for cause in report.causes)
-    longest_ns, colour = report.causes[0].exposed_ns, f"var(--bar-{BarKind.WAIT_COPY_OUT:d})"
-    rows = [
-        (escape(describe_cause(cause)), _meter(cause.exposed_ns, longest_ns, colour),
-         format_time(cause.exposed_ns), format_share(cause.exposed_ns, total))
-        for cause in report.causes[:NUM_CAUSES]
-    ]  # fmt: skip
-    header = ("all stages and micro-batches, longest first", "", "exposed", "of all")
-    return table(header, rows, text_columns=(0, 1))
+def _held(stage: StageReport) -> Iterable[tuple[int, str, str, str, str]]:
+    """Bytes at the peak: made by what, where, what for, and the colour."""
+    for name, size_bytes in stage.static_parts:
+        yield size_bytes, name, "", "static", "static"
+    for each in stage.holders[:NUM_HOLDERS]:
+        kind = MEMORY_STYLES[each.kind].title
+        yield each.size_bytes, each.label, describe_layers(each.layers), kind, f"memory-{each.kind:d}"
+    if rest := stage.holders[NUM_HOLDERS:]:
+        yield sum(holder.size_bytes for holder in rest), f"{len(rest)} more", "", "", "soft"
