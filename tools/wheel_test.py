@@ -71,7 +71,8 @@ def build(place: Path) -> tuple[Path, Path]:
         sys.exit(f"the wheel lacks files: {sorted(missing)[:10]}")
     run([python, "-m", "twine", "check", "--strict", str(wheels[0]), str(sdist)], place)
     run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(copy)], place)
-    run([python, "-c", "import mindswap.version"], place)  # the folder beside it is no package
+    is_found = "import importlib.util as u; assert u.find_spec('mindswap').origin"  # a mere folder has none
+    run([python, "-c", is_found], place)
     return wheels[0], sdist
 
 
