@@ -108,7 +108,7 @@ def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
 
 
 def _model_of(document: Document) -> dict[str, str]:
-    """Value that the configuration states; the first place goes before the others."""
+    """Value that the configuration states; the first place overrides the others."""
     stated = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
     return {key: show(node) for key, node in stated if node is not None}
 

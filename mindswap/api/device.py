@@ -26,7 +26,7 @@ def find_costs(
     """The costs on a device.
 
     Args:
-        documents: configurations that may name it in `mindswap:`; the first goes before the others.
+        documents: configurations that may name it in `mindswap:`; the first overrides the others.
         device: name or file; None for what they say.
         overrides: figures to replace; they go before those of the configurations.
 

@@ -36,7 +36,7 @@ EXCLUDE = "_exclude"
 class StageRecompute:
     """Recompute of MindFormers with swap off."""
 
-    # the same in layer indices, `is_swap_enabled` False. As everywhere, full recompute of a layer goes before select
+    # the same in layer indices, `is_swap_enabled` False. As everywhere, full recompute of a layer overrides select
     # recompute in it: the layers of the select options are those that were counted, also where the layer is recomputed
     # whole
     policy: Policy

@@ -155,7 +155,7 @@ class Policy:
 
     Where entries overlap, this order decides, weakest first: layer_swap (the first entry that has
     the layer), then op_swap in order (a later pattern overrides an earlier one). Full recompute of a
-    layer goes before select recompute of its operators; the exclude options go before both.
+    layer overrides select recompute of its operators; the exclude options override both.
 
     In Python, entries may be given as any sequence: `Policy(op_swap=[OpSwap("attention", Layers(0, 3), 20)])`.
 

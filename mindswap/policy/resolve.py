@@ -6,8 +6,8 @@ planning and explaining read its decisions.
 Order of the entries, from the specification ("Fine-Grained Activations SWAP" of MindFormers):
 
 - An operator that is recomputed is not offloaded.
-- Recompute of a whole layer goes before select recompute in it; the exclude options go before both.
-- `op_swap` goes before `layer_swap`. Of two patterns that name an operator the later one decides; a pattern that stands
+- Recompute of a whole layer overrides select recompute in it; the exclude options override both.
+- `op_swap` overrides `layer_swap`. Of two patterns that name an operator the later one decides; a pattern that stands
   twice acts with its first entry that has the layer. Of `layer_swap` the first entry that has the layer acts.
 """
 

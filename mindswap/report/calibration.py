@@ -181,7 +181,7 @@ def _figures(figures: tuple[FigureFit, ...]) -> list[str]:
         for figure in figures
         if figure.fitted is not None
     ]
-    return [format_table(("figure", "before", "fitted", "samples", "middle error", ""), rows)] if rows else []
+    return [format_table(("figure", "before", "fitted", "samples", "median error", ""), rows)] if rows else []
 
 
 def _objections(figures: tuple[FigureFit, ...]) -> list[str]:

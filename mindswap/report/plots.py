@@ -54,7 +54,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
     words = {"Description": _words(figure), "Software": None} if path.suffix == ".png" else None
     try:
         with rewritten(path) as written:
-            figure.savefig(written, dpi=110, metadata=words)
+            figure.savefig(written, dpi=140, metadata=words)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot write {path}: {error}") from None
 
@@ -204,10 +204,10 @@ def plot_tradeoffs(
     caption += "".join(
         f". Not drawn: {p.name}, {format_time(p.step_time_ns)}, {format_bytes(p.peak_bytes)}" for p in far
     )
-    figure = load_figure_class()(figsize=(11, 6), layout="constrained")
+    figure = load_figure_class()(figsize=(8.5, 4.6), layout="constrained")
     axis = figure.subplots()
     figure.suptitle(f"{title}: simulated")
-    caption = "\n".join(wrap(f"Simulated, no device was used. {caption}", 150))
+    caption = "\n".join(wrap(f"Simulated, no device was used. {caption}", 110))
     axis.set_xlabel(f"peak memory (GiB)\n\n{caption}", fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.6)

@@ -45,7 +45,7 @@ class PartAction:
     name: str
     num_operators: int | None = None  # operators it concerns; None where the model is not known
     num_prefetch_ops: int | None = None  # prefetch distance; None for recomputation
-    # which entry goes before which, where several name it; only where they were asked for
+    # which entry overrides which, where several name it; only where they were asked for
     reasons: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def group_layers(
         policy: a normalised policy.
         num_layers: layers of the model; None if not known: layers that are not named come last, as one group.
         trees: the layers of the model; None leaves patterns as they are, without precedence.
-        with_reasons: say which entry goes before which, also of operators that stay although an entry names them.
+        with_reasons: say which entry overrides which, also of operators that stay although an entry names them.
     """
     named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
     known: dict[tuple[object, ...], tuple[PartAction, ...]] = {}
@@ -178,7 +178,7 @@ def _with_reasons(layer: LayerDecisions, step: PartAction) -> PartAction:
 
 
 def _contest(layer: LayerDecisions, path: Path) -> list[str]:
-    """For each entry that names an operator in vain, which one goes before it.
+    """For each entry that names an operator in vain, which one overrides it.
 
     Not of what is recomputed by another entry anyway, nor of communication, which is a matter of its own.
     """
@@ -188,7 +188,7 @@ def _contest(layer: LayerDecisions, path: Path) -> list[str]:
     if not decision.recomputed_by:
         winners |= dict.fromkeys((Setting.RECOMPUTE, Setting.SELECT_RECOMPUTE), decision.excluded_by)
     losers = [claim.entry for claim in layer.lost_on(path) if winners.get(claim.entry.setting)]
-    return [f"{_entry(winners[loser.setting][0].entry)} goes before {_entry(loser)}" for loser in losers]
+    return [f"{_entry(winners[loser.setting][0].entry)} overrides {_entry(loser)}" for loser in losers]
 
 
 def _entry(entry: Entry) -> str:

@@ -153,14 +153,14 @@ recompute_config:
     assert out[out.index("[layer 0]") : out.index("[layer 2]")] == (
         "[layer 0]\n"
         "    offload feed_forward (17 operators)  prefetch 9\n"
-        "        op_swap 'feed_forward.*' with prefetch 9 goes before op_swap 'feed_forward' with prefetch 20\n"
+        "        op_swap 'feed_forward.*' with prefetch 9 overrides op_swap 'feed_forward' with prefetch 20\n"
         "[layer 1]\n"
         "    recompute the whole layer (65 operators)\n"
-        "        recompute goes before op_swap 'feed_forward' with prefetch 20\n"
+        "        recompute overrides op_swap 'feed_forward' with prefetch 20\n"
     )
     assert out.endswith(
         "    keep attention (38 operators)\n"
-        "        select_recompute_exclude 'attention' goes before recompute\n"
+        "        select_recompute_exclude 'attention' overrides recompute\n"
         "[layer 3]\n"
         "    nothing is offloaded or recomputed\n"
     )
@@ -171,6 +171,6 @@ recompute_config:
             "name": "",
             "num_operators": 65,
             "backward_prefetch": None,
-            "reasons": ["recompute goes before op_swap 'feed_forward' with prefetch 20"],
+            "reasons": ["recompute overrides op_swap 'feed_forward' with prefetch 20"],
         }
     ]

@@ -342,7 +342,7 @@ def test_what_explain_and_check_show(case):
 
 
 def contest(policy: Policy, index: int, path: tuple[str, ...]) -> set[str]:
-    """`X goes before Y` for each entry Y that names an operator in vain, by the order of the specification."""
+    """`X overrides Y` for each entry Y that names an operator in vain, by the order of the specification."""
 
     def named(option: str) -> list[str]:
         entries = [entry for entry in getattr(policy, option) if index in entry.layers and names(entry.pattern, path)]
@@ -359,11 +359,11 @@ def contest(policy: Policy, index: int, path: tuple[str, ...]) -> set[str]:
     selected, excludes = named("select_recompute"), named("select_recompute_exclude")
     recomputes = [*(["recompute"] if index in policy.layer_recompute else []), *selected]
     if excludes:
-        lost = {f"{excludes[0]} goes before {loser}" for loser in recomputes}
-        return lost | {f"{acting[-1]} goes before {loser}" for loser in swaps if loser != acting[-1]}
+        lost = {f"{excludes[0]} overrides {loser}" for loser in recomputes}
+        return lost | {f"{acting[-1]} overrides {loser}" for loser in swaps if loser != acting[-1]}
     if again:
-        return {f"{again[0]} goes before {loser}" for loser in swaps}
-    return {f"{acting[-1]} goes before {loser}" for loser in swaps if loser != acting[-1]}
+        return {f"{again[0]} overrides {loser}" for loser in swaps}
+    return {f"{acting[-1]} overrides {loser}" for loser in swaps if loser != acting[-1]}
 
 
 @QUICK

@@ -127,8 +127,8 @@ def test_the_reason_names_the_entry_that_goes_before():
     (group,) = group_layers(policy, 1, trees(1, "attention\n  wq*\n  wo*"), with_reasons=True)
     assert format_steps(group.steps) == [
         "recompute attention.wo",
-        "    select_recompute 'attention\\..*' goes before op_swap 'attention' with prefetch 20",
+        "    select_recompute 'attention\\..*' overrides op_swap 'attention' with prefetch 20",
         "offload attention.wq    prefetch 10",
-        "    select_recompute_exclude 'attention\\.wq' goes before select_recompute 'attention\\..*'",
-        "    op_swap 'attention\\.wq' with prefetch 10 goes before op_swap 'attention' with prefetch 20",
+        "    select_recompute_exclude 'attention\\.wq' overrides select_recompute 'attention\\..*'",
+        "    op_swap 'attention\\.wq' with prefetch 10 overrides op_swap 'attention' with prefetch 20",
     ]

@@ -68,7 +68,7 @@ def conflicting_prefetch(context: Context) -> Iterator[Finding]:
 def overlap(context: Context) -> Iterator[Finding]:
     """Two entries swap the same operator; the message says which one acts.
 
-    op_swap goes before layer_swap. In op_swap, the pattern that appears later goes before the earlier
+    op_swap overrides layer_swap. In op_swap, a later pattern overrides an earlier
     one. A pattern that names a cell concerns every operator in it.
 
     PASS:

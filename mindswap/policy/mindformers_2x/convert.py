@@ -90,7 +90,7 @@ def _swap_2x(
     swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
     if whole:
         swap["layer_swap"] = [{"layers": index_runs(whole)}]
-    # layer_swap goes before op_swap in 2.x; in 1.9 it is the other way round.
+    # layer_swap overrides op_swap in 2.x; in 1.9 it is the other way round.
     named = {pattern: sorted(found - set(whole)) for pattern, found in by_pattern.items()}
     if any(found & set(whole) for found in by_pattern.values()):
         lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
