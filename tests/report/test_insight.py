@@ -4,8 +4,13 @@ import csv
 import io
 import json
 import pickle
+import re
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +120,17 @@ def test_a_folder_for_the_first_card_of_each_stage(tmp_path):
         write_simulated(pipeline_report(), tmp_path / "file")
 
 
+@pytest.mark.skipif(not shutil.which("msprof-analyze"), reason="pip install msprof-analyze==26.2.0")
+def test_msprof_analyze_reads_a_simulated_step(tmp_path):
+    write_simulated(small_report(), tmp_path)
+    folder = str(tmp_path / "rank_0_ascend_ms")
+    command = ["msprof-analyze", "compare", "-d", folder, "-bp", folder, "-o", str(tmp_path / "compared")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # computing 17 ms, free 8, 4096 + 64 MiB at most, the step 25: as in the test of the parts above
+    rows = [re.findall(r"\d+\.\d+[sG]", line) for line in shown.splitlines() if line.startswith("| NPU")]
+    assert [row[1:3] + row[-2:] for row in rows] == [["0.017s", "4.06G", "0.008s", "0.025s"]] * 2
+
+
 RUN = run_of([("Default/a/Mul-op0", 10 * MIB), ("Default/a/Add-op1", 30 * MIB), ("Default/a/Sub-op2", 20 * MIB)])
 
 
@@ -171,3 +187,19 @@ def test_blocks_of_a_snapshot_never_overlap_and_lie_in_the_segment():
     ]  # fmt: skip
     assert segment["total_size"] == 13
     assert replayed(found) == [4, 10, 13, 13, 7, 9, 9, 6]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="pip install torch")
+def test_torchs_own_tool_reads_a_snapshot(tmp_path):
+    write_snapshot(dry_report(), tmp_path / "memory.pickle")
+    tool = Path(find_spec("torch").origin).parent / "cuda" / "_memory_viz.py"  # needs no card, and not torch itself
+
+    def told(what: str) -> str:
+        command = [sys.executable, str(tool), what, str(tmp_path / "memory.pickle")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    made = dict(re.findall(r"^(\w) = MEM\[\d+:([\d.]+)B\]", told("trace"), re.MULTILINE))
+    blocks = sorted(model(2).blocks, key=lambda block: block.start)
+    assert [float(size) for size in made.values()] == [block.size_bytes for block in blocks]
+    assert re.findall(r"^# free completed for (\w) ", told("trace"), re.MULTILINE) == list(made)
+    assert f"total_reserved: {snapshot([model(2)])['segments'][0]['total_size']}.0B" in told("stats")
