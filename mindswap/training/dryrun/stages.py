@@ -129,8 +129,9 @@ class DryRunReport:
             if name in _STATIC_PARTS:
                 sums[_STATIC_PARTS[name]] += size_bytes
         for holder in simulated.holders:
+            part = _HOLDER_PARTS.get(holder.kind, "other")
             is_weight = "AllGather" in holder.label or holder.label in self.simulated.weight_casts
-            sums["gathered weights" if is_weight else _HOLDER_PARTS.get(holder.kind, "other")] += holder.size_bytes
+            sums["gathered weights" if is_weight and part != "gradients" else part] += holder.size_bytes
         return sums
 
     @property

@@ -1,9 +1,14 @@
 """Dry runs put together: where in a step the peak is, and what a line through two short models says of a long one."""
 
+from dataclasses import replace
+
 import pytest
 
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.summary_model import PeakContributor
 from mindswap.training.dryrun.read import DryRun, PoolBlock
-from mindswap.training.dryrun.stages import StepPlace, find_places, segments, stage_run
+from mindswap.training.dryrun.stages import DryRunReport, StepPlace, find_places, segments, stage_run
+from tests.report.simulated import small_report
 
 NET = "Default/network-LlamaForCausalLM/model-LlamaModel"
 
@@ -70,3 +75,13 @@ def test_another_moment_takes_over_on_the_way_to_many_layers(num_layers, peak, i
     stage = stage_run(0, num_layers, {1: model(1), 2: model(2)})
     assert (stage.used_peak_bytes, stage.place.is_backward) == (peak, is_backward)
     assert stage.actual_peak_bytes == max(peak, 100 + 10 * num_layers + 7)
+
+
+def test_casts_of_weights_are_gathered_weights_and_their_gradients_are_gradients():
+    held = [("w1.cast", MemoryKind.KEPT, 5), ("w1.cast", MemoryKind.GRADIENT, 7), ("w1.mul", MemoryKind.KEPT, 11)]
+    holders = tuple(PeakContributor(label, kind, size, 1, (0,)) for label, kind, size in held)
+    stage = replace(small_report().stages[0], static_parts=(), holders=holders)
+    simulated = replace(small_report(), stages=(stage,), weight_casts=frozenset({"w1.cast"}))
+    run = stage_run(0, 2, {2: model(2)})
+    parts = DryRunReport("case", (run,), simulated, 2, (2,), None, False).simulated_parts(run)
+    assert (parts["gathered weights"], parts["gradients"], parts["saved activations"]) == (5, 7, 11)
