@@ -20,8 +20,8 @@ from mindswap.version import __version__
 if TYPE_CHECKING:
     from mindswap.config.problem import Problem
 
-# Each is a module of `mindswap.commands` with add_arguments(parser) and run(args) -> exit code. Its docstring is what
-# `--help` says: a sentence, then examples.
+# Each is a module of `mindswap.commands` with run(args) -> exit code. Its docstring is what `--help` says: a sentence,
+# examples, and options, about some of which `ARGUMENTS` says more; `{name}` in it stands for what `WORDS` has.
 COMMANDS = (
     "check",
     "convert",
@@ -61,16 +61,23 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         for name in COMMANDS:
             subparsers.add_parser(name, help=_read_help(name))
         return parser
+    from mindswap.commands.options import add_options
+
     module = importlib.import_module(f"mindswap.commands.{asked.replace('-', '_')}")
-    description, _, examples = (module.__doc__ or "").partition("\n\n")
+    text = module.__doc__ or ""
+    for name, words in getattr(module, "WORDS", {}).items():
+        text = text.replace(f"{{{name}}}", words)
+    text, _, options = text.partition("\n\noptions:\n")
+    description, _, examples = text.partition("\n\n")
     command = subparsers.add_parser(
         asked,
+        usage=getattr(module, "USAGE", None),
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    module.add_arguments(command)
+    add_options(command, options, getattr(module, "ARGUMENTS", {}))
     if any(action.dest in ("config", "configs") for action in command._actions):
         command.add_argument(
             "--pretrained_model_dir", metavar="DIR", help="folder with the model's config.json, in place of CONFIG's"

@@ -1,4 +1,16 @@
-"""`mindswap run --adaptive-memory-optimization`: plan, train, watch, and plan again; also for the launcher script."""
+"""`mindswap run --adaptive-memory-optimization`: plan, train, watch, and plan again; also for the launcher script.
+
+options:
+  --adaptive-memory-optimization  plan for the memory there is, and again when it runs out
+  --memory SIZE       of each card: auto, 54GiB
+  --run-dir DIR       for state and logs (the --log_dir of msrun)
+  --max-restarts N    starts after the first one (8)
+  --measured-steps N  steps that judge a plan (10)
+  --ray ADDRESS       train on the nodes of a Ray cluster: its address, or auto
+  --nodes N           nodes of the cluster that train
+  --spare K           more nodes, to take the place of lost ones (0)
+  --replace           plan instead of the swap and recompute in the YAML
+"""
 
 import argparse
 import os
@@ -6,11 +18,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mindswap.check.doctor.gather import host_memory
 from mindswap.check.doctor.software import installed_version
 from mindswap.commands import Parser
-from mindswap.commands.options import number_from, option
+from mindswap.commands.options import add_options, number_from
 from mindswap.config.nodes import Document, show
 from mindswap.config.step import ALLOWED, PATH, is_on_cpu, read_device_memory, read_device_target
 from mindswap.errors import LaunchError, PolicyError
@@ -44,8 +57,14 @@ DEFAULT_DEVICE_MEMORY = "58GiB"
 HOST_SHARE_PERCENT = 80
 
 USAGE = f"mindswap run {FLAG} [OPTIONS] [--] COMMAND"
-_SWITCHES = (FLAG, "--replace")
-_VALUES = ("--memory", "--run-dir", "--max-restarts", "--measured-steps", "--ray", "--nodes", "--spare")
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--memory": {"default": "auto"},
+    "--run-dir": {"type": Path},
+    "--max-restarts": {"type": number_from(0), "default": 8},
+    "--measured-steps": {"type": number_from(0), "default": 10},
+    "--nodes": {"type": number_from(1)},
+    "--spare": {"type": number_from(0), "default": 0},
+}
 
 
 def find_planner(run_dir: Path) -> Planner:
@@ -53,18 +72,14 @@ def find_planner(run_dir: Path) -> Planner:
     return planner_in_child({**os.environ, MARKER: str(run_dir)})
 
 
-def run_adaptive(words: Sequence[str]) -> int:
-    """Run the words behind `mindswap run`: `FLAG [OPTIONS] [--] COMMAND`, or a training command with the flag in it.
+def run_adaptive(args: argparse.Namespace, command_words: Sequence[str]) -> int:
+    """Run a training command with the options of `split_words`.
 
     Raises:
         MindswapError: it cannot be started.
     """
     if os.environ.get("MS_ROLE"):
         raise LaunchError(f"{FLAG} inside a worker\n    fix:     mindswap run {FLAG} -- msrun ... (in front of msrun)")
-    own, command_words = split_words(list(words))
-    parser = Parser(prog="mindswap run", usage=USAGE, allow_abbrev=False)
-    add_options(parser)
-    args = parser.parse_args(own)
     if (args.ray is None) != (args.nodes is None) or args.spare and args.ray is None:
         raise LaunchError(
             "--ray, --nodes, --spare: a cluster needs its address and its nodes\n    fix:     --ray auto --nodes N"
@@ -91,36 +106,17 @@ def run_adaptive(words: Sequence[str]) -> int:
     return code
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of an adaptive run."""
-    option(parser, FLAG, "plan for the memory there is, and again when it runs out")
-    option(parser, "--memory SIZE", "of each card: auto, 54GiB", default="auto")
-    option(parser, "--run-dir DIR", "for state and logs (the --log_dir of msrun)", Path)
-    option(parser, "--max-restarts N", "starts after the first one (8)", number_from(0), 8)
-    option(parser, "--measured-steps N", "steps that judge a plan (10)", number_from(0), 10)
-    option(parser, "--ray ADDRESS", "train on the nodes of a Ray cluster: its address, or auto")
-    option(parser, "--nodes N", "nodes of the cluster that train", number_from(1))
-    option(parser, "--spare K", "more nodes, to take the place of lost ones (0)", number_from(0), 0)
-    option(parser, "--replace", "plan instead of the swap and recompute in the YAML")
-
-
-def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+def split_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Options of the adaptive run, and the training command, with or without `--` between them."""
-    own: list[str] = []
-    rest: list[str] = []
-    queue = list(words)
-    while queue and queue[0] != "--":
-        word = queue.pop(0)
-        name, equals, _ = word.partition("=")
-        if name not in (*_SWITCHES, *_VALUES):
-            rest.append(word)
-            continue
-        own.append(word)
-        if name in _VALUES and not equals and queue:
-            own.append(queue.pop(0))
-    if queue and own and (not rest or rest[0].startswith("--") and words[0] == own[0]):
-        return [*own, *rest], queue[1:]  # whatever is wrong before `--` is an option of mindswap
-    return own, [*rest, *queue]
+    parser = Parser(prog="mindswap run", usage=USAGE, allow_abbrev=False)
+    add_options(parser, (__doc__ or "").partition("options:\n")[2], ARGUMENTS)
+    end = words.index("--") if "--" in words else len(words)
+    args, rest = parser.parse_known_args(words[:end])
+    if end == len(words) or rest and (rest[0] == words[0] or not rest[0].startswith("--")) or rest == words[:end]:
+        return args, [*rest, *words[end:]]
+    if rest:  # whatever is wrong before `--` is an option of mindswap
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args, words[end + 1 :]
 
 
 def _without_exclusions(command: TrainingCommand, document: Document, is_replaced: bool) -> TrainingCommand:

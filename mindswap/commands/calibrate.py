@@ -11,6 +11,13 @@ PROFILE is the output_path of mindspore.Profiler or torch_npu.profiler, the fold
 folder of msprof; all ranks below it are read as one. Profile a few steps at profiler level 2: level 1 writes no
 sizes of copies, level 0 no shapes. What the profile does not show keeps the figure of --device. Exit code 1, and no
 file, where the profile shows nothing or the fitted figures do not explain it.
+
+options:
+  PROFILE           what the profiler wrote
+  -o --output FILE  device file to write (.yaml)
+  --device NAME     begin with: a file, or {devices}
+  --overwrite       replace FILE
+  --json
 """
 
 import argparse
@@ -21,19 +28,16 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mindswap.api.device import calibrate_device
-from mindswap.commands.options import add_common, option
-from mindswap.report.problems import answer_text
+from mindswap.commands.options import answer
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices
 from mindswap.simulator.cost.profile_tables import Progress
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("profile", metavar="PROFILE", type=Path, help="what the profiler wrote")
-    option(parser, "-o --output FILE", "device file to write (.yaml)", Path, required=True)
-    option(parser, "--device NAME", f"begin with: a file, or {', '.join(list_devices())}", default=DEFAULT_DEVICE)
-    option(parser, "--overwrite", "replace FILE")
-    add_common(parser, "--json")
+ARGUMENTS = {
+    "PROFILE": {"type": Path},
+    "--output": {"type": Path, "required": True},
+    "--device": {"default": DEFAULT_DEVICE},
+}
+WORDS = {"devices": ", ".join(list_devices())}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,12 +49,8 @@ def run(args: argparse.Namespace) -> int:
             return bars.enter_context(bar).update
 
         found = calibrate_device(args.profile, args.output, args.device, args.overwrite, show_progress)
-    if args.json:
-        print(answer_text("calibrate", found.data, found.is_written))
-    else:
-        print(found)
-        print(f"\nwritten: {args.output}" if found.is_written else f"\n{args.output} was not written")
     if not found.is_written:
         fix = "    fix:     profile a training step at profiler level 2"
         print(f"error: this profile shows no figure of the device\n{fix}", file=sys.stderr)
-    return 0 if found.is_written else 1
+    written = f"written: {args.output}" if found.is_written else f"{args.output} was not written"
+    return answer(args, found.data, f"{found}\n\n{written}", found.is_written)

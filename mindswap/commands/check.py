@@ -6,6 +6,14 @@ examples:
   mindswap check --ignore overlap llama2_7b.yaml
   mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
   mindswap check --num-layers 80 --json my.yaml | jq .problems
+
+options:
+  CONFIG...      the YAML file, or several; - reads standard input
+  --json
+  --num-layers
+  --table        take operator names from a table of models only
+  | --network    take them from the network that MindFormers builds, not from a table
+  --ignore RULE  only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG
 """
 
 import argparse
@@ -13,32 +21,20 @@ import os
 import sys
 
 from mindswap.api.check import NameSource, check_config
-from mindswap.commands.options import add_common, option
+from mindswap.commands.options import answer
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
-from mindswap.report.problems import answer_text, escape, format_counts, format_problems, problems_to_data
+from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 
 STDIN = "standard input"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `mindswap check`."""
-    parser.add_argument(
-        "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
-    )
-    add_common(parser, "--json", "--num-layers")
-    source = parser.add_mutually_exclusive_group()
-    option(source, "--table", "take operator names from a table of models only")
-    option(source, "--network", "take them from the network that MindFormers builds, not from a table")
-    option(
-        parser,
-        "--ignore RULE",
-        "only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG",
-        default=[],
-        action="append",
-    )
+ARGUMENTS = {
+    "CONFIG...": {"dest": "configs"},
+    "--ignore": {"default": [], "action": "append"},
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,8 +62,7 @@ def _check_one(args: argparse.Namespace, path: str) -> int:
     has_errors = bool(find_errors(found.problems))
     if args.json:
         shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}
-        print(answer_text("check", {"form": found.form.version, **shared, **found.data}, not has_errors))
-        return int(has_errors)
+        return answer(args, {"form": found.form.version, **shared, **found.data}, "", not has_errors)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     parts = [format_problems(found.problems, colour)] if found.problems else []
     parts += [escape(f"note: {note}") for note in found.notes]

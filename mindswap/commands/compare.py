@@ -9,30 +9,28 @@ Baselines are tried on the network of the first configuration:
 {baselines}
 
 Exit code 1 if none of them fits.
+
+options:
+  CONFIG|BASELINE...  the first one is a YAML of MindFormers, or a step of `mindswap trace` (.json)
+  --plot
+  --no-cache
+  --json
+  --expert-skew
+  --device
 """
 
 import argparse
 
 from mindswap.api.compare import compare_configs
-from mindswap.commands.options import add_common, add_device_arguments, device_overrides
+from mindswap.commands.options import answer, device_overrides
 from mindswap.files import require_folders
 from mindswap.policy.coverage import BASELINES
 from mindswap.report.plots import TradeOff, plot_tradeoffs
-from mindswap.report.problems import answer_text
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    baselines = "\n".join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())
-    parser.epilog = (parser.epilog or "").format(baselines=baselines)
-    parser.add_argument(
-        "configs",
-        metavar="CONFIG|BASELINE",
-        nargs="+",
-        help="the first one is a YAML of MindFormers, or a step of `mindswap trace` (.json)",
-    )
-    add_common(parser, "--plot", "--no-cache", "--json", "--expert-skew")
-    add_device_arguments(parser)
+ARGUMENTS = {
+    "CONFIG|BASELINE...": {"dest": "configs"},
+}
+WORDS = {"baselines": "\n".join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,5 +46,4 @@ def run(args: argparse.Namespace) -> int:
             caption=device.title,
             budget_bytes=device.usable_memory_bytes,
         )
-    print(answer_text("compare", {"configurations": found.data()}, found.fits_any) if args.json else found)
-    return 0 if found.fits_any else 1
+    return answer(args, {"configurations": found.data()}, found, found.fits_any)

@@ -10,56 +10,57 @@ examples:
   mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
 
 Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
+
+options:
+  [CONFIG]             YAML of MindFormers
+  --to                 form of recompute_config, or version of MindFormers
+  --from               take the settings from its options
+  --ops-per-layer N    operators of a layer in backward, for distances between versions; default is a table of the model
+  --trace FILE         between versions: a step of the same model (mindswap trace); settings that move the same tensors
+  -o --output FILE     write here; default is the terminal
+  | --in-place         change CONFIG itself
+  --overwrite          replace FILE
+  --json
+with --from megatron:
+  --from-args FILE     a launch script, or a file with options; - reads stdin
+  --family             operator names without CONFIG
+  --backward-prefetch N  of what is offloaded; default 1
+{megatron}
 """
 
 import argparse
 import sys
-from typing import Any
 
 from mindswap.api.convert import convert_config
 from mindswap.api.convert_megatron import FAMILIES, MegatronSource
 from mindswap.api.convert_versions import VERSIONS
 from mindswap.commands.options import (
     MOST_LAYERS,
-    add_common,
-    add_target_arguments,
+    answer,
     number_from,
-    option,
+    optional_path,
     reject_overwrite_without_output,
 )
 from mindswap.config.problem import find_errors
 from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
 from mindswap.policy.megatron.options import OPTIONS, OptionKind
-from mindswap.report.problems import answer_text, format_problems, problems_to_data
+from mindswap.report.problems import format_problems, problems_to_data
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of MindFormers")
-    option(parser, "--to", "form of recompute_config, or version of MindFormers", choices=("index", "2.x", "1.9"))
-    option(parser, "--from", "take the settings from its options", dest="source", choices=("megatron",))
-    option(
-        parser,
-        "--ops-per-layer N",
-        "operators of a layer in backward, for distances between versions; default is a table of the model",
-        number_from(1, MOST_LAYERS),
-    )
-    option(
-        parser,
-        "--trace FILE",
-        "between versions: a step of the same model (mindswap trace); settings that move the same tensors",
-    )
-    add_target_arguments(parser, "write here; default is the terminal")
-    add_common(parser, "--json")
-    megatron = parser.add_argument_group("with --from megatron")
-    option(megatron, "--from-args FILE", "a launch script, or a file with options; - reads stdin")
-    option(megatron, "--family", "operator names without CONFIG", default="llama", choices=sorted(FAMILIES))
-    option(megatron, "--backward-prefetch N", "of what is offloaded; default 1", number_from(1, MOST_LAYERS), 1)
-    for name, its in OPTIONS.items():
-        value = {OptionKind.FLAG: "", OptionKind.NAMES: " NAME"}.get(its.kind, " " + ("|".join(its.choices) or "N"))
-        more: dict[str, Any] = {"nargs": "+"} if its.kind is OptionKind.NAMES else {}
-        option(megatron, name + value, its.help, **more)
+ARGUMENTS = {
+    "--to": {"choices": ("index", "2.x", "1.9")},
+    "--from": {"dest": "source", "choices": ("megatron",)},
+    "--ops-per-layer": {"type": number_from(1, MOST_LAYERS)},
+    "--output": {"type": optional_path},
+    "--family": {"default": "llama", "choices": sorted(FAMILIES)},
+    "--backward-prefetch": {"type": number_from(1, MOST_LAYERS), "default": 1},
+    **{name: {"nargs": "+"} for name, its in OPTIONS.items() if its.kind is OptionKind.NAMES},
+}
+_VALUES = {OptionKind.FLAG: "", OptionKind.NAMES: "NAME"}
+_MEGATRON = {name: _VALUES.get(its.kind, "|".join(its.choices) or "N") for name, its in OPTIONS.items()}
+WORDS = {
+    "megatron": "\n".join(f"  {name} {_MEGATRON[name]}".rstrip() + f"  {its.help}" for name, its in OPTIONS.items())
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,9 +86,8 @@ def run(args: argparse.Namespace) -> int:
         write_new(target, made.text, overwrite=args.overwrite or args.in_place)
     has_errors = bool(find_errors(made.problems))
     if args.json:
-        answer = {"written": target or None, "text": made.text, **made.data, **problems_to_data(made.problems)}
-        print(answer_text("convert", answer, not has_errors))
-        return int(has_errors)
+        data = {"written": target or None, "text": made.text, **made.data, **problems_to_data(made.problems)}
+        return answer(args, data, "", not has_errors)
     if not target:
         print(made.text, end="" if made.text.endswith(("\n", "\r")) else "\n")
     if made.problems:

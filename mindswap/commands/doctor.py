@@ -7,29 +7,22 @@ examples:
 
 No device is needed, and nothing is compiled. The exit code is 1 if a training would not start, or would not swap.
 With CONFIG, also what this training needs: host memory for what it swaps and loads, and what `mindswap check` finds.
+
+options:
+  [CONFIG]  YAML of a training that is to run here
+  --json
 """
 
 import argparse
 
 from mindswap.api.check import examine_machine
-from mindswap.commands.options import add_common
+from mindswap.commands.options import answer
 from mindswap.config.problem import Level
 from mindswap.report.doctor import doctor_to_json, format_doctor
-from mindswap.report.problems import answer_text
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of a training that is to run here")
-    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Look at everything, and say what is not as it should be."""
     facts, findings = examine_machine(args.config)
     has_errors = any(finding.severity is Level.ERROR for finding in findings)
-    if args.json:
-        print(answer_text("doctor", doctor_to_json(facts, findings), not has_errors))
-    else:
-        print(format_doctor(facts, findings))
-    return int(has_errors)
+    return answer(args, doctor_to_json(facts, findings), format_doctor(facts, findings), not has_errors)

@@ -15,6 +15,21 @@ minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there 
 out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
 Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
 device maps no pages (--fragments, docs/dryrun.md).
+
+options:
+  CONFIG               YAML of MindFormers
+  --ranks R,...        default is the first of each pipeline stage
+  --layers N[,M]       run models with so many layers; of two depths the straight line through them is shown
+  | --full             run all layers, however long it takes
+  --against none|FILE  show another dry run beside; none: nothing moved
+  --jobs N             processes at a time (1)
+  --keep FOLDER        leave logs and MindSpore's own tables there
+  --insight DIR        write folders for MindStudio Insight
+  --snapshot FILE      write the memory for pytorch.org/memory_viz (.pickle)
+  --plot
+  --html
+  --json
+  --device
 """
 
 import argparse
@@ -30,11 +45,9 @@ from mindswap.commands.options import (
     MOST,
     MOST_LAYERS,
     PhaseLines,
-    add_common,
-    add_device_arguments,
+    answer,
     device_overrides,
     number_from,
-    option,
     optional_path,
 )
 from mindswap.config.nodes import Document
@@ -43,33 +56,10 @@ from mindswap.errors import LaunchError
 from mindswap.files import require_folder, require_folders, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.insight import write_dry_run, write_snapshot
-from mindswap.report.problems import answer_text
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import StoppedBySignal, signals_raise
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.proof.derive import switched_off
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    option(parser, "--ranks R,...", "default is the first of each pipeline stage", _numbers(0), ())
-    depth = parser.add_mutually_exclusive_group()
-    option(
-        depth,
-        "--layers N[,M]",
-        "run models with so many layers; of two depths the straight line through them is shown",
-        _numbers(1),
-        (),
-    )
-    option(depth, "--full", "run all layers, however long it takes")
-    option(parser, "--against none|FILE", "show another dry run beside; none: nothing moved")
-    option(parser, "--jobs N", "processes at a time (1)", number_from(1, 64), 1)
-    option(parser, "--keep FOLDER", "leave logs and MindSpore's own tables there", Path)
-    option(parser, "--insight DIR", "write folders for MindStudio Insight", optional_path)
-    option(parser, "--snapshot FILE", "write the memory for pytorch.org/memory_viz (.pickle)", optional_path)
-    add_common(parser, "--plot", "--html", "--json")
-    add_device_arguments(parser)
 
 
 def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
@@ -79,6 +69,16 @@ def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
         return tuple(dict.fromkeys(one(part.strip()) for part in text.split(",")))
 
     return parse
+
+
+ARGUMENTS = {
+    "--ranks": {"type": _numbers(0), "default": ()},
+    "--layers": {"type": _numbers(1), "default": ()},
+    "--jobs": {"type": number_from(1, 64), "default": 1},
+    "--keep": {"type": Path},
+    "--insight": {"type": optional_path},
+    "--snapshot": {"type": optional_path},
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,12 +114,8 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.report.dryrun_html import format_dry_run_html
 
         write_new(args.html, format_dry_run_html(report, other), overwrite=True)
-    if args.json:
-        data = dry_run_to_json(report) | ({"against": dry_run_to_json(other)} if other is not None else {})
-        print(answer_text("dryrun", data, report.fits))
-    else:
-        print(format_dry_run(report, other))
-    return 0 if report.fits else 1
+    data = dry_run_to_json(report) | ({"against": dry_run_to_json(other)} if other is not None else {})
+    return answer(args, data, format_dry_run(report, other), report.fits)
 
 
 def _against(asked: str | None, document: Document) -> tuple[Document, str] | None:

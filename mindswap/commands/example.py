@@ -4,6 +4,9 @@ examples:
   mindswap example trial
 
 A Llama of four layers with swap, and text of Python's own help. What it prints are the commands to go on with.
+
+options:
+  FOLDER  where to write them; made if it is not there
 """
 
 import argparse
@@ -21,9 +24,9 @@ written: {folder}/{name} and {folder}/{text}; next:
   mindswap run --config {name} --run_mode train --train_dataset_dir text.mindrecord"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write them; made if it is not there")
+ARGUMENTS = {
+    "FOLDER": {"type": Path},
+}
 
 
 def run(args: argparse.Namespace) -> int:

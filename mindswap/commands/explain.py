@@ -7,23 +7,22 @@ examples:
 
 With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with
 single backslashes in names), then the layers. Where `mindswap check` finds errors, those are printed instead.
+
+options:
+  CONFIG   YAML of MindFormers
+  --paths  list the cells and operators of a layer instead
+  --num-layers
+  --json
 """
 
 import argparse
 import sys
 
 from mindswap.api.check import explain_config, list_names
-from mindswap.commands.options import add_common, option
+from mindswap.commands.options import answer
 from mindswap.config.source import load_document
 from mindswap.report.explain import format_paths
-from mindswap.report.problems import answer_text, format_problems, problems_to_data
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    option(parser, "--paths", "list the cells and operators of a layer instead")
-    add_common(parser, "--num-layers", "--json")
+from mindswap.report.problems import format_problems, problems_to_data
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,13 +30,8 @@ def run(args: argparse.Namespace) -> int:
     document = load_document(args.config)
     if args.paths:
         paths = list_names(document, args.num_layers)
-        print(answer_text("explain", {"paths": paths}, True) if args.json else format_paths(paths))
-        return 0
+        return answer(args, {"paths": paths}, format_paths(paths))
     found = explain_config(document, args.num_layers)
-    if args.json:
-        print(answer_text("explain", {**problems_to_data(found.problems), **found.data}, not found.has_errors))
-        return int(found.has_errors)
-    if found.problems:
+    if found.problems and not args.json:
         print(format_problems(found.problems), end="\n\n", file=sys.stderr if found.has_errors else sys.stdout)
-    print(found.text)
-    return int(found.has_errors)
+    return answer(args, {**problems_to_data(found.problems), **found.data}, found.text, not found.has_errors)

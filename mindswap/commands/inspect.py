@@ -10,25 +10,24 @@ examples:
 Sizes are of one micro-batch: with --rank as that rank has it, by the strategies that the model sets for
 tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
 What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
+
+options:
+  CONFIG         YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
+  --layers LIST  only these, e.g. 0,3-5
+  --rank
+  --by           what a row is
+  --plot
+  --no-cache
+  --json
 """
 
 import argparse
 
 from mindswap.api.inspect import inspect_memory
-from mindswap.commands.options import CONFIG_OR_STEP, add_common, option
+from mindswap.commands.options import answer
 from mindswap.errors import GraphError
 from mindswap.policy.words import name_indices
 from mindswap.report.memory import format_memory, memory_to_json
-from mindswap.report.problems import answer_text
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    option(parser, "--layers LIST", "only these, e.g. 0,3-5", parse_layers)
-    add_common(parser, "--rank")
-    option(parser, "--by", "what a row is", default="operator", choices=("layer", "operator", "cell"))
-    add_common(parser, "--plot", "--no-cache", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.report.plots import plot_memory
 
         plot_memory(report, args.plot, title=found.title, by=args.by)
-    print(answer_text("inspect", memory_to_json(report), True) if args.json else format_memory(report, args.by))
-    return 0
+    return answer(args, memory_to_json(report), format_memory(report, args.by))
 
 
 def parse_layers(text: str) -> frozenset[int]:
@@ -59,3 +57,9 @@ def parse_layers(text: str) -> frozenset[int]:
             raise argparse.ArgumentTypeError(f"{part!r} names no layer; write {last.strip()}-{first}")
         indices.update(range(int(first), int(last or first) + 1))
     return frozenset(indices)
+
+
+ARGUMENTS = {
+    "--layers": {"type": parse_layers},
+    "--by": {"default": "operator", "choices": ("layer", "operator", "cell")},
+}

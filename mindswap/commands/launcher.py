@@ -71,12 +71,12 @@ def _run_adaptive(words: list[str]) -> int:
     """The same job, planned and watched; JOIN plays no role, because the loop goes on until the end."""
     from mindswap.commands.adaptive import run_adaptive, split_words
 
-    own, rest = split_words(words)
+    args, rest = split_words(words)
     job, command = _read(rest)
     python, logs = [find_python(), *command], str(log_folder(job, os.environ))
     msrun = ["msrun", *msrun_arguments(job, logs, python, bind_core=has_cards())]
-    folder = [] if "--run-dir" in own else ["--run-dir", logs]
-    return run_adaptive([*own, *folder, "--", *(python if job.num_workers == 1 else msrun)])
+    args.run_dir = args.run_dir or Path(logs)
+    return run_adaptive(args, python if job.num_workers == 1 else msrun)
 
 
 def _read(words: list[str]) -> tuple[Job, list[str]]:

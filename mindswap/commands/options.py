@@ -2,20 +2,20 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
 from mindswap.errors import DataError
+from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS, UNITS_OF
-
-CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
 
 # Options of the device that `--help` lists; the others are there all the same.
 COMMON_OPTIONS = (
@@ -49,77 +49,92 @@ def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
     return parse
 
 
-def option(
-    parser: argparse._ActionsContainer,
-    name: str,
-    help: str,
-    read: Callable[[str], Any] | None = None,
-    default: Any = None,
-    **more: Any,
-) -> None:
-    """One option of a command: `--full` is a switch, `--jobs N` takes a value.
+# What several commands have: with what its value is called, what it is for, and how it is read.
+_COMMON: dict[str, tuple[str, str, Callable[[str], Any] | None]] = {
+    "--expert-skew": ("N", "tokens that the busiest rank of experts gets; 1, the default, is balanced", None),
+    "--html": ("FILE", "write a page that opens offline in a browser", optional_path),
+    "--json": ("", "for machines: one object, also for errors; docs/python.md", None),
+    "--no-cache": ("", "compile again, keep nothing", None),
+    "--num-layers": ("N", "layers, if not as in model.model_config", number_from(1, MOST_LAYERS)),
+    "--plot": ("FILE", "write a picture (.png, .svg, .pdf)", optional_path),
+    "--rank": ("R", "sizes on this rank, layers of its pipeline stage", int),
+}
+
+
+def add_options(parser: argparse.ArgumentParser, text: str, arguments: Mapping[str, Mapping[str, Any]]) -> None:
+    """Options as `--help` has them, from the part behind `options:` of a docstring.
+
+    A line is a name with what its value is called, two blanks, and what it is for, which goes on in lines that are
+    indented further. `[CONFIG]` may be left out, of `CONFIG...` there may be several; `| --full` is not together with
+    the one above; a line at the margin begins a group. A name alone is one that several commands have.
 
     Args:
-        parser: of the command, or a group of it.
-        name: with what the value is called in `--help`.
-        help: what it is for.
-        read: makes the value of the text.
-        default: the value where it is not given.
-        more: as of `ArgumentParser.add_argument`, e.g. `choices`.
+        parser: gets them.
+        text: the lines.
+        arguments: more about some of them, as of `ArgumentParser.add_argument`.
     """
-    words = name.split()
-    names = [word for word in words if word.startswith("-")]
-    if len(names) == len(words) and not more:
+    rows: list[list[str]] = []
+    for line in text.strip("\n").split("\n"):
+        if line.startswith(" " * 6):
+            rows[-1][1] = f"{rows[-1][1]} {line.strip()}".strip()
+        else:
+            rows.append([*re.split(r"(?<=\S)  +", line.strip(), maxsplit=1), ""][:2])
+    group: argparse._ActionsContainer = parser
+    for (name, help), (following, _) in zip(rows, [*rows[1:], ["", ""]], strict=True):
+        if name.endswith(":"):
+            group = parser.add_argument_group(name[:-1])
+        elif name == "--device" and not help:
+            _add_device_options(parser)
+        else:
+            if not name.startswith("| "):
+                place = group.add_mutually_exclusive_group() if following.startswith("| ") else group
+            _add_option(place, name.removeprefix("| "), help, arguments)
+
+
+def _add_option(
+    place: argparse._ActionsContainer, name: str, help: str, arguments: Mapping[str, Mapping[str, Any]]
+) -> None:
+    names = [word for word in name.split() if word.startswith("-")]
+    metavar = name.removeprefix(" ".join(names)).strip()
+    more: dict[str, Any] = {"metavar": metavar} if metavar else {}
+    if names and names[0] in _COMMON and not help:
+        metavar, help, read = _COMMON[names[0]]
+        more = {"metavar": metavar, "type": read} if metavar else {}
+    if not names:
+        kind = "?" if name.endswith("]") else "+" if name.endswith("...") else None
+        more = {"metavar": metavar.strip("[].") if kind else metavar, "nargs": kind}
+    more |= arguments.get(names[-1] if names else name, {})
+    if names and not more:
         more = {"action": "store_true"}
-    given = {"metavar": " ".join(words[len(names) :]) or None, "type": read, "default": default}
-    parser.add_argument(*names, help=help, **{key: value for key, value in given.items() if value is not None}, **more)
+    place.add_argument(*(names or [more.pop("dest", more["metavar"].lower())]), help=help or None, **more)
 
 
-_COMMON: tuple[tuple[str, str, Callable[[str], Any] | None], ...] = (
-    ("--expert-skew N", "tokens that the busiest rank of experts gets; 1, the default, is balanced", None),
-    ("--html FILE", "write a page that opens offline in a browser", optional_path),
-    ("--json", "for machines: one object, also for errors; docs/python.md", None),
-    ("--no-cache", "compile again, keep nothing", None),
-    ("--num-layers N", "layers, if not as in model.model_config", number_from(1, MOST_LAYERS)),
-    ("--plot FILE", "write a picture (.png, .svg, .pdf)", optional_path),
-    ("--rank R", "sizes on this rank, layers of its pipeline stage", int),
-)
+def _add_device_options(parser: argparse.ArgumentParser) -> None:
+    """`--device` and an option for each figure of it."""
+    group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
+    group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
+    for name, figure in OPTIONS.items():
+        meaning = figure.meaning
+        if name == "memory":
+            meaning = f"most that may be used: {meaning}; GB is 10^9 here, 58GB in a YAML of MindFormers is 58GiB"
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            metavar=UNITS_OF[figure.kind][1],
+            help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
+            dest=f"{FIGURE_PREFIX}{name}",
+        )
 
 
-def add_common(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Options that mean the same everywhere, in the order of `--help`."""
-    common = {words.split()[0]: (words, help, read) for words, help, read in _COMMON}
-    for name in names:
-        option(parser, *common[name])
-
-
-def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> None:
-    """`-o`, `--in-place` and `--overwrite` of a command that changes CONFIG; `help_text`: what -o does."""
-    place = parser.add_mutually_exclusive_group()
-    option(place, "-o --output FILE", help_text, optional_path)
-    option(place, "--in-place", "change CONFIG itself")
-    option(parser, "--overwrite", "replace FILE")
+def answer(args: argparse.Namespace, data: Mapping[str, Any], text: object, is_ok: bool = True) -> int:
+    """Print the answer of a command, with `--json` its data; gives the exit code."""
+    print(answer_text(args.command, data, is_ok) if args.json else text)
+    return 0 if is_ok else 1
 
 
 def reject_overwrite_without_output(args: argparse.Namespace) -> None:
     """Refuse `--overwrite` without `-o`. Raises DataError: it is there."""
     if args.overwrite and not args.output:
         raise DataError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
-
-
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--device` and an option for each figure of it."""
-    group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
-    option(group, "--device NAME|FILE", f"{', '.join(list_devices())}, or a .yaml file")
-    for name, figure in OPTIONS.items():
-        meaning = (
-            f"most that may be used: {figure.meaning}; GB is 10^9 here, 58GB in a YAML of MindFormers is 58GiB"
-            if name == "memory"
-            else figure.meaning
-        )
-        words = f"--{name.replace('_', '-')} {UNITS_OF[figure.kind][1]}"
-        shown = meaning if name in COMMON_OPTIONS else argparse.SUPPRESS
-        option(group, words, shown, dest=f"{FIGURE_PREFIX}{name}")
 
 
 def device_overrides(args: argparse.Namespace) -> dict[str, str]:

@@ -18,6 +18,44 @@ examples:
 What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
 compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
 least memory that would is named.
+
+options:
+  CONFIG                   YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
+  -o --output FILE         write the configuration with the plan here
+  | --in-place             change CONFIG itself
+  --overwrite              replace FILE
+  --trace FILE             step of the network, for a CONFIG of MindFormers 2.x
+  --allow swap,recompute,coupled  what the plan may do; default is all three; coupled: swap what recomputed operators
+                           use, where that gains much (MindSpore 2.9.0 makes these copies; the specification says that
+                           they have no effect)
+  --objective              default is time
+  --simple                 at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance;
+                           says what it costs against the full plan
+  --no-verify              write the plan without a compile that shows that it does what it says
+  --pin PATTERN=MEANS      decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch,
+                           else 10), recompute, or keep; may be given several times
+  --explain                say in words why these operators
+  --dry-run                dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three
+                           times at most
+  --sweep                  plans for many budgets, from all that is kept to the least
+  --batch-size auto|N,...  plan for other numbers of samples of a micro-batch, and write the fastest; a step keeps its
+                           samples
+  --micro-batches auto|N,...  plan for other numbers of micro-batches of a step, and write the fastest; a step keeps
+                           its samples
+  --any-global-batch       with these: a step may have more or fewer samples than now
+  --strategy               plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel,
+                           and write the fastest; a step keeps its samples, and so does a micro-batch without
+                           --batch-size
+  --stages                 plan for other numbers of layers on the pipeline stages (offset), and write the fastest
+  --cards N                with --strategy: over so many; default is as now
+  --jobs N                 with these: so many processes (1)
+  --ray ADDRESS            with these: on all CPUs of a Ray cluster (pip install mindswap[ray]), or auto
+  --html
+  --plot FILE              write a picture of the curve of --sweep
+  --no-cache
+  --json
+  --expert-skew
+  --device
 """
 
 import argparse
@@ -49,18 +87,13 @@ from mindswap.api.recorded import is_trace_path
 from mindswap.api.run import outside_line
 from mindswap.api.step import load_step
 from mindswap.commands.options import (
-    CONFIG_OR_STEP,
     PhaseLines,
     SearchBar,
-    add_common,
-    add_device_arguments,
-    add_target_arguments,
     device_overrides,
-    option,
     optional_path,
     reject_overwrite_without_output,
 )
-from mindswap.commands.plan_batches import add_batch_arguments, asks_for_batches, refuse_beside_batches, run_batches
+from mindswap.commands.plan_batches import BATCH_ARGUMENTS, asks_for_batches, refuse_beside_batches, run_batches
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
@@ -73,48 +106,14 @@ from mindswap.report.problems import answer_text
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    add_target_arguments(parser, "write the configuration with the plan here")
-    option(parser, "--trace FILE", "step of the network, for a CONFIG of MindFormers 2.x")
-    option(
-        parser,
-        "--allow swap,recompute,coupled",
-        "what the plan may do; default is all three; coupled: swap what recomputed operators use, where that "
-        "gains much (MindSpore 2.9.0 makes these copies; the specification says that they have no effect)",
-        default="swap,recompute,coupled",
-    )
-    option(
-        parser, "--objective", "default is time", default="time", choices=[objective.value for objective in Objective]
-    )
-    option(
-        parser,
-        "--simple",
-        "at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance; says what it "
-        "costs against the full plan",
-    )
-    option(parser, "--no-verify", "write the plan without a compile that shows that it does what it says")
-    option(
-        parser,
-        "--pin PATTERN=MEANS",
-        "decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch, else 10), "
-        "recompute, or keep; may be given several times",
-        default=[],
-        action="append",
-    )
-    option(parser, "--explain", "say in words why these operators")
-    option(
-        parser,
-        "--dry-run",
-        "dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three times at most",
-    )
-    option(parser, "--sweep", "plans for many budgets, from all that is kept to the least")
-    add_batch_arguments(parser)
-    add_common(parser, "--html")
-    option(parser, "--plot FILE", "write a picture of the curve of --sweep", optional_path)
-    add_common(parser, "--no-cache", "--json", "--expert-skew")
-    add_device_arguments(parser)
+ARGUMENTS = {
+    "--output": {"type": optional_path},
+    "--allow": {"default": "swap,recompute,coupled"},
+    "--objective": {"default": "time", "choices": [objective.value for objective in Objective]},
+    "--pin": {"default": [], "action": "append"},
+    "--plot": {"type": optional_path},
+    **BATCH_ARGUMENTS,
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from mindswap.api.device import find_costs
 from mindswap.api.plan_2x import is_2x
@@ -16,7 +17,7 @@ from mindswap.api.recorded import is_trace_path
 from mindswap.api.spread import Spread
 from mindswap.api.step_tasks import StepOptions
 from mindswap.api.strategies import own_batch, own_strategy
-from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides, number_from, option
+from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides, number_from
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Layout
 from mindswap.config.source import load_document
@@ -36,34 +37,6 @@ Own = tuple[Strategy, Batch, Layout | None]
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
 
 
-def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options that ask for other batches."""
-    for name, what in (("--batch-size", "samples of a micro-batch"), ("--micro-batches", "micro-batches of a step")):
-        parser.add_argument(
-            name,
-            metavar="auto|N,...",
-            type=_numbers,
-            help=f"plan for other numbers of {what}, and write the fastest; a step keeps its samples",
-        )
-    option(parser, "--any-global-batch", "with these: a step may have more or fewer samples than now")
-    option(
-        parser,
-        "--strategy",
-        "plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel, and write "
-        "the fastest; a step keeps its samples, and so does a micro-batch without --batch-size",
-        choices=[AUTO],
-    )
-    option(
-        parser,
-        "--stages",
-        "plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
-        choices=[AUTO],
-    )
-    option(parser, "--cards N", "with --strategy: over so many; default is as now", _cards)
-    option(parser, "--jobs N", "with these: so many processes (1)", number_from(1, 256), 1)
-    option(parser, "--ray ADDRESS", "with these: on all CPUs of a Ray cluster (pip install mindswap[ray]), or auto")
-
-
 def _numbers(text: str) -> tuple[int, ...] | str:
     if text == AUTO:
         return AUTO
@@ -81,6 +54,16 @@ def _cards(text: str) -> int:
     if isinstance(found, str) or len(found) != 1:
         raise argparse.ArgumentTypeError(f"{text}: write one number of cards, from 1 on")
     return found[0]
+
+
+BATCH_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--batch-size": {"type": _numbers},
+    "--micro-batches": {"type": _numbers},
+    "--strategy": {"choices": [AUTO]},
+    "--stages": {"choices": [AUTO]},
+    "--cards": {"type": _cards},
+    "--jobs": {"type": number_from(1, 256), "default": 1},
+}
 
 
 def asks_for_batches(args: argparse.Namespace) -> bool:

@@ -7,6 +7,16 @@ examples:
 Without --tokenizer the tokens are bytes: pad 0, bos 1, eos 2, byte value + 3; vocab_size 259.
 A document (file) ends with eos; documents follow each other and are cut into samples of
 seq_length + 1 tokens, the column input_ids of CausalLanguageModelDataset.
+
+options:
+  TEXT...                 a file, a folder (its {suffixes} files), or - for the standard input
+  -o --output X.mindrecord  file to write; X.mindrecord.db comes with it
+  --seq-length N          seq_length of the model
+  --tokenizer FILE        Hugging Face tokenizer.json or sentencepiece .model (default: bytes)
+  --eos-token NAME        token of the tokenizer file that ends a document
+  --newer-model           columns of the models with use_legacy: False, {columns}, instead of input_ids alone
+  --overwrite             replace the output if it is there
+  --json
 """
 
 import argparse
@@ -14,31 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.data import prepare_data
-from mindswap.commands.options import add_common, option
-from mindswap.report.problems import answer_text
+from mindswap.commands.options import answer
 from mindswap.training.data.samples import NEWER_COLUMNS, TEXT_SUFFIXES
 from mindswap.units import format_bytes
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument(
-        "text",
-        nargs="+",
-        metavar="TEXT",
-        help=f"a file, a folder (its *{', *'.join(TEXT_SUFFIXES)} files), or - for the standard input",
-    )
-    option(parser, "-o --output X.mindrecord", "file to write; X.mindrecord.db comes with it", Path, required=True)
-    option(parser, "--seq-length N", "seq_length of the model", int, required=True)
-    option(parser, "--tokenizer FILE", "Hugging Face tokenizer.json or sentencepiece .model (default: bytes)", Path)
-    option(parser, "--eos-token NAME", "token of the tokenizer file that ends a document")
-    option(
-        parser,
-        "--newer-model",
-        f"columns of the models with use_legacy: False, {', '.join(NEWER_COLUMNS)}, instead of input_ids alone",
-    )
-    option(parser, "--overwrite", "replace the output if it is there")
-    add_common(parser, "--json")
+ARGUMENTS = {
+    "--output": {"type": Path, "required": True},
+    "--seq-length": {"type": int, "required": True},
+    "--tokenizer": {"type": Path},
+}
+WORDS = {"suffixes": f"*{', *'.join(TEXT_SUFFIXES)}", "columns": ", ".join(NEWER_COLUMNS)}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,8 +41,7 @@ def run(args: argparse.Namespace) -> int:
     result = prepare_data(
         args.text, args.output, args.seq_length, args.tokenizer, args.eos_token, args.newer_model, args.overwrite
     )
-    print(answer_text("prepare-data", result, True) if args.json else format_result(result))
-    return 0
+    return answer(args, result, format_result(result))
 
 
 def format_result(result: dict[str, Any]) -> str:

@@ -10,6 +10,22 @@ examples:
 
 Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
 and memory, step time and copies are not visible. Read report.html; send_back.tar.gz has what to send for a report.
+
+options:
+  CONFIG            YAML of MindFormers
+  -o --output FOLDER  default is proof
+  --overwrite       put an earlier FOLDER aside as FOLDER.old1
+  --layers N        cut the model to N layers; default is all
+  --steps N         steps of each run (5)
+  --worker-num N    workers, one per card; default: CONFIG's, 8 at most
+  --variants off,yaml,plan  default is all
+  --profile         profile the last step of rank 0 (on)
+  --synthetic-data  make data, although CONFIG has some
+  --deterministic   losses must be equal to the last bit; slower
+  --ray ADDRESS     train on the nodes of a Ray cluster: its address, or auto
+  --nodes N         nodes of the cluster that train
+  --json            for machines; progress goes to the standard error
+  --device
 """
 
 import argparse
@@ -20,7 +36,7 @@ from pathlib import Path
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.check.doctor.software import count_cards, require_mindformers
-from mindswap.commands.options import PhaseLines, add_device_arguments, device_overrides, number_from, option
+from mindswap.commands.options import PhaseLines, device_overrides, number_from
 from mindswap.commands.run import cards_missing
 from mindswap.config.nodes import Document
 from mindswap.config.step import is_on_cpu
@@ -40,27 +56,6 @@ from mindswap.training.proof.send_back import pack
 from mindswap.units import parse_bytes
 
 VARIANTS = ("off", "yaml", "plan")
-DEFAULT_FOLDER = Path("proof")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    option(parser, "-o --output FOLDER", "default is proof", Path, DEFAULT_FOLDER)
-    option(parser, "--overwrite", "put an earlier FOLDER aside as FOLDER.old1")
-    option(parser, "--layers N", "cut the model to N layers; default is all", number_from(1))
-    option(parser, "--steps N", "steps of each run (5)", number_from(3), 5)
-    option(parser, "--worker-num N", "workers, one per card; default: CONFIG's, 8 at most", number_from(1))
-    option(parser, "--variants", "default is all", _variants, VARIANTS, metavar=",".join(VARIANTS))
-    option(
-        parser, "--profile", "profile the last step of rank 0 (on)", default=True, action=argparse.BooleanOptionalAction
-    )
-    option(parser, "--synthetic-data", "make data, although CONFIG has some")
-    option(parser, "--deterministic", "losses must be equal to the last bit; slower")
-    option(parser, "--ray ADDRESS", "train on the nodes of a Ray cluster: its address, or auto")
-    option(parser, "--nodes N", "nodes of the cluster that train", number_from(1))
-    option(parser, "--json", "for machines; progress goes to the standard error")
-    add_device_arguments(parser)
 
 
 def _variants(text: str) -> tuple[str, ...]:
@@ -68,6 +63,17 @@ def _variants(text: str) -> tuple[str, ...]:
     if any(name not in VARIANTS for name in names):
         raise argparse.ArgumentTypeError(f"{text!r}: write one or more of {','.join(VARIANTS)}")
     return tuple(name for name in VARIANTS if name in names)
+
+
+ARGUMENTS = {
+    "--output": {"type": Path, "default": Path("proof")},
+    "--layers": {"type": number_from(1)},
+    "--steps": {"type": number_from(3), "default": 5},
+    "--worker-num": {"type": number_from(1)},
+    "--variants": {"type": _variants, "default": VARIANTS},
+    "--profile": {"default": True, "action": argparse.BooleanOptionalAction},
+    "--nodes": {"type": number_from(1)},
+}
 
 
 def run(args: argparse.Namespace) -> int:

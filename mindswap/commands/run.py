@@ -12,6 +12,9 @@ With --adaptive-memory-optimization mindswap plans swap and recompute for the me
 and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
 --measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
 Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
+
+options:
+  [SCRIPT.py] OPTIONS
 """
 
 import argparse
@@ -29,20 +32,19 @@ from mindswap.errors import LaunchError, MindswapError
 from mindswap.training.launch.processes import hold_lifeline
 from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, load_trainable, parse_training
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything behind `run` belongs to the training script."""
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="[SCRIPT.py] OPTIONS")
-    parser.usage = "mindswap run [SCRIPT.py] --config CONFIG [OPTIONS of run_mindformer.py]"
+ARGUMENTS = {
+    "[SCRIPT.py] OPTIONS": {"dest": "arguments", "nargs": argparse.REMAINDER},
+}
+USAGE = "mindswap run [SCRIPT.py] --config CONFIG [OPTIONS of run_mindformer.py]"
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the training; its own failures show as they are, with its own traceback."""
     words = [word for i, word in enumerate(args.arguments) if not (i == 0 and word == "--")]
     if ADAPTIVE_FLAG in words:
-        from mindswap.commands.adaptive import run_adaptive
+        from mindswap.commands.adaptive import run_adaptive, split_words
 
-        return run_adaptive(words)
+        return run_adaptive(*split_words(words))
     hold_lifeline(os.environ)
     training = parse_training(words)
     script, options = training.script, training.options

@@ -11,6 +11,17 @@ examples:
 The network is compiled once, without swap and recompute; what the policy makes of it is worked out by the rules
 of the compiler. Settings of the device can also stand in the configuration, under `mindswap:`.
 Exit code 1 if it does not fit into the memory.
+
+options:
+  CONFIG         YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
+  --trace FILE   write a Chrome trace (.json) for Perfetto
+  --insight DIR  write folders for MindStudio Insight
+  --figures      list the figures of the device, with their sources
+  --html
+  --no-cache
+  --json
+  --expert-skew
+  --device
 """
 
 import argparse
@@ -18,27 +29,18 @@ from pathlib import Path
 
 from mindswap.api.step import load_step
 from mindswap.commands.options import (
-    CONFIG_OR_STEP,
-    add_common,
-    add_device_arguments,
+    answer,
     device_overrides,
-    option,
     optional_path,
 )
 from mindswap.errors import DataError
 from mindswap.files import is_recorded_step, require_folder, require_folders
-from mindswap.report.problems import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    option(parser, "--trace FILE", "write a Chrome trace (.json) for Perfetto", optional_path)
-    option(parser, "--insight DIR", "write folders for MindStudio Insight", optional_path)
-    option(parser, "--figures", "list the figures of the device, with their sources")
-    add_common(parser, "--html", "--no-cache", "--json", "--expert-skew")
-    add_device_arguments(parser)
+ARGUMENTS = {
+    "--trace": {"type": optional_path},
+    "--insight": {"type": optional_path},
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,11 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         run.save_html(args.html)
     report = run.report()
-    if args.json:
-        print(answer_text("simulate", simulation_to_json(report), run.fits))
-    else:
-        print(format_simulation(report, args.figures))
-    return 0 if run.fits else 1
+    return answer(args, simulation_to_json(report), format_simulation(report, args.figures), run.fits)
 
 
 def _refuse_recorded(target: Path | None) -> None:

@@ -5,24 +5,25 @@ examples:
   mindswap status --json output/msrun_log | jq '.attempts[-1]'
 
 DIR is the run directory: the --log_dir of msrun. It may be asked at any time, from any terminal.
+
+options:
+  DIR  run directory of `mindswap run --adaptive-...`
+  --json
 """
 
 import argparse
 from pathlib import Path
 
-from mindswap.commands.options import add_common
+from mindswap.commands.options import answer
 from mindswap.errors import LogError
 from mindswap.report.adaptive import format_summary, summary_to_json
-from mindswap.report.problems import answer_text
 from mindswap.training.adaptive.model import State
 from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
 from mindswap.training.adaptive.watch import RunWatch
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("directory", metavar="DIR", type=Path, help="run directory of `mindswap run --adaptive-...`")
-    add_common(parser, "--json")
+ARGUMENTS = {
+    "DIR": {"dest": "directory", "type": Path},
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,15 +37,12 @@ def run(args: argparse.Namespace) -> int:
         raise LogError(f"{folder}: no adaptive run here\n    fix:     give its run directory, the --log_dir of msrun")
     is_at_work = is_locked(folder)
     state = _with_logs(state, folder)
-    if args.json:
-        print(answer_text("status", summary_to_json(state, is_at_work), True))
-        return 0
-    print(format_summary(state))
+    text = format_summary(state)
     if is_at_work:
-        print("running")
+        text += "\nrunning"
     elif not state.exit_reason:
-        print("not running, and it did not end by itself: the same command goes on with it")
-    return 0
+        text += "\nnot running, and it did not end by itself: the same command goes on with it"
+    return answer(args, summary_to_json(state, is_at_work), text)
 
 
 def _with_logs(state: State, folder: Path) -> State:

@@ -7,6 +7,12 @@ examples:
 
 The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
 was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not.
+
+options:
+  CONFIG            YAML of MindFormers 1.9
+  -o --output FILE  file to write (.json)
+  --overwrite       replace the output if it is there
+  --json
 """
 
 import argparse
@@ -14,20 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.recorded import is_trace_path, record_step
-from mindswap.commands.options import add_common, option
+from mindswap.commands.options import answer
 from mindswap.errors import DataError
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace import dump_trace
-from mindswap.report.problems import answer_text
 from mindswap.units import format_bytes
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers 1.9")
-    option(parser, "-o --output FILE", "file to write (.json)", Path, required=True)
-    option(parser, "--overwrite", "replace the output if it is there")
-    add_common(parser, "--json")
+ARGUMENTS = {
+    "--output": {"type": Path, "required": True},
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "num_storages": len(trace.storages),
         "saved_bytes": sum(storage.size_bytes for storage in trace.storages if not storage.protection),
     }
-    print(answer_text("trace", result, True) if args.json else _format(result))
-    return 0
+    return answer(args, result, _format(result))
 
 
 def _format(result: dict[str, Any]) -> str:

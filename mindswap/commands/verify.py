@@ -11,6 +11,13 @@ without weights, by MindSpore's own frontend with lazy_inline on, for one rank t
 the layers and sizes of --rank. With swap off, MindFormers' own recompute is compared with recompute_config.
 With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
 is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
+
+options:
+  CONFIG     YAML of MindFormers
+  --rank
+  --no-cache
+  --json
+  --log DIR  also compare the logs of a run: worker_*.log, or node_*/worker_*.log
 """
 
 import argparse
@@ -20,23 +27,13 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from mindswap.api.verify import verify
-from mindswap.commands.options import add_common, option
-from mindswap.report.problems import answer_text
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    add_common(parser, "--rank")
-    add_common(parser, "--no-cache", "--json")
-    option(parser, "--log DIR", "also compare the logs of a run: worker_*.log, or node_*/worker_*.log")
+from mindswap.commands.options import answer
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify one configuration."""
     found = verify(args.config, args.rank, args.log, not args.no_cache, _show_reading())
-    print(answer_text("verify", found.data, found.is_as_asked) if args.json else found.text)
-    return 0 if found.is_as_asked else 1
+    return answer(args, found.data, found, found.is_as_asked)
 
 
 def _show_reading() -> Callable[[int, int], None]:

@@ -52,22 +52,25 @@ def test_memory_that_cannot_be_read(text, words, message):
 @pytest.mark.parametrize(
     ("words", "own", "rest"),
     [
-        ("F --memory 1GiB -- msrun --x python", "F --memory 1GiB", "msrun --x python"),
-        ("--config c F --memory=1GiB --seed 1", "F --memory=1GiB", "--config c --seed 1"),
-        ("F --memroy 1 -- msrun", "F --memroy 1", "msrun"),
-        ("F --replace msrun --worker_num=2 -- python --max", "F --replace", "msrun --worker_num=2 -- python --max"),
+        ("F --memory 1GiB -- msrun --x python", {"memory": "1GiB"}, "msrun --x python"),
+        ("--config c F --memory=1GiB --seed 1", {"memory": "1GiB"}, "--config c --seed 1"),
+        ("F --replace msrun --worker_num=2 -- python --max", {"replace": True}, "msrun --worker_num=2 -- python --max"),
+        ("-- msrun F --x", {}, "-- msrun F --x"),
     ],
 )
 def test_options_of_mindswap_and_of_the_training(words, own, rest):
-    flag = adaptive.FLAG
-    found = adaptive.split_words(words.replace("F", flag).split())
-    assert found == (own.replace("F", flag).split(), rest.split())
+    args, command = adaptive.split_words(words.replace("F", adaptive.FLAG).split())
+    assert command == rest.replace("F", adaptive.FLAG).split()
+    expected = {"memory": "auto", "replace": False, "max_restarts": 8, "nodes": None} | own
+    assert {name: value for name, value in vars(args).items() if name in expected} == expected
 
 
-@pytest.mark.parametrize("words", [["--max-restarts", "x", "--"], ["--memroy", "1GiB", "--"], ["--"], ["--", "msrun"]])
+@pytest.mark.parametrize(
+    "words", [["--max-restarts", "x", "--"], ["--memroy", "1GiB", "--", "msrun"], ["--"], ["--", "msrun"]]
+)
 def test_wrong_calls_are_messages(words, capsys, monkeypatch):
     monkeypatch.delenv("MS_ROLE", raising=False)
-    assert cli.main(["run", adaptive.FLAG, *words]) == 1
+    assert cli.main(["run", adaptive.FLAG, *words.split()]) == 1
     error = capsys.readouterr().err
     assert "Traceback" not in error and "a bug" not in error and error
 

@@ -23,7 +23,9 @@ OFF = GOOD[: GOOD.index("swap_config")] + "recompute_config: {recompute: [2]}\n"
 def with_json():
     """Commands that have the option."""
     folder = Path(cli.__file__).parent / "commands"
-    return [name for name in cli.COMMANDS if '"--json"' in (folder / f"{name.replace('-', '_')}.py").read_text("utf-8")]
+    return [
+        name for name in cli.COMMANDS if "\n  --json" in (folder / f"{name.replace('-', '_')}.py").read_text("utf-8")
+    ]
 
 
 @pytest.fixture

@@ -1,4 +1,3 @@
-import argparse
 import io
 import json
 import signal
@@ -10,6 +9,7 @@ from array import array
 
 import pytest
 
+from mindswap import cli
 from mindswap.api import data
 from mindswap.commands import prepare_data
 from mindswap.errors import DataError
@@ -55,9 +55,7 @@ def names(folder):
 
 
 def run(*words):
-    parser = argparse.ArgumentParser()
-    prepare_data.add_arguments(parser)
-    return prepare_data.run(parser.parse_args(words))
+    return prepare_data.run(cli.build_parser("prepare-data").parse_args(["prepare-data", *words]))
 
 
 def test_result_names_what_the_yaml_needs(text, fake_writer, capsys, tmp_path):
@@ -227,13 +225,14 @@ def test_an_interruption_leaves_nothing(text, tmp_path, number):
 
 
 RUN_COMMAND = """
-import argparse, sys
+import sys
+from mindswap import cli
+from mindswap import cli
 from mindswap.commands import prepare_data
 from mindswap.errors import DataError
-parser = argparse.ArgumentParser()
-prepare_data.add_arguments(parser)
+words = ["prepare-data", "big.txt", "--output", "x.mindrecord", "--seq-length", "128"]
 try:
-    prepare_data.run(parser.parse_args(["big.txt", "--output", "x.mindrecord", "--seq-length", "128"]))
+    prepare_data.run(cli.build_parser("prepare-data").parse_args(words))
 except DataError as error:
     print("DataError", error)
     sys.exit(1)
