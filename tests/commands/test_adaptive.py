@@ -70,7 +70,7 @@ def test_options_of_mindswap_and_of_the_training(words, own, rest):
 )
 def test_wrong_calls_are_messages(words, capsys, monkeypatch):
     monkeypatch.delenv("MS_ROLE", raising=False)
-    assert cli.main(["run", adaptive.FLAG, *words.split()]) == 1
+    assert cli.main(["run", adaptive.FLAG, *words]) == 1
     error = capsys.readouterr().err
     assert "Traceback" not in error and "a bug" not in error and error
 
