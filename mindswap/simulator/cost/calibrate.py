@@ -3,12 +3,12 @@
 Times of copies are fitted as `t = a + size / b`, collectives as shares of links.
 """
 
-import bisect
-import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from mindswap.simulator.cost.hardware import Device, figure_values, with_figures
 from mindswap.simulator.cost.profile import (
@@ -55,29 +55,25 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     one size only, or where the line would begin below zero, the latency is 0. None with fewer than three copies, or
     where larger copies were not slower.
     """
-    overlaps = _overlaps(copies)
-    alone = [c for c, overlap in zip(copies, overlaps, strict=True) if c.is_out is is_out and not overlap]
-    alone = [copy for copy in alone if copy.duration_ns > 0]
+    alone = [
+        copy
+        for copy, overlap in zip(copies, _overlaps(copies), strict=True)
+        if copy.is_out is is_out and not overlap and copy.duration_ns > 0
+    ]
     if len(alone) < MIN_SAMPLES:
         return None
     times: dict[int, list[int]] = {}
     for copy in alone:
         times.setdefault(copy.size_bytes, []).append(copy.duration_ns)
     points = [(size, statistics.median(found), len(found)) for size, found in sorted(times.items())]
-    count = len(alone)
-    mean_size = sum(n * size for size, _, n in points) / count
-    mean_time = sum(n * time for _, time, n in points) / count
-    spread = sum(n * (size - mean_size) ** 2 for size, _, n in points)
-    together = sum(n * (size - mean_size) * (time - mean_time) for size, time, n in points)
-    slope = together / spread if spread else 0.0
-    latency = mean_time - slope * mean_size
-    if not spread or latency < 0:
-        slope = sum(n * size * time for size, time, n in points) / sum(n * size**2 for size, _, n in points)
-        latency = 0.0
+    sizes, middles, counts = np.array(points, np.float64).T
+    slope, latency = np.polyfit(sizes, middles, 1, w=np.sqrt(counts)).tolist() if len(points) > 1 else (0.0, -1.0)
+    if latency < 0:
+        slope, latency = float(counts @ (sizes * middles) / (counts @ sizes**2)), 0.0
     if slope <= 0:
         return None
     num_large = sum(copy.size_bytes >= LARGE_BYTES for copy in alone)
-    fit = LinkFit(max(1, round(NS_PER_S / slope)), round(latency), count, num_large, 0, 0)
+    fit = LinkFit(max(1, round(NS_PER_S / slope)), round(latency), len(alone), num_large, 0, 0)
     errors = [abs(fit.duration_ns(c.size_bytes) - c.duration_ns) * 1000 // c.duration_ns for c in alone]
     return replace(fit, middle_error_permille=int(statistics.median(errors)), largest_error_permille=max(errors))
 
@@ -125,27 +121,24 @@ def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: Li
     return (max(1, int(statistics.median(rates))), len(rates)) if len(rates) >= MIN_SAMPLES else None
 
 
-def _overlaps(copies: Sequence[ProfiledCopy]) -> list[int]:
+def _overlaps(copies: Sequence[ProfiledCopy]) -> np.ndarray:
     """For each copy, ns during which copies of the other direction ran on the same rank."""
-    spans: dict[tuple[int, bool], list[tuple[int, int]]] = {}
-    for copy in copies:
-        spans.setdefault((copy.rank, copy.is_out), []).append((copy.start_ns, copy.start_ns + copy.duration_ns))
-    # Latest end so far: from the first one beyond its start on, copies may overlap with a copy.
-    ends = {}
-    for key, found in spans.items():
-        found.sort()
-        ends[key] = list(itertools.accumulate((end for _, end in found), max))
-    result = []
-    for copy in copies:
-        key, end, overlap = (copy.rank, not copy.is_out), copy.start_ns + copy.duration_ns, 0
-        others = spans.get(key, [])
-        for index in range(bisect.bisect_right(ends.get(key, []), copy.start_ns), len(others)):
-            other_start, other_end = others[index]
-            if other_start >= end:
-                break
-            overlap += max(0, min(end, other_end) - max(copy.start_ns, other_start))
-        result.append(overlap)
+    rows = [(copy.start_ns, copy.duration_ns, 2 * copy.rank + copy.is_out) for copy in copies]
+    start, duration, stream = np.array(rows, np.int64).reshape(-1, 3).T
+    start = start - start.min(initial=0)
+    end, result = start + duration, np.zeros(len(copies), np.int64)
+    for own in np.unique(stream).tolist():
+        here, others = stream == own, stream == own ^ 1
+        begun, ended = (_passed(at[others], end[here]) - _passed(at[others], start[here]) for at in (start, end))
+        result[here] = begun - ended
     return result
+
+
+def _passed(since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Sum of the times from each of the earlier moments on until each of the others."""
+    since = np.sort(since)
+    number = np.searchsorted(since, until)
+    return number * until - np.append(0, np.cumsum(since))[number]
 
 
 # Kernels and the step times are from the same run: their sums agree but for what ran beside each other.

@@ -6,8 +6,8 @@ The profilers of MindSpore and torch_npu write `<rank>_ascend_ms/ASCEND_PROFILER
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -26,11 +26,32 @@ from mindswap.simulator.cost.profile_trace import read_copies
 
 OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
 RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
-RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")
-# Written by MindSpore before 2.4; has no shapes.
-OLD_KERNELS_PATTERN = "aicore_intermediate_"
-# `ascend_mindspore_profiler_0.db`, `ascend_pytorch_profiler_0.db`, `msprof_0.db`: of ExportType.Db alone, all there is.
-DATABASE_PATTERN = re.compile(r"(ascend_\w+_profiler|msprof)\w*\.db")
+# What may be there in place of tables: what that says, and what to do.
+UNREADABLE = (
+    (
+        "aicore_intermediate_",
+        "this profile is of a MindSpore before 2.4 and says nothing about shapes",
+        "profile with MindSpore 2.9 and profiler_level=ProfilerLevel.Level2",
+    ),
+    # `ascend_mindspore_profiler_0.db`, `ascend_pytorch_profiler_0.db`, `msprof_0.db`: of ExportType.Db alone.
+    (
+        r"(ascend_\w+_profiler|msprof)\w*\.db$",
+        "this profile was exported as a database: it has no table of kernels",
+        "profile with export_type=[ExportType.Text]; where PROF_* is below it,\n"
+        "             msprof --export=on --output=PATH makes tables of what is there",
+    ),
+    (
+        r"PROF_\d+|device_\d+",
+        "this profile was not analysed yet: it has no table of kernels",
+        "mindspore.profiler.profiler.analyse(PATH), torch_npu.profiler.profiler.analyse(PATH), or\n"
+        "             msprof --export=on --output=PATH",
+    ),
+    (
+        "",
+        "no kernel_details.csv or op_summary_*.csv below it",
+        "name the output_path of the profiler, or the folder of a rank in it",
+    ),
+)
 # Those of the frameworks go before those of msprof.
 KERNEL_TABLES = (Content.KERNELS, Content.SUMMARY)
 MAX_DEPTH = 6
@@ -98,7 +119,8 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
             ranks.setdefault(_rank_of(folder), []).append(RankFiles(folder, found))
     chosen = [min(entries, key=lambda entry: Content.KERNELS not in entry.files) for entries in ranks.values()]
     if not chosen:
-        raise CostError(_nothing_found(path, names))
+        what, fix = next(rest for sign, *rest in UNREADABLE if any(re.match(sign, name) for name in (*names, "")))
+        raise CostError(f"{path}: {what}\n    fix:     {fix}")
     return tuple(_with_info(entry) for entry in chosen)
 
 
@@ -117,44 +139,32 @@ def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) 
     ranks = find_profiles(path)
     told = progress(read_bytes(ranks)) if progress else None
     try:
-        profiles = [_load_rank(rank, number, told) for number, rank in enumerate(ranks)]
+        return _load(path, ranks, told)
     except CostError as error:
         raise error if "fix:" in str(error) else CostError(f"{error}\n    fix:     {AS_WRITTEN}") from error
-    notes = tuple(dict.fromkeys(note for profile in profiles for note in profile.notes))
-    peaks = [profile.peak_memory_bytes for profile in profiles if profile.peak_memory_bytes is not None]
-    return replace(
-        profiles[0],
-        folder=str(path if len(ranks) > 1 else ranks[0].folder),
-        kernels=tuple(kernel for profile in profiles for kernel in profile.kernels),
-        copies=tuple(copy for profile in profiles for copy in profile.copies),
-        steps=tuple(step for profile in profiles for step in profile.steps),
-        transfers=tuple(transfer for profile in profiles for transfer in profile.transfers),
-        peak_memory_bytes=max(peaks, default=None),
-        num_unsized_copies=sum(profile.num_unsized_copies for profile in profiles),
-        num_ranks=len(profiles),
-        notes=notes,
-    )
 
 
-def _load_rank(rank: RankFiles, number: int, progress: Progress | None) -> Profile:
-    kernels = tuple(kernel for file in rank.get(*KERNEL_TABLES) for kernel in read_kernels(file, progress))
-    peaks = [read_peak(file) for file in rank.get(Content.BLOCKS, Content.MEMORY)]
-    copies, num_unsized = [], 0
-    for file in rank.get(Content.TRACE):
-        found, unsized = read_copies(file, number, progress)
-        copies += found
-        num_unsized += unsized
-    notes = [] if rank.get(Content.TRACE) else ["no trace_view.json: the links to the host keep their figures"]
+def _load(path: Path, ranks: Sequence[RankFiles], progress: Progress | None) -> Profile:
+    def files(*kinds: Content) -> list[Path]:
+        return [file for rank in ranks for file in rank.get(*kinds)]
+
+    kernels = tuple(kernel for file in files(*KERNEL_TABLES) for kernel in read_kernels(file, progress))
+    traces = [(number, file) for number, rank in enumerate(ranks) for file in rank.get(Content.TRACE)]
+    found = [read_copies(file, number, progress) for number, file in traces]
+    copies = sorted((copy for own, _ in found for copy in own), key=lambda copy: (copy.rank, copy.start_ns))
+    peaks = map(read_peak, files(Content.BLOCKS, Content.MEMORY))
+    has_traces = all(rank.get(Content.TRACE) for rank in ranks)
     return Profile(
-        folder=str(rank.folder),
+        folder=str(path if len(ranks) > 1 else ranks[0].folder),
         kernels=kernels,
-        copies=tuple(sorted(copies, key=lambda copy: copy.start_ns)),
-        steps=tuple(step for file in rank.get(Content.STEPS) for step in read_steps(file)),
+        copies=tuple(copies),
+        steps=tuple(step for file in files(Content.STEPS) for step in read_steps(file)),
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        notes=tuple(notes),
-        transfers=tuple(transfer for file in rank.get(Content.COMMUNICATION) for transfer in read_transfers(file)),
-        num_unsized_copies=num_unsized,
-        level=_level(rank.get(Content.INFO)),
+        notes=() if has_traces else ("no trace_view.json: the links to the host keep their figures",),
+        transfers=tuple(transfer for file in files(Content.COMMUNICATION) for transfer in read_transfers(file)),
+        num_ranks=len(ranks),
+        num_unsized_copies=sum(num_unsized for _, num_unsized in found),
+        level=_level(ranks[0].get(Content.INFO)),
     )
 
 
@@ -220,27 +230,3 @@ def _level(files: tuple[Path, ...]) -> str:
         if found:
             return found[1]
     return ""
-
-
-def _nothing_found(path: Path, names: list[str]) -> str:
-    if any(name.startswith(OLD_KERNELS_PATTERN) for name in names):
-        return (
-            f"{path}: this profile is of a MindSpore before 2.4 and says nothing about shapes\n"
-            "    fix:     profile with MindSpore 2.9 and profiler_level=ProfilerLevel.Level2"
-        )
-    if any(DATABASE_PATTERN.fullmatch(name) for name in names):
-        return (
-            f"{path}: this profile was exported as a database: it has no table of kernels\n"
-            "    fix:     profile with export_type=[ExportType.Text]; where PROF_* is below it,\n"
-            "             msprof --export=on --output=PATH makes tables of what is there"
-        )
-    if any(RAW_PATTERN.match(name) for name in names):
-        return (
-            f"{path}: this profile was not analysed yet: it has no table of kernels\n"
-            "    fix:     mindspore.profiler.profiler.analyse(PATH), torch_npu.profiler.profiler.analyse(PATH), or\n"
-            "             msprof --export=on --output=PATH"
-        )
-    return (
-        f"{path}: no kernel_details.csv or op_summary_*.csv below it\n"
-        "    fix:     name the output_path of the profiler, or the folder of a rank in it"
-    )

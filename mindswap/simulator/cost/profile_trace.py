@@ -5,6 +5,7 @@ Fields of a copy (`MEMCPY_ASYNC`): `data size(Byte)` and `memcpy direction` as C
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ LINK_TASK = "PCIE_DMA_SQE"
 # The longest event: call stacks have some KB.
 MAX_EVENT_CHARS = 2**24
 EVENTS_KEY = "traceEvents"
+# How the list of events begins, by the first character of the file.
+BEGIN = {"[": re.compile(r"\["), "{": re.compile(rf'"{EVENTS_KEY}"\s*:\s*\[')}
+MAX_BEGIN_CHARS = 256
 
 
 def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> tuple[list[ProfiledCopy], int]:
@@ -84,12 +88,13 @@ class _Scanner:
     def events(self) -> Iterator[Any]:
         """Members of the list, or of `traceEvents` in the object, that the text is."""
         first = self.next_char()
-        if first == "{":
-            self.position += 1
-            self.skip_to_events()
-        elif first != "[":
+        if first not in "{[" or not first:
             raise self.error("begins with neither [ nor {")
-        self.position += 1
+        while not (begin := BEGIN[first].search(self.text, self.position)):
+            self.position = max(self.position, len(self.text) - MAX_BEGIN_CHARS)
+            if not self.read_more():
+                raise self.error(f"has no list {EVENTS_KEY}")
+        self.position = begin.end()
         while (char := self.next_char()) != "]":
             if not char:
                 raise self.error("ends within the list of events: was the profiler stopped?")
@@ -97,20 +102,6 @@ class _Scanner:
                 self.position += 1
             else:
                 yield self.value()
-
-    def skip_to_events(self) -> None:
-        while True:
-            while self.next_char() == ",":
-                self.position += 1
-            if self.next_char() != '"':
-                raise self.error(f"has no list {EVENTS_KEY}")
-            key = self.value()
-            if self.next_char() != ":":
-                raise self.error("a key has no value")
-            self.position += 1
-            if key == EVENTS_KEY and self.next_char() == "[":
-                return
-            self.value()
 
     def next_char(self) -> str:
         """The next character that is no space; empty at the end."""

@@ -79,7 +79,6 @@ def test_pieces_may_end_anywhere(path, monkeypatch, num_chars):
         ("null", "begins with neither"),
         ("{}", "has no list traceEvents"),
         ('{"traceEvents": 3}', "has no list traceEvents"),
-        ('{"a" 1}', "a key has no value"),
         ("[1]", "event 0 is no object"),
         ('[{"name": "a"}, {"name": ', r"character 16"),
         ('[{"name": "a"}', "was the profiler stopped"),
