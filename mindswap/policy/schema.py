@@ -4,7 +4,9 @@ The reader asks here whether a value fits; the rules take their "allowed" text f
 is accepted and what a message says cannot drift apart.
 """
 
+import json
 from enum import Enum
+from importlib import resources
 
 from mindswap.config.nodes import DocumentNode, is_whole_number
 
@@ -22,18 +24,9 @@ RECOMPUTE_FLAGS = {
     "recompute_slice_activation": False,
 }
 RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
-# Figures of the simulated device; `cost.hardware.OPTIONS` says what each is and in which unit.
-DEVICE_KEYS = (
-    "device", "calibration", "memory", "host_memory", "d2h", "h2d", "d2h_latency", "h2d_latency", "contended_fraction",
-    "num_cards_per_node", "host_bandwidth", "compute_fraction", "memory_bandwidth_fraction", "memory_bandwidth",
-    "device_memory", "usable_memory", "margin", "fragments", "hccl_buffer", "kernel_workspace", "pool_alignment",
-    "matrix_float16", "matrix_bfloat16", "matrix_float32", "vector_float16",
-    "vector_bfloat16", "vector_float32", "matrix_op_latency", "vector_op_latency", "communication_op_latency",
-    "intranode_bandwidth", "intranode_latency", "num_mesh_cards", "internode_bandwidth", "internode_latency",
-    "collective_fraction", "internode_fraction", "weight_gradient_fraction", "num_matrix_cores",
-    "attention_fraction", "attention_grad_fraction", "cache_size", "cache_bandwidth", "norm_rate", "norm_grad_rate",
-    "softmax_rate", "activation_rate", "activation_grad_rate",
-)  # fmt: skip
+_FIGURES = json.loads((resources.files("mindswap") / "data" / "hardware" / "figures.json").read_text("utf-8"))
+# Figures of the simulated device.
+DEVICE_KEYS = ("device", "calibration", "memory", *(figure["name"] for figure in _FIGURES))
 # mindswap's own section.
 MINDSWAP_KEYS = ("cpu_stand_ins", "ignore", "output_recompute", "audit_swap", "stream_copies", *DEVICE_KEYS)
 # Keys of one entry, by option; `op_swap value` is an entry below an operator name.

@@ -1,9 +1,11 @@
-"""A device as data. All that is known of a figure stands at the field of `Device` that it is."""
+"""A device as data. All that is known of a figure stands in one line of `data/hardware/figures.json`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, ceil_div, parse_quantity
@@ -35,14 +37,18 @@ UNITS_OF: dict[FigureKind, tuple[dict[str, int], str]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a device."""
+    """One figure of a device: a line of `data/hardware/figures.json`."""
 
     name: str  # without unit; the option and the key in `mindswap:` have this name
+    field: str  # of `Device`; behind a dot, which of the figures of that field
     kind: FigureKind  # what it measures
     meaning: str  # for help texts
+    words: str  # for reports
     may_be_zero: bool = False  # 0 says that there is no such cost or limit
     # in its smallest unit, for files that do not have the figure; None where every file must
     default: int | None = None
+    is_main: bool = False  # one of those that decide most
+    zero: str = ""  # what reports say of 0; "" for 0
 
 
 def unit_keys(figure: Figure) -> dict[str, int]:
@@ -94,10 +100,8 @@ def checked(figure: Figure, value: int) -> int:
     return value
 
 
+_FILE = Path(__file__).parents[2] / "data" / "hardware" / "figures.json"
 SET_BY_USER = "set by the user"  # source of a figure that an option or a configuration replaces
-DTYPES = ("float16", "bfloat16", "float32")
-FRAGMENTS_PERMILLE = 90  # what a pool that maps no pages loses: median over the dry runs of benchmarks/dryrun
-_K = FigureKind
 
 
 @dataclass(frozen=True)
@@ -120,34 +124,13 @@ class Network:
     num_mesh_cards: int = 0
 
 
-@dataclass(frozen=True)
-class _Part:
-    """How a field of a device and its figures hang together."""
-
-    figures: tuple[Figure, ...]
-    made_of: Callable[[Sequence[int]], Any]  # the field, of the values of its figures
-    values_of: Callable[[Any], Iterable[int]]  # and back; what no figure says comes last
-
-
-def _part(*part: Any) -> Any:
-    return field(metadata={"part": _Part(*part)})
-
-
-def _figure(name: str, kind: FigureKind, meaning: str, may_be_zero: bool = False, default: int | None = None) -> Any:
-    """A field that is one figure."""
-    figure = Figure(name, kind, meaning, may_be_zero, default)
-    return _part((figure,), lambda values: values[0], lambda value: (value,))
-
-
-def _figures(by_key: Mapping[str, Figure]) -> Any:
-    """A field that has a figure under each key."""
-    figures = tuple(by_key.values())
-    return _part(figures, lambda values: dict(zip(by_key, values, strict=True)), lambda value: map(value.get, by_key))
-
-
-def _way(kind: type[Link | Network], *figures: Figure) -> Any:
-    """A field whose own fields are figures, in order."""
-    return _part(figures, lambda values: kind(*values), astuple)
+# Fields of a device whose own fields are figures.
+_WAYS: Mapping[str, type[Link | Network]] = {
+    "offload": Link,
+    "prefetch": Link,
+    "intranode": Network,
+    "internode": Network,
+}
 
 
 @dataclass(frozen=True)
@@ -158,104 +141,35 @@ class Device:
     title: str  # as people call it
     sources: Mapping[str, str]  # where each figure is from, by its name
     # floating point operations per second, by dtype
-    peak_flops: Mapping[str, int] = _figures(
-        {dtype: Figure(f"matrix_{dtype}", _K.FLOPS, "peak of the matrix units") for dtype in DTYPES}
-    )
-    vector_flops: Mapping[str, int] = _figures(
-        {dtype: Figure(f"vector_{dtype}", _K.FLOPS, "peak of the vector units") for dtype in DTYPES}
-    )
-    compute_permille: int = _figure("compute_fraction", _K.FRACTION, "share of the peak that matrix products reach")
-    weight_gradient_permille: int = _figure(
-        "weight_gradient_fraction", _K.FRACTION, "the same of products with a transposed first operand"
-    )
-    # the tiles go over the cores in whole rounds
-    num_matrix_cores: int = _figure(
-        "num_matrix_cores", _K.COUNT, "cores that share the output tiles of a product; 0 for any share", True
-    )
-    attention_permille: int = _figure(
-        "attention_fraction", _K.FRACTION, "share of the peak that flash attention reaches"
-    )
-    attention_grad_permille: int = _figure("attention_grad_fraction", _K.FRACTION, "the same of its backward kernel")
-    memory_bandwidth_bytes_per_s: int = _figure("memory_bandwidth", _K.BANDWIDTH, "device memory")
-    memory_permille: int = _figure(
-        "memory_bandwidth_fraction", _K.FRACTION, "share of the memory bandwidth that kernels reach"
-    )
-    cache_bytes: int = _figure("cache_size", _K.SIZE, "cache that all cores share; 0 for none", True)
-    cache_bandwidth_bytes_per_s: int = _figure(
-        "cache_bandwidth", _K.BANDWIDTH, "what kernels reach that move no more than the cache holds", True
-    )
+    peak_flops: Mapping[str, int]
+    vector_flops: Mapping[str, int]
+    compute_permille: int
+    weight_gradient_permille: int
+    num_matrix_cores: int  # the tiles go over the cores in whole rounds
+    attention_permille: int
+    attention_grad_permille: int
+    memory_bandwidth_bytes_per_s: int
+    memory_permille: int
+    cache_bytes: int
+    cache_bandwidth_bytes_per_s: int
     # elements per second of kernels that the vector units bound, by kind (`graph.ops`); 0 where only memory bounds them
-    vector_rates: Mapping[str, int] = _figures(
-        {
-            kind: Figure(f"{kind}_rate", _K.RATE, meaning, True)
-            for kind, meaning in (
-                ("norm", "RmsNorm and LayerNorm, if compute is the limit; 0 for memory only"),
-                ("norm_grad", "their backward kernels"),
-                ("softmax", "softmax, forward and backward"),
-                ("activation", "SiLU and GeLU"),
-                ("activation_grad", "their backward kernels"),
-            )
-        }
-    )
-    # fixed cost of an operator, by kind
-    op_latency_ns: Mapping[str, int] = _figures(
-        {
-            kind: Figure(f"{kind}_op_latency", _K.TIME, f"fixed cost of {what}", True)
-            for kind, what in (
-                ("matrix", "a matrix operator"),
-                ("vector", "any other operator"),
-                ("communication", "a collective"),
-            )
-        }
-    )
-    memory_bytes: int = _figure("device_memory", _K.SIZE, "memory of the card")
-    usable_memory_bytes: int = _figure("usable_memory", _K.SIZE, "what MindSpore can take of it")
-    margin_permille: int = _figure(
-        "margin", _K.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50
-    )
-    fragments_permille: int = _figure(
-        "fragments", _K.FRACTION, "what the pool loses in fragments; 0 where it maps pages", True, FRAGMENTS_PERMILLE
-    )
-    hccl_buffer_bytes: int = _figure(
-        "hccl_buffer", _K.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True
-    )
-    kernel_workspace_bytes: int = _figure(
-        "kernel_workspace", _K.SIZE, "what a kernel of the matrix units takes beside its tensors", True
-    )
-    pool_alignment_bytes: int = _figure("pool_alignment", _K.SIZE, "the memory of a tensor is a multiple of it")
-    # to the host (D2H), and back (H2D)
-    offload: Link = _way(
-        Link,
-        Figure("d2h", _K.BANDWIDTH, "copies from device to host, one card"),
-        Figure("d2h_latency", _K.TIME, "fixed part of a copy to the host", True),
-    )
-    prefetch: Link = _way(
-        Link,
-        Figure("h2d", _K.BANDWIDTH, "copies from host to device, one card"),
-        Figure("h2d_latency", _K.TIME, "fixed part of a copy from the host", True),
-    )
-    contended_permille: int = _figure(
-        "contended_fraction", _K.FRACTION, "rate of a copy while the other direction copies too"
-    )
-    num_cards_per_node: int = _figure("num_cards_per_node", _K.COUNT, "cards that share host memory")
-    host_memory_bytes: int = _figure("host_memory", _K.SIZE, "memory of a node")
-    host_bandwidth_bytes_per_s: int = _figure(
-        "host_bandwidth", _K.BANDWIDTH, "all cards of a node in one direction; 0 for no common limit", True
-    )
-    # between cards of a node, and of different nodes
-    intranode: Network = _way(
-        Network,
-        Figure("intranode_bandwidth", _K.BANDWIDTH, "one card to the others of its node"),
-        Figure("intranode_latency", _K.TIME, "one step of a collective within a node", True),
-        Figure("collective_fraction", _K.FRACTION, "share of intranode_bandwidth that collectives reach"),
-        Figure("num_mesh_cards", _K.COUNT, "cards with a link between each two; 0 for a switch", True),
-    )
-    internode: Network = _way(
-        Network,
-        Figure("internode_bandwidth", _K.BANDWIDTH, "one card to other nodes"),
-        Figure("internode_latency", _K.TIME, "one step of a collective between nodes", True),
-        Figure("internode_fraction", _K.FRACTION, "share of internode_bandwidth that collectives reach"),
-    )
+    vector_rates: Mapping[str, int]
+    op_latency_ns: Mapping[str, int]  # fixed cost of an operator, by kind
+    memory_bytes: int
+    usable_memory_bytes: int
+    margin_permille: int
+    fragments_permille: int
+    hccl_buffer_bytes: int
+    kernel_workspace_bytes: int
+    pool_alignment_bytes: int
+    offload: Link  # to the host (D2H)
+    prefetch: Link  # and back (H2D)
+    contended_permille: int
+    num_cards_per_node: int
+    host_memory_bytes: int
+    host_bandwidth_bytes_per_s: int
+    intranode: Network  # between cards of a node
+    internode: Network  # and of different nodes
 
     @property
     def leaves_fragments(self) -> bool:
@@ -273,8 +187,10 @@ def without_fragments(device: Device, size_bytes: int) -> int:
     return size_bytes * 1000 // (1000 + device.fragments_permille)
 
 
-_PARTS: dict[str, _Part] = {each.name: each.metadata["part"] for each in fields(Device) if each.metadata}
-FIGURES = {figure.name: figure for part in _PARTS.values() for figure in part.figures}
+FIGURES = {
+    row["name"]: Figure(**{**row, "kind": FigureKind(row["kind"])}) for row in json.loads(_FILE.read_text("utf-8"))
+}
+FRAGMENTS_PERMILLE = FIGURES["fragments"].default or 0  # median over the dry runs of benchmarks/dryrun
 # Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.
 OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}
 
@@ -286,14 +202,22 @@ def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str
 
 def make_device(name: str, title: str, value: Mapping[str, int], sources: Mapping[str, str]) -> Device:
     """A device of figures by their names in `FIGURES`."""
-    made = {key: part.made_of([value[figure.name] for figure in part.figures]) for key, part in _PARTS.items()}
+    made: dict[str, Any] = {}
+    for figure in FIGURES.values():
+        field, _, key = figure.field.partition(".")
+        if key:
+            made.setdefault(field, {})[key] = value[figure.name]
+        else:
+            made[field] = value[figure.name]
+    made |= {field: kind(**made[field]) for field, kind in _WAYS.items()}
     return Device(name, title, sources, **made)
 
 
 def figure_values(device: Device) -> dict[str, int]:
     """Every figure of a device by its name in `FIGURES`, each in its smallest unit."""
-    return {
-        figure.name: value
-        for key, part in _PARTS.items()
-        for figure, value in zip(part.figures, part.values_of(getattr(device, key)), strict=False)
-    }
+    values = {}
+    for figure in FIGURES.values():
+        field, _, key = figure.field.partition(".")
+        found = getattr(device, field)
+        values[figure.name] = found if not key else found[key] if isinstance(found, dict) else getattr(found, key)
+    return values
