@@ -1,13 +1,15 @@
-"""Kinds of operators: one table, which all parts ask.
+"""Kinds of operators: one table, `data/graph/operators.json`, which all parts ask.
 
-A new operator is one line of `TABLE`: its class says how long it takes, its cut how it is split over ranks, its traits
+A new operator is one line of it: its class says how long it takes, its cut how it is split over ranks, its traits
 how the compiler and the backend treat it. An operator without a line counts as element-wise, with a kernel, no trait,
 and no rule for its cut.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
+from importlib import resources
 from typing import Any
 
 
@@ -115,7 +117,6 @@ class Trait(Flag):
 class Operators:
     """A line of the table: operators that are alike in everything."""
 
-    names: tuple[str, ...]  # primitives, as MindSpore spells them
     kind: OpClass = OpClass.ELEMENTWISE  # class
     traits: Trait = Trait.NONE  # what else is to be known
     # rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of a tensor
@@ -125,92 +126,26 @@ class Operators:
     # of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py)
     gradient: str = ""
     # of attention, products with the head size of queries and keys, and with that of values
-    products: tuple[int, int] | None = None
+    products: Sequence[int] | None = None
 
 
-def _ops(names: str, kind: OpClass = OpClass.ELEMENTWISE, traits: Trait = Trait.NONE, **rest: Any) -> Operators:
-    return Operators(tuple(names.split()), kind, traits, **rest)
+def _read_line(row: Mapping[str, Any]) -> Operators:
+    cut = row.get("cut")
+    return Operators(
+        OpClass[row.get("class", "ELEMENTWISE")],
+        Trait(sum(Trait[name].value for name in row.get("traits", "").split())),
+        Cut[cut] if isinstance(cut, str) else cut and tuple(cut),
+        row.get("rate", ""),
+        row.get("gradient", ""),
+        row.get("products"),
+    )
 
 
-_C, _T = OpClass, Trait
-
-TABLE = (
-    # Views, reads of weights, and what the compiler puts there.
-    _ops("Reshape Flatten", _C.NONE, _T.VIEW | _T.TAKES_ASKED_SPLIT),
-    _ops("ExpandDims", _C.NONE, _T.VIEW, cut=Cut.EXPAND_DIMS),
-    _ops("Squeeze", _C.NONE, _T.VIEW, cut=Cut.SQUEEZE),
-    _ops("Depend", _C.NONE, _T.VIEW | _T.IS_OF_COMPILER | _T.PASSES_SPLIT),
-    _ops("Load", _C.NONE, _T.READS_WEIGHT | _T.IS_OF_COMPILER | _T.PASSES_SPLIT),
-    _ops("TensorMove", _C.MOVE, _T.READS_WEIGHT | _T.PASSES_SPLIT),
-    _ops("MakeTuple", _C.NONE, _T.BUNDLES | _T.IS_OF_COMPILER),
-    _ops("TupleGetItem", _C.NONE, _T.UNBUNDLES | _T.IS_OF_COMPILER),
-    _ops("MoveTo", _C.NONE, _T.IS_OF_COMPILER | _T.PASSES_SPLIT),  # a copy to the host or back: work of the links
-    _ops("UpdateState Partial Return", _C.NONE, _T.TIES),
-    _ops("Constant", _C.NONE),
-    # Matrix units. Attention in forward: scores and output; in backward scores again, the gradients of scores and
-    # values, and those of queries and keys.
-    _ops("MatMul MatMulExt BatchMatMul BatchMatMulExt", _C.MATMUL, _T.KEEPS_OPERANDS, cut=Cut.PRODUCT),
-    _ops("GroupedMatmul", _C.MATMUL),
-    _ops("FlashAttentionScore", _C.ATTENTION, _T.KEEPS_OPERANDS, cut=Cut.ATTENTION, products=(1, 1)),
-    _ops("FlashAttentionScoreGrad", _C.ATTENTION, cut=(0, 1, 2), products=(3, 2)),
-    # Links between cards.
-    _ops("AllReduce", _C.COMMUNICATION, _T.PASSES_SPLIT, gradient="AllReduce"),
-    _ops("AllGather", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="ReduceScatter"),
-    _ops("ReduceScatter", _C.COMMUNICATION, gradient="AllGather"),
-    _ops("AllToAll", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="AllToAll"),
-    _ops("AlltoAll AlltoAllV AlltoAllVC Send Receive", _C.COMMUNICATION),
-    # Vector units, with a rate of their own.
-    _ops("RmsNorm LayerNorm LayerNormV3", _C.NORM, cut=Cut.LIKE_FIRST, rate="norm"),
-    _ops("LayerNormExt", _C.NORM, rate="norm"),
-    _ops("RmsNormGrad", _C.NORM, cut=(1, 3), rate="norm_grad"),
-    _ops("LayerNormGrad", _C.NORM, cut=(0, 4, 4), rate="norm_grad"),
-    _ops("LayerNormGradV3", _C.NORM, cut=(1, 4, 4), rate="norm_grad"),
-    _ops("Softmax SoftmaxGrad SoftmaxBackward LogSoftmax LogSoftmaxGrad",
-         _C.SOFTMAX, cut=Cut.ELEMENTWISE, rate="softmax"),
-    _ops("SiLU GeLU", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE, rate="activation"),
-    _ops("FastGeLU", _C.ELEMENTWISE, cut=Cut.ELEMENTWISE, rate="activation"),
-    _ops("SiLUGrad GeLUGrad", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
-    _ops("FastGeLUGrad", _C.ELEMENTWISE, cut=Cut.ELEMENTWISE, rate="activation_grad"),
-    # Vector units: look-ups and data movement.
-    _ops("Gather", _C.EMBEDDING, _T.READS_PART, cut=Cut.GATHER),
-    _ops("Embedding", _C.EMBEDDING, _T.READS_PART, cut=Cut.EMBEDDING),
-    _ops("UnsortedSegmentSum EmbeddingDenseBackward", _C.EMBEDDING, cut=Cut.SEGMENT_SUM),
-    _ops("OneHot", _C.EMBEDDING, cut=Cut.ONE_HOT),
-    _ops("GatherD GatherDGradV2 IndexSelect InplaceIndexAddExt InplaceScatterSrc", _C.EMBEDDING),
-    _ops("Cast", _C.CAST, _T.PASSES_SPLIT | _T.IS_BEFORE_SUM | _T.FUSED, cut=Cut.ELEMENTWISE),
-    _ops("Split SplitWithSize", _C.MOVE, _T.UNJOINS, cut=Cut.LIKE_FIRST),
-    _ops("StridedSlice", _C.MOVE, _T.READS_PART, cut=Cut.LIKE_FIRST),
-    _ops("Concat StridedSliceGrad", _C.MOVE, cut=Cut.LIKE_FIRST),
-    _ops("Slice", _C.MOVE, _T.READS_PART | _T.REDISTRIBUTES),
-    _ops("BroadcastTo Tile", _C.MOVE, cut=Cut.BROADCAST),
-    _ops("Transpose", _C.MOVE, cut=Cut.TRANSPOSE),
-    _ops("Contiguous Pad Stack", _C.MOVE),
-    _ops("Assign AssignAdd", _C.MOVE, _T.WRITES, cut=Cut.ELEMENTWISE),
-    # Vector units: element-wise, and what counts as such.
-    _ops("Add AddExt", _C.ELEMENTWISE, _T.IS_BEFORE_SUM | _T.FUSED, cut=Cut.ELEMENTWISE),
-    _ops("BiasAdd", _C.ELEMENTWISE, _T.IS_BEFORE_SUM, cut=Cut.ELEMENTWISE),
-    _ops("Mul", _C.ELEMENTWISE, _T.KEEPS_OPERANDS | _T.FUSED, cut=Cut.ELEMENTWISE),
-    _ops("Div Exp Log Maximum Minimum Muls Neg RealDiv Rsqrt Sigmoid Sqrt Sub SubExt",
-         _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE),
-    _ops("AddN", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE),
-    _ops("Swiglu SwigluGrad", _C.ELEMENTWISE, _T.FUSED),
-    _ops("StopGradient", _C.ELEMENTWISE, _T.PASSES_SPLIT, cut=Cut.ELEMENTWISE),
-    _ops("Abs BitwiseAnd BitwiseOr Cos DivNoNan Elu Equal Erf FloorDiv FloorMod Gelu GeluGrad Greater GreaterEqual "
-         "Identity InvertPermutation IsFinite Less LessEqual Log1p LogicalAnd LogicalNot LogicalOr MaskedFill Mod "
-         "NotEqual OnesLike Pow PowTensorScalar ReLU ReLUGrad Reciprocal ReluGrad Round RsqrtGrad Select SigmoidGrad "
-         "Sign Sin SqrtGrad Square Tanh TanhGrad ZerosLike", cut=Cut.ELEMENTWISE),
-    _ops("CumSum DropoutGradExt ScatterNd TopK TopKRouter", cut=Cut.LIKE_FIRST),
-    _ops("ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin", cut=Cut.REDUCTION),
-    _ops("ReduceSum SumExt", traits=_T.ENDS_FUSION, cut=Cut.REDUCTION),
-    _ops("OneHotExt", cut=Cut.ONE_HOT),
-    _ops("Outer", cut=Cut.OUTER),
-    _ops("DropoutExt", _C.ELEMENTWISE, _T.RANDOM, cut=Cut.DROPOUT),
-    _ops("Dropout DropoutGenMask DropoutGenMaskExt", _C.ELEMENTWISE, _T.RANDOM),
-    _ops("SliceExt", _C.ELEMENTWISE, _T.READS_PART),
-)  # fmt: skip
-
-_BY_NAME: Mapping[str, Operators] = {name: line for line in TABLE for name in line.names}
-_UNKNOWN = Operators(())
+TABLE = json.loads((resources.files("mindswap") / "data" / "graph" / "operators.json").read_text("utf-8"))
+_BY_NAME = {name: line for row in TABLE for line in [_read_line(row)] for name in row["ops"].split()}
+_UNKNOWN = Operators()
+# Kernels of CANN and the operators of MindSpore that they run.
+OP_OF_KERNEL: Mapping[str, str] = {kernel: op for row in TABLE for kernel, op in row.get("kernels", {}).items()}
 
 
 def _having(trait: Trait) -> frozenset[str]:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mindswap.graph.model import Node, TensorType
-from mindswap.graph.ops import ComputeUnit, OpClass, classify, is_kernel, line_of
+from mindswap.graph.ops import OP_OF_KERNEL, ComputeUnit, OpClass, classify, is_kernel, line_of
 from mindswap.graph.work import Work
 from mindswap.simulator.cost.hardware import Device
 from mindswap.units import NS_PER_S, ceil_div
@@ -82,20 +82,8 @@ def _product_ns(node: Node, work: Work, peak: int, device: Device) -> int:
     return ceil_div(work.flops * NS_PER_S * 1000 * num_slots, peak * permille * num_tiles)
 
 
-# Roofline.
-
 # Measured durations of operators: under which key they are known, and how they stand in a file.
 
-# Kernels of CANN and the operators of MindSpore that they run.
-OP_OF_KERNEL = {
-    "BatchMatMulV2": "BatchMatMul", "BatchMatMulV3": "BatchMatMul", "ConcatD": "Concat", "ConcatV2": "Concat",
-    "MatMulV2": "MatMul", "MatMulV3": "MatMul", "MatMulExt": "MatMul", "BatchMatMulExt": "BatchMatMul",
-    "Swish": "SiLU", "SwishGrad": "SiLUGrad", "Silu": "SiLU", "SiluGrad": "SiLUGrad", "TransposeD": "Transpose",
-    "GatherV2": "Gather", "ReduceSumD": "ReduceSum", "StridedSliceD": "StridedSlice", "SplitD": "Split",
-    "SplitVD": "SplitWithSize", "SplitV": "SplitWithSize", "LayerNormV3": "LayerNorm", "SoftmaxV2": "Softmax",
-    "LogSoftmaxV2": "LogSoftmax", "TileD": "Tile", "UnsortedSegmentSumD": "UnsortedSegmentSum",
-    "FastGelu": "FastGeLU", "FastGeluGrad": "FastGeLUGrad", "Gelu": "GeLU", "GeluGrad": "GeLUGrad",
-}  # fmt: skip
 # Shapes, axes and lengths that kernels take as tensors and graphs as constants.
 ARGUMENT_DTYPE = "int64"
 
