@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, line_of
 from mindswap.graph.sequences import cache_readers
@@ -166,18 +168,10 @@ def count_attention_pairs(
     Source:
         Documentation of mindspore.ops.flash_attention_score and of CANN's aclnnFlashAttentionScore.
     """
-    if sparse_mode == 2:
-        shift, before, after = 0, num_queries + num_keys, 0
-    elif sparse_mode == 3:
-        shift, before, after = num_keys - num_queries, num_queries + num_keys, 0
-    elif sparse_mode == 4:
-        shift = num_keys - num_queries
-    elif sparse_mode == 0 and has_mask:
-        shift = 0
-    else:
+    if sparse_mode not in (2, 3, 4) and not (sparse_mode == 0 and has_mask):
         return num_queries * num_keys
-    pairs = 0
-    for query in range(num_queries):
-        first, last = max(0, query + shift - before), min(num_keys - 1, query + shift + after)
-        pairs += max(0, last - first + 1)
-    return pairs
+    if sparse_mode in (2, 3):
+        before, after = num_queries + num_keys, 0
+    own_key = np.arange(num_queries) + (num_keys - num_queries if sparse_mode in (3, 4) else 0)
+    first, last = np.maximum(own_key - before, 0), np.minimum(own_key + after, num_keys - 1)
+    return int(np.maximum(last - first + 1, 0).sum())

@@ -18,7 +18,7 @@ TENSOR_TYPES = {
 
 
 # Arrays by name. Of the operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations for each
-# piece of the sequence, shape (num_ops, num_pieces), with no pieces where all take the same time. Of tensors, shape
+# piece of the sequence, shape (num_ops, num_pieces), with one piece where all take the same time. Of tensors, shape
 # (num_tensors,): `TENSOR_TYPES`; `label`; `kind`, of one that backward does not need; `uses`, a row for each field of
 # `Uses`. Positions and labels count within the pass and the block.
 Columns = dict[str, np.ndarray]
@@ -120,7 +120,7 @@ def make_arrays(
 
 
 def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> Columns:
-    num_pieces = max((len(op.piece_ns) for op in ops), default=0)
+    num_pieces = max((len(op.piece_ns) for op in ops), default=1) or 1
     piece_ns = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
     return _columns(ops, OP_TYPES, label_of) | {"piece_ns": np.array(piece_ns, np.int64).reshape(len(ops), num_pieces)}
 

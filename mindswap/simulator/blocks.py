@@ -135,11 +135,8 @@ class BlockMaker:
         behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
         taken_at = behind[0] if behind else made_at
         taken_in_half = next((at for at in behind if ops[at].is_weight == is_weight), made_at)
-        taken = Uses(last_backward=taken_at)
-        if is_weight:
-            taken = taken._replace(first_weight=taken_in_half, last_weight=taken_in_half)
-        else:
-            taken = taken._replace(first_input=taken_in_half, last_input=taken_in_half)
+        half = ("first_weight", "last_weight") if is_weight else ("first_input", "last_input")
+        taken = Uses(last_backward=taken_at, **dict.fromkeys(half, taken_in_half))
         rule = self.rule
         where = -1 if tensor.section < 0 else int(tensor.section == self.step.num_layers)
         is_cut, is_sent = rule.is_cut(tensor.type, where), rule.is_sent(tensor.type, where)

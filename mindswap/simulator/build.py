@@ -143,14 +143,9 @@ class _Builder:
         # makes room.
         closing_bytes -= sum(_ending_bytes(table, self.last_compute) for table in tables) if closing_bytes else 0
         if closing_bytes > 0:
-            closing = {
-                "is_forward": False,
-                "begin": self.last_compute,
-                "kind": MemoryKind.GRADIENT,
-                "label": self.model.label("gradients for the optimizer"),
-            }
-            rows = {name: np.array([value]) for name, value in closing.items()}
-            tables.append(tensor_rows(np.array([closing_bytes]), **rows))
+            label = self.model.label("gradients for the optimizer")
+            at = {"is_forward": False, "begin": self.last_compute, "kind": MemoryKind.GRADIENT, "label": label}
+            tables.append(tensor_rows(np.array([closing_bytes]), **at))
         if self.sent:
             sends, sizes, is_forward = map(np.array, zip(*self.sent, strict=True))
             for table in tables:
@@ -166,9 +161,9 @@ class _Builder:
             begin=sends,
             last_forward=np.where(is_forward, sends, NO_OP),
             last_backward=np.where(is_forward, NO_OP, sends),
-            kind=np.full(len(sends), MemoryKind.TRANSIENT),
-            label=np.full(len(sends), self.model.label("sent")),
-            micro_batch=np.zeros(len(sends), np.int64),
+            kind=MemoryKind.TRANSIENT,
+            label=self.model.label("sent"),
+            micro_batch=0,
         )
 
     def _chunk(self, sections: tuple[int, ...], has_later: bool) -> _Chunk:
@@ -198,8 +193,8 @@ class _Builder:
         self.ops["wait_op"].append(wait_op)
         for name in ("kind", "label", "layer"):
             self.ops[name].append(columns[name])
-        pieces = columns.get("piece_ns")
-        self.ops["duration_ns"].append(columns["duration_ns"] if pieces is None else pieces[:, entry.sequence])
+        pieces = columns["piece_ns"]
+        self.ops["duration_ns"].append(pieces[:, min(entry.sequence, pieces.shape[1] - 1)])
         self.ops["micro_batch"].append(np.full(part.num_ops, turn))
         hand = entry.micro_batch, entry.sequence, which == 0
         if part.receive is not None:

@@ -21,8 +21,8 @@ WEIGHT_HALF = 2**40
 class StagePass:
     """One pass through the sections of a virtual chunk."""
 
-    # duration_ns, kind, wait_op, label, layer; is_weight: it goes to the half of the weight gradients where backward is
-    # cut. Only where there are any: piece_ns, the durations of each piece of the sequence; wait_once, what an operator
+    # piece_ns, the durations of each piece of the sequence, or of all; kind, wait_op, label, layer; is_weight: it goes
+    # to the half of the weight gradients where backward is cut. Only where there are any: wait_once, what an operator
     # waits for where `wait_op` has nothing, from the begin of the first forward pass; wait_half, the same from the
     # begin of the other half of backward
     columns: dict[str, np.ndarray]
@@ -128,7 +128,10 @@ class ModelSections:
             return np.concatenate([part[name] for _, part, _ in parts])
 
         wait_op = shift(joined("wait_op"), np.repeat(begins, sizes))
-        columns = {name: joined(name) for name in ("duration_ns", "kind", "is_weight")} | {
+        num_pieces = max(part["piece_ns"].shape[1] for _, part, _ in parts)
+        pieces = [np.broadcast_to(part["piece_ns"], (len(part["kind"]), num_pieces)) for _, part, _ in parts]
+        columns = {name: joined(name) for name in ("kind", "is_weight")} | {
+            "piece_ns": np.concatenate(pieces),
             "wait_op": wait_op,
             "label": np.concatenate([self.labels_of(section, part["label"]) for section, part, _ in parts]),
             "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
@@ -145,9 +148,6 @@ class ModelSections:
         for is_it, at in zip(is_held_back, begins, strict=True):
             if is_it and at:
                 wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
-        num_pieces = max(part["piece_ns"].shape[1] for _, part, _ in parts)
-        if num_pieces:
-            columns["piece_ns"] = np.concatenate([_piece_ns(part, num_pieces) for _, part, _ in parts])
         if has_receive:
             columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NO_OP)
         if target is not None:
@@ -160,7 +160,6 @@ class ModelSections:
         self, columns: dict[str, np.ndarray], at: int, kind: OpKind, duration_ns: int, wait_op: int
     ) -> dict[str, np.ndarray]:
         values = {
-            "duration_ns": duration_ns,
             "kind": kind,
             "wait_op": wait_op,
             "label": self.label(kind.name.lower()),
@@ -177,11 +176,6 @@ class ModelSections:
         Copies of it in another type (for a norm) are made on the other side.
         """
         return min((read.size_bytes for read in neighbour_reads(self.blocks[section], is_forward)), default=0)
-
-
-def _piece_ns(part: Columns, num_pieces: int) -> np.ndarray:
-    has_own = part["piece_ns"].shape[1] > 0
-    return part["piece_ns"] if has_own else np.repeat(part["duration_ns"][:, None], num_pieces, axis=1)
 
 
 def _wait_once(parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
@@ -205,11 +199,11 @@ TENSOR_COLUMNS = (
 )  # fmt: skip
 
 
-def tensor_rows(size_bytes: np.ndarray, **columns: np.ndarray) -> Columns:
-    """A table of tensors: what is not given is no use, no place, and no copies."""
-    none, zero = np.full(len(size_bytes), NO_OP), np.zeros(len(size_bytes), np.int64)
-    defaults = dict.fromkeys(TENSOR_COLUMNS, none) | dict.fromkeys(("prefetch", "num_copies", "is_held"), zero)
-    return defaults | {"size_bytes": size_bytes} | columns
+def tensor_rows(size_bytes: np.ndarray, **columns: np.ndarray | int) -> Columns:
+    """A table of tensors, of columns or of what all have: what is not given is no use, no place, and no copies."""
+    values = dict.fromkeys(TENSOR_COLUMNS, NO_OP) | dict.fromkeys(("prefetch", "num_copies", "is_held"), 0) | columns
+    rows: Columns = {name: np.broadcast_to(value, size_bytes.shape) for name, value in values.items()}
+    return rows | {"size_bytes": size_bytes}
 
 
 @dataclass(eq=False)

@@ -121,7 +121,7 @@ class TensorTable:
             last_forward=last_forward,
             first_backward=np.where(first == FAR, NO_OP, first),
             last_backward=last,
-            kind=np.full(len(rows), MemoryKind.TRANSIENT),
+            kind=MemoryKind.TRANSIENT,
         )
 
     def _placed(self, position: int, is_forward: bool) -> int:

@@ -4,7 +4,7 @@ Who waited for whom, what fills the memory of each stage at its peak; what each 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -155,12 +155,10 @@ class EqualLayers:
 
 def group_layer_rows(rows: Sequence[LayerRow]) -> list[EqualLayers]:
     """Layers that hold, copy and compute the same as one, in order of their first."""
-    groups: dict[tuple[int, ...], list[LayerRow]] = {}
+    groups: dict[LayerRow, list[LayerRow]] = {}
     for row in rows:
         outside = row.stage if row.layer < 0 else -1  # embedding and head are not the same thing
-        sizes = row.kept_bytes, row.swapped_bytes, row.recomputed_bytes, row.num_copies, row.out_only_bytes
-        times = row.forward_ns, row.backward_ns, row.recompute_ns
-        groups.setdefault((outside, *sizes, *times), []).append(row)
+        groups.setdefault(replace(row, layer=0, stage=outside, exposed_ns=0), []).append(row)
     num_stages = len({row.stage for row in rows if row.layer < 0})
     return [
         EqualLayers(_name(group, num_stages), group[0], sum(row.exposed_ns for row in group))
