@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from pathlib import Path
+
+import yaml
 
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document, is_whole_number
@@ -24,14 +28,16 @@ class Diagnosis:
     fix: str  # what to do
 
 
-def error(check: str, what: str, why: str, fix: str) -> Diagnosis:
-    """A finding that keeps a training from starting, or from swapping."""
-    return Diagnosis(check, Level.ERROR, what, why, fix)
+def diagnosis(check: str, severity: Level | None = None, **values: object) -> Diagnosis:
+    """The finding of this name in `data/doctor/findings.yaml`, with its `{...}` filled in."""
+    text = _findings()[check]
+    what, why, fix = (text[part].format(**values) for part in ("what", "why", "fix"))
+    return Diagnosis(check, severity or Level(text["level"]), what, why, fix)
 
 
-def warning(check: str, what: str, why: str, fix: str) -> Diagnosis:
-    """A finding that works, or fails only with some models."""
-    return Diagnosis(check, Level.WARNING, what, why, fix)
+@cache
+def _findings() -> dict[str, dict[str, str]]:
+    return yaml.safe_load((resources.files("mindswap") / "data" / "doctor" / "findings.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
