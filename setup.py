@@ -43,7 +43,7 @@ setup(
     # Makes `pip install -e` a plain path: a script beside a checkout finds the package, not the folder of that name.
     package_dir={"": "."},
     packages=find_packages(include=["mindswap", "mindswap.*"]),
-    package_data={"mindswap": ["data/**/*.json", "data/**/*.yaml", "data/report/*"]},
+    package_data={"mindswap": ["data/**/*.json", "data/**/*.yaml", "data/dryrun/*.c", "data/report/*"]},
     # Bounded where a next major version may change what is called; numpy is left to MindSpore, which wants 1.26.
     install_requires=[
         "Jinja2>=3,<4",

@@ -7,6 +7,7 @@ In a dry run (`MS_SIMULATION_LEVEL`) their answers do not matter, but for a few:
 import ctypes
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -20,87 +21,19 @@ from mindswap.files import made_once
 from mindswap.graph.cache import cache_folder
 from mindswap.training.dryrun.symbols import Library, cpp_path, find_texts, read_library
 
-# Part of the key of what is kept: to be raised when the C text changes.
-VERSION = 5
+# Part of the key of what is kept: to be raised when the C text (data/dryrun/) changes.
+VERSION = 6
 # MindSpore takes the path of a library up to this word for CANN's home (GetAscendPath).
 HOME = "cann"
 # Libraries that MindSpore opens itself, beside those that it is linked against.
 _OPENED = ("libacl_op_compiler.so", "libacl_tdt_channel.so")
-# C functions whose answer matters; everything else returns 0.
-_ANSWERS = {
-    "aclrtGetDeviceCount": "int f(unsigned *n) { *n = 8; return 0; }",
-    "aclrtGetSocName": 'const char *f(void) { return "Ascend910B1"; }',
-    "aclrtGetMemInfo": "int f(int a, unsigned long *free, unsigned long *all)"
-    " { *free = 62UL << 30; *all = 64UL << 30; return 0; }",
-    "aclrtGetRunMode": "int f(int *mode) { *mode = 1; return 0; }",
-    "aclGetRecentErrMsg": 'const char *f(void) { return ""; }',
-    "HcclGetErrorString": 'const char *f(int code) { return ""; }',
-    # 128 bytes for the whole, 64 for each part: MindSpore 2.10 reads the first part as a number
-    "aclsysGetCANNVersion": "int f(int package, char (*version)[64])"
-    ' { static const char *parts[] = {"8.3.0", "", "8", "3", "0", "0"};'
-    " for (int i = 0; i < 6; i++) strcpy(version[i], parts[i]); return 0; }",
-    "aclrtMallocHost": "int f(void **p, unsigned long n) { *p = malloc(n); return 0; }",
-    "aclrtMalloc": "int f(void **p, unsigned long n)"
-    " { static unsigned long a = 0x700000000000UL; *p = (void *)a; a += (n + 511) & ~511UL; return 0; }",
-}
-_HANDLES = [
-    "aclCreateTensor",
-    "aclCreateBoolArray",
-    "aclCreateDataBuffer",
-    "aclCreateFloatArray",
-    "aclCreateIntArray",
-    "aclCreateScalar",
-    "aclCreateTensorDesc",
-    "aclCreateTensorList",
-    "aclmdlCreateDataset",
-    "aclmdlCreateDesc",
-    "aclopCreateAttr",
-    "aclprofCreateConfig",
-]
-_OUT_HANDLES = [
-    "aclrtCreateStream",
-    "aclrtCreateStreamWithConfig",
-    "aclrtCreateContext",
-    "aclrtCreateEventWithFlag",
-    "aclrtCreateEventExWithFlag",
-    "aclrtGetCurrentContext",
-]
-# C++ functions that return an object by value: an empty std::string, or three zero words.
-_STRINGS = ("ge::Operator::GetName", "ge::Operator::GetOpType", "ge::Graph::GetName")
-_ZEROS = [
-    "ge::OperatorFactory::CreateOperator",
-    "ge::Operator::GetOutputDesc",
-    "ge::Operator::GetInputDesc",
-    "ge::Tensor::GetTensorDesc",
-    "ge::TensorDesc::GetShape",
-    "ge::TensorDesc::GetOriginShape",
-    "ge::Shape::GetDims",
-    "ge::Graph::GetDirectNode",
-    "ge::GNode::GetInControlNodes",
-    "ge::GNode::GetOutControlNodes",
-    "ge::GNode::GetInDataNodesAndPortIndexs",
-    "ge::GNode::GetOutDataNodesAndPortIndexs",
-    "ge::Session::GetCompiledGraphSummary",
-]
+_DATA = Path(__file__).parents[2] / "data" / "dryrun"
+# Functions that cann.c defines.
+_DEFINED = re.compile(r"^(?:HANDLE|OUT_HANDLE)\((\w+)\)|^[a-z][\w *]*?(\w+)\(.*\{", re.MULTILINE)
 # Names that are looked up while running, and words that only look like them.
 _LOOKED_UP = re.compile(rb"(?<![ -~])((?:acl[a-z]*|rt|Hccl|Hcom|Ms|hal)[A-Z][A-Za-z0-9_]+|aclnn[A-Za-z0-9_]+)(?![ -~])")
 _WORDS = {"MsClassType", "MseLoss", "MseLossGrad", "aclDataType"}
 _NOT_OF_CANN = ("Py", "_Py", "_ITM", "__g", "__tls_get", "__stack_chk", "_ZTH")
-# Loaded before everything else. MindSpore asks how many processors there are: with few it builds graphs without
-# inlining, as no server does. And two of its threads ask for reports of the device all the time. A device lets them
-# wait, MindSpore's dry run answers at once (`SimuFuncIaclrtProcessReport`): they would take two processors.
-_PRELOADED = """#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <unistd.h>
-int get_nprocs(void) { return %(number)d; }
-int get_nprocs_conf(void) { return %(number)d; }
-long sysconf(int name) {
-  static long (*real)(int);
-  if (!real) real = (long (*)(int))dlsym(RTLD_NEXT, "sysconf");
-  return name == _SC_NPROCESSORS_ONLN || name == _SC_NPROCESSORS_CONF ? %(number)d : real(name);
-}
-int _ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i(int timeout_ms) { usleep(10000); return 0; }
-"""
 PROCESSORS = 16
 
 
@@ -177,9 +110,7 @@ def _make(folder: Path, libraries: Path, compiler: list[str]) -> None:
     lib = folder / "lib"
     all_in = lib / "libascendcl.so"
     _compile(compiler, all_in, source, "-Wl,-soname,libascendcl.so")
-    preloaded = folder / "preloaded.c"
-    preloaded.write_text(_PRELOADED % {"number": PROCESSORS}, encoding="utf-8")
-    _compile(compiler, lib / "preloaded.so", preloaded, "-ldl")
+    compile_preloaded(compiler, lib / "preloaded.so")
     empty = folder / "empty.c"
     empty.write_text("", encoding="utf-8")
     for name in sorted({*missing} - {all_in.name}):
@@ -190,6 +121,11 @@ def _make(folder: Path, libraries: Path, compiler: list[str]) -> None:
             link.symlink_to(f"../lib/{name if (lib / name).exists() else all_in.name}")
     (folder / "python/hccl/__init__.py").write_text("", encoding="utf-8")
     (folder / "python/hccl/sys_version.py").write_text("__sys_version__ = '8.3.0'\n", encoding="utf-8")
+
+
+def compile_preloaded(compiler: list[str], output: Path) -> None:
+    """The library that is loaded before everything else."""
+    _compile(compiler, output, _DATA / "preloaded.c", f"-DPROCESSORS={PROCESSORS}", "-ldl")
 
 
 def _compile(compiler: list[str], output: Path, source: Path, *options: str) -> None:
@@ -242,35 +178,28 @@ def _system_library(name: str) -> Library | None:
 
 def c_source(functions: list[str], looked_up: set[str]) -> str:
     """One C file that defines every function, C++ ones under their mangled names."""
-    lines = [
-        "#include <stdlib.h>",
-        "#include <string.h>",
-        "struct three { void *a[3]; };",
-        "struct text { void *p; unsigned long n; char b[16]; };",
-    ]
-    texts = dict(_ANSWERS)
-    texts |= {name: "void *f(void) { return malloc(64); }" for name in _HANDLES}
-    texts |= {name: "int f(void **p) { *p = malloc(64); return 0; }" for name in _OUT_HANDLES}
-    lines += [re.sub(r"\bf\(", f"{name}(", text, count=1) for name, text in texts.items()]
-    lines += [_definition(number, name) for number, name in enumerate(functions) if name not in texts]
-    known = {*texts, *functions}
+    text = (_DATA / "cann.c").read_text("utf-8")
+    answered = {match[1] or match[2] for match in _DEFINED.finditer(text)}
+    returned: dict[str, list[str]] = json.loads((_DATA / "ge.json").read_text("utf-8"))
+    lines = [_definition(number, name, returned) for number, name in enumerate(functions) if name not in answered]
+    known = {*answered, *functions}
     for name in sorted(looked_up):
         is_operator = name.startswith("aclnn") and not name.endswith("GetWorkspaceSize")
         for each in (name, f"{name}GetWorkspaceSize") if is_operator else (name,):
             if each not in known:
                 known.add(each)
                 lines.append(f"int {each}() {{ return 0; }}")
-    return "\n".join(lines) + "\n"
+    return text + "\n".join(lines) + "\n"
 
 
-def _definition(number: int, mangled: str) -> str:
-    """One function, under its mangled name."""
+def _definition(number: int, mangled: str, returned: dict[str, list[str]]) -> str:
+    """One function, under its mangled name; `returned`: those that give objects by value."""
     path = cpp_path(mangled)
     name = "::".join(path)
     kind, arguments, body = "long", "void", "return 0;"
-    if name in _STRINGS and "AscendString" not in mangled:
+    if name in returned["strings"] and "AscendString" not in mangled:
         kind, body = "struct text", "struct text s = {0}; return s;"
-    elif name in _ZEROS:
+    elif name in returned["zeros"]:
         kind, body = "struct three", "struct three t = {0}; return t;"
     elif path[:1] == ["ge"] and len(path) > 2 and path[-1] == path[-2] and not path[-1].endswith("Register"):
         first = 1 if path[-1] == "Operator" else 0  # its table of virtual functions is set by the derived class

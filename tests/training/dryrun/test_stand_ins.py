@@ -77,9 +77,7 @@ def test_the_c_text_compiles_and_answers(tmp_path, compiler):
 
 
 def test_what_is_loaded_first_answers_16_processors_and_lets_who_waits_for_reports_wait(tmp_path, compiler):
-    source = tmp_path / "preloaded.c"
-    source.write_text(stand_ins._PRELOADED % {"number": stand_ins.PROCESSORS})
-    subprocess.run([*compiler, "-w", "-shared", "-fPIC", "-o", tmp_path / "preloaded.so", source, "-ldl"], check=True)
+    stand_ins.compile_preloaded(compiler, tmp_path / "preloaded.so")
     library = ctypes.CDLL(str(tmp_path / "preloaded.so"))
     assert library.get_nprocs() == library.sysconf(os.sysconf_names["SC_NPROCESSORS_ONLN"]) == 16
     assert library.sysconf(os.sysconf_names["SC_PAGESIZE"]) == os.sysconf("SC_PAGESIZE")
