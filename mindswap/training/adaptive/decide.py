@@ -30,8 +30,6 @@ def decide(state: State, event: events.Event) -> Next:
             return _begin(state, first_step), events.Wait()
         case events.Measured():
             return _measure(state, event)
-        case events.NewCheckpoint(step):
-            return _at_checkpoint(state, step)
         case events.Stopped(step):
             return _stopped(state, step)
         case events.OutOfMemory():
@@ -138,13 +136,6 @@ def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits
     fit = f"fits {format_bytes(state.budget_bytes)}"
     reason = f"plan {answer.key} {saving} and {fit}: it starts at the next checkpoint"
     return replace(state, candidate=answer), events.Wait(for_checkpoint=True, reason=reason)
-
-
-def _at_checkpoint(state: State, step: int) -> Next:
-    if state.candidate is None:
-        return state, events.Wait()
-    reason = f"checkpoint of step {step} is complete: stopping the workers for plan {state.candidate.key}"
-    return state, events.StopWorkers(reason)
 
 
 def _stopped(state: State, step: int) -> Next:

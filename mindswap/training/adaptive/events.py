@@ -39,15 +39,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class NewCheckpoint:
-    """A checkpoint of all ranks is complete."""
-
-    step: int
-
-
-@dataclass(frozen=True)
 class Stopped:
-    """The workers were stopped as the last action asked."""
+    """The workers were stopped at a new checkpoint, for the plan that waited for it."""
 
     step: int  # last step that was seen
 
@@ -74,7 +67,7 @@ class Ended:
     exit_code: int = 1  # of the training that failed
 
 
-Event = Opened | Planned | Started | Measured | NewCheckpoint | Stopped | OutOfMemory | Ended
+Event = Opened | Planned | Started | Measured | Stopped | OutOfMemory | Ended
 
 
 # Actions; `reason` is for the user, "" says nothing.
@@ -105,13 +98,6 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class StopWorkers:
-    """Stop all workers, then tell."""
-
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class End:
     """The end; exit code 0 only after a training that finished."""
 
@@ -119,4 +105,4 @@ class End:
     reason: str
 
 
-Action = RunPlanner | Start | Wait | StopWorkers | End
+Action = RunPlanner | Start | Wait | End

@@ -127,18 +127,13 @@ class _Supervisor:
             self.say(action.reason)
         return action
 
-    def _perform(self, action: events.RunPlanner | events.Start | events.StopWorkers | events.Wait) -> events.Event:
+    def _perform(self, action: events.RunPlanner | events.Start | events.Wait) -> events.Event:
         match action:
             case events.RunPlanner(budget_bytes):
                 config_path = self.run.task.command.config_path
                 return events.Planned(self.planner(config_path, budget_bytes, self.state.corrections))
             case events.Start(plan):
                 return self._prepare(plan)
-            case events.StopWorkers():
-                self.nodes.stop_all()
-                with contextlib.suppress(NodeLost):
-                    self.nodes.look()
-                return events.Stopped(self._last_step())
             case events.Wait(for_checkpoint):
                 try:
                     if self.is_prepared:  # the attempt is in the saved state by now
@@ -192,7 +187,13 @@ class _Supervisor:
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
                 return self._measure(seen)
             if for_checkpoint and (newest := self._newest_step()) > before:
-                return events.NewCheckpoint(newest)
+                assert self.state.candidate is not None
+                key = self.state.candidate.key
+                self.say(f"checkpoint of step {newest} is complete: stopping the workers for plan {key}")
+                self.nodes.stop_all()
+                with contextlib.suppress(NodeLost):
+                    self.nodes.look()
+                return events.Stopped(self._last_step())
             time.sleep(self.run.poll_s)
 
     def _measure(self, seen: Seen) -> events.Measured:

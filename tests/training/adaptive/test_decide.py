@@ -8,7 +8,6 @@ from mindswap.training.adaptive.events import (
     End,
     Ended,
     Measured,
-    NewCheckpoint,
     Opened,
     OutOfMemory,
     Planned,
@@ -16,7 +15,6 @@ from mindswap.training.adaptive.events import (
     Start,
     Started,
     Stopped,
-    StopWorkers,
     Wait,
 )
 from mindswap.training.adaptive.model import Attempt, Corrections, NothingFits, Outcome, Settings, State, TrainingPlan
@@ -109,8 +107,6 @@ def test_headroom_loosens_at_the_next_checkpoint():
     fast = TrainingPlan("b", "", MEMORY, 5500, SECOND, corrections=after.corrections)
     after, action = decide(after, Planned(fast))
     assert action.for_checkpoint and after.candidate == fast
-    after, action = decide(after, NewCheckpoint(12))
-    assert isinstance(action, StopWorkers)
     after, action = decide(after, Stopped(14))
     assert action == Start(fast) and after.current.outcome is Outcome.REPLANNED
     assert after.current.last_step == 14  # two steps after the checkpoint are done again
@@ -161,7 +157,7 @@ def test_without_checkpoints_nothing_is_changed():
 def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
     """The limit does not go below 6000, which ran well: 6100 failed with 500 missing."""
     after, _ = play(state(), *RUNNING, measured(peak=6000, step_s=2), Planned(plan("b", 6100)))
-    after, action = play(after, NewCheckpoint(12), Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
+    after, action = play(after, Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
     assert action.budget_bytes == 6000
     _, action = decide(after, Planned(NothingFits(None)))
     assert action.plan.key == "a" and "back to one that ran" in action.reason
@@ -170,7 +166,7 @@ def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
 def test_a_plan_that_ran_proves_nothing_of_another_one_of_its_size():
     """Plan a of 6000 ran well, plan b of 6000 failed with 500 missing: the limit is 5500."""
     after, _ = play(state(), *RUNNING, measured(peak=6000, step_s=2), Planned(plan("b", 6000)))
-    _, action = play(after, NewCheckpoint(12), Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
+    _, action = play(after, Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
     assert action.budget_bytes == 5500
 
 
@@ -255,21 +251,20 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
             assert current not in failed
             num_starts += 1
             event = Started(step)
-        elif isinstance(action, StopWorkers):
-            event = Stopped(step)
         elif needs[current] > MEMORY:
             failed.add(current)
             event = OutOfMemory(0, step, data.draw(st.sampled_from([None, 1, needs[current] - MEMORY])), "x")
         else:
             step += 10
-            choices = ["measured", "killed", "checkpoint", "finished"] if step < 200 else ["finished"]
+            choices = ["measured", "killed", "finished", *["checkpoint"] * action.for_checkpoint]
+            choices = choices if step < 200 else ["finished"]
             choice = data.draw(st.sampled_from(choices))
             if choice == "measured":
                 event = Measured(step, 10_000, needs[current], 3 * SECOND, SECOND, True)
             elif choice == "killed":
                 event = Ended(Outcome.KILLED, step, "killed")
             else:
-                event = NewCheckpoint(step) if choice == "checkpoint" else Ended(Outcome.FINISHED, step)
+                event = Stopped(step) if choice == "checkpoint" else Ended(Outcome.FINISHED, step)
     assert isinstance(action, End)
     assert num_starts <= 6
 
