@@ -6,6 +6,10 @@ from its list of error codes (hiascend.com, "maintenref/troubleshooting") and pu
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+import yaml
 
 # One line of a log: what is text, where a message begins, what a `Set` line says.
 
@@ -27,7 +31,7 @@ class SetLine:
 class OomEvent:
     """A worker asked for memory and did not get it."""
 
-    form: str  # name of the form, an entry of `mindswap.training.logs.oom.FORMS`
+    form: str  # name of the form, of `data/logs/out_of_memory.yaml`
     text: str  # the line, shortened
     requested_bytes: int | None = None  # what it asked for; None if the line does not say
     is_host: bool = False  # memory of the host, not of the device
@@ -85,15 +89,17 @@ _WHOLE_HEADER = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - \S*\[\S*\] - \w+ - "
     r"|\[\w+\] [\w ]+\([^)]*\): ?[\d.: -]* \[[^\]]*\](?: [\w:~<>]+\])? "
 )
-_TITLES = (
-    "full recompute",
-    "select recompute exclude",
-    "select recompute",
-    "select comm recompute exclude",
-    "select comm recompute",
-    "layer swap",
-    "op_swap",
-)
+_NAMES = r": *[^,\s]+(?:, +[^,\s]+)*"
+# What is set on a layer, and what follows in a line that is whole.
+_TITLES = {
+    "full recompute": "",
+    "select recompute exclude": _NAMES,
+    "select recompute": _NAMES,
+    "select comm recompute exclude": _NAMES,
+    "select comm recompute": _NAMES,
+    "layer swap": r"and value is: ?\w+",
+    "op_swap": r": *[^,\s]+, value=\w+(?:, +[^,\s]+, value=\w+)*",
+}
 _SET = re.compile(rf"Set ({'|'.join(_TITLES)}) at layer (\d{{1,6}})(?!\d)(.*)")
 # `mindformers/parallel_core/training_graph/transformer/utils.py:339`, in older versions `mindformers/modules/...`.
 _UPSTREAM_SOURCE = re.compile(r"\[mindformers/(?:parallel_core|modules|models)/[\w/.]+:\d+\] - ")
@@ -137,7 +143,7 @@ def parse_set_line(text: str) -> SetLine | None:
         return None
     title, layer_index, rest = match.groups()
     line = match.group().rstrip()
-    if "Set " in rest or not _is_whole(title, rest.strip()):
+    if "Set " in rest or not re.fullmatch(_TITLES[title], rest.strip()):
         return None
     has_gap = _SPACES.search(line) is not None
     return SetLine(
@@ -148,69 +154,15 @@ def parse_set_line(text: str) -> SetLine | None:
     )
 
 
-def _is_whole(title: str, rest: str) -> bool:
-    if title == "full recompute":
-        return not rest
-    if title == "layer swap":
-        return re.fullmatch(r"and value is: ?\w+", rest) is not None
-    if title == "op_swap":
-        return re.fullmatch(r": *[^,\s]+, value=\w+(?:, +[^,\s]+, value=\w+)*", rest) is not None
-    return re.fullmatch(r": *[^,\s]+(?:, +[^,\s]+)*", rest) is not None
-
-
 MAX_TEXT = 300
 HOST = "host"  # memory of the host, not of the device
-# What ran out and how a line says it, behind the place where it is printed; a group `size` holds the bytes asked for, a
-# group `free` those there were. The first that matches counts; every line they match must contain a needle of
-# `scan.NEEDLES`.
-FORMS = (
-    # plugin/ascend/res_manager/mem_manager/ascend_two_pointer_mem_adapter.cc: MallocStaticDevMem, MallocDynamicDevMem
-    ("memory pool of a graph", r"Out of Memory!!! Request memory size: (?P<size>\d+)"),
-    # actor_common.h: SetOpContextMemoryAllocFail ('Device(id:0) memory isn't ...'; on CPU 'Memory isn't ...'),
-    # data_prepare_actor.cc, output_actor.cc; libmindspore_{ms,ge}_backend.so
-    ("operator", r"[Mm]emory isn't enough and alloc failed.*?alloc size: ?(?P<size>\d+)"),
-    # ms_backend/runtime/graph_scheduler/base/move_to.cc
-    (
-        "copy to the device",
-        r"Allocate memory failed, maybe device memory\(device id:\d+\) isn't enough\. Allocate "
-        r"size: (?P<size>\d+)",
-    ),
-    # libmindspore_pynative_utils.so
-    ("operator without a graph", r"Malloc for kernel (?:in|out)put failed, Memory isn't enough"),
-    # plugin/ascend/res_manager/mem_manager/ascend_memory_adapter.cc: MallocFromRts
-    ("device", r"(?<!rtMallocAlign32 to allocate )Malloc(?:Align32)? device memory failed(?:, size\[(?P<size>\d+)\])?"),
-    # plugin/ascend/res_manager/mem_manager/ascend_memory_adapter.cc; 207001 is ACL_ERROR_RT_MEMORY_ALLOCATION
-    ("device", r"rtMalloc mem size\[(?P<size>\d+)\] fail, ret\[207001\]"),
-    # runtime/memory/mem_pool/mem_dynamic_allocator.cc: AddMemBlockAndMemBuf, CalMemBlockAllocSize
-    (
-        "memory pool",
-        r"Memory not enough: (?:alloc|current free memory) size\[(?P<free>\d+)B?\] is smaller "
-        r"than required size\[(?P<size>\d+)",
-    ),
-    # backend/ge_backend/executor/ge_memory_manager.cc
-    ("graph engine", r"Out of memory, Alloc GE memory failed, size: (?P<size>\d+)"),
-    # libmindspore_ge_backend.so
-    ("graph engine", r"AllocFeatureMemory error, memory not enough, memory size: ?(?P<size>\d+)"),
-    # device_context.cc: AllocateMemory ('for size'), libmindspore_ms_backend.so, libmindspore_pynative_utils.so,
-    # libmindspore_ge_backend.so
-    ("device", r"Allocate memory failed(?:(?:, (?:alloc(?:ate)? |memory )| for )size:? ?(?P<size>\d+))?"),
-    # libmindspore_ascend_res_manager.so
-    ("virtual memory", r"Malloc physical memory failed, return code"),
-    # CANN, EI0011 Resource_Error_Insufficient_Device_Memory
-    ("communication", r"Failed to allocate \[(?P<size>\d+)\] bytes of NPU memory"),
-    # CANN, EL0004 Memory_Allocation_Failure, EL0019 Resource_Error_Insufficient_Device_Memory
-    ("driver", r"\bEL0004\b|\bEL0019\b|Failed to allocate memory(?: requested by \w+ module)?\."),
-    # CANN, acl log_inner.cpp
-    ("driver", r"malloc physical memory failed, runtime result = 207001"),
-    # C++
-    ("host", r"std::bad_alloc"),
-    # Python
-    ("host", r"\w*MemoryError(?::|\s*$)"),
-    # errno 12 of Linux
-    ("host", r"Cannot allocate memory"),
-    # libmindspore_cpu.so, libmindspore_hardware_abstract.so, _c_dataengine
-    ("host", r"[Mm]alloc memory failed(?:: size (?P<size>\d+))?|Memory malloc failed|memory malloc failed"),
-)
+
+
+@cache
+def oom_forms() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Names and patterns of the forms, in order."""
+    text = (resources.files("mindswap") / "data" / "logs" / "out_of_memory.yaml").read_text("utf-8")
+    return tuple((one["form"], re.compile(one["pattern"])) for one in yaml.safe_load(text))
 
 
 def parse_oom(line: str) -> OomEvent | None:
@@ -220,8 +172,8 @@ def parse_oom(line: str) -> OomEvent | None:
     """
     if line.startswith(("[INFO]", "[DEBUG]")) or " - INFO - " in line or " - DEBUG - " in line:
         return None
-    for name, pattern in FORMS:
-        if match := re.search(pattern, line):
+    for name, pattern in oom_forms():
+        if match := pattern.search(line):
             text = line[match.start() :].strip()  # without time and process, so that workers compare equal
             return OomEvent(
                 name,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindswap.training.logs.oom import FORMS, MemoryStatistics
+from mindswap.training.logs.oom import MemoryStatistics, oom_forms
 from mindswap.training.logs.scan import MAX_SET_LINES, NEEDLES, LogScanner
 from mindswap.training.logs.search import search_compiled
 from tests.strength import examples
@@ -109,8 +109,8 @@ def test_equal_failures_once():
 
 def test_every_form_of_oom_holds_a_needle():
     """Else the scanner would never look at its line."""
-    for _, pattern in FORMS:
-        literal = pattern.replace("\\", "")
+    for _, pattern in oom_forms():
+        literal = pattern.pattern.replace("\\", "")
         assert any(needle.decode() in literal for needle in NEEDLES) or "EL0004" in literal, pattern
 
 
