@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.policy.cell_tree import expand_outline
 from tests import forked
 from tests.strength import is_nightly
-from tools.make_family_tables import make_table
+from tools.make_family_tables import expand_outline, make_table
 
 pytestmark = pytest.mark.mindspore
 

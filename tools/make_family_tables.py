@@ -267,8 +267,37 @@ def _tree_to_json(node) -> dict:
     return {**entry, "children": [_tree_to_json(child) for child in node.children]}
 
 
+def expand_outline(table: dict) -> dict:
+    """A table with its trees in full, from the outline of a file; turns `make_outline` round.
+
+    `norm:RmsNorm attention=LLamaAttention/2` are two children, a primitive and a cell; behind `/` is the number of the
+    kind, where a class has several. `uses` of all variants are with the table.
+    """
+    cells, common = table["cells"], table["uses"]
+
+    def primitive(name: str, kind: str) -> dict:
+        return {"name": name, "type": kind, "primitive": True}
+
+    def tree(name: str, kind: str) -> dict:
+        children = [
+            tree(*child.split("=")) if "=" in child else primitive(*child.split(":")) for child in cells[kind].split()
+        ]
+        return {"name": name, "type": kind.partition("/")[0], "children": children}
+
+    def variant(outline: dict) -> dict:
+        uses = {path: users.split() for path, users in sorted((common | outline["uses"]).items())}
+        return (
+            outline | {key: tree("", outline[key]) for key in ("tree", "dense_tree") if key in outline} | {"uses": uses}
+        )
+
+    expanded = {key: value for key, value in table.items() if key not in ("cells", "uses")}
+    if "prediction" in table:
+        expanded["prediction"] = table["prediction"] | {"tree": tree("", table["prediction"]["tree"])}
+    return expanded | {"variants": [variant(outline) for outline in table["variants"]]}
+
+
 def make_outline(table: dict) -> dict:
-    """The table as its file has it, which `policy.cell_tree.expand_outline` reads: every kind of cell once."""
+    """The table as its file has it, which `policy.cell_tree` reads: every kind of cell once."""
     cells: dict[str, str] = {}
 
     def kind_of(tree: dict) -> str:

@@ -184,11 +184,12 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
         for variant in table["variants"]:
             if all(settings.get(key) == value for key, value in variant["when"].items()):
                 made_with = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())
-                uses = {name: tuple(users) for name, users in variant.get("uses", {}).items()}
+                common = table["uses"] | variant["uses"]  # of all variants, and of this one
+                uses = {path: tuple(users.split()) for path, users in sorted(common.items())}
                 key, default = table.get("dense", ("", 0))
                 num_dense = min(_number(model_config.get(key, default)), num_layers)
-                dense = (_tree(variant["dense_tree"]),) * num_dense if num_dense else ()
-                layers = (*dense, *(_tree(variant["tree"]),) * (num_layers - num_dense))
+                dense = (_tree(table["cells"], variant["dense_tree"]),) * num_dense if num_dense else ()
+                layers = (*dense, *(_tree(table["cells"], variant["tree"]),) * (num_layers - num_dense))
                 source = f"table {table['family']} ({made_with})"
                 return LayerTrees(layers, uses, source, _prediction(table, model_config, layers))
     return None
@@ -201,7 +202,7 @@ def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[Cel
     keys, default, tree = (table["prediction"][name] for name in ("keys", "default", "tree"))
     if not next((_number(config[key]) for key in keys if key in config), default):
         return None
-    around = _tree(tree)
+    around = _tree(table["cells"], tree)
     name, last = table["prediction"]["layer"], layers[-1]
     inner = (
         CellNode(child.name, last.type_name, children=last.children) if child.name == name else child
@@ -214,41 +215,20 @@ def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[Cel
 def _tables() -> tuple[dict[str, Any], ...]:
     files = (resources.files("mindswap") / "data" / "families").iterdir()
     texts = {file.name: file.read_text("utf-8") for file in files if file.name.endswith(".json")}
-    return tuple(expand_outline(json.loads(texts[name])) for name in sorted(texts))
+    return tuple(json.loads(texts[name]) for name in sorted(texts))
 
 
-def expand_outline(table: dict[str, Any]) -> dict[str, Any]:
-    """A table with its trees in full, from the outline of a file: every kind of cell once, its children by name.
+def _tree(cells: dict[str, str], kind: str, name: str = "") -> CellNode:
+    """A cell of a table, which has every kind of cell once, with its children by name.
 
     `norm:RmsNorm attention=LLamaAttention/2` are two children, a primitive and a cell; behind `/` is the number of the
-    kind, where a class has several. `uses` of all variants are with the table.
+    kind, where a class has several.
     """
-    cells, common = table["cells"], table["uses"]
-
-    def primitive(name: str, kind: str) -> dict[str, Any]:
-        return {"name": name, "type": kind, "primitive": True}
-
-    def tree(name: str, kind: str) -> dict[str, Any]:
-        children = [
-            tree(*child.split("=")) if "=" in child else primitive(*child.split(":")) for child in cells[kind].split()
-        ]
-        return {"name": name, "type": kind.partition("/")[0], "children": children}
-
-    def variant(outline: dict[str, Any]) -> dict[str, Any]:
-        uses = {path: users.split() for path, users in sorted((common | outline["uses"]).items())}
-        return (
-            outline | {key: tree("", outline[key]) for key in ("tree", "dense_tree") if key in outline} | {"uses": uses}
-        )
-
-    expanded = {key: value for key, value in table.items() if key not in ("cells", "uses")}
-    if "prediction" in table:
-        expanded["prediction"] = table["prediction"] | {"tree": tree("", table["prediction"]["tree"])}
-    return expanded | {"variants": [variant(outline) for outline in table["variants"]]}
-
-
-def _tree(data: dict[str, Any]) -> CellNode:
-    children = tuple(_tree(child) for child in data.get("children", ()))
-    return CellNode(data["name"], data["type"], data.get("primitive", False), children)
+    parts = (regex.split("([:=])", child) for child in cells[kind].split())
+    children = (
+        _tree(cells, of, child) if sign == "=" else CellNode(child, of, is_primitive=True) for child, sign, of in parts
+    )
+    return CellNode(name, kind.partition("/")[0], children=tuple(children))
 
 
 def _architecture_names(model_section: dict[str, Any]) -> set[str]:

@@ -7,7 +7,7 @@ import pytest
 from mindswap.policy import cell_tree
 from mindswap.policy.cell_tree import load_layer_trees, match_pattern
 from mindswap.policy.model import DEFAULT_SWAP_PATTERNS
-from tools.make_family_tables import make_outline
+from tools.make_family_tables import expand_outline, make_outline
 
 TABLE = {
     "family": "toy",
@@ -15,17 +15,11 @@ TABLE = {
     "layers_path": "model.layers",
     "generated_with": {"mindspore": "2.9.0", "mindformers": "1.9.0"},
     "defaults": {"flash": True, "concat": False},
+    "cells": {"Toy": "add:Add mlp=Mlp", "Mlp": "", "Slow": "", "Moe": "", "Dense": ""},
+    "uses": {},
     "variants": [
-        {
-            "when": {"flash": True, "concat": False},
-            "tree": {
-                "name": "",
-                "type": "Toy",
-                "children": [{"name": "add", "type": "Add", "primitive": True}, {"name": "mlp", "type": "Mlp"}],
-            },
-            "uses": {"mlp": ["add"]},
-        },
-        {"when": {"flash": False, "concat": False}, "tree": {"name": "", "type": "Slow", "children": []}},
+        {"when": {"flash": True, "concat": False}, "tree": "Toy", "uses": {"mlp": "add"}},
+        {"when": {"flash": False, "concat": False}, "tree": "Slow", "uses": {}},
     ],
 }
 
@@ -65,11 +59,7 @@ def test_the_configuration_picks_the_variant(table):
 
 def test_the_first_layers_may_be_without_experts(table, monkeypatch):
     """Three by default; a switch is on from a least number on, and by the default of its class."""
-    variant = {
-        "when": {"groups": True},
-        "tree": {"name": "", "type": "Moe"},
-        "dense_tree": {"name": "", "type": "Dense"},
-    }
+    variant = {"when": {"groups": True}, "tree": "Moe", "dense_tree": "Dense", "uses": {}}
     with_experts = {**TABLE, "dense": ["first_k", 3], "switches": {"groups": [2, 8]}, "variants": [variant]}
     monkeypatch.setattr(cell_tree, "_tables", lambda: (with_experts,))
 
@@ -90,6 +80,12 @@ def test_an_unknown_model_has_no_trees(table, section):
     assert load_layer_trees(section, 1) is None
 
 
+def data_of(node):
+    if node.is_primitive:
+        return {"name": node.name, "type": node.type_name, "primitive": True}
+    return {"name": node.name, "type": node.type_name, "children": [data_of(child) for child in node.children]}
+
+
 def shipped():
     folder = resources.files("mindswap") / "data" / "families"
     return [json.loads(file.read_text("utf-8")) for file in sorted(folder.iterdir()) if file.name.endswith(".json")]
@@ -98,13 +94,15 @@ def shipped():
 @pytest.mark.parametrize("shipped_table", shipped(), ids=lambda table: table["family"])
 def test_shipped_tables_answer_for_their_variants(shipped_table):
     """Made of its trees again, an outline is as it was."""
-    expanded = cell_tree.expand_outline(shipped_table)
+    expanded = expand_outline(shipped_table)
     assert make_outline(expanded) == shipped_table
     switches = shipped_table.get("switches", {})
-    for variant in shipped_table["variants"]:
+    for variant, whole in zip(shipped_table["variants"], expanded["variants"], strict=True):
         settings = {key: value if key not in switches else 8 * value for key, value in variant["when"].items()}
         section = {"arch": {"type": shipped_table["architectures"][0]}, "model_config": settings}
         trees = load_layer_trees(section, 5)
+        assert data_of(trees.layers[-1]) == whole["tree"]
+        assert trees.uses == {path: tuple(users) for path, users in whole["uses"].items()}
         assert any(match_pattern(pattern, trees.layers[0]) for pattern in DEFAULT_SWAP_PATTERNS) or not settings.get(
             "use_flash_attention", True
         )
@@ -116,7 +114,7 @@ def test_shipped_tables_answer_for_their_variants(shipped_table):
 def test_shipped_trees_are_those_that_were_read_from_networks():
     """The tables as they were made, trees in full, have these fingerprints."""
     found = {
-        table["family"]: sha256(json.dumps(cell_tree.expand_outline(table), sort_keys=True).encode()).hexdigest()[:16]
+        table["family"]: sha256(json.dumps(expand_outline(table), sort_keys=True).encode()).hexdigest()[:16]
         for table in shipped()
     }
     assert found == {
@@ -133,7 +131,7 @@ def test_shipped_trees_are_those_that_were_read_from_networks():
 def test_an_outline_names_cells_and_primitives():
     cells = {"Layer": "act=Act cast:Cast act2=Act/2", "Act": "", "Act/2": "act:Act"}
     variants = [{"when": {}, "tree": "Layer", "uses": {"act2.act": "cast"}}]
-    tree = cell_tree.expand_outline({"cells": cells, "uses": {"cast": "cast act2.act"}, "variants": variants})
+    tree = expand_outline({"cells": cells, "uses": {"cast": "cast act2.act"}, "variants": variants})
     assert tree["variants"][0]["uses"] == {"act2.act": ["cast"], "cast": ["cast", "act2.act"]}
     act, cast, act2 = tree["variants"][0]["tree"]["children"]
     assert act == {"name": "act", "type": "Act", "children": []}
