@@ -73,9 +73,8 @@ def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:
     for check, each_bytes in (("host-memory-swap", job.swapped_bytes), ("host-memory-checkpoint", loaded_bytes)):
         available, total = facts.machine.host_bytes, each_bytes * job.num_local_workers
         if available is not None and total > available:
-            sizes = {"available": available, "total": total, "each": each_bytes}
-            texts = {name: format_bytes(size_bytes) for name, size_bytes in sizes.items()}
-            yield diagnosis(check, workers=job.num_local_workers, **texts)
+            sizes = {"total": format_bytes(total), "each": format_bytes(each_bytes)}
+            yield diagnosis(check, None, workers=job.num_local_workers, available=format_bytes(available), **sizes)
 
 
 _CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)

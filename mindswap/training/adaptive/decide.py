@@ -6,8 +6,25 @@ started again, nor one that needs as much; a faster plan is tried only if it was
 
 from dataclasses import replace
 
-from mindswap.training.adaptive import events
-from mindswap.training.adaptive.model import Attempt, NothingFits, Outcome, State, TrainingPlan, correct
+from mindswap.training.adaptive.model import (
+    Action,
+    Attempt,
+    End,
+    Ended,
+    Event,
+    Measured,
+    NothingFits,
+    Opened,
+    Outcome,
+    Planned,
+    RunPlanner,
+    Start,
+    Started,
+    State,
+    TrainingPlan,
+    Wait,
+    correct,
+)
 from mindswap.units import format_bytes, format_time
 
 # Smallest share of the budget by which a plan that ran out of memory tightens it, doubled each time: a log names
@@ -16,27 +33,27 @@ TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4
 # Starts that a signal ended one after the other without getting further.
 MAX_KILLS_WITHOUT_PROGRESS = 3
 
-Next = tuple[State, events.Action]
+Next = tuple[State, Action]
 
 
-def decide(state: State, event: events.Event) -> Next:
+def decide(state: State, event: Event) -> Next:
     """The next state, and what to do."""
     match event:
-        case events.Opened():
+        case Opened():
             return _open(state)
-        case events.Planned(answer):
+        case Planned(answer):
             return _take_plan(state, answer)
-        case events.Started(first_step):
-            return _begin(state, first_step), events.Wait()
-        case events.Measured():
+        case Started(first_step):
+            return _begin(state, first_step), Wait()
+        case Measured():
             return _measure(state, event)
-        case events.Stopped(step):
+        case Ended(Outcome.REPLANNED, step):
             return _stopped(state, step)
-        case events.OutOfMemory():
+        case Ended(Outcome.OUT_OF_MEMORY):
             return _out_of_memory(state, event)
-        case events.Ended(Outcome.KILLED, step, text):
+        case Ended(Outcome.KILLED, step, text):
             return _killed(state, step, text)
-        case events.Ended(outcome, step, text, exit_code):
+        case Ended(outcome, step, text, exit_code):
             state = _close(state, outcome, step, text)
             if outcome is Outcome.FINISHED:
                 return _end(state, 0, "the training finished")
@@ -53,7 +70,7 @@ def _open(state: State) -> Next:
     reason = f"planning for {format_bytes(state.budget_bytes)}"
     if state.out_of_memory:
         reason += f"; {len(state.out_of_memory)} plans are known to run out of memory"
-    return state, events.RunPlanner(state.budget_bytes, reason)
+    return state, RunPlanner(state.budget_bytes, reason)
 
 
 def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
@@ -73,7 +90,7 @@ def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
 
 
 def _start(state: State, plan: TrainingPlan, reason: str) -> Next:
-    return replace(state, candidate=plan), events.Start(plan, reason)
+    return replace(state, candidate=plan), Start(plan, reason)
 
 
 def _begin(state: State, first_step: int) -> State:
@@ -83,7 +100,7 @@ def _begin(state: State, first_step: int) -> State:
     return replace(state, attempts=(*state.attempts, attempt), candidate=None, is_stable=False, tried=tried)
 
 
-def _measure(state: State, event: events.Measured) -> Next:
+def _measure(state: State, event: Measured) -> Next:
     assert state.current is not None
     state = state.with_current(
         last_step=max(state.current.last_step, event.step),
@@ -94,11 +111,11 @@ def _measure(state: State, event: events.Measured) -> Next:
     )
     state = replace(state, corrections=correct(state.corrections, state.attempts))
     if state.is_stable:
-        return state, events.Wait()
+        return state, Wait()
     said = _compare(state.attempts[-1])
     if reason := _reason_to_stay(state, event):
         return _settle(state, f"{said}; {reason}, so the plan stays")
-    return state, events.RunPlanner(state.budget_bytes, f"{said}; is there a faster plan?")
+    return state, RunPlanner(state.budget_bytes, f"{said}; is there a faster plan?")
 
 
 def _compare(attempt: Attempt) -> str:
@@ -108,7 +125,7 @@ def _compare(attempt: Attempt) -> str:
     return f"step {attempt.last_step}: measured {memory}, {format_time(step)} a step; predicted {predicted}"
 
 
-def _reason_to_stay(state: State, event: events.Measured) -> str:
+def _reason_to_stay(state: State, event: Measured) -> str:
     """Why no other plan could be better than the one that was measured; "" if one could."""
     if event.peak_bytes is None:
         return "no worker reports its memory"
@@ -135,15 +152,15 @@ def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits
     saving = f"saves {format_time(saved_ns)} until the end (simulated)"
     fit = f"fits {format_bytes(state.budget_bytes)}"
     reason = f"plan {answer.key} {saving} and {fit}: it starts at the next checkpoint"
-    return replace(state, candidate=answer), events.Wait(for_checkpoint=True, reason=reason)
+    return replace(state, candidate=answer), Wait(for_checkpoint=True, reason=reason)
 
 
 def _stopped(state: State, step: int) -> Next:
     assert state.candidate is not None
-    return _close(state, Outcome.REPLANNED, step, f"for plan {state.candidate.key}"), events.Start(state.candidate)
+    return _close(state, Outcome.REPLANNED, step, f"for plan {state.candidate.key}"), Start(state.candidate)
 
 
-def _out_of_memory(state: State, event: events.OutOfMemory) -> Next:
+def _out_of_memory(state: State, event: Ended) -> Next:
     assert state.current is not None
     plan = state.current.plan
     state = _close(state, Outcome.OUT_OF_MEMORY, event.step, f"worker {event.worker}: {event.text}")
@@ -164,7 +181,7 @@ def _out_of_memory(state: State, event: events.OutOfMemory) -> Next:
 def _plan_again(state: State, reason: str) -> Next:
     if state.budget_bytes <= 0:
         return _take_plan(state, NothingFits(None))
-    return state, events.RunPlanner(state.budget_bytes, reason)
+    return state, RunPlanner(state.budget_bytes, reason)
 
 
 def _tighten(state: State, plan: TrainingPlan, missing_bytes: int | None = None) -> State:
@@ -234,7 +251,7 @@ def _give_up(state: State, reason: str) -> Next:
 
 
 def _settle(state: State, reason: str) -> Next:
-    return replace(state, is_stable=True), events.Wait(reason=reason)
+    return replace(state, is_stable=True), Wait(reason=reason)
 
 
 def _close(state: State, outcome: Outcome, step: int, reason: str = "") -> State:
@@ -245,4 +262,4 @@ def _close(state: State, outcome: Outcome, step: int, reason: str = "") -> State
 
 
 def _end(state: State, exit_code: int, reason: str) -> Next:
-    return replace(state, exit_reason=reason, candidate=None), events.End(exit_code, reason)
+    return replace(state, exit_reason=reason, candidate=None), End(exit_code, reason)

@@ -15,7 +15,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import replace_file
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
-from mindswap.training.adaptive.events import Ended, OutOfMemory
+from mindswap.training.adaptive.model import Ended
 from mindswap.training.adaptive.state import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
@@ -233,7 +233,7 @@ class TrainingNode:
         """None while the workers run; True if they ended well."""
         return self._workers.has_ended_well() if self._workers.is_over() else None
 
-    def explain(self) -> Ended | OutOfMemory:
+    def explain(self) -> Ended:
         """Why they are over."""
         return self._workers.explain()
 

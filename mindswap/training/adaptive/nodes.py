@@ -8,8 +8,7 @@ from typing import Any
 
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive.checkpoints import CheckpointKey, incomplete_on
-from mindswap.training.adaptive.events import Ended, OutOfMemory
-from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.model import Ended, Outcome
 from mindswap.training.adaptive.node import NodeFacts, NodeTask, TrainingNode, choose_nodes, node_mistakes, read_config
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.launch.cluster import (
@@ -137,15 +136,15 @@ class Nodes:
         self._ended = self.ask("ended")
         return False in self._ended or None not in self._ended
 
-    def explain(self) -> Ended | OutOfMemory:
+    def explain(self) -> Ended:
         """Why they are over: want of memory first, of whichever node."""
         ranks = [rank for rank, ended in enumerate(self._ended) if ended is False] or range(len(self._ended))
         found = zip(ranks, self.ask("explain", ranks=ranks), strict=True)
         event = first_cause([_placed(event, self.name_of(rank)) for rank, event in found])
         memory = self.look().out_of_memory
-        if False in self._ended and isinstance(event, Ended) and memory:  # of a node whose msrun has not ended yet
-            worker, seen = memory
-            event = OutOfMemory(worker, 0, seen.missing_bytes, seen.text)
+        if False in self._ended and event.outcome is not Outcome.OUT_OF_MEMORY and memory:
+            worker, seen = memory  # of a node whose msrun has not ended yet
+            event = Ended(Outcome.OUT_OF_MEMORY, 0, seen.text, worker=worker, missing_bytes=seen.missing_bytes)
         return replace(event, step=self.step)
 
     def stop_all(self) -> None:
@@ -284,15 +283,15 @@ def merge_seen(seen: Sequence[Seen]) -> Seen:
     )
 
 
-def _placed(event: Ended | OutOfMemory, node: str) -> Ended | OutOfMemory:
+def _placed(event: Ended, node: str) -> Ended:
     """With the node in the text."""
     if not node or not event.text:
         return event
-    is_report = isinstance(event, Ended) and event.outcome is Outcome.FAILED
+    is_report = event.outcome is Outcome.FAILED
     return replace(event, text=f"    on {node}:\n{event.text}" if is_report else f"{event.text} on {node}")
 
 
-def first_cause(found: Sequence[Ended | OutOfMemory]) -> Ended | OutOfMemory:
+def first_cause(found: Sequence[Ended]) -> Ended:
     """Of what nodes say after one another's failure, what brought it about: a kill makes others fail."""
-    order = (Outcome.KILLED, Outcome.FAILED, Outcome.FINISHED)
-    return min(found, key=lambda event: order.index(event.outcome) if isinstance(event, Ended) else -1)
+    order = (Outcome.OUT_OF_MEMORY, Outcome.KILLED, Outcome.FAILED, Outcome.FINISHED)
+    return min(found, key=lambda event: order.index(event.outcome))

@@ -9,9 +9,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mindswap.errors import LaunchError, MindswapError
-from mindswap.training.adaptive import events
 from mindswap.training.adaptive.decide import decide
-from mindswap.training.adaptive.model import Outcome, Planner, Settings, State, TrainingPlan
+from mindswap.training.adaptive.model import (
+    Action,
+    End,
+    Ended,
+    Event,
+    Measured,
+    Opened,
+    Outcome,
+    Planned,
+    Planner,
+    RunPlanner,
+    Settings,
+    Start,
+    Started,
+    State,
+    TrainingPlan,
+    Wait,
+)
 from mindswap.training.adaptive.node import MARKER, NodeTask
 from mindswap.training.adaptive.nodes import Nodes
 from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, locked
@@ -86,10 +102,10 @@ class _Supervisor:
 
     def loop(self) -> int:
         self._stop_leftovers()
-        event: events.Event = events.Opened()
+        event: Event = Opened()
         while True:
             action = self._take(event)
-            if isinstance(action, events.End):
+            if isinstance(action, End):
                 self.nodes.stop_all()
                 return action.exit_code
             event = self._perform(action)
@@ -110,7 +126,7 @@ class _Supervisor:
         """Stop everything, and keep that the user asked for it."""
         self.say("stopping all workers")
         self.nodes.stop_all()
-        self._take(events.Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
+        self._take(Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
 
     def fail(self, reason: str) -> None:
         """Keep the reason for which the run cannot go on."""
@@ -120,30 +136,30 @@ class _Supervisor:
     def _last_step(self) -> int:
         return max(self.nodes.step, self.state.current.last_step if self.state.current else 0)
 
-    def _take(self, event: events.Event) -> events.Action:
+    def _take(self, event: Event) -> Action:
         self.state, action = decide(self.state, event)
         self._save()
         if action.reason:
             self.say(action.reason)
         return action
 
-    def _perform(self, action: events.RunPlanner | events.Start | events.Wait) -> events.Event:
+    def _perform(self, action: RunPlanner | Start | Wait) -> Event:
         match action:
-            case events.RunPlanner(budget_bytes):
+            case RunPlanner(budget_bytes):
                 config_path = self.run.task.command.config_path
-                return events.Planned(self.planner(config_path, budget_bytes, self.state.corrections))
-            case events.Start(plan):
+                return Planned(self.planner(config_path, budget_bytes, self.state.corrections))
+            case Start(plan):
                 return self._prepare(plan)
-            case events.Wait(for_checkpoint):
+            case Wait(for_checkpoint):
                 try:
                     if self.is_prepared:  # the attempt is in the saved state by now
                         self._start()
                     return self._wait(for_checkpoint)
                 except NodeLost as error:
                     self.nodes.stop_all()
-                    return events.Ended(Outcome.KILLED, self._last_step(), str(error))
+                    return Ended(Outcome.KILLED, self._last_step(), str(error))
 
-    def _prepare(self, plan: TrainingPlan) -> events.Started:
+    def _prepare(self, plan: TrainingPlan) -> Started:
         number, ignored = len(self.state.attempts) + 1, self.state.ignored_checkpoints
         for line in self.nodes.mend():
             self.say(line)
@@ -161,7 +177,7 @@ class _Supervisor:
         origin = f"from the checkpoint of step {step}" if step else "from the beginning"
         folder = attempt_folder(self.run_dir, number)
         self.say(f"attempt {number}: {origin}{f', {lost} steps are done again' if lost > 0 else ''}; logs: {folder}")
-        return events.Started(step)
+        return Started(step)
 
     def _start(self) -> None:
         self.is_prepared = self.is_measured = False
@@ -172,18 +188,17 @@ class _Supervisor:
         newest = self.nodes.newest(self.state.ignored_checkpoints)
         return newest[0].step if newest else 0
 
-    def _wait(self, for_checkpoint: bool) -> events.Event:
+    def _wait(self, for_checkpoint: bool) -> Event:
         before = self._newest_step() if for_checkpoint else 0
         while True:
             is_over = self.nodes.is_over()
             seen = self.nodes.look()
             if is_over:
                 event = self.nodes.explain()
-                outcome = event.outcome if isinstance(event, events.Ended) else Outcome.OUT_OF_MEMORY
-                if outcome is Outcome.FINISHED and seen.num_timed_steps and not self.is_measured:
+                if event.outcome is Outcome.FINISHED and seen.num_timed_steps and not self.is_measured:
                     return self._measure(seen)  # a short training, that ended between two looks
                 self.nodes.stop_all()
-                return self._with_full_disks(event) if outcome is Outcome.FAILED else event
+                return self._with_full_disks(event) if event.outcome is Outcome.FAILED else event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
                 return self._measure(seen)
             if for_checkpoint and (newest := self._newest_step()) > before:
@@ -193,16 +208,16 @@ class _Supervisor:
                 self.nodes.stop_all()
                 with contextlib.suppress(NodeLost):
                     self.nodes.look()
-                return events.Stopped(self._last_step())
+                return Ended(Outcome.REPLANNED, self._last_step())
             time.sleep(self.run.poll_s)
 
-    def _measure(self, seen: Seen) -> events.Measured:
+    def _measure(self, seen: Seen) -> Measured:
         self.is_measured = True
         startup_ns = int(self.nodes.startup_s * 1e9)
         peak_bytes, step_ns, saves = seen.peak_bytes, seen.step_time_ns, self.run.saves_checkpoints
-        return events.Measured(seen.step, seen.num_steps, peak_bytes, step_ns, startup_ns, saves)
+        return Measured(seen.step, seen.num_steps, peak_bytes, step_ns, startup_ns, saves)
 
-    def _with_full_disks(self, event: events.Ended | events.OutOfMemory) -> events.Event:
+    def _with_full_disks(self, event: Ended) -> Ended:
         """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
         missing = self.nodes.full_disks()
         if not missing:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError, PlanError
 from mindswap.graph.cache import from_plain, to_plain
-from mindswap.training.adaptive.events import Ended, OutOfMemory
-from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, Outcome, Planner, TrainingPlan
+from mindswap.training.adaptive.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
 from mindswap.training.launch.msrun import failure_report, worker_log
 from mindswap.training.launch.processes import stop_descendants, tie_to_parent, worker_ranks
@@ -83,7 +82,7 @@ class Workers:
         assert self._process is not None
         return self._process.poll() == 0 and not self._exits()
 
-    def explain(self) -> Ended | OutOfMemory:
+    def explain(self) -> Ended:
         """Why they are over."""
         assert self._process is not None
         code = self._process.poll()
@@ -96,16 +95,19 @@ class Workers:
             return Ended(Outcome.FINISHED, self.step)
         if seen.out_of_memory is not None:
             worker, event = seen.out_of_memory
-            return OutOfMemory(worker, self.step, event.missing_bytes, event.text)
+            return self._out_of_memory(worker, event.text, event.missing_bytes)
         return self._explain_exit(code)
 
-    def _explain_exit(self, code: int | None) -> Ended | OutOfMemory:
+    def _out_of_memory(self, worker: int, text: str, missing_bytes: int | None = None) -> Ended:
+        return Ended(Outcome.OUT_OF_MEMORY, self.step, text, worker=worker, missing_bytes=missing_bytes)
+
+    def _explain_exit(self, code: int | None) -> Ended:
         pid, exit_code = next(iter(self._exits()), (None, code or 0))
         worker = 0 if pid is None else self._ranks.get(pid, 0)
         name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
         if exit_code < 0 and -exit_code in _KILLS:
             if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
-                return OutOfMemory(worker, self.step, None, "killed by the system, whose memory ran out (oom_kill)")
+                return self._out_of_memory(worker, "killed by the system, whose memory ran out (oom_kill)")
             return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
         crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
         report = failure_report(self._folder, self._worker_ranks)

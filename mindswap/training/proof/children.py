@@ -13,8 +13,7 @@ from mindswap.check.doctor.software import has_cards
 from mindswap.errors import LaunchError
 from mindswap.files import replace_file
 from mindswap.training.adaptive.command import TrainingCommand
-from mindswap.training.adaptive.events import Ended, OutOfMemory
-from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.model import Ended, Outcome
 from mindswap.training.adaptive.node import NodeTask
 from mindswap.training.adaptive.nodes import Nodes, RayNodes
 from mindswap.training.adaptive.state import attempt_folder
@@ -121,12 +120,10 @@ def train(source: Path, config: Path, folder: Path, num_workers: int, say: Calla
         nodes.close()
         if logs.exists():
             logs.rename(place / "logs")
-    if isinstance(event, OutOfMemory):
-        return 1
     return 0 if event.outcome is Outcome.FINISHED else event.exit_code
 
 
-def _watch(nodes: Nodes, say: Callable[[str], None]) -> Ended | OutOfMemory:
+def _watch(nodes: Nodes, say: Callable[[str], None]) -> Ended:
     """Wait for the end, and say why it came."""
     said_s, said = time.monotonic(), 0
     while not nodes.is_over():

@@ -4,20 +4,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindswap.training.adaptive.decide import decide
-from mindswap.training.adaptive.events import (
+from mindswap.training.adaptive.model import (
+    Attempt,
+    Corrections,
     End,
     Ended,
     Measured,
+    NothingFits,
     Opened,
-    OutOfMemory,
+    Outcome,
     Planned,
     RunPlanner,
+    Settings,
     Start,
     Started,
-    Stopped,
+    State,
+    TrainingPlan,
     Wait,
-)
-from mindswap.training.adaptive.model import Attempt, Corrections, NothingFits, Outcome, Settings, State, TrainingPlan
+)  # fmt: skip
 
 MEMORY = 6400
 SECOND = 1_000_000_000
@@ -43,6 +47,10 @@ def measured(step=10, num_steps=1000, peak=5000, step_s=1, startup_s=20, has_che
     return Measured(step, num_steps, peak, step_s * SECOND, startup_s * SECOND, has_checkpoints)
 
 
+def out_of_memory(worker, step, missing_bytes, text):
+    return Ended(Outcome.OUT_OF_MEMORY, step, text, worker=worker, missing_bytes=missing_bytes)
+
+
 RUNNING = (Opened(), Planned(plan("a", 6000)), Started(0))
 
 
@@ -64,31 +72,31 @@ def test_nothing_fits_names_the_smallest_budget():
 
 def test_the_budget_is_tightened_by_what_was_missing():
     """The plan needed 6000 by prediction and 500 were missing: the next may need 5500."""
-    after, action = play(state(), *RUNNING, OutOfMemory(3, 7, 500, "text"))
+    after, action = play(state(), *RUNNING, out_of_memory(3, 7, 500, "text"))
     assert isinstance(action, RunPlanner) and action.budget_bytes == 5500
     assert after.out_of_memory == ("a",) and after.current.outcome is Outcome.OUT_OF_MEMORY
 
 
 def test_where_the_log_does_not_say_it_is_a_share_of_the_memory_doubled_each_time():
     """6400 / 64 = 100, then 6400 / 32 = 200, at last a quarter, 1600, each time."""
-    after, action = play(state(), *RUNNING, OutOfMemory(0, 0, None, "text"))
+    after, action = play(state(), *RUNNING, out_of_memory(0, 0, None, "text"))
     assert action.budget_bytes == 5900
     for number, budget in enumerate((5700, 5300, 4500, 2900, 1300)):
         failing = plan(f"b{number}", action.budget_bytes)
-        after, action = play(after, Planned(failing), Started(0), OutOfMemory(0, 0, 1, "text"))
+        after, action = play(after, Planned(failing), Started(0), out_of_memory(0, 0, 1, "text"))
         assert action.budget_bytes == budget
 
 
 def test_a_plan_that_ran_out_of_memory_is_not_started_again():
     """The planner insists: each time the budget goes down, until it gives something else."""
-    after, action = play(state(), *RUNNING, OutOfMemory(0, 0, 500, "text"), Planned(plan("a", 5500)))
+    after, action = play(state(), *RUNNING, out_of_memory(0, 0, 500, "text"), Planned(plan("a", 5500)))
     assert isinstance(action, RunPlanner) and action.budget_bytes < 5500
     _, action = decide(after, Planned(plan("b", action.budget_bytes)))
     assert isinstance(action, Start)
 
 
 def test_a_plan_beyond_the_limit_is_not_started():
-    _, action = play(state(), *RUNNING, OutOfMemory(0, 0, 500, "text"), Planned(plan("b", 5501)))
+    _, action = play(state(), *RUNNING, out_of_memory(0, 0, 500, "text"), Planned(plan("b", 5501)))
     assert isinstance(action, RunPlanner)
 
 
@@ -96,7 +104,7 @@ def test_what_a_failing_plan_measured_is_forgotten():
     """5000 were measured before it failed: that was not its peak."""
     after, _ = play(state(), *RUNNING, measured(peak=5000))
     assert after.corrections.static_offset_bytes == -1000
-    after, _ = play(after, Planned(NothingFits(None)), OutOfMemory(0, 20, 500, "text"))
+    after, _ = play(after, Planned(NothingFits(None)), out_of_memory(0, 20, 500, "text"))
     assert after.corrections.static_offset_bytes == 0 and after.budget_bytes == 5500
 
 
@@ -107,7 +115,7 @@ def test_headroom_loosens_at_the_next_checkpoint():
     fast = TrainingPlan("b", "", MEMORY, 5500, SECOND, corrections=after.corrections)
     after, action = decide(after, Planned(fast))
     assert action.for_checkpoint and after.candidate == fast
-    after, action = decide(after, Stopped(14))
+    after, action = decide(after, Ended(Outcome.REPLANNED, 14))
     assert action == Start(fast) and after.current.outcome is Outcome.REPLANNED
     assert after.current.last_step == 14  # two steps after the checkpoint are done again
     after, _ = decide(after, Started(12))
@@ -136,7 +144,7 @@ def test_the_limit_is_of_predictions_without_correction():
     A plan of 5400 that is corrected by -200 is one of 5600 without: beyond the limit. One of 5600 that is corrected by
     +200 is one of 5400: within.
     """
-    after, _ = play(state(), *RUNNING, OutOfMemory(0, 0, 500, "text"))
+    after, _ = play(state(), *RUNNING, out_of_memory(0, 0, 500, "text"))
     for peak, offset, is_started in ((5400, -200, False), (5600, 200, True)):
         answer = TrainingPlan("b", "", MEMORY, peak, SECOND, corrections=Corrections(offset))
         assert answer.raw_peak_bytes == peak - offset
@@ -157,7 +165,7 @@ def test_without_checkpoints_nothing_is_changed():
 def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
     """The limit does not go below 6000, which ran well: 6100 failed with 500 missing."""
     after, _ = play(state(), *RUNNING, measured(peak=6000, step_s=2), Planned(plan("b", 6100)))
-    after, action = play(after, Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
+    after, action = play(after, Ended(Outcome.REPLANNED, 12), Started(12), out_of_memory(0, 12, 500, "text"))
     assert action.budget_bytes == 6000
     _, action = decide(after, Planned(NothingFits(None)))
     assert action.plan.key == "a" and "back to one that ran" in action.reason
@@ -166,7 +174,7 @@ def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
 def test_a_plan_that_ran_proves_nothing_of_another_one_of_its_size():
     """Plan a of 6000 ran well, plan b of 6000 failed with 500 missing: the limit is 5500."""
     after, _ = play(state(), *RUNNING, measured(peak=6000, step_s=2), Planned(plan("b", 6000)))
-    _, action = play(after, Stopped(12), Started(12), OutOfMemory(0, 12, 500, "text"))
+    _, action = play(after, Ended(Outcome.REPLANNED, 12), Started(12), out_of_memory(0, 12, 500, "text"))
     assert action.budget_bytes == 5500
 
 
@@ -192,7 +200,7 @@ def test_a_failure_of_the_training_is_its_own():
 
 def test_restarts_have_a_limit():
     after, _ = play(state(max_restarts=0), *RUNNING)
-    _, action = decide(after, OutOfMemory(0, 0, 1, "text"))
+    _, action = decide(after, out_of_memory(0, 0, 1, "text"))
     assert isinstance(action, End) and "all 0 restarts are used" in action.reason
     assert action.exit_code == 1
 
@@ -210,7 +218,7 @@ def test_a_run_that_was_killed_is_closed():
 
 
 def test_after_the_end_a_new_training_keeps_what_was_learned():
-    events = (OutOfMemory(0, 0, 500, "x"), Planned(plan("b", 5500)), Started(0), Ended(Outcome.FINISHED, 9))
+    events = (out_of_memory(0, 0, 500, "x"), Planned(plan("b", 5500)), Started(0), Ended(Outcome.FINISHED, 9))
     after, _ = play(state(), *RUNNING, *events)
     after, action = decide(after, Opened())
     assert (after.attempts, after.out_of_memory, action.budget_bytes) == ((), ("a",), 5500)
@@ -253,7 +261,7 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
             event = Started(step)
         elif needs[current] > MEMORY:
             failed.add(current)
-            event = OutOfMemory(0, step, data.draw(st.sampled_from([None, 1, needs[current] - MEMORY])), "x")
+            event = out_of_memory(0, step, data.draw(st.sampled_from([None, 1, needs[current] - MEMORY])), "x")
         else:
             step += 10
             choices = ["measured", "killed", "finished", *["checkpoint"] * action.for_checkpoint]
@@ -264,7 +272,7 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
             elif choice == "killed":
                 event = Ended(Outcome.KILLED, step, "killed")
             else:
-                event = Stopped(step) if choice == "checkpoint" else Ended(Outcome.FINISHED, step)
+                event = Ended(Outcome.REPLANNED, step) if choice == "checkpoint" else Ended(Outcome.FINISHED, step)
     assert isinstance(action, End)
     assert num_starts <= 6
 

@@ -13,8 +13,7 @@ import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive.checkpoints import SavedStep, incomplete_on
-from mindswap.training.adaptive.events import Ended, OutOfMemory
-from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.model import Ended, Outcome
 from mindswap.training.adaptive.node import (
     NodeFacts,
     NodeTask,
@@ -85,7 +84,7 @@ def test_nodes_are_taken_in_the_order_of_their_addresses_and_with_enough_cards()
 
 def test_what_brought_the_end_about_goes_before_what_followed():
     failed, killed = Ended(Outcome.FAILED, 3, "lost its peer"), Ended(Outcome.KILLED, 3, "worker 1 was killed")
-    memory = OutOfMemory(2, 3, None, "x")
+    memory = Ended(Outcome.OUT_OF_MEMORY, 3, "x", worker=2)
     assert first_cause([failed, killed]) is killed
     assert first_cause([killed, failed, memory]) is memory
 
