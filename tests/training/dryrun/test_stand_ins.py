@@ -10,7 +10,7 @@ import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.training.dryrun import stand_ins
-from mindswap.training.dryrun.symbols import cpp_path, read_library
+from mindswap.training.dryrun.stand_ins import cpp_path, read_library
 
 
 @pytest.mark.parametrize(
