@@ -24,12 +24,11 @@ from mindswap.policy.model import (
 from mindswap.policy.read_parts import Parts, Pattern, RecomputeReader, is_empty
 from mindswap.policy.schema import (
     ENTRY_KEYS,
-    MAX_NUM_LAYERS,
     PREFETCH_DEFAULT,
     SELECT_OPTIONS,
     SWAP_KEYS,
     Expect,
-    is_index,
+    find_count,
     is_prefetch,
 )
 from mindswap.policy.settings import PolicySettings, Statement
@@ -42,11 +41,7 @@ _OFF_WORDS = ("false", "off", "no", "n", "0", "none")
 
 def find_num_layers(document: Document) -> int | None:
     """Number of layers that model.model_config states; None if it does not."""
-    for key in NUM_LAYERS_KEYS:
-        node = document.get("model", "model_config", key)
-        if node is not None and is_index(node) and 1 <= node.value <= MAX_NUM_LAYERS:
-            return node.value
-    return None
+    return find_count((document.get("model", "model_config", key) for key in NUM_LAYERS_KEYS), 1)
 
 
 def read_settings(document: Document, num_layers: int | None = None) -> PolicySettings:

@@ -3,13 +3,12 @@
 import re
 from dataclasses import dataclass, field
 
-from mindswap.config.nodes import DocumentNode, expanded_size, key_text
+from mindswap.config.nodes import DocumentNode, key_text
 from mindswap.config.pipeline import Pipeline, is_stage_counts
 from mindswap.config.problem import Location
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 from mindswap.policy.schema import (
     MAX_NUM_LAYERS,
-    MAX_SECTION_VALUES,
     MINDSWAP_KEYS,
     RECOMPUTE_FLAGS,
     RECOMPUTE_KEYS,
@@ -42,15 +41,8 @@ class Parts:
 
     def section(self, node: DocumentNode | None, path: str) -> DocumentNode | None:
         """A section that says something and can be read; else None."""
-        if node is None or is_empty(node):
-            return None
-        if node.entries is None:
-            self.unread.misfit(path, node, Expect.MAPPING)
-            return None
-        if expanded_size(node) > MAX_SECTION_VALUES:
-            self.unread.misfit(path, node, Expect.SMALL_SECTION)
-            return None
-        return node
+        empty = node is None or is_empty(node)
+        return None if node is None or empty else self.unread.section(node, path, Expect.MAPPING, Expect.SMALL_SECTION)
 
     def entries(self, node: DocumentNode, path: str, expect: Expect) -> list[tuple[str, DocumentNode]]:
         """The mappings of a list, or the one mapping that stands in place of a list; each with its path."""

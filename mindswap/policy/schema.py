@@ -5,6 +5,7 @@ is accepted and what a message says cannot drift apart.
 """
 
 import json
+from collections.abc import Iterable
 from enum import Enum
 from importlib import resources
 
@@ -81,6 +82,12 @@ def is_prefetch(node: DocumentNode) -> bool:
 def is_index(node: DocumentNode) -> bool:
     """True for an integer (a bool is none)."""
     return is_whole_number(node.value)
+
+
+def find_count(nodes: Iterable[DocumentNode | None], least: int) -> int | None:
+    """The first that is a number of layers, from `least` on."""
+    found = (node.value for node in nodes if node is not None and is_index(node))
+    return next((value for value in found if least <= value <= MAX_NUM_LAYERS), None)
 
 
 def is_pattern(node: DocumentNode) -> bool:

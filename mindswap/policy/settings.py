@@ -6,10 +6,11 @@ Made by `read`; `build` makes the Policy from it and the rules judge it.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mindswap.config.nodes import DocumentNode, MappingEntry, key_text
+from mindswap.config.nodes import DocumentNode, MappingEntry, expanded_size, key_text
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.problem import Location
 from mindswap.policy.model import Layers
+from mindswap.policy.schema import MAX_SECTION_VALUES
 from mindswap.policy.words import closest_names
 
 # What could not be read of a configuration, of MindFormers 1.x or 2.x, with its place.
@@ -55,6 +56,13 @@ class ParseIssues:
     misfits: list[InvalidValue] = field(default_factory=list)
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     missing_keys: list[MissingKey] = field(default_factory=list)
+
+    def section(self, node: DocumentNode, path: str, mapping: Enum, small: Enum) -> DocumentNode | None:
+        """A section that can be read; None where it is no mapping, or too large."""
+        if node.entries is not None and expanded_size(node) <= MAX_SECTION_VALUES:
+            return node
+        self.misfit(path, node, mapping if node.entries is None else small)
+        return None
 
     def misfit(self, path: str, node: DocumentNode, expect: Enum) -> None:
         """Keep a value that does not fit."""

@@ -11,7 +11,7 @@ import yaml
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.problem import Level
-from mindswap.config.step import DEFAULT_MASTER_PORT, StepSettings, read_step_settings
+from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
@@ -106,7 +106,6 @@ class CheckedJob:
     swapped_bytes: int = 0  # that one worker has in host memory at a time, at most
     loads_whole_checkpoint: bool = False  # `auto_trans_ckpt` is on, and there is a checkpoint
     checkpoint_bytes: int = 0  # of its files
-    master_port: int = DEFAULT_MASTER_PORT  # where the scheduler listens
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,8 @@ def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
 
 def _find_ports(facts: MachineFacts) -> Iterator[Diagnosis]:
     machine = facts.machine
-    port = facts.job.master_port if facts.job else DEFAULT_MASTER_PORT
-    if port in machine.ports:
-        yield diagnosis("master-port", port=port)
+    if DEFAULT_MASTER_PORT in machine.ports:
+        yield diagnosis("master-port", port=DEFAULT_MASTER_PORT)
     base = facts.environ.get("HCCL_IF_BASE_PORT", "")
     first = int(base) if base.isdecimal() and len(base) < 6 else HCCL_BASE_PORT
     wanted = range(first, first + NUM_HCCL_PORTS)

@@ -1,9 +1,9 @@
 """Document of MindFormers 2.x -> Settings2x. What does not fit is kept as a misfit; nothing is judged here."""
 
-from mindswap.config.nodes import Document, DocumentNode, expanded_size, key_text
+from mindswap.config.nodes import Document, DocumentNode, key_text
 from mindswap.config.problem import Location
 from mindswap.policy.mindformers_2x.settings import SECTION_KEYS, Expect2x, Settings2x, Target, parse_spec
-from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, is_index, is_pattern, is_prefetch
+from mindswap.policy.schema import find_count, is_index, is_pattern, is_prefetch
 from mindswap.policy.settings import ParseIssues
 
 NUM_LAYERS_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -13,18 +13,12 @@ _OFF_WORDS = ("false", "off", "no", "n", "0", "none", "null")
 
 def find_num_layers_2x(document: Document) -> int | None:
     """Layers that `model` states, without those for multi-token prediction."""
-    return _find_count(document, NUM_LAYERS_KEYS, 1)
+    return find_count((document.get("model", key) for key in NUM_LAYERS_KEYS), 1)
 
 
 def find_mtp_layers(document: Document) -> int:
     """Layers for multi-token prediction; they have the ids behind the others."""
-    return _find_count(document, MTP_KEYS, 0) or 0
-
-
-def _find_count(document: Document, keys: tuple[str, ...], least: int) -> int | None:
-    nodes = (document.get("model", key) for key in keys)
-    found = (node.value for node in nodes if node is not None and is_index(node))
-    return next((value for value in found if least <= value <= MAX_NUM_LAYERS), None)
+    return find_count((document.get("model", key) for key in MTP_KEYS), 0) or 0
 
 
 def read_pynative(document: Document, num_layers: int | None) -> Settings2x:
@@ -64,14 +58,10 @@ class _Reader:
         node = self.document.get(name)
         if node is None:
             return None
-        if node.entries is None:
-            self.unread.misfit(name, node, Expect2x.SECTION)
-            return None
-        if expanded_size(node) > MAX_SECTION_VALUES:
-            self.unread.misfit(name, node, Expect2x.SMALL_SECTION)
-            return None
-        self.unread.check_keys(node, name, SECTION_KEYS[name])
-        return node
+        section = self.unread.section(node, name, Expect2x.SECTION, Expect2x.SMALL_SECTION)
+        if section is not None:
+            self.unread.check_keys(section, name, SECTION_KEYS[name])
+        return section
 
     def _is_enabled(self, section: DocumentNode, name: str) -> bool:
         node = section.get("enable")

@@ -117,12 +117,6 @@ class DryRun:
         readers = frozenset(self.operators.get(tick, "") for block in gathered for tick in block.uses)
         object.__setattr__(self, "_readers_of_gathered", readers)
 
-    @property
-    def peak_operator(self) -> str:
-        """The operator that runs then; "" if none is known."""
-        ticks = [tick for tick in self.operators if tick <= self.peak_tick]
-        return self.operators[max(ticks)] if ticks else ""
-
     def live(self, tick: int | None = None) -> list[PoolBlock]:
         """Blocks that are live at a tick, at the peak by default, largest first."""
         at = self.peak_tick if tick is None else tick
