@@ -5,6 +5,7 @@ Source: `mindformers/models/llama` of mindformers 1.9.0, `mindformers/pynative/t
 
 import re
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import yaml
@@ -17,29 +18,9 @@ from mindswap.errors import PolicyError
 from mindswap.policy.cell_tree import CellNode, PatternError, match_pattern
 from mindswap.policy.mindformers_2x.tables import is_below
 
-# Cells of the legacy models, longest first. Newer 1.9 models have the names of 2.x.
-LEGACY_CELLS = {
-    "attention.flash_attention": "self_attention.core_attention",
-    "attention.infer_attention": "self_attention.core_attention",
-    "attention.apply_rotary_emb": "self_attention.apply_rotary_pos_emb",
-    "attention.wq": "self_attention.linear_qkv",
-    "attention.wk": "self_attention.linear_qkv",
-    "attention.wv": "self_attention.linear_qkv",
-    "attention.w_qkv": "self_attention.linear_qkv",
-    "attention.w": "self_attention.linear_qkv",
-    "attention.wo": "self_attention.linear_proj",
-    "attention": "self_attention",
-    "feed_forward.w1.activation": "mlp.activation_func",
-    "feed_forward.w_gate_hidden": "mlp.linear_fc1",
-    "feed_forward.w1": "mlp.linear_fc1",
-    "feed_forward.w3": "mlp.linear_fc1",
-    "feed_forward.w2": "mlp.linear_fc2",
-    "feed_forward": "mlp",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "pre_mlp_layernorm",
-    # Newer 1.9 models have flash attention one level deeper.
-    "self_attention.core_attention.flash_attention": "self_attention.core_attention",
-}
+_FILE = resources.files("mindswap") / "data" / "pynative" / "legacy_cells.yaml"
+# Cells of the legacy models -> those of 2.x, longest first.
+LEGACY_CELLS: dict[str, str] = yaml.safe_load(_FILE.read_text("utf-8"))
 _PLAIN = re.compile(r"\w+")
 # A dot that stands for any character: in 2.x it would cross levels.
 _ANY_CHARACTER = re.compile(r"(?<!\\)\.(?![^\[]*\])")

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -59,35 +59,31 @@ def _read_safetensors(file: BinaryIO, size_bytes: int) -> dict[str, int]:
 def _read_ckpt(file: BinaryIO, size_bytes: int) -> dict[str, int]:
     """Protobuf of MindSpore: Checkpoint {repeated Value value = 1}, Value {tag = 1, TensorProto tensor = 2}."""
     values: dict[str, int] = {}
-    while file.tell() < size_bytes:
-        end = _enter(file, 1, size_bytes)
-        tag_end = _enter(file, 1, end)
-        tag = file.read(tag_end - file.tell()).decode("utf-8")
-        if tag in _NAMES:
-            tensor_end = _enter(file, 2, end)
-            while file.tell() < tensor_end:
-                key = _varint(file)
-                if key & 7 == 0:  # a dimension
-                    _varint(file)
-                    continue
-                length = _varint(file)
-                if key >> 3 == 3:  # tensor_content
-                    values[tag] = int.from_bytes(file.read(min(length, 8)), "little")
-                    break
-                file.seek(length, 1)
-        file.seek(end)
+    for number, end in _fields(file, size_bytes):
+        if number != 1:
+            raise EOFError
+        tag = ""
+        for part, part_end in _fields(file, end):
+            if part == 1:
+                tag = file.read(part_end - file.tell()).decode("utf-8")
+            elif tag in _NAMES:
+                for name, last in _fields(file, part_end):
+                    if name == 3:  # tensor_content
+                        values[tag] = int.from_bytes(file.read(min(last - file.tell(), 8)), "little")
     return values
 
 
-def _enter(file: BinaryIO, number: int, limit: int) -> int:
-    """Past the head of a field with a length; where the field ends."""
-    if _varint(file) != number << 3 | 2:
-        raise EOFError
-    end = _varint(file)
-    end += file.tell()
-    if end > limit:
-        raise EOFError
-    return end
+def _fields(file: BinaryIO, limit: int) -> Iterator[tuple[int, int]]:
+    """Numbers of the fields that have a length, the file at the begin of each, and where each ends."""
+    while file.tell() < limit:
+        key, value = _varint(file), _varint(file)
+        end = file.tell() + value
+        if key & 7 == 0:  # the value itself, as of a dimension
+            continue
+        if key & 7 != 2 or end > limit:
+            raise EOFError
+        yield key >> 3, end
+        file.seek(end)
 
 
 def _varint(file: BinaryIO) -> int:

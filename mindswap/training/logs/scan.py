@@ -29,6 +29,10 @@ NEEDLES = (
     b" lazy_inline",
     b"..Training Over!..",
 )
+# What a line of no interest has none of, whatever its header says.
+_TELLING = (
+    b" at layer ", b"lazy_inline", b"[WARNING]", b"[ERROR]", b"] - ", b"Error", b"peak", b"Device ", b"\r", b"\x1b",
+)  # fmt: skip
 MAX_LINE_BYTES = 1 << 20
 MAX_SET_LINES = 20_000
 MAX_EVENTS = 100
@@ -241,18 +245,7 @@ class LogScanner:
 
 def _is_idle(raw: bytes) -> bool:
     """A line of level INFO about memory, of which MindSpore writes very many with GLOG_v=1; one message, whole."""
-    return raw.startswith((b"[INFO]", b"[DEBUG]")) and not (
-        b" at layer " in raw
-        or b"lazy_inline" in raw
-        or b"[WARNING]" in raw
-        or b"[ERROR]" in raw
-        or b"] - " in raw
-        or b"Error" in raw
-        or b"peak" in raw
-        or b"Device " in raw
-        or b"\r" in raw
-        or b"\x1b" in raw
-    )
+    return raw.startswith((b"[INFO]", b"[DEBUG]")) and not any(map(raw.__contains__, _TELLING))
 
 
 def _max(first: int | None, second: int | None) -> int | None:

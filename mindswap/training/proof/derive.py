@@ -3,17 +3,17 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mindswap.config.render import block_lines, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.policy.convert import change_layers
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
-
-# A profile of this level has sizes and directions of copies; Level1 has neither.
-PROFILER_LEVEL = 2
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,10 @@ def derive(config: Mapping[str, Any], wanted: RunOptions) -> tuple[dict[str, Any
         LaunchError: the parallel sizes do not fit the number of workers.
     """
     edit = _Edit(copy.deepcopy(dict(config)))
-    edit.set("run_mode", "train")
-    edit.set("load_checkpoint", "")
-    for key in ("resume_training", "auto_trans_ckpt", "do_eval"):
-        edit.set(key, False)
-    if edit.get("seed") is None:  # weights would differ from run to run
-        edit.set("seed", 0)
-    edit.set("only_save_strategy", False)
-    edit.set("model.model_config.checkpoint_name_or_path", "", only_if_there=True)
-    edit.set("runner_config.epochs", 1)
-    edit.set("runner_config.sink_size", 1)
+    wants = yaml.safe_load((resources.files("mindswap") / "data" / "proof" / "run.yaml").read_text("utf-8"))
+    for path, value in wants["always"].items():
+        if path != "seed" or edit.get(path) is None:  # weights would differ from run to run
+            edit.set(path, value, only_if_there=path.startswith("model."))
     # No checkpoints, nothing that writes or waits. TrainCallBack ends the training: `runner_config.stop_step`, which
     # should make one, is read and dropped by mindformers 1.9.0 (trainer/base_trainer.py:1344).
     last = {"type": "TrainCallBack", "stop_step": wanted.num_steps}
@@ -65,7 +59,12 @@ def derive(config: Mapping[str, Any], wanted: RunOptions) -> tuple[dict[str, Any
     _set_data(edit, wanted.data)
     if wanted.is_deterministic:
         edit.set("context.deterministic", "ON")
-    _set_profile(edit, wanted)
+    edit.set("profile", wanted.is_profiled)
+    if wanted.is_profiled:
+        # ProfileMonitor starts behind step `start`, and writes at the end of step `stop`: the last, which is not timed.
+        last_step = wanted.num_steps
+        edit.data |= {"profile_start_step": last_step, "profile_stop_step": last_step, **wants["profiler"]}
+        edit.changes.append(f"profiler: step {last_step} of rank 0, Level{wants['profiler']['profiler_level']}")
     return edit.data, tuple(edit.changes)
 
 
@@ -170,28 +169,6 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
         **(edit.get("train_dataset_task") or {"type": "CausalLanguageModelDataset"}),
         "dataset_config": edit.get("train_dataset"),
     }
-
-
-def _set_profile(edit: _Edit, wanted: RunOptions) -> None:
-    edit.set("profile", wanted.is_profiled)
-    if not wanted.is_profiled:
-        return
-    # ProfileMonitor starts behind step `start` and writes at the end of step `stop`. The last step: it is not timed.
-    settings = {
-        "profile_start_step": wanted.num_steps,
-        "profile_stop_step": wanted.num_steps,
-        "profile_rank_ids": [0],
-        "profiler_level": PROFILER_LEVEL,
-        "init_start_profile": False,
-        "profile_communication": False,
-        "profile_memory": False,
-        "profile_pipeline": False,
-        "data_simplification": True,
-        "with_stack": False,
-        "mstx": False,
-    }
-    edit.data.update(settings)
-    edit.changes.append(f"profiler: step {wanted.num_steps} of rank 0, Level{PROFILER_LEVEL}")
 
 
 # The data of a proof: the user's where it is there, else a MindRecord made on the spot.
