@@ -9,7 +9,7 @@ examples:
   mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
 
 Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
-and memory, step time and copies are not visible. Read report.html; send_back.tar.gz has what to send for a report.
+and memory, step time and copies are not visible. Read report.html; support_bundle.tar.gz has what to send for a report.
 
 options:
   CONFIG            YAML of MindFormers
@@ -52,7 +52,7 @@ from mindswap.training.proof.children import RayPlace
 from mindswap.training.proof.derive import RunOptions
 from mindswap.training.proof.model import Proof
 from mindswap.training.proof.proving import ProofRequest, prepare, run_variants
-from mindswap.training.proof.send_back import pack
+from mindswap.training.proof.support_bundle import pack
 from mindswap.units import parse_bytes
 
 VARIANTS = ("off", "yaml", "plan")

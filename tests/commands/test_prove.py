@@ -89,7 +89,7 @@ def test_both_workers_report_losses_that_fall_and_are_equal_with_and_without_the
 def test_the_folder_has_all_that_is_sent_back(done):
     folder, _ = done
     there = {path.name for path in folder.iterdir()}
-    assert {"off.yaml", "yaml.yaml", "plan.yaml", "report.html", "report.json", "send_back.tar.gz"} <= there
+    assert {"off.yaml", "yaml.yaml", "plan.yaml", "report.html", "report.json", "support_bundle.tar.gz"} <= there
     assert list(folder.glob("off/profile/rank_0/*/ASCEND_PROFILER_OUTPUT/trace_view.json"))
     assert not list(folder.glob("**/*.safetensors")) and not list(folder.glob("**/*.ckpt"))
 

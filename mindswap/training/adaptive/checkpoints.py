@@ -16,7 +16,7 @@ _NAMES = ("epoch_num", "step_num")
 
 @dataclass(frozen=True, order=True)
 class SavedStep:
-    """When a checkpoint was written; epochs and steps from 1, steps over all epochs."""
+    """Epoch and step at which a checkpoint was written; epochs and steps from 1, steps over all epochs."""
 
     step: int
     epoch: int

@@ -23,7 +23,7 @@ _NODE_OPTIONS = ("--master_addr", "--node_rank")
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """How the user starts the training."""
+    """The training command of the user."""
 
     msrun_options: tuple[str, ...] | None  # options of msrun as given; None for one process without msrun
     script: Path | None  # the training script; None for the package's own entry
@@ -154,7 +154,7 @@ def without_options(words: Sequence[str], is_left_out: Callable[[str], bool]) ->
 
 
 def checkpoint_folder(command: TrainingCommand, document: Document, working_folder: Path) -> Path:
-    """Where `rank_0`, `rank_1`, ... of the checkpoints are: in `checkpoint` below the output folder."""
+    """Folder of `rank_0`, `rank_1`, ... of the checkpoints: `checkpoint` below the output folder."""
     output = find_option(list(command.options), "--output_dir")
     if output is None:
         output = str(document.value("output_dir") or "./output")
@@ -171,7 +171,7 @@ def saves_checkpoints(document: Document) -> bool:
 
 
 def single_checkpoints(document: Document) -> Iterator[Location]:
-    """Where a callback keeps one checkpoint: MindFormers deletes it before it writes the next one."""
+    """Places of callbacks that keep one checkpoint: MindFormers deletes it before it writes the next one."""
     for monitor in _checkpoint_monitors(document):
         # mindformers 1.9.0, core/callback/callback.py:1878: the oldest goes, then the new one is written
         kept = monitor.get("keep_checkpoint_max")
@@ -188,7 +188,7 @@ def _checkpoint_monitors(document: Document) -> Iterator[DocumentNode]:
 
 
 def is_parallel(command: TrainingCommand, document: Document) -> bool:
-    """Whether MindFormers takes its processes for parts of one training: not so by default, whoever starts them."""
+    """True where MindFormers takes its processes for parts of one training: not by default, whoever starts them."""
     option = find_option(list(command.options), "--use_parallel")
     return option.lower() == "true" if option is not None else document.value("use_parallel") is True
 
@@ -209,7 +209,7 @@ def find_exclusions(document: Document, options: Sequence[str]) -> tuple[Problem
 
 
 def is_excluded(option: str) -> bool:
-    """Whether an option of the training script sets swap or recomputation."""
+    """True for an option of the training script that sets swap or recomputation."""
     return option.startswith(("--swap_config.", "--recompute_config."))
 
 

@@ -1,4 +1,4 @@
-"""What an adaptive run does next: pure, (state, event) -> (state, action).
+"""The decisions of an adaptive run: (state, event) -> (state, action).
 
 It ends: every start beyond the first counts against `max_restarts`; a plan that ran out of memory is never
 started again, nor one that needs as much; a faster plan is tried only if it was never tried.
@@ -232,7 +232,7 @@ def _killed(state: State, step: int, text: str) -> Next:
 
 
 def _num_kills_without_progress(state: State) -> int:
-    """How many of the last attempts were killed before they got further than those before them."""
+    """Number of the last attempts that were killed before they got further than those before them."""
     count, attempts = 0, state.attempts[state.num_fixed_attempts :]
     for index in range(len(attempts) - 1, -1, -1):
         best = max((other.last_step for other in attempts[:index]), default=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Corrections:
-    """What measurements say about the model of the planner."""
+    """Corrections of the planner's model, from measurements."""
 
     static_offset_bytes: int = 0  # to add to every predicted peak
     compute_permille: int = 1000  # speed of the compute stream against the model, in thousandths
@@ -46,7 +46,7 @@ Planner = Callable[[Path, int, Corrections], "TrainingPlan | NothingFits"]
 
 
 class Outcome(str, enum.Enum):  # enum.StrEnum of Python 3.11
-    """How an attempt ended; RUNNING while it has not."""
+    """End of an attempt; RUNNING while it has not."""
 
     __str__ = str.__str__
     RUNNING = "running"
@@ -79,7 +79,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user set."""
+    """Settings of the user."""
 
     memory_bytes: int  # device memory that may be used, per card
     max_restarts: int = 8  # starts after the first one
@@ -105,7 +105,7 @@ class State:
 
     @property
     def budget_bytes(self) -> int:
-        """What the next plan may need, by prediction."""
+        """Predicted need that the next plan may have."""
         if self.limit_bytes is None:
             return self.settings.memory_bytes
         return min(self.settings.memory_bytes, self.limit_bytes + self.corrections.static_offset_bytes)

@@ -37,7 +37,7 @@ MARKER = "MINDSWAP_ADAPTIVE_RUN"
 
 @dataclass(frozen=True)
 class NodeTask:
-    """What a node does in a run; paths are those on each node."""
+    """Part of a node in a run; paths are those on each node."""
 
     command: TrainingCommand
     run_dir: Path  # absolute
@@ -52,7 +52,7 @@ class NodeTask:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What has to be the same on all nodes."""
+    """Facts that have to be the same on all nodes."""
 
     name: str  # its address
     versions: Mapping[str, str] = field(default_factory=dict)  # of packages
@@ -61,7 +61,7 @@ class NodeFacts:
 
 
 def node_mistakes(facts: Sequence[NodeFacts], config_path: Path, here: NodeFacts) -> list[str]:
-    """What forbids a start, each with node and value; `here` is of the driver."""
+    """Reasons against a start, each with node and value; `here` is of the driver."""
     found = []
     for node in facts:
         found += version_mistakes(node.name, node.versions, here.versions)
@@ -132,7 +132,7 @@ def _place(address: str) -> tuple[int, str]:
 
 
 class TrainingNode:
-    """What the driver asks of a node; the methods run there, one at a time.
+    """Methods that the driver calls on a node; they run there, one at a time.
 
     The workers hang on a pipe of this process: however it ends, with the driver for example, they end, too.
     """
@@ -217,16 +217,16 @@ class TrainingNode:
         self._workers.start(self._words, {"MS_MEMORY_STATISTIC": "1", **environment}, folder)
 
     def full_disks(self) -> tuple[str, ...]:
-        """What is missing where this node writes."""
+        """Missing room, where this node writes."""
         return full_disks(self._checkpoints(()), self._task.run_dir)
 
     def logs(self, number: int) -> dict[str, bytes]:
-        """What the logs of an attempt say, by their names in its folder."""
+        """Contents of the logs of an attempt, by their names in its folder."""
         folder = self._folder(number)
         return {str(path.relative_to(folder.parent)): path.read_bytes() for path in folder.glob("*.log")}
 
     def look(self) -> Seen:
-        """What the logs of this node say."""
+        """State of training by the logs of this node."""
         return self._workers.look()
 
     def ended(self) -> bool | None:

@@ -65,7 +65,7 @@ class Nodes:
         return "127.0.0.1"
 
     def choose_port(self, may_differ: bool) -> int:
-        """Where the scheduler will listen, on the node of rank 0."""
+        """Port of the scheduler, on the node of rank 0."""
         return int(self.ask("choose_port", lambda _: (self.master_address(), may_differ), ranks=[0])[0])
 
     def marks(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Nodes:
         return ", ".join(map(self.name_of, ranks))
 
     def full_disks(self) -> tuple[str, ...]:
-        """Where nodes have no room left; nothing of nodes that are lost."""
+        """Disks of nodes without room; nothing of nodes that are lost."""
         with contextlib.suppress(NodeLost):
             named = ((self.name_of(rank), lines) for rank, lines in enumerate(self.ask("full_disks")))
             return tuple(f"{name}: {line}" if name else line for name, lines in named for line in lines)
@@ -124,7 +124,7 @@ class Nodes:
         self.ask("start")
 
     def look(self) -> Seen:
-        """What their logs say by now."""
+        """State of training by their logs."""
         seen = merge_seen(self.ask("look"))
         self.step = max(self.step, seen.step)
         if self.step and not self.startup_s:
@@ -270,7 +270,7 @@ class RayNodes(Nodes):
 
 
 def merge_seen(seen: Sequence[Seen]) -> Seen:
-    """What the logs of all nodes say together."""
+    """State of training by the logs of all nodes."""
     events = [one.out_of_memory for one in seen if one.out_of_memory]
     return Seen(
         step=min((one.step for one in seen), default=0),

@@ -30,7 +30,7 @@ class StateProblem(MindswapError):
 
 
 def state_path(run_dir: Path) -> Path:
-    """Where the state of a run directory is."""
+    """File of the state of a run directory."""
     return run_dir / "adaptive" / "state.json"
 
 
@@ -64,7 +64,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def is_locked(run_dir: Path) -> bool:
-    """Whether a process works on a run directory."""
+    """True while a process works on a run directory."""
     try:
         file = _lock_path(run_dir).open()
     except OSError:
@@ -144,7 +144,7 @@ def _digest(body: object) -> str:
 
 
 def attempt_folder(run_dir: Path, number: int) -> Path:
-    """Where an attempt keeps its files and logs."""
+    """Folder of the files and logs of an attempt."""
     return run_dir / f"attempt_{number}"
 
 

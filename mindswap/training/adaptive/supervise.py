@@ -46,7 +46,7 @@ from mindswap.training.launch.processes import (
 
 @dataclass(frozen=True)
 class AdaptiveRun:
-    """What is to be run."""
+    """An adaptive run."""
 
     task: NodeTask  # on each node
     nodes: Nodes  # where

@@ -68,7 +68,7 @@ class LogFollower:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the logs of all workers say so far."""
+    """State of training by the logs of all workers."""
 
     step: int  # the step that all workers have passed; 0 for none
     num_steps: int  # of the whole training; 0 while unknown

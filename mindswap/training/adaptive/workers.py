@@ -63,7 +63,7 @@ class Workers:
             raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error
 
     def look(self) -> Seen:
-        """What their logs say by now."""
+        """State of training by their logs."""
         seen = self._watch.poll()
         self.step = max(self.step, seen.step)
         return seen
@@ -132,7 +132,7 @@ class Workers:
 
 
 def count_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 if it does not say."""
+    """Number of processes that the kernel has killed for want of memory since it started; 0 if it does not say."""
     try:
         with Path("/proc/vmstat").open(encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)

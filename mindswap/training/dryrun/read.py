@@ -1,4 +1,4 @@
-"""What a dry run left: blocks of the memory pool, operators in the order of execution, peaks.
+"""Results of a dry run: blocks of the memory pool, operators in the order of execution, peaks.
 
 `memory_block.csv` has each block with the ticks between which it was taken and given back, `task.csv` the operator of
 each tick, `execute_order.csv` every kernel in order of launch with its stream (memory_tracker of MS_ALLOC_CONF).
@@ -130,7 +130,7 @@ class DryRun:
         return sums
 
     def part(self, block: PoolBlock) -> str:
-        """What a block is for: one of `PARTS`."""
+        """Purpose of a block: one of `PARTS`."""
         if block.kind == WEIGHT:
             return "optimizer states" if block.name.startswith(_STATES) else "weights"
         if block.kind == CONSTANT:
@@ -159,7 +159,7 @@ class DryRun:
 
     @property
     def copied_bytes(self) -> int:
-        """What comes back from the host in all steps that were run."""
+        """Bytes that come back from the host in all steps that were run."""
         return sum(block.size_bytes for block in self.blocks if block.operator == "MoveTo")
 
     @property
@@ -174,7 +174,7 @@ class DryRun:
 
 
 def read_run(run: RankRun) -> DryRun:
-    """What a rank left in its folder.
+    """Results of a rank, from its folder.
 
     Raises:
         LaunchError: it left no figures of memory.

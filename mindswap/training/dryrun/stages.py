@@ -29,7 +29,7 @@ _HOLDER_PARTS = {
 
 @dataclass(frozen=True)
 class StepPlace:
-    """Where in a step an operator runs."""
+    """Place of an operator in a step."""
 
     is_backward: bool  # of the gradient, or computed again for it
     where: str  # before the layers, in the layers or behind them, in the order of the pass
@@ -67,7 +67,7 @@ class StageRun:
 
 @dataclass(frozen=True, eq=False)
 class DryRunReport:
-    """What MindSpore's Ascend backend does with a configuration, without a card; no times and no values.
+    """A configuration on MindSpore's Ascend backend, without a card; no times and no values.
 
     Attributes:
         title: name of the configuration.
@@ -97,7 +97,7 @@ class DryRunReport:
 
     @property
     def peak_gib(self) -> float:
-        """What is held against the budget, in GiB."""
+        """Peak that is held against the budget, in GiB."""
         return self.peak_bytes / 2**30
 
     @property
@@ -111,16 +111,16 @@ class DryRunReport:
         return max(stage.actual_peak_bytes for stage in self.stages)
 
     def workspace_bytes(self, stage: StageRun) -> int:
-        """What kernels of a stage take beside tensors: simulated, a dry run knows none; 0 where it is not known."""
+        """Memory of kernels of a stage beside tensors: simulated, a dry run knows none; 0 where it is not known."""
         simulated = self.simulated_stage(stage)
         return dict(simulated.static_parts).get("workspace", 0) if simulated else 0
 
     def simulated_stage(self, stage: StageRun) -> StageReport | None:
-        """What `simulate` says of a stage; None where nothing is simulated."""
+        """The simulated stage; None where nothing is simulated."""
         return self.simulated.stages[stage.stage] if self.simulated else None
 
     def simulated_parts(self, stage: StageRun) -> dict[str, int]:
-        """What the simulated stage holds at its peak, in the parts of a dry run, without workspace; {} without one."""
+        """Memory of the simulated stage at its peak, in the parts of a dry run, without workspace; {} without one."""
         simulated = self.simulated_stage(stage)
         if self.simulated is None or simulated is None:
             return {}
@@ -136,7 +136,7 @@ class DryRunReport:
 
     @property
     def peak_bytes(self) -> int:
-        """What is held against the budget: with the simulated workspace, and with fragments if they count."""
+        """Peak that is held against the budget: with the simulated workspace, and with fragments if they count."""
         return max(
             (stage.actual_peak_bytes if self.counts_fragments else stage.used_peak_bytes) + self.workspace_bytes(stage)
             for stage in self.stages
@@ -144,7 +144,7 @@ class DryRunReport:
 
     @property
     def fits(self) -> bool:
-        """Whether that is within the budget."""
+        """True if that is within the budget."""
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
 

@@ -70,7 +70,7 @@ def on_node(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_of(ray: Any, name: str, call: Any) -> Any:
-    """What a call on a node of this name answers. Raises LaunchError: what it raised; NodeLost."""
+    """Answer of a call on a node of this name. Raises LaunchError: what it raised; NodeLost."""
     try:
         return ray.get(call, timeout=ANSWER_S)
     except ray.exceptions.RayTaskError as error:
@@ -86,7 +86,7 @@ def package_versions() -> dict[str, str]:
 
 
 def version_mistakes(name: str, versions: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """What a node of this name has in other versions than the driver."""
+    """Packages that a node of this name has in other versions than the driver."""
     pairs = [(package, versions.get(package, "none"), version) for package, version in here.items()]
     return [f"node {name}: {package} is {there}, here it is {version}" for package, there, version in pairs
             if there != version]  # fmt: skip

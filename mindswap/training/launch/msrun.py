@@ -110,7 +110,7 @@ def plain_name(folder: Path) -> Iterator[str]:
 
 
 def worker_log(folder: Path, rank: int) -> Path:
-    """Where msrun writes what a worker prints."""
+    """File in which msrun writes what a worker prints."""
     return folder / f"worker_{rank}.log"
 
 
@@ -154,7 +154,7 @@ def _name(ranks: list[int]) -> str:
 
 
 def _examine(log: Path) -> tuple[bool, str]:
-    """Whether a log tells of a cause, and what it tells."""
+    """Whether it is a cause, and the text of a log about its end."""
     try:
         lines = read_tail(log)
     except OSError:
@@ -228,7 +228,7 @@ def free_bytes(folder: Path) -> tuple[int, int]:
 
 
 def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
-    """What is missing on the file system of a folder, which need not exist, for `what`; empty if there is room."""
+    """Room that is missing on the file system of a folder, which need not exist, for `what`; empty if there is room."""
     try:
         free, whole = free_bytes(folder)
     except OSError:

@@ -208,7 +208,7 @@ def hold_lifeline(environment: Mapping[str, str]) -> None:
 
 
 def tie_to_parent() -> Callable[[], None]:
-    """What a child calls before it starts its program, msrun for example: it ends with the thread that started it."""
+    """Function that a child calls before it starts its program, as msrun: it ends with the thread that started it."""
     library, parent = ctypes.CDLL(None), os.getpid()
 
     def tie() -> None:

@@ -16,7 +16,7 @@ _LAZY_INLINE = (
 
 
 class FindingLevel(enum.Enum):
-    """How much a finding matters."""
+    """Weight of a finding."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -173,7 +173,7 @@ def _layers(lines: Sequence[SetLine]) -> str:
 
 
 def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
-    """How the run went: lazy_inline, memory, its end."""
+    """Findings about the run: lazy_inline, memory, its end."""
     if log.num_offload_warnings:
         level = FindingLevel.NOTE if log.is_cpu_run else FindingLevel.ERROR
         yield (

@@ -1,4 +1,4 @@
-"""How MindSpore and CANN say that memory ran out.
+"""Lines of a worker's log: settings of layers, memory, out of memory.
 
 MindSpore's texts are those of the libraries in the wheel of mindspore 2.9.0 (`strings`), CANN's are
 from its list of error codes (hiascend.com, "maintenref/troubleshooting") and public reports.
@@ -45,7 +45,7 @@ class OomEvent:
 
 @dataclass(frozen=True)
 class MemoryStatistics:
-    """What MindSpore prints with `MS_MEMORY_STATISTIC=1`, or mindswap in a training; None for what was not printed."""
+    """Memory as MindSpore prints it with `MS_MEMORY_STATISTIC=1`, or mindswap; None for what was not printed."""
 
     device_bytes: int | None = None  # all memory of the device
     available_bytes: int | None = None  # what MindSpore may use of it

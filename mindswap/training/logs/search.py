@@ -1,4 +1,4 @@
-"""Where a line of interest may be, in one pass over compiled code: for logs of gigabytes, more than twice as fast.
+"""Search for lines of interest in one pass of compiled code: for logs of gigabytes, more than twice as fast.
 
 To be imported only where it pays: numba takes half a second.
 """
@@ -25,7 +25,7 @@ assert all(any(window in needle for window in WINDOWS) for needle in NEEDLES)
 
 @compiled
 def _first(block: np.ndarray, position: int, stop: int, steps: np.ndarray, parts: np.ndarray) -> int:
-    """Where the first window in the block begins, else `stop`."""
+    """Begin of the first window in the block, else `stop`."""
     end = position + _SIZE - 1
     while end < stop:
         step = int(steps[int(block[end - 1]) << 8 | int(block[end])])

@@ -1,4 +1,4 @@
-"""Every statement of a proof held against the runs. Pure."""
+"""Every statement of a proof held against the runs."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -72,7 +72,7 @@ def ask(words: Sequence[str], limit_s: float | None = None) -> Answer:
 
 @dataclass(frozen=True)
 class RayPlace:
-    """Where the workers of a proof run, if not on this machine alone."""
+    """Place of the workers of a proof, if not on this machine alone."""
 
     address: str  # of the cluster
     num_nodes: int  # each with as many workers

@@ -1,4 +1,4 @@
-"""The configuration that every run of a proof shares: the user's, made short, repeatable and measured. Pure."""
+"""The configuration that every run of a proof shares: the user's, made short, repeatable and measured."""
 
 import copy
 from collections.abc import Mapping
@@ -205,7 +205,7 @@ def _absolute(value: Any) -> Any:
     return str(Path(value).absolute()) if isinstance(value, str) and value and Path(value).exists() else value
 
 
-# A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for. Pure.
+# A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for.
 
 
 def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:

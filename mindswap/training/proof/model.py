@@ -71,7 +71,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class VerifiedEffect:
-    """What `mindswap verify` says of a run: the compiled graph, and the log of every worker."""
+    """Answer of `mindswap verify` about a run: the compiled graph, and the log of every worker."""
 
     is_graph_ok: bool | None = None  # the graph does what the configuration asks; None where nothing is asked
     # num_pairs, swapped_bytes: copies of all layers

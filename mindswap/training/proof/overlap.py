@@ -1,4 +1,4 @@
-"""How much of the copies between device and host runs while the device computes. Pure."""
+"""Share of the copies between device and host that runs while the device computes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def _shared(copy: Interval, others: Sequence[Interval]) -> int:
     return sum(max(0, min(copy[1], end) - max(copy[0], start)) for start, end in others)
 
 
-# `trace_view.json` of the profiler -> when the device computed, communicated and copied. Pure.
+# `trace_view.json` of the profiler -> when the device computed, communicated and copied.
 #
 # Lanes and keys as CANN's msprof writes them: the process `Ascend Hardware` has one lane per stream, with copies named
 # `MEMCPY_ASYNC`; `Overlap Analysis` has the lanes `Computing` and `Communication`. Level2 says in which direction a

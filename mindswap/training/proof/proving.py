@@ -40,7 +40,7 @@ from mindswap.training.proof.derive import (
     with_absolute_paths,
 )
 from mindswap.training.proof.model import MeasuredRun, Proof, Simulated, Variant, typical_ns
-from mindswap.training.proof.send_back import describe_machine
+from mindswap.training.proof.support_bundle import describe_machine
 from mindswap.units import format_bytes, format_count, format_time
 
 MAX_DEFAULT_WORKERS = 8

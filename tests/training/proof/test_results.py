@@ -7,7 +7,7 @@ import pytest
 from mindswap.training.logs.step_report import ReportedStep, format_step
 from mindswap.training.proof.children import Answer, read_effect, read_fits, read_measured, read_simulated
 from mindswap.training.proof.model import Fit, Simulated, VerifiedEffect
-from mindswap.training.proof.send_back import describe_machine, pack
+from mindswap.training.proof.support_bundle import describe_machine, pack
 from tests.simulator.cost.profiles import copy, kernel, write_profile
 
 HEAD = "2026-01-01 10:00:00,000 - mindformers[x.py:1] - INFO - "

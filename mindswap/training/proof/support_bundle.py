@@ -12,7 +12,7 @@ from pathlib import Path
 from mindswap.check.doctor.gather import gather_software
 from mindswap.units import format_bytes
 
-ARCHIVE = "send_back.tar.gz"
+ARCHIVE = "support_bundle.tar.gz"
 PROFILE_FILES = ("*.csv", "trace_view.json", "communication.json", "profiler_*.json")
 # Lines of a log that say something of the run; the rest is the configuration, printed whole, and progress bars.
 LOG_KEYWORDS = ("mindswap", "Set ", "emory", "lazy_inline", "step:[", "ERROR", "CRITICAL", "Error", "Training Over")
@@ -38,7 +38,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def _npu_smi() -> str:
-    """What `npu-smi info` prints; it only looks."""
+    """Output of `npu-smi info`, which only looks."""
     if shutil.which("npu-smi") is None:
         return "no Ascend cards: npu-smi is not installed"
     try:
