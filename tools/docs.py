@@ -42,6 +42,7 @@ SWAPS = ("docs/simulate.md", SIMULATE, r"^layers 1-2 +[\d.]+ MiB +# MiB")
 DRY_RUN = ("docs/plan.md", "mindswap dryrun docs/llama2_7b_planned.yaml")
 DRY_RUN_KEPT = ("docs/plan.md", f"mindswap dryrun {LLAMA2_7B}")
 RECIPE = ("docs/models.md", "")
+SET = ("docs/dryrun_set.md", "")
 KEEPS = ("README.md", PLAN, "^your file .* # GiB, ")
 FOUND = PICTURES["inspect_case4.png"]
 SENTENCES = (
@@ -53,6 +54,10 @@ SENTENCES = (
     ("README.md", "and # MiB with everything kept", "全部保留 # MiB", *DRY_RUN_KEPT, r"^0 \(0\) +# MiB"),
     ("README.md", "a step is # % and", "每步分别缩短 # %", *RECIPE, r"30b_a3b_4k.* as written .* # % \| [\d.]+ % \|$"),
     ("README.md", "and # % shorter", "和 # %（", *RECIPE, r"deepseek3_671b.* as written .* # % \| [\d.]+ % \|$"),
+    ("README.md", "compared with # dry runs", "与 # 次 dry run", *SET, r"both figures \(# stages\)"),
+    ("docs/simulate.md", r"from # \[dry runs", r"的 # 次 \[dry run", *SET, r"both figures \(# stages\)"),
+    ("docs/simulate.md", "Memory.*: # % off", "平均相差 # %（", *SET, "mean absolute error # %"),
+    ("docs/dryrun_set.md", "fragments is # % off", "系数，平均误差 # %", *SET, "; with fragments # %"),
     ("docs/plan.md", "it needs # GiB a card", "每卡需要 # GiB", *KEEPS),
     ("docs/simulate.md", "^# % of this step waits", "^这一步 # %", *WAITS),
     (
