@@ -1,4 +1,4 @@
-"""Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables.
+"""Check whether this machine is ready to train: versions, limits, memory, environment variables.
 
 examples:
   mindswap doctor

@@ -42,6 +42,22 @@ def test_a_simulated_step_has_all_files_that_insight_shows():
     }  # fmt: skip
 
 
+# Columns that the readers of Insight require: MemoryDef.h and KernelParse.h of Ascend/msinsight 4e16fca1f.
+WANTED = {
+    "kernel_details.csv": "Accelerator Core,Block Dim,Duration(us),Name,Start Time(us),Type,Wait Time(us)",
+    "memory_record.csv": "Component,Timestamp(us),Device Type,Total Allocated(MB),Total Reserved(MB)",
+    "operator_memory.csv": "Name,Allocation Time(us),Size(KB),Duration(us)",
+    "static_op_mem.csv": "Device_id,Op Name,Model Name,Graph ID,Node Index Start,Node Index End,Size(KB)",
+}
+
+
+def test_files_have_the_columns_that_insight_wants():
+    dry = dry_run_files(RUN, "case")
+    for name, columns in WANTED.items():
+        for files in (small_files(), dry):
+            assert name not in files or set(columns.split(",")) <= set(files[name].partition("\n")[0].split(","))
+
+
 def test_kernels_of_the_small_step():
     rows = table(small_files(), "kernel_details.csv")
     found = [(row["Type"], float(row["Start Time(us)"]) - START_US, float(row["Duration(us)"])) for row in rows]
