@@ -66,7 +66,7 @@ def show_ascend(cases: dict[str, list[str]], folder: Path) -> list[str]:
 def dry_run_or_reason(document: Document, folder: Path) -> DryRun | str:
     """One rank of a case, or why the backend does not build it."""
     try:
-        (run,) = dry_run(document, [0], folder=folder)
+        run = dry_run(document, 0, folder)
     except LaunchError as error:
         return str(error).splitlines()[0]
     (folder / "order.txt").write_text("\n".join(kernel.name for kernel in run.kernels) + "\n")

@@ -1,52 +1,43 @@
 """A training of a configuration on MindSpore's Ascend backend, without a card."""
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
-from mindswap.check.check import check_document, policy_of, require_num_layers
+from mindswap.check.check import check_document, policy_of
 from mindswap.config.nodes import Document
-from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.render import document_from_data
-from mindswap.config.source import load_document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import LaunchError
-from mindswap.files import file_name, made_once, write_new
+from mindswap.files import made_once, write_new
 from mindswap.graph.cache import cache_folder, make_key
 from mindswap.policy.convert import policy_sections
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
-from mindswap.training.proof.derive import RunOptions, SyntheticData, cut_policy, derive, format_config, kept_layers
+from mindswap.training.proof.derive import RunOptions, SyntheticData, cut_policy, derive, format_config
 
 CONFIG_NAME = "dryrun.yaml"
 
 
 def dry_run(
-    config: str | os.PathLike[str] | Document,
-    ranks: Sequence[int] | None = None,
-    layers_per_chunk: int | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    jobs: int = 1,
+    document: Document,
+    rank: int,
+    folder: Path,
+    kept: Sequence[int] | None = None,
     say: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[DryRun, ...]:
-    """Compile and "run" one step of a training as on Ascend cards: memory, order and copies are real, times are not.
+) -> DryRun:
+    """Compile and "run" one step of a training as on an Ascend card: memory, order and copies are real, times are not.
 
     Args:
-        config: MindFormers YAML, or what was read of it.
-        ranks: whose memory; default is the first rank of each pipeline stage.
-        layers_per_chunk: of a model with so few layers on each stage (of each of its chunks), which follow the settings
-            of layers evenly spread over those of the stage; default is the whole model.
-        folder: for all that the dry run writes, kept; default is one that is removed.
-        jobs: so many ranks at a time.
+        document: a configuration.
+        rank: whose memory.
+        folder: for all that the dry run writes.
+        kept: layers of the whole model that those of a short one stand for; None for the whole model.
         say: takes a line about what is done.
         stop: whether to end it now.
 
@@ -54,34 +45,25 @@ def dry_run(
         PolicyError: the configuration is wrong.
         LaunchError: the dry run cannot start, or failed.
     """
-    document = config if isinstance(config, Document) else load_document(file_name(config))
-    settings = read_step_settings(document)
-    num_ranks = 1 if document.value("use_parallel") is False else settings.num_cards
-    chosen = stage_ranks(num_ranks, settings.pipeline.num_stages) if ranks is None else list(ranks)
-    if wrong := [rank for rank in chosen if not 0 <= rank < num_ranks]:
-        raise LaunchError(f"rank {wrong[0]}: the configuration has ranks 0 to {num_ranks - 1}")
-    with ExitStack() as stack:
-        place = Path(folder) if folder is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        place.mkdir(parents=True, exist_ok=True)
-        file = write_dry_run_config(document, place, num_ranks, layers_per_chunk)
-        if not has_cann():
-            stand_ins()
+    num_ranks = 1 if document.value("use_parallel") is False else read_step_settings(document).num_cards
+    if not 0 <= rank < num_ranks:
+        raise LaunchError(f"rank {rank}: the configuration has ranks 0 to {num_ranks - 1}")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = write_dry_run_config(document, folder, num_ranks, kept)
+    if not has_cann():
+        stand_ins()
 
-        def run(rank: int) -> DryRun:
-            def tell(line: str) -> None:
-                say(f"rank {rank}: {line}")
+    def tell(line: str) -> None:
+        say(f"rank {rank}: {line}")
 
-            try:
-                return read_run(run_rank(file, place / f"rank_{rank}", rank, num_ranks, tell, stop))
-            except LaunchError as error:
-                if INLINE_FAULT not in str(error):
-                    raise
-            tell("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
-            again = place / f"rank_{rank}_not_inlined"
-            return read_run(run_rank(file, again, rank, num_ranks, tell, stop, is_inlined=False))
-
-        with ThreadPoolExecutor(max(jobs, 1)) as pool:
-            return tuple(pool.map(run, chosen))
+    try:
+        return read_run(run_rank(file, folder / f"rank_{rank}", rank, num_ranks, tell, stop))
+    except LaunchError as error:
+        if INLINE_FAULT not in str(error):
+            raise
+    tell("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
+    again = folder / f"rank_{rank}_not_inlined"
+    return read_run(run_rank(file, again, rank, num_ranks, tell, stop, is_inlined=False))
 
 
 def stage_ranks(num_ranks: int, num_stages: int) -> list[int]:
@@ -89,7 +71,7 @@ def stage_ranks(num_ranks: int, num_stages: int) -> list[int]:
     return list(range(0, num_ranks, max(num_ranks // num_stages, 1)))
 
 
-def write_dry_run_config(document: Document, folder: Path, num_ranks: int, layers_per_chunk: int | None) -> Path:
+def write_dry_run_config(document: Document, folder: Path, num_ranks: int, kept: Sequence[int] | None) -> Path:
     """The configuration of the dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
 
     Raises:
@@ -98,37 +80,19 @@ def write_dry_run_config(document: Document, folder: Path, num_ranks: int, layer
     """
     checked = check_document(document)
     policy = policy_of(document, checked)
-    num_layers = require_num_layers(document, checked.num_layers, "a dry run: ")
-    kept = None
-    if layers_per_chunk is not None:
-        kept = sampled_layers(read_pipeline(document), num_layers, layers_per_chunk)
     settings = read_step_settings(document)
     wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
     config, _ = derive(document.data(), wanted)
     data = _samples(document_from_data(config, CONFIG_NAME), settings)
     config, changes = derive(document.data(), replace(wanted, data=data))
     if kept is not None:
-        cut = replace(cut_policy(policy, kept), is_swap_enabled=True)
+        cut = replace(cut_policy(policy, tuple(kept)), is_swap_enabled=True)
         config |= policy_sections(cut, config, len(kept))
     _for_ascend(config)
     header = "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)
     path = folder / CONFIG_NAME
     write_new(path, format_config(config, header), overwrite=True)
     return path
-
-
-def sampled_layers(pipeline: Pipeline, num_layers: int, per_chunk: int) -> tuple[int, ...]:
-    """Layers of the whole model that those of the short one stand for, as many for each chunk of each stage.
-
-    Raises:
-        LaunchError: a chunk has fewer.
-    """
-    found: list[int] = []
-    for cell in pipeline.layout(num_layers).cells():
-        if len(cell.layers) < per_chunk:
-            raise LaunchError(f"{per_chunk} layers for each chunk: stage {cell.stage} has {len(cell.layers)} there")
-        found += [cell.layers[i] for i in kept_layers(len(cell.layers), per_chunk)]
-    return tuple(found)
 
 
 def _samples(document: Document, settings: StepSettings) -> SyntheticData:

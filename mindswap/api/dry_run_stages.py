@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from mindswap.api.dry_run import dry_run, sampled_layers, stage_ranks
+from mindswap.api.dry_run import dry_run, stage_ranks
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.check.doctor.software import require_mindformers
@@ -26,6 +26,7 @@ from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
+from mindswap.training.proof.derive import kept_layers
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
 MOST_LAYERS = 6
@@ -67,7 +68,6 @@ class StepDryRun(DryRunReport):
 class _Depth:
     """The model with fewer layers, or with all of them."""
 
-    per_chunk: int | None  # layers of each chunk of each stage; None for the whole model
     kept: tuple[int, ...]  # layers of the whole model that its layers stand for
     stage_layers: tuple[int, ...]  # layers of each stage
 
@@ -109,9 +109,9 @@ def run_stages(
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
-    whole = _depth(settings, num_layers, None)
+    whole = _depth(settings, num_layers)
     depths, doubt = choose_depths(options, settings, num_layers, policy, simulate)
-    is_cut = len(depths) == 1 and depths[0].per_chunk is not None  # of another model than the one that is simulated
+    is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
     folder = _make_folder(options.folder)
     is_stopped, is_started = threading.Event(), threading.Event()
     if not has_cann():
@@ -128,7 +128,7 @@ def run_stages(
 
         place = folder / f"layers_{len(depth.kept)}_rank_{rank}"
         try:
-            (found,) = dry_run(document, [rank], depth.per_chunk, place, 1, tell, is_stopped.is_set)
+            found = dry_run(document, rank, place, None if depth == whole else depth.kept, tell, is_stopped.is_set)
         finally:
             is_started.set()
         tell(f"rank {rank}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
@@ -195,13 +195,15 @@ def _make_folder(asked: Path | None) -> Path:
     return asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
 
 
-def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None) -> _Depth:
-    cells = list(settings.pipeline.layout(num_layers).cells())
+def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> _Depth:
+    """The model with so many layers for each chunk of each stage; None for all of them."""
+    kept: list[int] = []
     stage_layers = [0] * settings.pipeline.num_stages
-    for cell in cells:
-        stage_layers[cell.stage] += len(cell.layers) if per_chunk is None else per_chunk
-    kept = tuple(range(num_layers)) if per_chunk is None else sampled_layers(settings.pipeline, num_layers, per_chunk)
-    return _Depth(per_chunk, kept, tuple(stage_layers))
+    for cell in settings.pipeline.layout(num_layers).cells():
+        count = len(cell.layers) if per_chunk is None else per_chunk
+        kept += [cell.layers[i] for i in kept_layers(len(cell.layers), count)] if count else []
+        stage_layers[cell.stage] += count
+    return _Depth(tuple(kept), tuple(stage_layers))
 
 
 def choose_depths(
@@ -222,7 +224,7 @@ def choose_depths(
     """
     cells = list(settings.pipeline.layout(num_layers).cells())
     shortest = min(len(cell.layers) for cell in cells)
-    whole = _depth(settings, num_layers, None)
+    whole = _depth(settings, num_layers)
     if options.layers:
         most = shortest * len(cells)
         if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > most)]:
@@ -289,7 +291,7 @@ def _kinds(depth: _Depth, policy: Policy) -> Mapping[tuple[bool, ...], int]:
 
 
 def _notes(depths: Sequence[_Depth], num_layers: int, doubt: str) -> tuple[str, ...]:
-    if depths[-1].per_chunk is None:
+    if len(depths[-1].kept) == num_layers:
         return ()
     ran = " and ".join(str(len(depth.kept)) for depth in depths)
     if len(depths) == 1:

@@ -50,7 +50,7 @@ def test_a_kept_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
     """The compiler changes the working directory while dry runs are under way."""
     places = []
 
-    def fail(document, ranks, per_chunk, place, *rest):
+    def fail(document, rank, place, *rest):
         places.append(place)
         raise LaunchError("enough")
 
@@ -207,7 +207,7 @@ def test_one_short_model_is_not_compared_with_the_whole(monkeypatch):
 
     monkeypatch.setattr(dry_run_stages, "require_mindformers", lambda: None)
     monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
-    monkeypatch.setattr(dry_run_stages, "dry_run", lambda *arguments: (model(2),))
+    monkeypatch.setattr(dry_run_stages, "dry_run", lambda *arguments: model(2))
     options = DryRunOptions(layers=(2,))
     report = dry_run_stages.run_stages(
         load_document(CASE4), options, simulate=lambda kept: pytest.fail(), budget_bytes=1
@@ -221,7 +221,9 @@ def test_two_short_models_are_a_line(monkeypatch):
 
     monkeypatch.setattr(dry_run_stages, "require_mindformers", lambda: None)
     monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
-    monkeypatch.setattr(dry_run_stages, "dry_run", lambda document, ranks, layers, *rest: (model(layers or 4),))
+    monkeypatch.setattr(
+        dry_run_stages, "dry_run", lambda document, rank, folder, kept, *_: model(len(kept or range(4)))
+    )
     report = dry_run_stages.run_stages(load_document(CASE4), DryRunOptions(layers=(1, 2)), budget_bytes=100)
     # backward of 4 layers: 40 + 30 * 4, fragments: 140 + 7 of the loss
     assert (report.used_peak_bytes, report.depths, report.fits) == (160, (1, 2), False)

@@ -1,8 +1,10 @@
 """Timeline -> bars: every operator, copy and wait of a stage, and how pictures and pages draw them (words, colours)."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,38 +60,12 @@ class Style:
     dark: str
 
 
-_BLUE, _GREEN, _GREY = ("#3b76c4", "#5b9bf0"), ("#2f9e77", "#3fbf92"), ("#8c96a3", "#94a0b0")
-_PURPLE, _LILAC = ("#8460b8", "#a584db"), ("#c2add9", "#7d6a9c")
-_ORANGE, _YELLOW, _RED = ("#e07b26", "#f0913d"), ("#edb92e", "#f2c64b"), ("#cf2f3a", "#ff5a64")
-
-BAR_STYLES = {
-    BarKind.FORWARD: Style("forward", *_BLUE),
-    BarKind.BACKWARD: Style("backward", *_GREEN),
-    BarKind.RECOMPUTE: Style("recompute", *_GREY),
-    BarKind.COLLECTIVE: Style("collective", *_PURPLE),
-    BarKind.BETWEEN_STAGES: Style("send, receive", *_LILAC),
-    BarKind.COPY_OUT: Style("copy out", *_ORANGE),
-    BarKind.COPY_IN: Style("copy in", *_YELLOW),
-    BarKind.WAIT_COPY_OUT: Style("waits for a copy out", *_RED),
-    BarKind.WAIT_COPY_IN: Style("waits for a copy in", "#e8737b", "#c23c47"),
-    BarKind.WAIT_COMMUNICATION: Style("waits for communication", "#d9a7d6", "#8a4f86"),
-    BarKind.BUBBLE: Style("bubble", "#e6e9ee", "#2b323c"),
-    BarKind.TERM: Style("after the last operator", "#5f6b7a", "#6f7d8f"),
-}
+_STYLES = json.loads((Path(__file__).parents[2] / "data" / "report" / "styles.json").read_text("utf-8"))
+BAR_STYLES = {kind: Style(*_STYLES["bars"][kind.name]) for kind in BarKind}
 # From the bottom of the stack to its top, above what is static.
-MEMORY_STYLES = {
-    MemoryKind.KEPT: Style("kept for backward", "#7aa5dc", "#4a7fc4"),
-    MemoryKind.OFFLOADING: Style("being copied out", *_ORANGE),
-    MemoryKind.PREFETCHED: Style("copied back", *_YELLOW),
-    MemoryKind.RECOMPUTED: Style("recomputed", *_GREY),
-    MemoryKind.TRANSIENT: Style("short-lived", "#7cc4ab", "#2f8f70"),
-    MemoryKind.GRADIENT: Style("gradients of weights", *_PURPLE),
-}
-STATIC = Style("static", "#d5dae1", "#3a4350")
-BUDGET = Style("budget", "#b3202a", "#ff6b74")
-# Lines over the memory that is simulated.
-DRY_RUN = Style("dry run", "#c2185b", "#ff7eb6")
-OTHER_DRY_RUN = Style("other dry run", "#00838f", "#4dd0e1")
+MEMORY_STYLES = {MemoryKind[name]: Style(*style) for name, style in _STYLES["memory"].items()}
+# What is static, the budget, and lines of dry runs over the memory that is simulated.
+STATIC, BUDGET, DRY_RUN, OTHER_DRY_RUN = (Style(*style) for style in _STYLES["others"].values())
 
 
 Column = np.ndarray | int

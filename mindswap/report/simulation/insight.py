@@ -23,6 +23,7 @@ from mindswap.report.simulation.bars import AFTER, BarKind, Lane, NamedBar, name
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport
+from mindswap.training.proof.overlap import union
 
 STEP = 1
 COMMUNICATION, OVERLAP = 2, 3  # processes of the trace, beside HARDWARE
@@ -90,30 +91,19 @@ def _hcom_name(bar: NamedBar, position: int) -> str:
 
 def _spans(rows: Sequence[NamedBar], kinds: Sequence[BarKind]) -> Spans:
     """Intervals in which any bar of these kinds runs."""
-    merged: Spans = []
-    for start, end in sorted((row.start_ns, row.start_ns + row.duration_ns) for row in rows if row.kind in kinds):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
+    return union((row.start_ns, row.start_ns + row.duration_ns) for row in rows if row.kind in kinds)
 
 
 def _without(spans: Spans, taken: Spans) -> Spans:
     """The parts of spans in which no other span is."""
+    edges = [(time, step) for span in spans for time, step in zip(span, (1, -1), strict=True)]
+    edges += [(time, step) for span in taken for time, step in zip(span, (-2, 2), strict=True)]
     left: Spans = []
-    position = 0
-    for start, end in spans:
-        while position < len(taken) and taken[position][1] <= start:
-            position += 1
-        at = position
-        while at < len(taken) and taken[at][0] < end:
-            if taken[at][0] > start:
-                left.append((start, taken[at][0]))
-            start = max(start, taken[at][1])
-            at += 1
-        if start < end:
-            left.append((start, end))
+    depth = since = 0  # 1: in a span, and in none that is taken
+    for time, step in sorted(edges):
+        if depth == 1 and since < time:
+            left.append((since, time))
+        depth, since = depth + step, time
     return left
 
 

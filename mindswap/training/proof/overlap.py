@@ -41,8 +41,8 @@ def measure_overlap(
 
     Two copies that run at once count both; kernels (`compute`) and collectives may overlap each other.
     """
-    computing = _union(compute)
-    busy = _union([*computing, *communication])
+    computing = union(compute)
+    busy = union([*computing, *communication])
     hidden = sum(_shared(copy, computing) for copy in copies)
     not_alone = sum(_shared(copy, busy) for copy in copies)
     return Overlap(
@@ -55,7 +55,7 @@ def measure_overlap(
     )
 
 
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
+def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same time as intervals that do not touch, in order."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):

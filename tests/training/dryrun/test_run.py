@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.training.dryrun import run
 
@@ -78,7 +79,7 @@ def test_what_does_not_build_inlined_is_run_again_without(tmp_path, monkeypatch)
     monkeypatch.setattr(api, "write_dry_run_config", lambda *arguments: tmp_path / "x.yaml")
     monkeypatch.setattr(api, "has_cann", lambda: True)
     said = []
-    found = api.dry_run("configs/llama2_7b/case2_layer_swap.yaml", [0], folder=tmp_path, say=said.append)
-    assert found == ("a run",)
+    found = api.dry_run(load_document("configs/llama2_7b/case2_layer_swap.yaml"), 0, tmp_path, say=said.append)
+    assert found == "a run"
     assert ends == [("rank_0", True), ("rank_0_not_inlined", False)]
     assert "switch_inline:False" in said[0]
