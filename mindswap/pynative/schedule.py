@@ -90,7 +90,7 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
     for index in sorted(clock.saves):
         storage = trace.storages[index]
         # It is gone with the event behind its last read, or with the step.
-        reads = clock.reads.get(index, [len(events) - 1])
+        reads = clock.reads.get(index, [len(events)])
         if storage.size_bytes and not storage.protection:
             actions[clock.saves[index][0]].append(StorageAction(ActionKind.ADD, index))
             actions[min(reads[-1] + 1, len(events) - 1)].append(StorageAction(ActionKind.DROP, index))

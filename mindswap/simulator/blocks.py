@@ -131,12 +131,9 @@ class BlockMaker:
         """Parts of a gradient of a weight: until its sum or its ReduceScatter has taken it, and those that stay."""
         size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
         ops = self.step.ops[tensor.place]
-        is_weight = ops[made_at].is_weight
         behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
-        taken_at = behind[0] if behind else made_at
-        taken_in_half = next((at for at in behind if ops[at].is_weight == is_weight), made_at)
-        half = ("first_weight", "last_weight") if is_weight else ("first_input", "last_input")
-        taken = Uses(last_backward=taken_at, **dict.fromkeys(half, taken_in_half))
+        in_half = (at for at in behind if ops[at].is_weight == ops[made_at].is_weight)
+        taken = Uses(last_backward=behind[0] if behind else made_at, last_weight=next(in_half, made_at))
         rule = self.rule
         where = -1 if tensor.section < 0 else int(tensor.section == self.step.num_layers)
         is_cut, is_sent = rule.is_cut(tensor.type, where), rule.is_sent(tensor.type, where)

@@ -73,6 +73,27 @@ def test_a_product_without_a_cell_is_in_that_of_its_weight():
     assert {placed.layer_index for placed in place_forward(nodes)} == {1}
 
 
+def test_only_products_and_views_that_have_no_place_go_to_a_weight():
+    """A sum with a bias is where its first input is made, and a view that a placed product reads too."""
+    nodes = [
+        node("made", "Mul", "x", layer=1, cell_path="core"),
+        node("view", "Reshape", "made", layer=None, cell_path=""),
+        node("weight", "Load", "▸model.layers.1.mlp.up.weight ▸u", layer=1, cell_path="mlp"),
+        node("product", "MatMul", "view weight", layer=1, cell_path="mlp.up"),
+        node("bias", "Load", "▸model.layers.1.mlp.up.bias ▸u", layer=1, cell_path="mlp"),
+        node("sum", "Add", "made bias", layer=None, cell_path=""),
+    ]
+    cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
+    assert (cells["view"], cells["product"], cells["sum"]) == ("core", "mlp.up", "core")
+
+
+def test_what_only_ties_an_order_or_reads_a_weight_stays_where_its_scope_says():
+    """They read something of layer 1; an operator that computes with it would be of layer 1."""
+    ops = ("UpdateState", "Load", "Mul")
+    nodes = [node("a", "Mul", "x", layer=1), *(node(op, op, "a", layer=0) for op in ops)]
+    assert [placed.layer_index for placed in place_forward(nodes)] == [1, 0, 0, 1]
+
+
 def gradients(*backward):
     """Of `mul0` and `mul1`, which are of one function and so of one origin for the compiler."""
     forward = [node("mul0", "Mul", "x", layer=0), node("mul1", "Mul", "mul0", layer=1)]

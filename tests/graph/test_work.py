@@ -71,6 +71,13 @@ def test_attention_of_which_the_compiler_says_not_all_counts_every_pair():
     assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 64 * 4)
 
 
+def test_a_gradient_of_several_operands_is_no_attention():
+    # LayerNormGrad of 8 rows of 4 numbers: one operation for each of 32 numbers, of whichever of its operands.
+    operands = [shaped(name, "Mul", "x", shape) for name, shape in (("a", (8, 4)), ("b", (8, 1)), ("w", (4,)))]
+    step = graph([*operands, shaped("g", "LayerNormGrad", "a a b b w", (8, 4), (4,), (4,))])
+    assert forward_work(step, "g").flops == 8 * 4 + 4 + 4
+
+
 @pytest.mark.parametrize("mode", [0, 2])
 def test_queries_of_one_rank_are_those_of_the_last_one(mode):
     # 2 of 8 queries: the last two see 7 and 8 keys, in either way of giving the causal mask.

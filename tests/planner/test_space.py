@@ -1,5 +1,9 @@
 import numpy as np
+import pytest
 
+from mindswap.config.pipeline import Pipeline
+from mindswap.planner.step_space import _short_run
+from mindswap.simulator.layout import lay_out_stages
 from tests.planner.builders import Tensor, ToySpace
 
 
@@ -60,3 +64,17 @@ def test_memory_over_either_budget_is_excess():
     assert case.evaluate(np.array([[0, 0]])).excess_bytes == 6
     full_host = ToySpace(((Tensor(10, 5, 7),),), budget_bytes=100, host_budget_bytes=3)
     assert full_host.evaluate(np.array([[0, 2]])).excess_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "expected"),
+    [
+        # 1F1B: in flight are a micro-batch of each stage behind it and one more; the run is two micro-batches longer.
+        (1, [(6, 4), (5, 3), (4, 2), (3, 1)]),
+        # In halves of sequences one piece more: 5, 4, 3, 2 pieces are 3, 2, 2, 1 micro-batches.
+        (2, [(5, 5), (4, 4), (4, 3), (3, 2)]),
+    ],
+)
+def test_a_short_run_is_two_micro_batches_longer_than_what_is_in_flight(num_sequences, expected):
+    layout = lay_out_stages(Pipeline(4), 8, 16, num_sequences)
+    assert [_short_run(layout, stage) for stage in range(4)] == expected

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.sweep import sweep_budgets
+from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.policy.coverage import KEEP_ALL
 
 
@@ -35,3 +35,20 @@ def test_where_nothing_fits_the_plan_for_the_least_memory_is_given():
 
 def test_an_interrupted_sweep_has_the_plans_so_far():
     assert sweep(lambda budget: True, interrupted_at=100) == ([(50, 550), (100, 500)], [0, 50, 100])
+
+
+def test_bounds_from_the_least_memory_to_that_of_keeping_everything():
+    """From 50 to 2259 bytes, at squares of 0 to 47; below 60 none is known, and twice the budget is the bound."""
+    asked_with = set()
+
+    def bound_ns(problem, unconstrained_ns):
+        asked_with.add(unconstrained_ns)
+        return 2 * problem.budget_bytes if problem.budget_bytes >= 60 else None
+
+    plan = SimpleNamespace(
+        least_budget_bytes=50, unconstrained_ns=7, compared=[SimpleNamespace(baseline=KEEP_ALL, peak_bytes=50 + 47**2)]
+    )
+    found = bound_curve(SimpleNamespace(bound_ns=bound_ns), PlanProblem(None, 0, 0, 1), [plan])
+    budgets = [50 + step**2 for step in range(4, 48)]  # 50, 51, 54 and 59 are below 60
+    assert found == [(budget, 2 * budget) for budget in budgets]
+    assert asked_with == {7}

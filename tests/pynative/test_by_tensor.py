@@ -66,6 +66,17 @@ def test_in_1_9_a_tensor_goes_with_its_maker_and_a_copy_of_a_view_with_what_made
     assert of_policy(op_swap=(OpSwap("attention", ALL_LAYERS, 1),)).moved == {COPY}
 
 
+def test_of_two_inputs_of_one_shape_a_copy_stands_for_the_one_in_its_memory():
+    """`mul` reads a gate of the shape of the copy, too, and before it; `feed_forward` makes the gate."""
+    trace = step()
+    matmul, view, mul, w2 = trace.operators
+    gate = replace(mul, inputs=(), outputs=(Value(3, 16, (2, 2), "float32"),))
+    mul = replace(mul, inputs=(*gate.outputs, *mul.inputs))
+    saves = (replace(trace.saves[COPY], operator=3), replace(trace.saves[PRODUCT], operator=4))
+    trace = replace(trace, operators=(matmul, view, gate, mul, w2), saves=saves)
+    assert of_policy(trace, op_swap=(OpSwap("attention", ALL_LAYERS, 1),)).moved == {COPY}
+
+
 def test_where_an_operator_may_be_another_one_both_have_to_be_named():
     """`mul`, or another `Mul` of that cell, makes M and saves the copy: `mul` alone does not say so, the cell does."""
     trace = step()

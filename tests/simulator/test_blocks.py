@@ -239,3 +239,27 @@ def test_each_of_several_micro_batches_has_a_copy_of_a_weight_that_backward_read
     copies = [tensor for tensor in block.tensors if "TensorMove" in str(tensor.label)]
     assert len(copies) == (has_several and is_saved)
     assert all(tensor.size_bytes == KIB and tensor.uses.last_backward != NO_OP for tensor in copies)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_cast_of_a_gathered_weight_is_launched_first_in_later_micro_batches_and_one_of_a_product_with_it_is_not(
+    is_fused,
+):
+    """Fused, the product is within the kernel of its cast, which then reads the weight and an activation."""
+    forward = []
+    for made in GRAPH.forward:
+        index = made.layer_index
+        if made.op == "MatMul":
+            forward += [
+                node(f"load{index}", "Load", f"▸CR_w{index}", layer=index),
+                node(f"gather{index}", "AllGather", f"load{index}", layer=index),
+                node(f"weight{index}", "Cast", f"gather{index}", layer=index, cell_path="weight"),
+                node(f"scaled{index}", "Mul", f"{made.inputs[0]} gather{index}", layer=index),
+                node(f"half{index}", "Cast", f"scaled{index}", layer=index, cell_path="half"),
+            ]
+            made = replace(made, inputs=(f"half{index}", f"weight{index}"))
+        forward.append(made)
+    once = frozenset(f"gather{index}" for index in range(3))
+    block = cut(replace(GRAPH, forward=tuple(forward)), is_fused=is_fused, once=once).layers[1]
+    casts = {str(tensor.label): tensor.is_early_later for tensor in block.tensors if "Cast" in str(tensor.label)}
+    assert casts == {"weight.Cast": True, "half.Cast": False}

@@ -1,6 +1,8 @@
 """Gradients of weights over time: the rule in bytes by hand, and in a step made by hand."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.memory import interval_times, profile_memory
-from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.program import MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
 from tests.simulator.cost.builders import device
@@ -64,16 +66,20 @@ def test_a_weight_before_the_layers_is_whole_and_one_of_its_shape_behind_them_is
     assert [rule.is_sent(known, where) for where in (-1, 0, 1)] == [True, False, True]
 
 
-def with_gradients(casts: bool = False) -> Graph:
-    """The step of `steps.py` with a gradient of 1 KiB for each layer behind its `matmul_grad`, and of the embedding."""
+def with_gradients(casts: bool = False, more: Mapping[str, str] = MappingProxyType({})) -> Graph:
+    """The step of `steps.py` with a gradient of 1 KiB for each layer behind its `matmul_grad`, and of the embedding.
+
+    `more` gradients of the layer, name and operator, are behind the first one.
+    """
     plain = hand_graph()
     backward, gradients = [], ["embed_grad"]
     for made in plain.backward:
         backward.append(made)
         if made.name.startswith("matmul_grad"):
             index = made.layer_index
-            backward.append(gradient_of(f"dw{index}", "MatMul", f"gelu_grad{index}", index, f"matmul{index}"))
-            gradients.append(f"dw{index}")
+            for name, op in {"dw": "MatMul", **more}.items():
+                backward.append(gradient_of(f"{name}{index}", op, f"gelu_grad{index}", index, f"matmul{index}"))
+                gradients.append(f"{name}{index}")
             if casts:
                 backward.append(gradient_of(f"cast{index}", "Cast", f"dw{index}", index, f"matmul{index}"))
                 gradients[-1] = f"cast{index}"
@@ -175,18 +181,23 @@ def test_memory_ends_at_the_static_level_and_is_never_negative():
             assert (profile.by_kind_bytes[:, -1] == 0).all()
 
 
+def zero_bubble_v(graph: Graph) -> tuple[Program, np.ndarray]:
+    """Two stages of two layers, and what stage 1 does in backward of micro-batch 3, the last one."""
+    step, pipeline = replace(captured(4), graph=graph), Pipeline(2, 2, 0, "zero_bubble_v")
+    own = StepModel(step, CostTable(device()), replace(SETTINGS, pipeline=pipeline, num_micro_batches=4))
+    program = own.program(KEEP_ALL)
+    stage = np.arange(program.stage_starts[1], program.stage_starts[2])
+    is_last = (program.ops.micro_batch[stage] == 3) & (program.ops.kind[stage] == OpKind.BACKWARD)
+    return program, stage[is_last]
+
+
 def test_zero_bubble_v_computes_gradients_of_weights_apart():
     """Two stages of two layers; stage 1 has layers 1 and 2, the turn of the V.
 
     Its micro-batch 3 is cut in both chunks, the others are not: per layer 5 operators of backward, one of them `dw`.
     """
-    step = replace(captured(4), graph=with_gradients())
-    pipeline = Pipeline(2, 2, 0, "zero_bubble_v")
-    own = StepModel(step, CostTable(device()), replace(SETTINGS, pipeline=pipeline, num_micro_batches=4))
-    program = own.program(KEEP_ALL)
+    program, is_last = zero_bubble_v(with_gradients())
     check_program(program)
-    stage = np.arange(program.stage_starts[1], program.stage_starts[2])
-    is_last = stage[(program.ops.micro_batch[stage] == 3) & (program.ops.kind[stage] == OpKind.BACKWARD)]
     labels = [str(program.labels[label]) for label in program.ops.label[is_last]]
     # Layers are 2 and 1; mul, gelu, matmul, add of each, then the two products that were left.
     each = ["mul", "mlp.gelu", "mlp.matmul", "add"]
@@ -200,6 +211,20 @@ def test_zero_bubble_v_computes_gradients_of_weights_apart():
     is_made_back = gelu & (intervals.kind == MemoryKind.TRANSIENT) & np.isin(intervals.begin, is_last)
     assert sorted(intervals.end[is_made_back]) == sorted(is_last[-2:])
     assert (begins[is_made_back] < ends[is_made_back]).all()
+
+
+def test_zero_bubble_v_adds_a_gradient_in_the_half_that_makes_it():
+    """Per layer two products, which are put off, and between them a reduction, which is not.
+
+    Four operators, the reduction and the sum behind it of each layer, then the four products. The operator behind a
+    gradient adds it; behind the second product of a layer its half is at its end.
+    """
+    program, ops = zero_bubble_v(with_gradients(more={"db": "ReduceSum", "dv": "MatMul"}))
+    intervals = program.intervals
+    own = (intervals.kind == MemoryKind.GRADIENT) & np.isin(intervals.begin, ops)
+    spans = zip(np.searchsorted(ops, intervals.begin[own]), np.searchsorted(ops, intervals.end[own]), strict=True)
+    assert len(ops) == 14
+    assert sorted(spans) == [(3, 4), (8, 9), (10, 11), (11, 11), (12, 13), (13, 13)]
 
 
 def test_tensors_are_aligned():

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
+import numpy as np
+import pytest
+
 from mindswap.simulator.state import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +21,12 @@ def test_a_function_without_a_file_is_compiled_all_the_same():
     double = compiled(names["double"])
     assert double(21) == 42
     assert double.signatures  # compiled, not interpreted
+
+
+def test_a_loop_that_allocates_is_refused():
+    # Its arrays are not counted, so what it allocates would never be freed.
+    with pytest.raises(numba.core.errors.TypingError, match="NRT required but not enabled"):
+        compiled(lambda size: np.empty(size))(3)
 
 
 def test_what_an_earlier_version_left_on_disk_is_made_anew(tmp_path):

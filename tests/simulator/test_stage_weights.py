@@ -31,7 +31,11 @@ def test_a_tied_weight_is_on_the_last_stage_twice_with_one_gradient():
     *before, loss = step.graph.forward
     tied = replace(step.graph, forward=(*before, replace(loss, inputs=(*loss.inputs, "weight"))))
     settings = replace(SETTINGS, pipeline=Pipeline(num_stages=2), num_micro_batches=2)
-    _, last = StepModel(replace(step, graph=tied), CostTable(device()), settings).static
+    own = StepModel(replace(step, graph=tied), CostTable(device()), settings)
+    (doubt,) = own.doubts
+    assert doubt.startswith("embedding.table is read by the first and the last pipeline stage")
+    assert StepModel(replace(step, graph=tied), CostTable(device()), SETTINGS).doubts == ()
+    _, last = own.static
     assert (last.parameter_bytes, last.gradient_bytes, last.optimizer_bytes) == (2 * KIB, KIB, 0)
 
 

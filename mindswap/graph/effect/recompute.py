@@ -168,7 +168,7 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
     for match in matches_of(layer.recomputes):
         # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
         places = {place for place in places_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
-        is_unplaced = match.node.is_primitive and any(op in unplaced for _, op in places)
+        is_unplaced = match.node.is_primitive and match.node.type_name in unplaced
         if places and not places & again and not is_unplaced and match.name not in tagged:
             yield match
 

@@ -55,11 +55,8 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     one size only, or where the line would begin below zero, the latency is 0. None with fewer than three copies, or
     where larger copies were not slower.
     """
-    alone = [
-        copy
-        for copy, overlap in zip(copies, _overlaps(copies), strict=True)
-        if copy.is_out is is_out and not overlap and copy.duration_ns > 0
-    ]
+    pairs = zip(copies, _overlaps(copies), strict=True)
+    alone = [copy for copy, overlap in pairs if copy.is_out is is_out and copy.duration_ns and not overlap]
     if len(alone) < MIN_SAMPLES:
         return None
     times: dict[int, list[int]] = {}

@@ -1,5 +1,7 @@
 """Tensor parallel communication, worked out by hand on steps of a few operators; all tensors are float32."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindswap.graph.sharding.collectives import Collective, _cuts_of_blocks, find_collectives
@@ -47,6 +49,15 @@ def test_column_and_row_parallel():
         "down": (Collective("AllReduce", BYTES, 4),),
         "up_grad": (Collective("AllReduce", BYTES, 4, is_before=True),),
     }
+
+
+def test_what_backward_runs_again_is_no_gradient():
+    """The first gradient of `down` waits for the sum of gradients, not the copy of `down` before it."""
+    step = mlp(up_reads="norm")
+    again = op("again", "MatMul", "up_b down_w no yes", (SEQ, HIDDEN), origin="down", is_duplicate=True)
+    communication = found(replace(step, backward=(again, *step.backward)))
+    assert communication["up_grad"] == (Collective("AllReduce", BYTES, 4, is_before=True),)
+    assert communication["down"] == (Collective("AllReduce", BYTES, 4),)
 
 
 def test_sequence_parallel():

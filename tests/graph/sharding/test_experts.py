@@ -1,6 +1,6 @@
 """Names that a capture replaced, and what has the sizes of one rank as it was compiled."""
 
-from mindswap.graph.model import HOST_COPY, Graph, Node, TensorType
+from mindswap.graph.model import HOST_COPY, Graph, Node, Saved, TensorType
 from mindswap.graph.sharding.collectives import Collective, find_collectives
 from mindswap.graph.sharding.experts import num_copies, restore_names
 from mindswap.graph.sharding.sharding import shard_graph
@@ -36,8 +36,12 @@ def sharded():
         node("out", "FromLocal", "back shape4", tensor(8, 4)),
         node("end", "SiLU", "out", tensor(8, 4), attributes=half),
     )
-    backward = (node("dw", "FromLocal", "dy shape3", tensor(6, 4), origin="own_w"),)
-    return shard_graph(Graph(forward, backward, (), True, types={"dy": tensor(3, 4), "input": tensor(8, 4)}))
+    backward = (
+        node("mask", "SiLUGrad", "dy y_b", tensor(12, 4)),
+        node("dw", "FromLocal", "dy shape3", tensor(6, 4), origin="own_w"),
+    )
+    types = {"dy": tensor(3, 4), "input": tensor(8, 4)}
+    return shard_graph(Graph(forward, backward, (Saved("y", "y_b"),), True, types=types))
 
 
 def test_what_is_between_has_the_sizes_of_a_rank_and_the_rest_is_cut():
@@ -46,7 +50,7 @@ def test_what_is_between_has_the_sizes_of_a_rank_and_the_rest_is_cut():
     # Before and behind: 8 tokens over 2 ranks. Between: as compiled. The weight: 6 rows over 2 ranks, so its gradient.
     assert sizes == {
         "x": (4, 4), "own": (4, 4), "picked": (8, 4), "sent": (12, 4), "all": (24, 4), "w": (3, 4), "own_w": (3, 4),
-        "y": (12, 4), "back": (4, 4), "out": (4, 4), "end": (4, 4), "dw": (3, 4),
+        "y": (12, 4), "back": (4, 4), "out": (4, 4), "end": (4, 4), "mask": (12, 4), "dw": (3, 4),
     }  # fmt: skip
     assert not found.unresolved
     assert not found.redistributions

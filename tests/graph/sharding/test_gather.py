@@ -158,7 +158,22 @@ def test_a_swap_of_the_cast_moves_nothing():
     )
     gathered = gather_weights(swapped, WeightSharding(2)).graph
     assert gathered.swap_pairs == ()
+    assert [each.name for each in gathered.backward] == ["y_grad"]
     assert [entry.kept_bytes for entry in classify_saved(gathered)] == [32 * 1024]
+
+
+def test_a_swap_of_another_tensor_stays():
+    before = step(W, saved="w_cast x_out")
+    swapped = replace(
+        before,
+        forward=(before.forward[0], copy_out("x_out", "x"), *before.forward[1:]),
+        backward=(copy_in("back", "x_out"), node("y_grad", "MatMul", "dout back w_cast_b")),
+    )
+    gathered = gather_weights(swapped, WeightSharding(2)).graph
+    assert [(pair.copy_out.name, [copy.name for copy in pair.copies_in]) for pair in gathered.swap_pairs] == [
+        ("x_out", ["back"])
+    ]
+    assert gathered.backward[1].inputs == ("dout", "back", "w_cast@gather@saved")
 
 
 def test_level3_releases_and_gathers_again_when_backward_of_the_layer_begins():
@@ -231,3 +246,12 @@ def test_with_swap_on_one_stage_the_cast_is_behind_what_is_gathered():
     assert kept == {"w_cast": 32 * 1024}
     again = rewrite_graph(gathered, NodeSettings(frozenset({"w_cast"}), {}))
     assert {entry.storage.name: entry.kept_bytes for entry in classify_saved(again)} == {gather.name: 64 * 1024}
+
+
+def test_what_is_gathered_late_is_there_for_the_first_of_its_readers():
+    """Two operators read the weight, each by a `Load` of its own; the second `Load` is the first in the graph."""
+    reads = [load("w", W), replace(load("w", W), name="w_load2")]
+    forward = [*reads, node("first", "MatMul", "x w_load2"), node("second", "MatMul", "x w_load")]
+    gathered = gather_weights(graph(forward), WeightSharding(8, is_cast_behind=True)).graph
+    assert [each.name for each in gathered.forward] == ["w_load", "w_load@gather", "first", "second"]
+    assert {each.inputs for each in gathered.forward[2:]} == {("x", "w_load@gather")}

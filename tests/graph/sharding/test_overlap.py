@@ -56,15 +56,20 @@ def test_what_no_half_needs_runs_when_nothing_else_can():
 def test_halves_that_begin_with_communication_wait_for_nothing_else():
     ordered = order_halves(step(), {"x0", "x1"}, set())
     assert names(ordered.forward) == "x0 w y0 g0 v z0 x1 y1 g1 z1 z"
+    # Nor if one of them does, and the other one waits for it.
+    second, first = (node(f"x{half}", "StridedSlice", "x", cell_path=f"interleave2_inputs.{half}") for half in "10")
+    first = replace(first, inputs=("x1",))
+    forward = [second, node("m", "Cast", "mask"), first, node("z", "Concat", "x0 x1")]
+    assert names(order_halves(graph(forward), {"x1"}, set()).forward) == "x1 x0 z m"
 
 
-def test_what_puts_both_halves_together_waits_for_neither_in_their_place():
-    """`mid` reads what y1 sends before g1 does; g1 waits all the same, until z0 has run."""
+@pytest.mark.parametrize("inputs", ["y0 y1", "y0 y1 sum_of_others"])
+def test_what_puts_both_halves_together_waits_for_neither_in_their_place(inputs):
+    """`mid` runs as soon as y1 has; g1 waits all the same for what y1 sends, until z0 has run."""
     *before, g1, z1, z = step().forward
-    ordered = order_halves(
-        replace(step(), forward=(*before, node("mid", "Add", "y0 y1"), g1, z1, z)), set(), {"y0", "y1"}
-    )
-    assert names(n for n in ordered.forward if n.name != "mid") == "x0 w y0 x1 y1 g0 v z0 g1 z1 z"
+    forward = (*before, node("mid", "Add", inputs), g1, z1, z)
+    ordered = order_halves(replace(step(), forward=forward), set(), {"y0", "y1"})
+    assert names(ordered.forward) == "x0 w y0 x1 y1 mid g0 v z0 g1 z1 z"
 
 
 # Gradients of operators that a layer calls once for each half.

@@ -188,6 +188,20 @@ def test_a_gradient_of_a_named_operator_needs_no_way_back():
     assert shapes(sharding)["dw"] == (2, 8)
 
 
+def test_what_reads_a_table_is_no_gradient_of_the_look_up():
+    # Of the shape of the ids, which are cut in 8; it is cut as the table that it reads, which is whole.
+    step = graph(
+        op("table", "Neg", "input", (16, 8), in_strategy=((1, 1),)),
+        op("ids", "Neg", "numbers", (16, 8), in_strategy=((8, 1),)),
+        op("rows", "Gather", "table ids first", (16, 8, 8), in_strategy=((1, 1), (8, 1))),
+        backward=[op("scaled", "Mul", "table_b dy", (16, 8))],
+        saved="table",
+        types={"input": (16, 8), "numbers": (16, 8), "dy": (16, 8)},
+        first=0,
+    )
+    assert shapes(shard_graph(step))["scaled"] == (16, 8)
+
+
 def test_a_weight_that_all_groups_read_has_a_gradient_for_each_group():
     # 4 groups of 8 experts: groups over 4, experts over 2, columns over 2 ranks.
     step = graph(

@@ -93,6 +93,11 @@ def test_links():
     assert result.device.offload.latency_ns == 20_000
     assert result.device.prefetch == GENERIC.prefetch
     assert objections(result)["h2d"] == "no copies in this direction"
+    samples = {figure.name: figure.num_samples for figure in result.figures}
+    assert samples == {
+        "d2h": 3, "d2h_latency": 3, "h2d": 0, "h2d_latency": 0, "contended_fraction": 0, "collective_fraction": 0,
+        "internode_fraction": 0,
+    }  # fmt: skip
 
 
 def test_links_need_large_copies():
