@@ -186,7 +186,11 @@ class GraphIndex:
 
     @functools.cached_property
     def kept_nodes(self) -> tuple[Node, ...]:
-        """See `Graph.kept_nodes`."""
+        """Forward operators whose output stays on the device until backward, in execution order.
+
+        Copies to the host do not stay. Nor does what is handed over and no operator of backward reads (the float32
+        output of RmsNorm): once the two functions are inlined, nothing holds it.
+        """
         read = {name for node in self._backward for name in node.inputs}
         names = {saved.forward_name for saved in self._saved if saved.backward_name in read}
         held = (node for node in self._forward if node.name in names and node.op not in ("MoveTo", HOST_COPY))
@@ -245,20 +249,6 @@ class Graph:
     def forward_nodes(self) -> Mapping[str, Node]:
         """Forward operators by name."""
         return self.index.forward_nodes
-
-    @property
-    def swap_pairs(self) -> tuple[SwapPair, ...]:
-        """Every `MoveTo` of forward that backward takes, with its way back."""
-        return self.index.swap_pairs
-
-    @property
-    def kept_nodes(self) -> tuple[Node, ...]:
-        """Forward operators whose output stays on the device until backward, in execution order.
-
-        Copies to the host do not stay. Nor does what is handed over and no operator of backward reads (the float32
-        output of RmsNorm): once the two functions are inlined, nothing holds it.
-        """
-        return self.index.kept_nodes
 
     def owner(self, node: Node) -> Node:
         """The operator of the model behind a forward node: the compiler itself adds `TupleGetItem`."""

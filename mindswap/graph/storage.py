@@ -86,12 +86,12 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     storages: dict[tuple[str, int], Storage] = {}
     keepers: defaultdict[tuple[str, int], list[Node]] = defaultdict(list)
     pairs: defaultdict[tuple[str, int], list[SwapPair]] = defaultdict(list)
-    for node in graph.kept_nodes:
+    for node in graph.index.kept_nodes:
         storage = resolve_storage(graph, node.name)
         key = storage.key
         storages[key] = storage
         keepers[key].append(node)
-    for pair in graph.swap_pairs:
+    for pair in graph.index.swap_pairs:
         storage = resolve_storage(graph, pair.producer.name)
         key = storage.key
         storages[key] = storage

@@ -13,8 +13,7 @@ from mindswap.planner.problem import Plan
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.words import format_layers
-from mindswap.simulator.block import Block
-from mindswap.simulator.block_parts import BlockTensor
+from mindswap.simulator.block import Block, BlockTensor
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.timeline import Timeline

@@ -13,8 +13,7 @@ from mindswap.graph.memory import Names
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.work import Work
-from mindswap.simulator.block import Block
-from mindswap.simulator.block_parts import BlockTensor, Read, Role, Source, Uses
+from mindswap.simulator.block import Block, BlockTensor, Read, Role, Source, Uses
 from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.program import ONE_WAY
 from mindswap.simulator.reading import Place, StepReader, StepTensor

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from mindswap.config.step import StepSettings
 from mindswap.errors import SimulationError
+from mindswap.graph.layer_places import assign_layer_indices
 from mindswap.graph.memory import Label, Names, find_handed_on
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.rewrite.fusion import merge_equal
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
-from mindswap.graph.rewrite.settle import assign_layer_indices
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import gather_weights
 from mindswap.graph.sharding.overlap import order_halves

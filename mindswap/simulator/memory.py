@@ -8,7 +8,6 @@ import numpy as np
 
 from mindswap.errors import SimulationError
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
-from mindswap.simulator.state import compiled
 from mindswap.simulator.timeline import MemoryProfile, Timeline
 
 
@@ -77,36 +76,14 @@ def peak_memory(timeline: Timeline) -> np.ndarray:
     """
     begin_ns, end_ns = interval_times(timeline)
     intervals = timeline.program.intervals
-    size_bytes = np.ascontiguousarray(intervals.size_bytes, np.int64)
-    stage = np.ascontiguousarray(intervals.stage, np.int64)
-    by_begin, by_end = np.argsort(begin_ns, kind="stable"), np.argsort(end_ns, kind="stable")
-    alive_bytes, peak_bytes = np.zeros((2, timeline.program.num_stages), np.int64)
-    _fill_peaks(begin_ns, end_ns, by_begin, by_end, size_bytes, stage, alive_bytes, peak_bytes)
+    peak_bytes = np.zeros(timeline.program.num_stages, np.int64)
+    for stage in range(len(peak_bytes)):
+        own = np.flatnonzero(intervals.stage == stage)
+        size_bytes = intervals.size_bytes[own]
+        changes_bytes = np.concatenate((-size_bytes, size_bytes))
+        in_order = np.argsort(np.concatenate((end_ns[own], begin_ns[own])), kind="stable")  # what ends goes first
+        peak_bytes[stage] = np.cumsum(changes_bytes[in_order], dtype=np.int64).max(initial=0)
     return peak_bytes
-
-
-@compiled
-def _fill_peaks(
-    begin_ns: np.ndarray,
-    end_ns: np.ndarray,
-    by_begin: np.ndarray,
-    by_end: np.ndarray,
-    size_bytes: np.ndarray,
-    stage: np.ndarray,
-    alive_bytes: np.ndarray,
-    peak_bytes: np.ndarray,
-) -> None:
-    """Walks over all begins in order of time; what has ended by then goes first."""
-    num_ended = 0
-    for position in range(len(by_begin)):
-        interval = by_begin[position]
-        while num_ended < len(by_end) and end_ns[by_end[num_ended]] <= begin_ns[interval]:
-            ended = by_end[num_ended]
-            alive_bytes[stage[ended]] -= size_bytes[ended]
-            num_ended += 1
-        own_stage = stage[interval]
-        alive_bytes[own_stage] += size_bytes[interval]
-        peak_bytes[own_stage] = max(peak_bytes[own_stage], alive_bytes[own_stage])
 
 
 def profile_memory(timeline: Timeline, stage: int) -> MemoryProfile:

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from mindswap.graph.layer_places import find_weight_gradients
 from mindswap.graph.memory import Label, Names
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.rewrite.fusion import find_unwritten, fuse_work
-from mindswap.graph.rewrite.settle import find_weight_gradients
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.sharding.overlap import RING, list_rounds
 from mindswap.graph.work import Work, measure_work
-from mindswap.simulator.block_parts import BlockOp, Uses, ring_buffers, ring_ops
+from mindswap.simulator.block import BlockOp, Uses, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.sections import backward_sections, count_layers, find_early, forward_sections
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mindswap.graph.memory import Label
-from mindswap.simulator.block import Block, Columns
-from mindswap.simulator.block_parts import Read, Source
+from mindswap.simulator.block import Block, Columns, Read, Source
 from mindswap.simulator.program import NO_OP, OpKind
 
 # Where backward is cut, positions in the half of the weight gradients are this plus the position there.

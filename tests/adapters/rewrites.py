@@ -14,11 +14,11 @@ from pathlib import Path
 from mindswap.adapters.quiet import quiet
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
+from mindswap.graph.layer_places import assign_layer_indices
 from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.ops import is_kernel
 from mindswap.graph.rewrite.fusion import merge_equal
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
-from mindswap.graph.rewrite.settle import assign_layer_indices
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.resolve import resolve_layer
 from mindswap.simulator.build import build_program

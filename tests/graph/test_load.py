@@ -161,14 +161,17 @@ def swap_all(prefetch=3, layers=ALL_LAYERS):
 def kept(graph):
     """Layer, operator and bytes of what stays on the device, without the weights."""
     return [
-        (n.layer_index, graph.owner(n).op, n.size_bytes) for n in graph.kept_nodes if n.op not in ("Load", "TensorMove")
+        (n.layer_index, graph.owner(n).op, n.size_bytes)
+        for n in graph.index.kept_nodes
+        if n.op not in ("Load", "TensorMove")
     ]
 
 
 def pairs(graph):
     """Layer, operator, prefetch and bytes of each pair, in order of execution."""
     return [
-        (p.producer.layer_index, graph.owner(p.producer).op, p.num_prefetch_ops, p.size_bytes) for p in graph.swap_pairs
+        (p.producer.layer_index, graph.owner(p.producer).op, p.num_prefetch_ops, p.size_bytes)
+        for p in graph.index.swap_pairs
     ]
 
 
@@ -197,7 +200,7 @@ def test_each_output_of_an_operator_is_kept_by_itself(ms):
     """Two halves of 4 x 4 x 4 = 64 bytes; what was split is not needed."""
     graph = ms.compile(ms.halves)
     assert kept(graph) == [(0, "Split", 64), (0, "Split", 64)]
-    assert [node.op for node in graph.kept_nodes] == ["TupleGetItem", "TupleGetItem"]
+    assert [node.op for node in graph.index.kept_nodes] == ["TupleGetItem", "TupleGetItem"]
 
 
 def test_nodes_carry_layer_cell_and_types(ms):
@@ -261,7 +264,7 @@ def test_gradients_belong_to_the_layer_and_cell_of_their_operator(ms):
 
 def test_copies_to_the_device_belong_to_the_layer_of_what_they_bring_back(ms):
     graph = ms.compile(ms.inner, swap("gelu"), num_layers=3)
-    assert [(p.producer.layer_index, [n.layer_index for n in p.copies_in]) for p in graph.swap_pairs] == [
+    assert [(p.producer.layer_index, [n.layer_index for n in p.copies_in]) for p in graph.index.swap_pairs] == [
         (0, [0]), (1, [1]), (2, [2]),
     ]  # fmt: skip
 
@@ -281,7 +284,7 @@ def test_a_swapped_operator_leaves_and_comes_back(ms):
     graph = ms.compile(ms.gated, swap("gelu", prefetch=7))
     assert pairs(graph) == [(0, "GeLU", 7, 128)]
     assert kept(graph) == [(0, "MatMul", 128)]
-    (pair,) = graph.swap_pairs
+    (pair,) = graph.index.swap_pairs
     assert pair.copy_out.attributes["backward_prefetch"] == 7
     assert [copy.op for copy in pair.copies_in] == ["MoveTo"]
 
@@ -320,7 +323,7 @@ def test_of_several_outputs_those_that_other_operators_read_stay(ms):
 def test_without_lazy_inline_nothing_is_moved(ms):
     graph = ms.compile(ms.gated, swap_all(), with_lazy_inline=False)
     assert not graph.has_lazy_inline
-    assert (graph.swap_pairs, graph.saved, graph.backward) == ((), (), ())
+    assert (graph.index.swap_pairs, graph.saved, graph.backward) == ((), (), ())
     assert "MoveTo" not in {node.op for node in graph.forward}
     assert {"MatMul", "GeLU"} <= {node.op for node in graph.forward}
 

@@ -10,7 +10,7 @@ from mindswap.graph.model import Saved
 from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
-from mindswap.simulator.block_parts import Source, Uses
+from mindswap.simulator.block import Source, Uses
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.layout import StageLayout

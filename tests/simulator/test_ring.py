@@ -2,7 +2,7 @@
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.sharding.overlap import RingKernel, Round
-from mindswap.simulator.block_parts import BlockOp, ring_buffers, ring_ops
+from mindswap.simulator.block import BlockOp, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
 
 CONCAT, SPLIT, ADD = RingKernel("Concat", 2), RingKernel("Split", 3), RingKernel("Add", 5)

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mindswap.simulator.block import use_rows
-from mindswap.simulator.block_parts import Uses
+from mindswap.simulator.block import Uses, use_rows
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass, cut_backward
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from mindswap.graph.layer_places import has_scope
 from mindswap.graph.model import SAME_LAYERS, Graph, Node
 from mindswap.graph.ops import VIEW_OPS
-from mindswap.graph.rewrite.settle import has_scope
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.cell_tree import CellNode, Match
@@ -181,7 +181,7 @@ def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
     copy may be in another one.
     """
     again = {node.origin for node in graph.backward if node.is_duplicate}
-    kept = {node.name for node in graph.kept_nodes}
+    kept = {node.name for node in graph.index.kept_nodes}
     found, held = set(), set()
     for node in graph.forward:
         is_marked_alone = is_marked(node) and not has_scope(node) and not is_gathering(node)

@@ -15,9 +15,9 @@ from mindswap.graph.effect.recompute import (
     to_names,
     value_key,
 )
+from mindswap.graph.layer_places import has_scope
 from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
-from mindswap.graph.rewrite.settle import has_scope
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
@@ -112,7 +112,7 @@ class _LayerComparison:
         self.baseline, self.plain_index = baseline, plain_index
         self.graph = graph
         self.decided = decisions_by_place(decisions)
-        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(pair.producer))
+        self.pairs = tuple(pair for pair in graph.index.swap_pairs if self._is_own(pair.producer))
 
     def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
         own = (entry for entry in saved if entry.storage.layer_index == self.index)
@@ -162,8 +162,8 @@ class _LayerComparison:
 
     def _missing(self) -> Iterator[Node]:
         moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
-        still_kept = {value_key(self.graph, node): node for node in self.graph.kept_nodes if self._is_own(node)}
-        for node in self.baseline.kept_nodes:
+        still_kept = {value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_own(node)}
+        for node in self.baseline.index.kept_nodes:
             key = value_key(self.baseline, node)
             is_own = self.baseline.owner(node).layer_index == self.plain_index
             if not is_own or key in moved or key not in still_kept:
@@ -216,7 +216,8 @@ class _LayerComparison:
 
     def _is_merged(self, node: Node) -> bool:
         """A view that stays at the place of a named one, and has not its settings."""
-        return node.op in VIEW_OPS and node in self.graph.kept_nodes and node.attributes.get("offload") is not True
+        is_kept_view = node.op in VIEW_OPS and node in self.graph.index.kept_nodes
+        return is_kept_view and node.attributes.get("offload") is not True
 
     def _beyond_specification(self) -> Iterator[SwapPair]:
         """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
@@ -237,4 +238,4 @@ class _LayerComparison:
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
         """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
         names = {node.name for node in nodes}
-        return to_names(node.place for node in self.graph.kept_nodes if node.inputs and node.inputs[0] in names)
+        return to_names(node.place for node in self.graph.index.kept_nodes if node.inputs and node.inputs[0] in names)

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from mindswap.graph.layer_places import has_scope
 from mindswap.graph.memory import OperatorNames, merged_readers
 from mindswap.graph.model import Graph, Node, Saved
 from mindswap.graph.ops import BOOKKEEPING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
-from mindswap.graph.rewrite.settle import has_scope
 from mindswap.graph.sharding.gather import is_gathering, is_released
 from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.policy.resolve import Decision, LayerDecisions, Path

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from functools import cache
 
-from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape, most_in_flight
 from mindswap.simulator.schedules.rounds import (
     GPIPE,
     INTERLEAVED_1F1B,
@@ -11,6 +10,11 @@ from mindswap.simulator.schedules.rounds import (
     SEQPIPE,
     SEQSMARTVPP,
     SEQVPP,
+    Pass,
+    PassWork,
+    PipelineSchedule,
+    Shape,
+    most_in_flight,
 )
 from mindswap.simulator.schedules.zero_bubble_v import ZERO_BUBBLE_V
 

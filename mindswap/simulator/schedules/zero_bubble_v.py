@@ -12,8 +12,7 @@ the overlapped middle as in DualPipeV.
     F0a F1a  F2a F0b  I0b W0b F1b  B1b F3a B0a F2b  B2b B1a F3b  B3b I2a  I3a  W2a W3a
 """
 
-from mindswap.simulator.schedules.passes import Pass, PassWork, PipelineSchedule, Shape
-from mindswap.simulator.schedules.rounds import order_gpipe
+from mindswap.simulator.schedules.rounds import Pass, PassWork, PipelineSchedule, Shape, order_gpipe
 
 KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRADIENT}
 

@@ -1,7 +1,6 @@
 """Pipelines of one operator per pass, to see schedules alone: transfers take no time."""
 
-from mindswap.simulator.block import Block
-from mindswap.simulator.block_parts import BlockOp, BlockTensor, Uses
+from mindswap.simulator.block import Block, BlockOp, BlockTensor, Uses
 from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import simulate
 from mindswap.simulator.layout import StageLayout
