@@ -287,7 +287,7 @@ def test_a_swapped_value_leaves_behind_its_maker_and_comes_back_before_its_reade
 
 
 def test_what_backward_does_not_need_is_not_copied():
-    assert rewritten(ONE, op_swap=(swap(r"mlp\.mul"),)).swap_pairs == ()
+    assert rewritten(ONE, op_swap=(swap(r"mlp\.mul"),)).index.swap_pairs == ()
 
 
 # matmul -> gelu, marked `recompute` by the model or by nobody, -> add. Backward reads x and what `extra` names.
