@@ -153,7 +153,7 @@ def _answer_swap(
     named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
     asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
     # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
-    behind = [pair for pair in swapped.graph.index.swap_pairs if pair.producer.layer_index is None]
+    behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
     has_pairs = bool(behind) or any(effect.pairs for effect in effects)
     is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
     notes = _notes(swapped, placement)

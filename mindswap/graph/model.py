@@ -250,6 +250,11 @@ class Graph:
         """Forward operators by name."""
         return self.index.forward_nodes
 
+    @property
+    def swap_pairs(self) -> tuple[SwapPair, ...]:
+        """Every `MoveTo` of forward that backward takes, with its way back."""
+        return self.index.swap_pairs
+
     def owner(self, node: Node) -> Node:
         """The operator of the model behind a forward node: the compiler itself adds `TupleGetItem`."""
         nodes = self.index.forward_nodes

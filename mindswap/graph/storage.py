@@ -91,7 +91,7 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
         key = storage.key
         storages[key] = storage
         keepers[key].append(node)
-    for pair in graph.index.swap_pairs:
+    for pair in graph.swap_pairs:
         storage = resolve_storage(graph, pair.producer.name)
         key = storage.key
         storages[key] = storage

@@ -92,7 +92,7 @@ def read_offload(network):
 def describe(graph):
     """What moves, and what backward runs again; an operator is its layer, its cell and its primitive."""
     return {
-        "pairs": [[*operator(graph, pair.producer), pair.num_prefetch_ops] for pair in graph.index.swap_pairs],
+        "pairs": [[*operator(graph, pair.producer), pair.num_prefetch_ops] for pair in graph.swap_pairs],
         "num_copies_out": sum(node.op == "MoveTo" for node in graph.forward),
         "num_copies_in": sum(node.op == "MoveTo" for node in graph.backward),
         "recomputed": [[n.layer_index, n.cell_path, n.op] for n in graph.backward if n.is_duplicate],

@@ -151,7 +151,7 @@ def test_a_capture_shows_what_the_policy_does(cells):
 def test_without_lazy_inline_nothing_can_be_swapped(cells):
     graph = mindswap.capture(cells.network("stages"), [cells.inputs], with_lazy_inline=False)
     assert not graph.has_lazy_inline
-    assert graph.index.swap_pairs == ()
+    assert graph.swap_pairs == ()
 
 
 def test_layers_that_the_network_does_not_have_are_refused(cells):
@@ -194,7 +194,7 @@ def test_lazy_inline_of_the_layers_goes_to_the_network(cells, caplog):
         mindswap.apply(network, SWAP, layers="backbone.stages")
     assert caplog.messages[-1] == "mindswap: 2 Block: lazy_inline is on Network instead, else all would swap alike"
     graph = mindswap.capture(network, [cells.inputs])
-    assert [(pair.producer.op, pair.producer.layer_index) for pair in graph.index.swap_pairs] == [("Tanh", 1)]
+    assert [(pair.producer.op, pair.producer.layer_index) for pair in graph.swap_pairs] == [("Tanh", 1)]
 
 
 def test_a_capture_of_lazy_inline_layers_alone_says_what_to_do(cells):

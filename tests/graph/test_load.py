@@ -170,8 +170,7 @@ def kept(graph):
 def pairs(graph):
     """Layer, operator, prefetch and bytes of each pair, in order of execution."""
     return [
-        (p.producer.layer_index, graph.owner(p.producer).op, p.num_prefetch_ops, p.size_bytes)
-        for p in graph.index.swap_pairs
+        (p.producer.layer_index, graph.owner(p.producer).op, p.num_prefetch_ops, p.size_bytes) for p in graph.swap_pairs
     ]
 
 
@@ -264,7 +263,7 @@ def test_gradients_belong_to_the_layer_and_cell_of_their_operator(ms):
 
 def test_copies_to_the_device_belong_to_the_layer_of_what_they_bring_back(ms):
     graph = ms.compile(ms.inner, swap("gelu"), num_layers=3)
-    assert [(p.producer.layer_index, [n.layer_index for n in p.copies_in]) for p in graph.index.swap_pairs] == [
+    assert [(p.producer.layer_index, [n.layer_index for n in p.copies_in]) for p in graph.swap_pairs] == [
         (0, [0]), (1, [1]), (2, [2]),
     ]  # fmt: skip
 
@@ -284,7 +283,7 @@ def test_a_swapped_operator_leaves_and_comes_back(ms):
     graph = ms.compile(ms.gated, swap("gelu", prefetch=7))
     assert pairs(graph) == [(0, "GeLU", 7, 128)]
     assert kept(graph) == [(0, "MatMul", 128)]
-    (pair,) = graph.index.swap_pairs
+    (pair,) = graph.swap_pairs
     assert pair.copy_out.attributes["backward_prefetch"] == 7
     assert [copy.op for copy in pair.copies_in] == ["MoveTo"]
 
@@ -323,7 +322,7 @@ def test_of_several_outputs_those_that_other_operators_read_stay(ms):
 def test_without_lazy_inline_nothing_is_moved(ms):
     graph = ms.compile(ms.gated, swap_all(), with_lazy_inline=False)
     assert not graph.has_lazy_inline
-    assert (graph.index.swap_pairs, graph.saved, graph.backward) == ((), (), ())
+    assert (graph.swap_pairs, graph.saved, graph.backward) == ((), (), ())
     assert "MoveTo" not in {node.op for node in graph.forward}
     assert {"MatMul", "GeLU"} <= {node.op for node in graph.forward}
 

@@ -52,7 +52,7 @@ def test_a_pair_is_a_copy_and_its_way_back():
         [copy_in("back", "out"), copy_in("other", "on_host")],
         saved="out lost on_host",
     )
-    (pair,) = moved.index.swap_pairs
+    (pair,) = moved.swap_pairs
     assert (pair.producer.name, pair.copy_out.name, names(pair.copies_in)) == ("a", "out", ["back"])
     assert names(moved.index.one_way_copies) == ["lost"]
 

@@ -112,7 +112,7 @@ class _LayerComparison:
         self.baseline, self.plain_index = baseline, plain_index
         self.graph = graph
         self.decided = decisions_by_place(decisions)
-        self.pairs = tuple(pair for pair in graph.index.swap_pairs if self._is_own(pair.producer))
+        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(pair.producer))
 
     def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
         own = (entry for entry in saved if entry.storage.layer_index == self.index)

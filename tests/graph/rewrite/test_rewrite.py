@@ -270,7 +270,7 @@ def test_of_a_recomputed_cell_the_member_that_leaves_it_is_kept_and_the_other_ma
 def test_of_a_swapped_tuple_only_what_its_own_gradient_reads_is_moved():
     # Seen with RmsNorm and SplitWithSize of Qwen3: members that others read carry no mark.
     moved = rewritten(norm_step(), NORM_TREE, op_swap=(swap(r"norm\.norm"),))
-    assert [pair.copy_out.inputs for pair in moved.index.swap_pairs] == [("scale",)]
+    assert [pair.copy_out.inputs for pair in moved.swap_pairs] == [("scale",)]
     assert fates(moved, "output_index") == {0: (Placement.KEPT, KIB, 0), 1: (Placement.SWAPPED, 0, KIB)}
 
 
@@ -281,13 +281,13 @@ def test_a_swapped_value_leaves_behind_its_maker_and_comes_back_before_its_reade
     step = rewritten(ONE, op_swap=(swap(r"mlp\.gelu", 3),))
     assert [n.name for n in step.forward] == ["matmul0", "gelu0", "gelu0@out", "mul0", "add0"]
     assert backward(step)[:2] == ["gelu0@in <- gelu0@out@saved", "mul_grad0 <- gelu0@in matmul0@saved"]
-    (pair,) = step.index.swap_pairs
+    (pair,) = step.swap_pairs
     assert (pair.producer.name, pair.num_prefetch_ops, pair.size_bytes) == ("gelu0", 3, KIB)
     assert fates(step) == {"matmul0": (Placement.KEPT, KIB, 0), "gelu0": (Placement.SWAPPED, 0, KIB)}
 
 
 def test_what_backward_does_not_need_is_not_copied():
-    assert rewritten(ONE, op_swap=(swap(r"mlp\.mul"),)).index.swap_pairs == ()
+    assert rewritten(ONE, op_swap=(swap(r"mlp\.mul"),)).swap_pairs == ()
 
 
 # matmul -> gelu, marked `recompute` by the model or by nobody, -> add. Backward reads x and what `extra` names.
@@ -298,7 +298,7 @@ def marked_step(mark, extra=""):
 
 
 def copies(step):
-    return [copy.inputs for copy in step.index.one_way_copies], [pair.producer.name for pair in step.index.swap_pairs]
+    return [copy.inputs for copy in step.index.one_way_copies], [pair.producer.name for pair in step.swap_pairs]
 
 
 def test_what_a_marked_operator_reads_is_copied_out_also_if_backward_does_not_need_it():
