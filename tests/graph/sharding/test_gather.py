@@ -158,7 +158,6 @@ def test_a_swap_of_the_cast_moves_nothing():
     )
     gathered = gather_weights(swapped, WeightSharding(2)).graph
     assert gathered.swap_pairs == ()
-    assert gathered.swap_pairs == ()
     assert [each.name for each in gathered.backward] == ["y_grad"]
     assert [entry.kept_bytes for entry in classify_saved(gathered)] == [32 * 1024]
 
