@@ -8,10 +8,12 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
-from enum import Enum
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
+
+import yaml
 
 from mindswap.errors import CostError
 from mindswap.graph.model import BYTES_PER_ELEMENT, TensorType
@@ -40,38 +42,20 @@ MAX_DIGITS = 10
 NO_VALUE = ("", "N/A", "NA")
 
 
-class Content(Enum):
-    """Content of a file of a profile."""
-
-    KERNELS = "kernels"
-    SUMMARY = "kernels as msprof writes them"
-    STEPS = "steps"
-    MEMORY = "memory"
-    BLOCKS = "blocks of memory"
-    OLD = "kernels of MindSpore before 2.4"
-    TRACE = "trace"
-    COMMUNICATION = "communication"
-    INFO = "how the profiler was set"
-
-
-# The columns that tell a table from others. A table of kernels has engines as well: `api_statistic.csv` has not.
-SIGNS = (
-    (Content.KERNELS, frozenset({"Name", *KERNEL_SPELLINGS[0]})),
-    (Content.SUMMARY, frozenset({"Op Name", *KERNEL_SPELLINGS[1]})),
-    (Content.STEPS, frozenset(STEP_COLUMNS)),
-    (Content.BLOCKS, frozenset({BLOCKS_COLUMN})),
-    (Content.MEMORY, frozenset(MEMORY_COLUMNS)),
-    (Content.OLD, frozenset({"full_op_time", "execution_time"})),
+# What files of a profile hold, and by what they are known.
+FILES: Mapping[str, Any] = yaml.safe_load(
+    (resources.files("mindswap") / "data" / "profile" / "files.yaml").read_text("utf-8")
 )
 
 
-def recognise_table(path: Path) -> Content | None:
+def recognise_table(path: Path) -> str | None:
     """Kind of a CSV file, by its columns; None for anything else."""
     try:
         header = _header(path)
     except CostError:
         return None
-    return next((table for table, columns in SIGNS if columns <= header), None)
+    known = ((kind, its["columns"]) for kind, its in FILES["known"].items() if "columns" in its)
+    return next((kind for kind, columns in known if header.issuperset(columns)), None)
 
 
 def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[ProfiledKernel]:
