@@ -33,7 +33,7 @@ from mindswap.adapters.pynative.record import Recorder, record, recording
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.schedule import decide, make_schedule
+from mindswap.pynative.schedule import find_distances, make_schedule
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes
 
@@ -216,7 +216,7 @@ def schedule_for(trace, layers, chosen):
     """The schedule that moves all of some layers."""
     policy = Policy(is_swap_enabled=True, layer_swap=(LayerSwap(chosen, 2),))
     return make_schedule(
-        trace, decide(trace, [resolve_layer(policy, i, read_tree(cell)) for i, cell in enumerate(layers)])
+        trace, find_distances(trace, [resolve_layer(policy, i, read_tree(cell)) for i, cell in enumerate(layers)])
     )
 
 

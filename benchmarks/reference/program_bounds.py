@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import Copies, Intervals, Program
 
 __all__ = ["compute_only_ns", "link_bound_ns", "lower_bound_ns"]
@@ -20,7 +20,7 @@ def compute_only_ns(program: Program) -> np.ndarray:
     """
     no_copies = Copies(**{array.name: getattr(program.copies, array.name)[:0] for array in fields(Copies)})
     no_intervals = Intervals(**{array.name: getattr(program.intervals, array.name)[:0] for array in fields(Intervals)})
-    timeline = simulate(replace(program, copies=no_copies, intervals=no_intervals))
+    timeline = run_program(replace(program, copies=no_copies, intervals=no_intervals))
     return np.array(
         [
             timeline.op_end_ns[begin:end].max(initial=0)

@@ -140,7 +140,7 @@ def _recompute_figures(
 def _swap_figures(model: StepModel, layer_index: int, row: Sequence[Item]) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
     freed_bytes, copy_ns = np.zeros((2, len(row)), np.int64)
-    held = {label for label, names in model.keepers(Policy(), layer_index).items() if HELD in names}
+    held = {label for label, names in model.keeper_names(Policy(), layer_index).items() if HELD in names}
     for i, item in enumerate(row):
         if item.swap_names and held.isdisjoint(item.producers):
             freed_bytes[i] = item.size_bytes

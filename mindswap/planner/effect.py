@@ -30,7 +30,7 @@ def foresee_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerE
     layers, kind = model.layers, model.captured.sample.layer_map[layer_index]
     plain = layers.rewritten(replace(policy, op_swap=(), layer_swap=(), default_prefetch=None), layer_index)
     graph = layers.rewritten(policy, layer_index)
-    decided = replace(layers.decide(policy, layer_index)[kind], layer_index=kind)
+    decided = replace(layers.decisions(policy, layer_index)[kind], layer_index=kind)
     return replace(compare_effect([decided], plain, graph)[0], layer_index=layer_index)
 
 

@@ -73,7 +73,9 @@ class Rows:
         if not swapped:
             return
         uses, recomputed = self.catalog.uses[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
-        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
+        holding = {
+            name for keepers in self.keeper_names(layer_index, row).values() for names in keepers for name in names
+        }
         for i in swapped:
             names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
             yield i, names, bool(idle_swaps(uses, names, recomputed))
@@ -114,11 +116,11 @@ class Rows:
                     found[layer, i] = KEEP
         return found
 
-    def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
+    def keeper_names(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """By label of a tensor, the names under which it is held beside what the row recomputes."""
         key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
         if key not in self._keepers:
-            self._keepers[key] = self.model.keepers(self.recompute(layer_index, row), layer_index)
+            self._keepers[key] = self.model.keeper_names(self.recompute(layer_index, row), layer_index)
         return self._keepers[key]
 
     def block(self, layer_index: int, row: np.ndarray) -> Block:
@@ -143,7 +145,7 @@ class Rows:
             return self.model.layer_block(recompute, layer_index)
         named = self.swaps(layer_index, row)
         copies: dict[Label, tuple[int, int, bool]] = {}
-        for label, keepers in self.keepers(layer_index, row).items():
+        for label, keepers in self.keeper_names(layer_index, row).items():
             distances = [[named.get(name) for name in names] for names in keepers]
             if not self.model.captured.has_all_tags:
                 distances = [[max((d for d in group if d is not None), default=None)] for group in distances]

@@ -13,7 +13,7 @@ import numpy as np
 from mindswap.graph.memory import Label, Names
 from mindswap.simulator.block import Block
 from mindswap.simulator.build import build_program
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.memory import peak_memory, profile_memory
 from mindswap.simulator.placing import RELEASE_FACTOR, TransferCosts
@@ -136,7 +136,7 @@ class Space(ABC):
     def timeline(self, choice: np.ndarray) -> Timeline:
         """The stage alone."""
         program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)
-        return simulate(program)
+        return run_program(program)
 
     def score(self, timeline: Timeline) -> Score:
         """Score of a timeline of this stage."""

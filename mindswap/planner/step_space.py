@@ -10,7 +10,7 @@ from mindswap.planner.space import Figures, Score, Space, Worth
 from mindswap.policy.model import Policy
 from mindswap.simulator.block import Block
 from mindswap.simulator.build import build_program
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.schedules import most_in_flight
@@ -113,7 +113,7 @@ class WholeSpace(_ModelSpace):
 
     def timeline(self, choice: np.ndarray) -> Timeline:
         """All stages."""
-        return simulate(build_program(self.blocks(choice), self.transfers, self.layout))
+        return run_program(build_program(self.blocks(choice), self.transfers, self.layout))
 
     def score(self, timeline: Timeline) -> Score:
         """Score of all stages together; the peak is that of the fullest."""

@@ -146,7 +146,7 @@ class _GraphBuilder:
         return self._copy_of_view(value, index, operator) if name is None else self._name_at(operator, name, value)
 
     def _name_at(self, operator: Operator, name: str, value: Value) -> str:
-        """Under which name an operator has a value: backward has one of its own for what forward made."""
+        """Name of a value for an operator: backward has one of its own for what forward made."""
         if operator.is_forward or name not in self.made_in_forward:
             return name
         saved = self.saved.setdefault(name, Saved(name, f"{name}.saved"))

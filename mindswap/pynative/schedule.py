@@ -146,7 +146,7 @@ class _Clock:
 
 
 def _moments(clock: _Clock, trace: Trace, index: int, storage: TracedStorage, distance: Distance) -> _Moments | None:
-    """When a storage goes and comes back; None if there is no such moment."""
+    """Moments at which a storage goes and comes back; None if there is no such moment."""
     reads = clock.reads.get(index)
     if reads is None or clock.saves[index][0] > clock.forward_end:  # nobody needs it again, or only backward does
         return None
@@ -173,7 +173,7 @@ def _moments(clock: _Clock, trace: Trace, index: int, storage: TracedStorage, di
 # Policy -> which storages of a trace leave the device.
 
 
-def decide(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = Unit.OPERATORS) -> dict[int, Distance]:
+def find_distances(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = Unit.OPERATORS) -> dict[int, Distance]:
     """Prefetch distance of each storage that a policy names, in this unit.
 
     As in graph mode a storage goes with the operator that makes it: an entry that names the operator, or a cell around

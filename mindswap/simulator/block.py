@@ -16,7 +16,7 @@ from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
 
 @dataclass(frozen=True)
 class Role:
-    """Under what a tensor is known to another block: its type, and which of those of this type it is."""
+    """Name of a tensor for other blocks: its type, and which of those of this type it is."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -26,7 +26,7 @@ class Role:
 
 
 class Source(Enum):
-    """Where a tensor comes from that a block reads and does not make."""
+    """Origin of a tensor that a block reads and does not make."""
 
     BEFORE = "the block before it in forward order"
     BEHIND = "the block behind it in forward order"

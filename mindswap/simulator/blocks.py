@@ -20,7 +20,7 @@ from mindswap.simulator.reading import Place, StepReader, StepTensor
 from mindswap.units import ceil_div
 
 
-def read_blocks(
+def cut_into_blocks(
     graph: Graph,
     operator_ns: Callable[[Node, Work], int],
     label: Callable[[Node], Names],

@@ -111,7 +111,7 @@ class PlacedParameter:
 
     @property
     def gradient_key(self) -> GradientKey:
-        """Under what `GradientRule` knows it."""
+        """Key of it in a `GradientRule`."""
         return (0 if self.layer_index is not None else 1 if self.is_behind else -1), self.shape
 
 

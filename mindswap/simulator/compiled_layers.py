@@ -55,7 +55,7 @@ class CompiledLayers:
         self._paths = source.names()  # of operators that are not merged
         self._recent: dict[Hashable, Graph] = {}  # what was rewritten last, by `layer_key`
 
-    def decide(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
+    def decisions(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
         """Decisions of a policy for one layer of the model, in each of the compiled ones."""
         policy = policy.beside(self.fixed) if self.fixed is not None else policy
         decided = {tree: resolve_layer(policy, layer_index, tree) for tree in dict.fromkeys(self.source.trees)}
@@ -65,7 +65,7 @@ class CompiledLayers:
         """The step in which all layers are under what a policy sets on one layer of the model."""
         key = layer_key(policy, layer_index)
         if key not in self._recent:
-            settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
+            settings = settings_of_policy(self.graph, self._paths, self.decisions(policy, layer_index))
             self._refuse_caches(settings.recomputed)
             graph = merge_equal(self.graph, settings.of) if self.source.has_all_tags else self.graph
             while len(self._recent) >= NUM_RECENT:
@@ -89,7 +89,7 @@ class CompiledLayers:
         after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
         return order_halves(graph, first, after)
 
-    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
+    def keeper_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Names under which backward holds what a layer makes, under the recompute of a policy.
 
         By label of the tensor, for each of its names the operator paths that stand for it; `HELD` is a name that no
@@ -110,8 +110,8 @@ class CompiledLayers:
         return {label: tuple(names) for label, names in found.items()}
 
     def not_simulated(self, error: SimulationError, policy: Policy, layer_index: int) -> SimulationError:
-        """Why no block can express what a policy sets on a layer, with what to mend."""
-        recomputed = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index)).recomputed
+        """Error for a policy that no block can express on a layer, with what to mend."""
+        recomputed = settings_of_policy(self.graph, self._paths, self.decisions(policy, layer_index)).recomputed
         nodes = self.graph.forward_nodes
         handed_on = (nodes[name] for name in sorted(find_handed_on(self.graph) & set(recomputed)))
         names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in handed_on))

@@ -30,7 +30,7 @@ WORK_PER_NS = 1000  # a copy of 1 ns is 1000 units of work, so that rates in tho
 CAUSE_OUT, CAUSE_IN = int(StallCause.COPY_OUT), int(StallCause.COPY_IN)
 
 
-def simulate(program: Program) -> Timeline:
+def run_program(program: Program) -> Timeline:
     """Runs one step; a program that `benchmarks/reference/program_check.py` refuses gives undefined results.
 
     Raises:
@@ -177,7 +177,7 @@ def _end_and_start_copies(state: EngineState, stage: int, direction: int, now: i
 
 @compiled
 def _next_event_ns(state: EngineState, stage: int, contended_permille: int, now: int) -> int:
-    """When the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
+    """Moment at which the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
     event_ns = NEVER
     for kind in (COMPUTE, COMMUNICATION, RECEIVING):
         stream = state.streams[stage, kind]

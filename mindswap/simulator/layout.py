@@ -12,7 +12,7 @@ MAX_LAYER_PASSES = 250_000
 
 @dataclass(frozen=True)
 class StageLayout:
-    """Which sections of the model are where."""
+    """Sections of the model on each stage and chunk."""
 
     # for each stage, for each of its virtual chunks, the sections in forward order: positions in the list of blocks (0
     # is what is before the layers, the last what is behind them)

@@ -48,11 +48,11 @@ class StepTensor:
 
     @property
     def section(self) -> int:
-        """Where it is made."""
+        """Section that makes it."""
         return self.place.section
 
     def uses_in(self, section: int) -> Uses:
-        """Where a section reads it."""
+        """Positions at which a section reads it."""
         last_once = self.last_once if section == self.section else NO_OP
         return Uses(**self.uses.get(section, {}), last_once=last_once)
 
@@ -80,7 +80,7 @@ class StepReader:
         SimulationError: if the step has no layers.
     """
 
-    graph: Graph  # this and the next six: as `read_blocks` takes them
+    graph: Graph  # this and the next six: as `cut_into_blocks` takes them
     operator_ns: Callable[[Node, Work], int]
     label: Callable[[Node], Names]
     collectives: Mapping[str, tuple[Collective, ...]]
@@ -231,7 +231,7 @@ class StepReader:
         return made
 
     def _is_early_later(self, node: Node, place: Place) -> bool:
-        """Whether an operator casts a weight that was gathered once: from the second micro-batch on, with a pipeline or
+        """True for a cast of a weight that was gathered once: from the second micro-batch on, with a pipeline or
         without, the backend launches all of these before anything else of forward (dry runs of 2.9.0, 2026-11-24).
         """
         read = list(self._tensors_of(node.inputs))

@@ -1,4 +1,4 @@
-"""Which section of the step each operator of a graph belongs to.
+"""Section of the step of each operator of a graph.
 
 Sections are numbered in forward order, here with n layers:
 

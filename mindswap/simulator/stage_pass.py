@@ -222,7 +222,7 @@ class MicroBatchGroup:
     begins: dict[int, list[int]] = field(default_factory=dict)
 
     def begins_of(self, which: int) -> np.ndarray:
-        """Where forward (0), backward (1) and weight gradients (2) begin; shape (num_turns, 1)."""
+        """Begin of each forward (0), backward (1) or weight gradients (2); shape (num_turns, 1)."""
         return np.array([begins[which] for begins in self.begins.values()], np.int64)[:, None]
 
     def placed(self, positions: np.ndarray) -> np.ndarray:

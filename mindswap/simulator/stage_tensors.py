@@ -155,7 +155,7 @@ def once_columns(
 
 
 def _starts(turns: MicroBatchGroup, sections: Sequence[int], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Where sections begin in forward and in backward, each as often as its size says."""
+    """Begin of sections in forward and in backward, each as often as its size says."""
     parts = (turns.forward, turns.backward)
     forward, backward = np.array([[part.starts[section] for section in sections] for part in parts], np.int64)
     return np.repeat(forward, sizes), np.repeat(backward, sizes)

@@ -18,14 +18,14 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import layer_key, with_recompute_only
 from mindswap.simulator.block import Block
-from mindswap.simulator.blocks import read_blocks
+from mindswap.simulator.blocks import cut_into_blocks
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import CapturedStep, list_doubts
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, list_communicators
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.placing import TransferCosts
@@ -134,7 +134,7 @@ class StepModel:
     # -- a step -----------------------------------------------------------------------------------
 
     def simulate(self, policy: Policy) -> SimulatedStep:
-        timeline = simulate(self.program(policy))
+        timeline = run_program(self.program(policy))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
@@ -174,9 +174,9 @@ class StepModel:
         except SimulationError as error:
             raise self.layers.not_simulated(error, acting, layer_index) from None
 
-    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
-        """`CompiledLayers.keepers` of a layer, swap enabled or not."""
-        return self.layers.keepers(with_recompute_only(policy), layer_index)
+    def keeper_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
+        """`CompiledLayers.keeper_names` of a layer, swap enabled or not."""
+        return self.layers.keeper_names(with_recompute_only(policy), layer_index)
 
     def _block(self, policy: Policy, layer_index: int, section: int) -> Block:
         """A section of the compiled step in which all layers are under what the policy sets on one layer."""
@@ -190,7 +190,7 @@ class StepModel:
         return self._blocks[key, section]
 
     def _cut(self, policy: Policy, layer_index: int) -> Callable[[int], Block]:
-        return read_blocks(
+        return cut_into_blocks(
             self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
             self.costs.operator_ns,
             self.names,

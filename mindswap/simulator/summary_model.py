@@ -18,7 +18,7 @@ class DeviceFigure:
 
 @dataclass(frozen=True)
 class Moment:
-    """When the memory of a stage is highest."""
+    """Moment at which the memory of a stage is highest."""
 
     time_ns: int  # from the start of the step
     phase: str  # `forward`, `backward` or `recompute`, of the operator that runs then

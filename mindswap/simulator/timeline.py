@@ -13,7 +13,7 @@ from mindswap.simulator.program import OpKind, Program
 
 
 class StallCause(IntEnum):
-    """Why an operator started later than the one before it on its stream ended.
+    """Reason for which an operator started later than the one before it on its stream ended.
 
     Only the last thing waited for is named; if several ended last, an operator before a copy, and a copy out
     before a copy in. A compute operator that waits for a collective which itself waited for a copy has cause
@@ -79,7 +79,7 @@ class MemoryProfile:
     holders: np.ndarray  # intervals alive at that moment, largest first: positions in `Program.intervals`
 
 
-# What the compute stream of a stage waited for, and when. Pure; reads a timeline.
+# Waits of the compute stream of a stage.
 
 Waits = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

@@ -25,7 +25,7 @@ from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.cost.table import CostTable
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.step_model import StepModel
@@ -122,7 +122,7 @@ def compare_assembled(config, whole, family):
 
 
 def total(program):
-    timeline = simulate(program)
+    timeline = run_program(program)
     is_kept = program.intervals.kind == MemoryKind.KEPT
     return {
         "operators": len(program.ops),

@@ -6,7 +6,7 @@ from reference.program_bounds import compute_only_ns, link_bound_ns, lower_bound
 
 from benchmarks.reference.program_check import check_program
 from mindswap.errors import SimulationError
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import OpKind
 from tests.simulator.builders import Copy, Span, program_of
 
@@ -123,7 +123,7 @@ def test_what_is_refused_may_not_come_to_an_end():
     with pytest.raises(SimulationError, match="it waits for itself"):
         check_program(program)
     with pytest.raises(SimulationError, match="wait for each other"):
-        simulate(program)
+        run_program(program)
 
 
 @pytest.mark.parametrize("kind", [-1, len(OpKind)])

@@ -26,7 +26,7 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.read import read_settings
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
-from mindswap.pynative.schedule import decide
+from mindswap.pynative.schedule import find_distances
 from mindswap.report.policy_text import StepKind, group_layers
 from tests.pynative.builders import chain
 
@@ -408,7 +408,7 @@ def test_what_a_planner_leaves_and_explains(case, data):
     own = [".".join(path) for path in primitives(tree)]
     uses = {name: frozenset({data.draw(st.sampled_from(own))}) for name in own}
     captured = SimpleNamespace(sample=SimpleNamespace(layer_map=(0,) * NUM_LAYERS), trees=(tree,))
-    model = SimpleNamespace(captured=captured, keepers=lambda *_: {"label": tuple((name,) for name in own)})
+    model = SimpleNamespace(captured=captured, keeper_names=lambda *_: {"label": tuple((name,) for name in own)})
     left, num_idle = set(), 0
     for index in range(NUM_LAYERS):
         decided = resolve_layer(policy, index, tree)
@@ -436,6 +436,6 @@ def test_what_moves_in_pynative_mode(case, data):
     trace = replace(trace, operators=tuple(replace(op, path=path) if op.is_forward else op for op in trace.operators))
     layers = [resolve_layer(policy, index, tree) for index in range(NUM_LAYERS)]
     wanted = {index: found.of(path).named_prefetch for index, found in enumerate(layers)}
-    assert {storage: d.count for storage, d in decide(trace, layers).items()} == {
+    assert {storage: d.count for storage, d in find_distances(trace, layers).items()} == {
         index: distance for index, distance in wanted.items() if distance is not None
     }

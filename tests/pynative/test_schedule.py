@@ -14,7 +14,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.ledger import Ledger, SwapReport, Totals, predict
-from mindswap.pynative.schedule import ActionKind, Distance, StorageAction, Unit, decide, make_schedule
+from mindswap.pynative.schedule import ActionKind, Distance, StorageAction, Unit, find_distances, make_schedule
 from mindswap.pynative.trace import EventKind, TracedStorage
 from mindswap.report.pynative import format_swap_report
 from tests.pynative.builders import chain
@@ -179,7 +179,7 @@ TREE = CellNode("", "Layer", children=(CellNode("cell", "Cell", children=(CellNo
 def decisions(unit=Unit.OPERATORS, trace=None, **settings):
     """What a policy makes of the chain, whose storages are made by `cell.op1`."""
     policy = Policy(is_swap_enabled=True, **settings)
-    return decide(trace or chain(), [resolve_layer(policy, index, TREE) for index in range(3)], unit)
+    return find_distances(trace or chain(), [resolve_layer(policy, index, TREE) for index in range(3)], unit)
 
 
 def test_an_operator_by_its_path():
@@ -194,7 +194,7 @@ def test_a_cell_names_all_below_it():
 def test_another_operator_names_nothing():
     tree = CellNode("", "Layer", children=(CellNode("other", "Op", is_primitive=True),))
     policy = Policy(is_swap_enabled=True, op_swap=(OpSwap("other", ALL_LAYERS, 3),))
-    assert decide(chain(), [resolve_layer(policy, index, tree) for index in range(3)]) == {}
+    assert find_distances(chain(), [resolve_layer(policy, index, tree) for index in range(3)]) == {}
 
 
 def test_an_operator_overrides_its_layer():

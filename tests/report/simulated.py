@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.simulator.cost.static_memory import StaticMemory
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import MemoryKind, OpKind, Program
 from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
 from mindswap.simulator.summary_model import DeviceFigure, SimulationReport
@@ -48,7 +48,7 @@ def small_program() -> Program:
 
 def report_of(program: Program, **changes) -> SimulationReport:
     """The report of a program, with one GiB of each static part."""
-    timeline = simulate(program)
+    timeline = run_program(program)
     stages = measure_stages(timeline, [StaticMemory(GIB, GIB, GIB, GIB)] * program.num_stages)
     settings = {
         "title": "small.yaml",

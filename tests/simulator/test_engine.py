@@ -3,14 +3,14 @@
 import pytest
 
 from mindswap.errors import SimulationError
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.timeline import StallCause
 from tests.simulator.builders import Copy, in_times, op_times, out_times, program_of, stalls
 
 
 def run(*stages, copies=(), contended_permille=1000):
-    return simulate(program_of(*stages, copies=copies, contended_permille=contended_permille))
+    return run_program(program_of(*stages, copies=copies, contended_permille=contended_permille))
 
 
 def test_without_copies_operators_follow_each_other():

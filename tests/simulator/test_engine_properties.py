@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from reference.program_bounds import compute_only_ns, lower_bound_ns
 
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times, peak_memory, profile_memory
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program
 from mindswap.simulator.timeline import StallCause, Timeline
@@ -32,7 +32,7 @@ def with_copies(program: Program, **arrays) -> Program:
 @many
 @given(programs())
 def test_a_second_simulator_agrees_on_every_event(program):
-    timeline = simulate(program)
+    timeline = run_program(program)
     ops, outs, backs = tick_through(program)
     assert op_times(timeline) == [(job.start, job.end) for job in ops]
     assert out_times(timeline) == [(job.start, job.end) for job in outs]
@@ -42,7 +42,7 @@ def test_a_second_simulator_agrees_on_every_event(program):
 @many
 @given(programs())
 def test_a_stream_never_runs_two_things_and_keeps_its_order(program):
-    timeline = simulate(program)
+    timeline = run_program(program)
     stream = stream_of_each_op(program)
     for number in np.unique(stream):
         own = np.flatnonzero(stream == number)
@@ -62,7 +62,7 @@ def test_a_stream_never_runs_two_things_and_keeps_its_order(program):
 @many
 @given(programs())
 def test_nothing_starts_before_its_inputs(program):
-    timeline = simulate(program)
+    timeline = run_program(program)
     ops, copies = program.ops, program.copies
     assert (timeline.op_end_ns - timeline.op_start_ns == ops.duration_ns).all()
     waiting = np.flatnonzero(ops.wait_op != NO_OP)
@@ -81,7 +81,7 @@ def test_nothing_starts_before_its_inputs(program):
 @many
 @given(programs())
 def test_every_copied_byte_leaves_and_returns_once(program):
-    timeline = simulate(program)
+    timeline = run_program(program)
     copies = program.copies
     out_ns, in_ns = timeline.out_end_ns - timeline.out_start_ns, timeline.in_end_ns - timeline.in_start_ns
     for needed_ns, taken_ns in ((copies.out_ns, out_ns), (copies.in_ns, in_ns)):
@@ -103,7 +103,7 @@ def test_every_copied_byte_leaves_and_returns_once(program):
 @many
 @given(programs())
 def test_stalls_and_work_fill_each_stream(program):
-    timeline = simulate(program)
+    timeline = run_program(program)
     stream = stream_of_each_op(program)
     for number in np.unique(stream):
         own = np.flatnonzero(stream == number)
@@ -120,7 +120,7 @@ def test_stalls_and_work_fill_each_stream(program):
 @many
 @given(programs())
 def test_memory_is_never_negative_and_zero_at_the_end(program):
-    timeline = simulate(program)
+    timeline = run_program(program)
     begin_ns, end_ns = interval_times(timeline)
     intervals = program.intervals
     for stage in range(program.num_stages):
@@ -141,7 +141,7 @@ def test_memory_is_never_negative_and_zero_at_the_end(program):
 @given(programs(copies_on_compute=True))
 def test_copies_that_take_no_time_cost_nothing(program):
     free = np.zeros_like(program.copies.out_ns)
-    timeline = simulate(with_copies(program, out_ns=free, in_ns=free))
+    timeline = run_program(with_copies(program, out_ns=free, in_ns=free))
     starts = program.stage_starts
     ends = [timeline.op_end_ns[begin:end].max() for begin, end in zip(starts[:-1], starts[1:], strict=True)]
     assert ends == compute_only_ns(program).tolist()
@@ -150,20 +150,20 @@ def test_copies_that_take_no_time_cost_nothing(program):
 @many
 @given(programs())
 def test_the_lower_bound_is_never_beaten(program):
-    assert simulate(program).step_time_ns >= lower_bound_ns(program)
+    assert run_program(program).step_time_ns >= lower_bound_ns(program)
 
 
 @settings(max_examples=examples(60, 1000), deadline=None)
 @given(swap_steps())
 def test_unlimited_prefetch_never_lowers_the_peak(program):
     unlimited = with_copies(program, prefetch_op=np.full_like(program.copies.prefetch_op, NO_OP))
-    assert peak_memory(simulate(unlimited))[0] >= peak_memory(simulate(program))[0]
+    assert peak_memory(run_program(unlimited))[0] >= peak_memory(run_program(program))[0]
 
 
 @many
 @given(programs())
 def test_the_same_program_gives_the_same_timeline(program):
-    first, second = simulate(program), simulate(program)
+    first, second = run_program(program), run_program(program)
     for array in fields(Timeline):
         if array.name != "program":
             assert (getattr(first, array.name) == getattr(second, array.name)).all()

@@ -20,7 +20,7 @@ from mindswap.planner.problem import Allow
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.cost.table import CostTable
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
@@ -158,7 +158,7 @@ def test_stages_of_a_pipeline_gather_their_own_layers():
 
 
 def test_a_reader_waits_for_its_weight_and_later_micro_batches_do_not():
-    timeline = simulate(model(3, num_micro_batches=2).program(KEEP_ALL))
+    timeline = run_program(model(3, num_micro_batches=2).program(KEEP_ALL))
     ops = timeline.program.ops
     is_product = (ops.kind == OpKind.FORWARD) & (
         np.array([str(label) for label in timeline.program.labels])[ops.label] == "mlp.matmul"

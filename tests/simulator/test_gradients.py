@@ -14,7 +14,7 @@ from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.cost.table import CostTable
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times, profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
@@ -95,7 +95,7 @@ def model(casts: bool = False, **settings) -> StepModel:
 
 def gradient_bytes(own: StepModel, policy: Policy = KEEP_ALL) -> list[int]:
     """Memory of gradients whenever it changes, from the first one on."""
-    timeline = simulate(own.program(policy))
+    timeline = run_program(own.program(policy))
     over_time = profile_memory(timeline, 0).by_kind_bytes[MemoryKind.GRADIENT]
     return over_time[np.flatnonzero(np.diff(over_time, prepend=0))].tolist()
 
@@ -176,7 +176,7 @@ def test_products_of_what_is_cut_are_cut_and_replace_what_was_sent():
 def test_memory_ends_at_the_static_level_and_is_never_negative():
     for own in (model(), model(sharding=CUT_BY_4), model(num_micro_batches=3), model(casts=True)):
         for policy in (Policy(True), Policy(True, layer_recompute=ALL_LAYERS)):
-            profile = profile_memory(simulate(own.program(policy)), 0)
+            profile = profile_memory(run_program(own.program(policy)), 0)
             assert (profile.by_kind_bytes >= 0).all()
             assert (profile.by_kind_bytes[:, -1] == 0).all()
 
@@ -203,9 +203,9 @@ def test_zero_bubble_v_computes_gradients_of_weights_apart():
     each = ["mul", "mlp.gelu", "mlp.matmul", "add"]
     assert labels == [*each, *each, "mlp.matmul", "mlp.matmul"]
     # `dw` reads the gradient of gelu, which is there until then.
-    profile = profile_memory(simulate(program), 1)
+    profile = profile_memory(run_program(program), 1)
     assert (profile.by_kind_bytes >= 0).all() and (profile.by_kind_bytes[:, -1] == 0).all()
-    (begins, ends) = interval_times(simulate(program))
+    (begins, ends) = interval_times(run_program(program))
     intervals = program.intervals
     gelu = (intervals.stage == 1) & (intervals.label == program.labels.index(("mlp.gelu",)))
     is_made_back = gelu & (intervals.kind == MemoryKind.TRANSIENT) & np.isin(intervals.begin, is_last)

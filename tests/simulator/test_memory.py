@@ -3,7 +3,7 @@
 import pytest
 
 from mindswap.errors import SimulationError
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times, peak_memory, profile_memory
 from mindswap.simulator.program import MemoryKind
 from tests.simulator.builders import Copy, Span, pairs, program_of
@@ -11,7 +11,7 @@ from tests.simulator.builders import Copy, Span, pairs, program_of
 
 def offloaded():
     """Operators 0-10, 10-20, 25-35; the copy goes out 10-15, is released at 20 and comes in 20-25."""
-    return simulate(
+    return run_program(
         program_of(
             "F10 F10 B10",
             copies=[Copy(producer=0, release=1, prefetch=1, user=2, out_ns=5, in_ns=5, size_bytes=50)],
@@ -52,7 +52,7 @@ def test_the_peak_has_a_moment_and_holders():
 
 
 def test_memory_taken_in_one_operator_and_freed_in_the_next_is_not_counted_twice():
-    timeline = simulate(program_of("F10 F10", spans=[Span(40, 0, 0), Span(60, 1, 1)]))
+    timeline = run_program(program_of("F10 F10", spans=[Span(40, 0, 0), Span(60, 1, 1)]))
     assert peak_memory(timeline).tolist() == [60]
     profile = profile_memory(timeline, 0)
     assert profile.time_ns.tolist() == [0, 10, 20]
@@ -63,34 +63,34 @@ def test_a_copy_out_that_takes_long_holds_its_memory():
     # Out: 10 to 40, so the release after operator 1 happens at 40; operator 2 waits for it.
     copies = [Copy(producer=0, release=1, prefetch=2, user=3, out_ns=30)]
     spans = [Span(50, 0, ~0, MemoryKind.OFFLOADING), Span(20, 2, 2)]
-    timeline = simulate(program_of("F10 F10 F10 B10", copies=copies, spans=spans))
+    timeline = run_program(program_of("F10 F10 F10 B10", copies=copies, spans=spans))
     assert pairs(*interval_times(timeline)) == [(0, 40), (40, 50)]
     assert peak_memory(timeline).tolist() == [50]
 
 
 def test_stages_have_their_own_memory():
     spans = [Span(10, 0, 1), Span(20, 1, 1), Span(7, 2, 3, stage=1), Span(8, 3, 3, stage=1)]
-    timeline = simulate(program_of("F10 B10", "F30 B10", spans=spans))
+    timeline = run_program(program_of("F10 B10", "F30 B10", spans=spans))
     assert peak_memory(timeline).tolist() == [30, 15]
     profile = profile_memory(timeline, 1)
     assert (profile.stage, profile.peak_bytes, profile.peak_ns, profile.holders.tolist()) == (1, 15, 30, [3, 2])
 
 
 def test_an_operator_that_takes_no_time_holds_nothing():
-    timeline = simulate(program_of("F10 F0 F10", spans=[Span(99, 1, 1), Span(10, 0, 0), Span(20, 2, 2)]))
+    timeline = run_program(program_of("F10 F0 F10", spans=[Span(99, 1, 1), Span(10, 0, 0), Span(20, 2, 2)]))
     assert peak_memory(timeline).tolist() == [20]
     assert profile_memory(timeline, 0).peak_bytes == 20
 
 
 def test_no_memory_at_all():
-    profile = profile_memory(simulate(program_of("F10")), 0)
+    profile = profile_memory(run_program(program_of("F10")), 0)
     assert (profile.time_ns.tolist(), profile.peak_bytes, profile.holders.tolist()) == ([0], 0, [])
-    assert peak_memory(simulate(program_of("F10"))).tolist() == [0]
+    assert peak_memory(run_program(program_of("F10"))).tolist() == [0]
 
 
 def test_memory_freed_before_it_is_taken_is_an_error():
     # Operator 0 ends at 10, operator 1 begins at 10 and operator 2 at 20.
-    timeline = simulate(program_of("F10 F10 F10", spans=[Span(10, 2, 0)]))
+    timeline = run_program(program_of("F10 F10 F10", spans=[Span(10, 2, 0)]))
     message = r"interval 0 \(forward 0\) ends at 10 ns, before it begins at 20 ns"
     with pytest.raises(SimulationError, match=message):
         peak_memory(timeline)
@@ -104,5 +104,5 @@ def test_memory_is_taken_in_the_order_of_execution_whenever_other_streams_run():
     What it makes is there from the end of operator 0 on, what it reads goes when operator 3 begins.
     """
     program = program_of("F10 C5@0 F10 F10@1", spans=[Span(1, 1, 3), Span(2, 0, 1)])
-    begin_ns, end_ns = interval_times(simulate(program))
+    begin_ns, end_ns = interval_times(run_program(program))
     assert list(zip(begin_ns.tolist(), end_ns.tolist(), strict=True)) == [(10, 30), (0, 20)]

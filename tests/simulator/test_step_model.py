@@ -17,7 +17,7 @@ from mindswap.simulator import step_model
 from mindswap.simulator.blocks import BlockMaker
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.cost.transfer import send_ns
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import MemoryKind, OpKind
@@ -122,7 +122,7 @@ def test_recompute_adds_the_time_of_what_runs_again():
     assert len(again.ops) - len(plain.ops) == NUM_LAYERS
     recomputed = again.ops.kind == OpKind.RECOMPUTE
     assert recomputed.sum() == NUM_LAYERS
-    added = simulate(again).step_time_ns - simulate(plain).step_time_ns
+    added = run_program(again).step_time_ns - run_program(plain).step_time_ns
     assert added == again.ops.duration_ns[recomputed].sum() > 0
 
 
@@ -183,7 +183,7 @@ def test_peak_is_the_sum_of_activations_and_static_memory():
 def test_programs_are_consistent_and_not_faster_than_the_bound(policy):
     program = MODEL.program(policy)
     check_program(program)
-    timeline = simulate(program)
+    timeline = run_program(program)
     assert timeline.step_time_ns >= lower_bound_ns(program)
     assert (peak_memory(timeline) > 0).all()
 
@@ -192,7 +192,7 @@ def test_programs_are_consistent_and_not_faster_than_the_bound(policy):
 @given(policies())
 def test_copies_that_cost_nothing_take_no_time(policy):
     program = FREE.program(policy)
-    assert simulate(program).step_time_ns == compute_only_ns(program).max()
+    assert run_program(program).step_time_ns == compute_only_ns(program).max()
 
 
 @settings(max_examples=examples(10, 40), deadline=None)
@@ -247,7 +247,7 @@ def test_pipelines_run_to_their_end(num_stages, num_chunks, num_micro_batches, d
     policy = data.draw(policies(patterns=("mlp", r"mlp\.gelu")))
     program = own.program(policy)
     check_program(program)
-    timeline = simulate(program)
+    timeline = run_program(program)
     assert (timeline.op_end_ns >= 0).all()
     alone = model(num_layers, num_micro_batches=num_micro_batches).program(policy)
     assert needed_bytes(program) == needed_bytes(alone)
@@ -268,7 +268,7 @@ def test_zero_bubble_v_runs_to_its_end(num_stages, more, data):
     own = model(num_layers, pipeline=Pipeline(num_stages, 2, 0, "zero_bubble_v"), num_micro_batches=num_micro_batches)
     program = own.program(data.draw(policies(patterns=("mlp", r"mlp\.gelu"))))
     check_program(program)
-    assert simulate(program).step_time_ns > 0
+    assert run_program(program).step_time_ns > 0
     # The first stage has the embedding and the head: the mask is on every stage, the weight on the first only.
     assert own.layout.are_ends_together and own.static[-1].parameter_bytes == 0
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.summary import group_layer_rows, host_bytes_per_node, measure_layers, peak_host_bytes
 from mindswap.simulator.summary_model import Cause, LayerRow, Moment, PeakContributor
@@ -45,7 +45,7 @@ def test_host_memory_is_taken_from_copy_out_to_the_end_of_copy_in():
 
 def test_host_memory_that_is_given_back_is_taken_again_at_the_same_moment():
     """Copies one after the other: each begins as the one before is back, so one is on the host at a time."""
-    timeline = simulate(large_program(num_stages=1, num_micro_batches=1, num_layers=4, num_ops=6))
+    timeline = run_program(large_program(num_stages=1, num_micro_batches=1, num_layers=4, num_ops=6))
     begin = 10 * np.arange(len(timeline.program.copies))
     timeline = replace(timeline, out_start_ns=begin, in_end_ns=begin + 10)
     assert len(begin) > 2
@@ -115,7 +115,7 @@ def test_what_is_outside_the_layers_has_a_row_per_stage():
     )
     rows = [
         (row.layer, row.stage, row.kept_bytes, row.recomputed_bytes, row.forward_ns, row.backward_ns)
-        for row in measure_layers(simulate(program))
+        for row in measure_layers(run_program(program))
     ]
     assert rows == [(0, 0, 8, 4, 10, 20), (1, 1, 0, 0, 5, 1), (-1, 0, 0, 0, 3, 0), (-1, 1, 9, 0, 7, 0)]
 

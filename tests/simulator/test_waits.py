@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.timeline import StallCause, exposed_exchange_ns, find_waits, repeated_exchange_ns
 from tests.simulator.builders import program_of
 
 
 def waits(*stages, stage=1):
-    rows = np.array(find_waits(simulate(program_of(*stages)), stage)).T.tolist()
+    rows = np.array(find_waits(run_program(program_of(*stages)), stage)).T.tolist()
     return sorted((op, begin, end, StallCause(cause).name) for op, begin, end, cause in rows)
 
 

@@ -15,7 +15,7 @@ from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.ledger import SwapReport, Totals, predict
-from mindswap.pynative.schedule import StepSchedule, Unit, decide, make_schedule
+from mindswap.pynative.schedule import StepSchedule, Unit, find_distances, make_schedule
 from mindswap.pynative.trace import HELD, Trace
 
 # A swap lives as long as its hooks on the network.
@@ -116,7 +116,7 @@ class Swap:
     def _follow(self, trace: Trace) -> None:
         self.trace, self._recorder = trace, None
         watched = range(len(self.layers)) if self.watch_all else ()
-        named = decide(trace, self.decisions, self.unit)
+        named = find_distances(trace, self.decisions, self.unit)
         held = [trace.storages[index] for index in named if trace.storages[index].protection == HELD]
         self.schedule = make_schedule(trace, named, watched)
         self.predicted = predict(trace, self.schedule)

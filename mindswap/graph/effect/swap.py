@@ -24,7 +24,7 @@ from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
 
 class IdleReason(Enum):
-    """Why an entry of the policy moves nothing in a layer."""
+    """Reason for which an entry of the policy moves nothing in a layer."""
 
     RECOMPUTED = "recompute wins: the operators are recomputed"
     NOT_NEEDED = "backward needs none of these outputs"

@@ -9,7 +9,7 @@ import numpy as np
 from mindswap.planner.bound.flow import Flow, flows_of
 from mindswap.planner.bound.moments import Liveness, LivenessPoint, alive_bytes, liveness_of
 from mindswap.simulator.build import build_program
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import SimulatedStep, StepModel
@@ -146,7 +146,7 @@ def _run_alone(model: StepModel, stage: int) -> tuple[dict[str, int], int, int]:
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
     blocks = model.blocks_with_free_gathers()
-    timeline = simulate(build_program(blocks, model.transfers, layout, stage))
+    timeline = run_program(build_program(blocks, model.transfers, layout, stage))
     kind = timeline.program.ops.kind
     stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)

@@ -105,7 +105,7 @@ def fit_share(
 
 
 def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
-    """How fast copies are while the other direction copies too; `out` and `back` are what they take alone.
+    """Rate of copies while the other direction copies too; `out` and `back` are what they take alone.
 
     The middle of (time alone / time measured) in thousandths, at most 1000, and of how many copies; None with fewer
     than three.

@@ -11,7 +11,7 @@ from mindswap.simulator.cost.table import MeasuredKey, Measurement, measured_key
 
 
 class Engine(Enum):
-    """Which part of the card ran a kernel."""
+    """Part of the card that ran a kernel."""
 
     CORE = "AI core"
     MATRIX = "matrix units"

@@ -1,4 +1,4 @@
-"""Where profiles are: a folder, its ranks, and in each the files that are recognised by what they hold.
+"""Places of profiles: a folder, its ranks, and in each the files that are recognised by what they hold.
 
 The profilers of MindSpore and torch_npu write `<rank>_ascend_ms/ASCEND_PROFILER_OUTPUT` (`_ascend_pt`), CANN's msprof
 `PROF_*/mindstudio_profiler_output`. The first keeps the second beside it: then the first counts.

@@ -24,7 +24,7 @@ from mindswap.adapters.pynative.watch import Watch
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.ledger import predict
-from mindswap.pynative.schedule import ActionKind, Unit, decide, make_schedule
+from mindswap.pynative.schedule import ActionKind, Unit, find_distances, make_schedule
 
 COPIED = (ActionKind.OFFLOAD, ActionKind.RELEASE, ActionKind.PREFETCH, ActionKind.WAIT)
 
@@ -119,7 +119,7 @@ def judge(network, layers, weights, batches, given, num_steps, trace, expected):
     layer_swap, op_swap, unit = given
     policy = Policy(is_swap_enabled=True, layer_swap=layer_swap, op_swap=op_swap)
     decisions = [resolve_layer(policy, index, read_tree(layer)) for index, layer in enumerate(layers)]
-    schedule = make_schedule(trace, decide(trace, decisions, unit), range(len(layers)))
+    schedule = make_schedule(trace, find_distances(trace, decisions, unit), range(len(layers)))
     predicted = predict(trace, schedule)
     order = [
         (action.kind.name.lower(), trace.storages[action.storage].size_bytes)

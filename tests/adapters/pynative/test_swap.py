@@ -374,10 +374,10 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
     import numpy as np
 
     from mindswap.adapters.pynative.watch import Watch
-    from mindswap.pynative.schedule import decide, make_schedule
+    from mindswap.pynative.schedule import find_distances, make_schedule
 
     network, step, _, trace = recorded
-    schedule = make_schedule(trace, decide(trace, decisions_of(SWAP_ALL, network.layers)), range(3))
+    schedule = make_schedule(trace, find_distances(trace, decisions_of(SWAP_ALL, network.layers)), range(3))
     executor, kept = parts.executor.Executor(trace, schedule, parts.copies.ThreadCopies(), poison=True), []
     save = executor.save
     executor.save = lambda tensor, layer_index: kept.append(save(tensor, layer_index)) or kept[-1]
@@ -398,11 +398,11 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
 def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
     from mindswap.adapters.pynative.watch import Watch
     from mindswap.pynative.ledger import predict
-    from mindswap.pynative.schedule import decide, make_schedule
+    from mindswap.pynative.schedule import find_distances, make_schedule
 
     network, step, expected, trace = recorded
     unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS
-    schedule = make_schedule(trace, decide(trace, decisions_of(policy, network.layers), unit), range(3))
+    schedule = make_schedule(trace, find_distances(trace, decisions_of(policy, network.layers), unit), range(3))
     executor = parts.executor.Executor(trace, schedule, parts.copies.ThreadCopies(), poison=True)
     differences = []
     act = executor._act

@@ -3,7 +3,7 @@ import pytest
 
 from mindswap.report.simulation.bars import BarKind, Bars, Lane, list_bars
 from mindswap.report.simulation.words import fit_bars, join_bars, sample_memory
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import MemoryKind
 from tests.report.simulated import MS, large_program, pipeline_report, small_report
@@ -51,12 +51,12 @@ def test_waiting_for_another_stage_is_a_bubble_and_so_is_the_idle_end():
 
 def test_waiting_for_a_collective():
     # F 0-10, collective 10-15, F waits for it: 15-20.
-    timeline = simulate(program_of("F10 C5@0 F5@1"))
+    timeline = run_program(program_of("F10 C5@0 F5@1"))
     assert rows(list_bars(timeline, 0))[1] == (Lane.COMPUTE, BarKind.WAIT_COMMUNICATION, 10, 15)
 
 
 def test_a_program_without_copies_has_bars():
-    assert len(list_bars(simulate(program_of("F10 B20")), 0)) == 2
+    assert len(list_bars(run_program(program_of("F10 B20")), 0)) == 2
 
 
 def test_short_neighbours_of_a_kind_are_joined():
@@ -96,7 +96,7 @@ def test_short_waits_of_two_kinds_each_have_their_share():
 
 @pytest.mark.parametrize("by_layer", [True, False])
 def test_joining_keeps_the_time_of_every_kind(by_layer):
-    timeline = simulate(large_program(1, 2, 6, 9))
+    timeline = run_program(large_program(1, 2, 6, 9))
     full = list_bars(timeline, 0)
     joined = join_bars(full, 500_000, by_layer)
     assert len(joined) < len(full) / 2
@@ -111,7 +111,7 @@ def test_joining_keeps_the_time_of_every_kind(by_layer):
 
 
 def test_a_limit_on_bars_joins_as_much_as_it_takes():
-    timeline = simulate(large_program(2, 4, 8, 12))
+    timeline = run_program(large_program(2, 4, 8, 12))
     parts = fit_bars(timeline, [0, 1], max_bars=800)
     assert 0 < sum(map(len, parts)) <= 800
     assert sum(map(len, fit_bars(timeline, [0, 1], max_bars=10**6))) == sum(
@@ -120,7 +120,7 @@ def test_a_limit_on_bars_joins_as_much_as_it_takes():
 
 
 def test_memory_in_fewer_points_keeps_its_peak():
-    timeline = simulate(large_program(1, 3, 8, 12))
+    timeline = run_program(large_program(1, 3, 8, 12))
     memory = profile_memory(timeline, 0)
     time_ns, by_kind = sample_memory(memory, timeline.step_time_ns, max_points=60)
     assert len(time_ns) <= 61 < len(memory.time_ns)

@@ -2,7 +2,7 @@
 
 from mindswap.simulator.block import Block, BlockOp, BlockTensor, Uses
 from mindswap.simulator.build import build_program
-from mindswap.simulator.engine import simulate
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, OpKind
@@ -56,7 +56,7 @@ def run(name: str, shape: Shape, forward_ns: int = 1, input_ns: int = 1, weight_
     empty = Block((), (), (), ())
     cells = shape.num_stages * shape.num_chunks
     blocks = [empty, *[layer(forward_ns, input_ns, weight_ns)] * cells, empty]
-    return simulate(build_program(blocks, FREE, layout_of(name, shape)))
+    return run_program(build_program(blocks, FREE, layout_of(name, shape)))
 
 
 def reference_ns(name: str, shape: Shape, forward_ns: int, input_ns: int, weight_ns: int) -> int | None:
