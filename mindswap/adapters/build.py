@@ -17,13 +17,11 @@ from mindspore.communication import GlobalComm
 from mindspore.nn.utils import no_init_parameters
 
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
-from mindswap.adapters.config_file import leave_out_checkpoint
 from mindswap.adapters.expert_exchange import set_exchange
 from mindswap.adapters.experts import layers_as_in_model
 from mindswap.adapters.frontend_limits import masks_without_values, use_broadcast_products, use_rope_slices
 from mindswap.adapters.network import use_whole_tensors
-from mindswap.adapters.replaced import replaced
-from mindswap.adapters.versions import builds_form
+from mindswap.adapters.versions import builds_form, replaced
 from mindswap.config.source import given_folder
 from mindswap.config.step import DEFAULT_SEQ_LENGTHS
 from mindswap.config.weight_sharding import RankPlacement
@@ -129,7 +127,7 @@ def _build(config_path, policy, layers, placement):
     keep_swap_sections()
     config = MindFormerConfig(config_path, run_mode="train")
     _read_model_folder(config)
-    leave_out_checkpoint(config)
+    _leave_out_checkpoint(config)
     replace_swap_sections(config, policy)
     install_stand_ins(config)
     num_layers = _cut_layers(config, len(layers)) if layers is not None else 0
@@ -172,6 +170,16 @@ def _build(config_path, policy, layers, placement):
         use_whole_tensors(network)
     config[NOTES_KEY] = notes
     return network, config
+
+
+def _leave_out_checkpoint(config) -> None:
+    """Let a network be built without weights: legacy models look for the file, which need not be on this machine.
+
+    `load_checkpoint` of `PreTrainedModel` in modeling_utils.py of mindformers 1.9.0 reads nothing if the name is empty.
+    """
+    model = (config.get("model") or {}).get("model_config")
+    if model and model.get("checkpoint_name_or_path"):
+        model["checkpoint_name_or_path"] = ""
 
 
 def _read_model_folder(config) -> None:

@@ -19,7 +19,7 @@ from mindspore.ops.auto_generate import MaskedSelectGrad
 from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
-from mindswap.adapters.replaced import replaced
+from mindswap.adapters.versions import replaced
 from mindswap.graph.ops import line_of
 from mindswap.graph.sharding.experts import EXCHANGE, NAME_MARK, num_copies
 

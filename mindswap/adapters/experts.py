@@ -21,7 +21,7 @@ from mindspore.ops.operations import Morph
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.expert_exchange import use_known_sizes
-from mindswap.adapters.replaced import replaced
+from mindswap.adapters.versions import replaced
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
 
 STRATEGY_ATTRIBUTES = ("in_strategy", "out_strategy", "in_layout", "out_layout")

@@ -17,7 +17,7 @@ from mindspore.common.initializer import Zero
 from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
-from mindswap.adapters.replaced import replaced
+from mindswap.adapters.versions import replaced
 from mindswap.graph.sequences import STAND_IN_NAME
 from mindswap.graph.sharding.experts import NAME_MARK
 

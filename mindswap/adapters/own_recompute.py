@@ -12,7 +12,7 @@ from typing import Any
 from mindspore import nn
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
-from mindswap.adapters.replaced import replaced
+from mindswap.adapters.versions import replaced
 from mindswap.policy.cell_tree import CellNode
 
 # What `Cell.recompute` and `Primitive.recompute` of MindSpore leave behind (nn/cell.py, ops/primitive.py).

@@ -4,6 +4,8 @@ MindSpore's executors are in `mindspore.graph.api` since 2.9, in `mindspore.comm
 PyNative mode needs `MsDispatchMode`, which 2.9 brought: before, there is none to pause. MindFormers need not be there.
 """
 
+import contextlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import mindspore as ms
@@ -49,3 +51,16 @@ def builds_form(is_legacy: bool) -> bool:
     from mindformers.core.context.build_context import is_legacy_model
 
     return is_legacy_model() == is_legacy
+
+
+@contextlib.contextmanager
+def replaced(owner: object, **values: object) -> Iterator[None]:
+    """While this lasts, attributes of a module or a class have other values."""
+    originals = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(owner, name, original)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindswap.api.run import Run, outside_line
+from mindswap.api.loaded_step import Run, outside_line
 from mindswap.api.step import Step, load_step
 from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError

@@ -1,21 +1,48 @@
 """Swap and recompute settings of a configuration in another form, its text kept otherwise."""
 
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from mindswap.api.convert_forms import Request, known_trees, to_index_form
-from mindswap.api.convert_megatron import MegatronSource, sections_of_megatron
+from mindswap.api.convert_forms import Converted, Request, known_trees, to_index_form
 from mindswap.api.convert_versions import VERSIONS, Rewritten, convert_versions
-from mindswap.check.check import check_document
+from mindswap.api.network import known_or_real
+from mindswap.check.check import check_document, model_section
 from mindswap.config.nodes import Document, to_data
 from mindswap.config.parse import parse_document
-from mindswap.config.problem import Level, Problem, sort_problems
+from mindswap.config.pipeline import LayoutError, read_pipeline
+from mindswap.config.problem import Level, Location, Problem, find_errors, sort_problems
 from mindswap.config.render import COMMAND_LINE
 from mindswap.config.sections import rewrite_section
 from mindswap.config.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.policy.convert import rewrite_for_swap
+from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
+from mindswap.policy.convert import policy_sections, rewrite_for_swap
+from mindswap.policy.megatron.options import RULE, MegatronOptions, read_options, read_tokens
+from mindswap.policy.megatron.policy import policy_of_megatron
+from mindswap.policy.megatron.script import ScriptError, find_command, option_line
+from mindswap.policy.megatron.validity import place_layers
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
+from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
+
+# Models whose operator names can be used without CONFIG.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
+    "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
+}
+
+
+@dataclass(frozen=True)
+class MegatronSource:
+    """Options of Megatron-LM, and what they do not say."""
+
+    options: Mapping[str, Sequence[str]]  # of the command line, as text: by name, e.g. `--num-layers`
+    script: str | None = None  # file with more of them, `-` for the standard input
+    family: str = "llama"  # of operator names without CONFIG, one of `FAMILIES`
+    num_prefetch_ops: int = 1  # distance at which what is offloaded comes back
 
 
 def convert_config(
@@ -82,3 +109,112 @@ def _refuse_inherited(own: Document, whole: Document) -> None:
             message = f"{section}: a part of it stands in another file ({BASE_CONFIG})"
             fix = f"copy {section} into {own.file}"
             raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
+
+
+# The Megatron-LM side: options and launch scripts -> sections of a configuration.
+
+
+def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Converted, int]:
+    """The sections for Megatron's options, and for the file of the request.
+
+    Raises:
+        PolicyError: Megatron would refuse the options, or the model has no counterpart.
+        LaunchError: the options and the file do not go together.
+    """
+    options, problems = _read_megatron(source)
+    options = _with_config(options, request.document)
+    use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
+    trees = _find_trees(source, request.document, options)
+    made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
+    unread = {problem.subject for problem in problems}
+    found = (problem for problem in made.problems if problem.subject not in unread)
+    problems = sort_problems((*problems, *found))
+    if made.policy is None or find_errors(problems):
+        raise PolicyError(problems)
+    assert options.num_layers is not None
+    policy, kept, dropped = _with_present(made.policy, options, request.document, trees)
+    sections = policy_sections(policy, request.document.data(), options.num_layers)
+    for name in kept:
+        sections.pop(name, None)
+    summary = {
+        "recompute_config": [line for line in made.summary if not line.startswith("offload")],
+        "swap_config": [line for line in made.summary if line.startswith("offload")],
+    }
+    comments = {name: "\n".join(["from Megatron-LM", *lines]) for name, lines in summary.items() if lines}
+    problems = sort_problems((*problems, *dropped, *_compare_pipelines(options, request.document)))
+    return Converted(sections, problems, policy, comments), options.num_layers
+
+
+def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Problem, ...]]:
+    """The options of the script, with those of the command line in their place."""
+    texts = source.options
+    own, problems = read_options(texts, dict.fromkeys(texts, Location(COMMAND_LINE)))
+    if source.script is None:
+        return own, problems
+    name = "standard input" if source.script == "-" else source.script
+    try:
+        script = sys.stdin.read() if source.script == "-" else Path(name).read_text("utf-8", "replace")
+        command = find_command(script)
+    except OSError as error:
+        raise LaunchError(f"{name}: cannot be read: {error.strerror}") from error
+    except ScriptError as error:
+        place = Location(name, error.line, 1 if error.line else 0)
+        raise PolicyError([Problem(place, RULE, Level.ERROR, f"the script {error}")]) from None
+    tokens = {option: values for option, values in read_tokens(command.words).items() if option not in texts}
+    places = {option: Location(name, option_line(script, option), 1) for option in tokens}
+    read, script_problems = read_options(tokens, places)
+    unknown = tuple(
+        Problem(
+            Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run", subject=word
+        )
+        for word in command.unknown
+    )
+    return read.override(own), (*problems, *script_problems, *unknown)
+
+
+def _with_config(options: MegatronOptions, document: Document) -> MegatronOptions:
+    """The layers of CONFIG where Megatron's are not given."""
+    stated = find_num_layers(document)
+    if stated is not None and options.num_layers not in (None, stated):
+        raise LaunchError(f"--num-layers {options.num_layers}: {document.file} has {stated} layers")
+    return options if stated is None else replace(options, num_layers=stated)
+
+
+def _find_trees(source: MegatronSource, document: Document, options: MegatronOptions) -> LayerTrees | None:
+    """The layers of the model: from a table, else from the real network; only module names need them."""
+    num_layers = options.num_layers or 1
+    if document.root is None:
+        return load_layer_trees(dict(FAMILIES[source.family]), num_layers)
+    return known_or_real(document.file, load_layer_trees(model_section(document), num_layers), num_layers)
+
+
+def _with_present(
+    policy: Policy, options: MegatronOptions, document: Document, trees: LayerTrees | None
+) -> tuple[Policy, tuple[str, ...], tuple[Problem, ...]]:
+    """The policy with what CONFIG says where Megatron's options say nothing, the sections that stay, warnings."""
+    assert options.num_layers is not None
+    is_on = document.value("swap_config", "swap") is True
+    kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
+    if options.granularity is not None or document.root is None:
+        return policy, kept, ()
+    if is_on:
+        return policy, ("recompute_config", "mindswap"), ()
+    counted = to_index_form(document, options.num_layers, trees)
+    return replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems
+
+
+def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Problem, ...]:
+    """`block` and `uniform` count by Megatron's stages; another pipeline in CONFIG makes other stages of them."""
+    if options.granularity != "full" or document.root is None or options.num_layers is None:
+        return ()
+    try:
+        here = read_pipeline(document).layout(options.num_layers)
+    except LayoutError:
+        return ()
+    if here.sizes == place_layers(options, options.num_layers).sizes:
+        return ()
+    node = document.get("parallel_config", "pipeline_stage")
+    place = node.location if node is not None else Location(document.file)
+    message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
+    fix = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
+    return (Problem(place, "convert", Level.WARNING, message, fix=fix),)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindswap.api.loaded_step import LoadedStep
+from mindswap.api.loaded_step import LoadedStep, Run
 from mindswap.api.plan_2x import is_2x, planned_text_2x, sections_2x
-from mindswap.api.run import Run
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document

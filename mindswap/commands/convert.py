@@ -31,8 +31,7 @@ with --from megatron:
 import argparse
 import sys
 
-from mindswap.api.convert import convert_config
-from mindswap.api.convert_megatron import FAMILIES, MegatronSource
+from mindswap.api.convert import FAMILIES, MegatronSource, convert_config
 from mindswap.api.convert_versions import VERSIONS
 from mindswap.commands.options import (
     MOST_LAYERS,

@@ -12,9 +12,8 @@ options:
 import argparse
 from pathlib import Path
 
-from mindswap.files import refuse_existing, write_new
+from mindswap.api.training import NAME, TEXT, write_example
 
-NAME, TEXT, NUM_CHARACTERS = "llama2_small.yaml", "text.txt", 4000
 NEXT = """\
 written: {folder}/{name} and {folder}/{text}; next:
   cd {folder}
@@ -31,11 +30,6 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> int:
     """Write both files."""
-    from pydoc_data.topics import topics
-
-    config = Path(__file__).parents[1] / "data" / "example" / NAME
-    refuse_existing([args.folder / NAME, args.folder / TEXT])
-    write_new(args.folder / NAME, config.read_text("utf-8"))
-    write_new(args.folder / TEXT, "\n\n".join(topics.values())[:NUM_CHARACTERS])
+    write_example(args.folder)
     print(NEXT.format(folder=args.folder, name=NAME, text=TEXT))
     return 0

@@ -65,7 +65,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mindswap.api.loaded_step import LoadedStep
+from mindswap.api.loaded_step import LoadedStep, outside_line
 from mindswap.api.plan import (
     StepPlan,
     budget_doubt,
@@ -84,7 +84,6 @@ from mindswap.api.plan_dry_run import (
     verify_plan,
 )
 from mindswap.api.recorded import is_trace_path
-from mindswap.api.run import outside_line
 from mindswap.api.step import load_step
 from mindswap.commands.options import (
     PhaseLines,

@@ -31,28 +31,20 @@ options:
 import argparse
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adapters.mindrecord import write_synthetic_data
-from mindswap.check.doctor.software import count_cards, require_mindformers
+from mindswap.api.training import prove
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.commands.options import PhaseLines, device_overrides, number_from
-from mindswap.commands.run import cards_missing
-from mindswap.config.nodes import Document
-from mindswap.config.step import is_on_cpu
 from mindswap.errors import LaunchError
-from mindswap.files import write_new
 from mindswap.report.problems import answer_text
-from mindswap.report.proof_html import format_proof, format_proof_html, proof_to_json
+from mindswap.report.proof_html import format_proof, proof_to_json
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.training.launch.processes import StoppedBySignal, adopt_orphans, signals_raise, stop_descendants
 from mindswap.training.launch.training import load_trainable
-from mindswap.training.proof.checks import make_checks
 from mindswap.training.proof.children import RayPlace
 from mindswap.training.proof.derive import RunOptions
-from mindswap.training.proof.model import Proof
-from mindswap.training.proof.proving import ProofRequest, prepare, run_variants
-from mindswap.training.proof.support_bundle import pack
+from mindswap.training.proof.proving import ProofRequest
 from mindswap.units import parse_bytes
 
 VARIANTS = ("off", "yaml", "plan")
@@ -81,33 +73,20 @@ def run(args: argparse.Namespace) -> int:
     begin_s = time.monotonic()
     document = load_trainable(Path(args.config))
     require_mindformers()
-    if args.ray is None:
-        _require_cards(document, args.worker_num)
-    bench = _bench(args, begin_s)
-    _make_fresh(bench.folder, args.overwrite)
-    adopt_orphans()
-    stopped: StoppedBySignal | None = None
-    proof: Proof | None = None
-    try:
-        with signals_raise():
-            proof = prepare(bench, document)
-            for state in run_variants(bench, proof):
-                proof = state
-    except StoppedBySignal as signal:
-        bench.say("interrupted: all workers are stopped")
-        stopped = signal
-    finally:
-        stop_descendants()
+    request = _request(args, begin_s)
+    proof, archive, code = prove(request, document, args.overwrite, begin_s)
     if proof is None:
-        bench.say(f"no run was started; {bench.folder} has what there is")
-        return 128 + stopped.number if stopped else 1
-    proof = replace(proof, is_interrupted=stopped is not None, wall_s=time.monotonic() - begin_s)
-    proof = replace(proof, checks=make_checks(proof))
-    _finish(args, bench, proof)
-    return 128 + stopped.number if stopped else 0 if proof.is_ok else 1
+        return code
+    if args.json:
+        print(answer_text("prove", proof_to_json(proof), proof.is_ok))
+    else:
+        print("\n" + format_proof(proof))
+        print(f"\nreport:       {request.folder / 'report.html'}, {request.folder / 'report.json'}")
+        print(f"to send back: {archive} (configurations, log lines, profile; no weights, no data; look through it)")
+    return code
 
 
-def _bench(args: argparse.Namespace, begin_s: float) -> ProofRequest:
+def _request(args: argparse.Namespace, begin_s: float) -> ProofRequest:
     if (args.ray is None) != (args.nodes is None):
         raise LaunchError(
             "--ray, --nodes: a cluster needs its address and its nodes\n    fix:     --ray auto --nodes 2"
@@ -135,39 +114,3 @@ def _bench(args: argparse.Namespace, begin_s: float) -> ProofRequest:
         write_data=write_synthetic_data,
         cluster=RayPlace(args.ray, args.nodes) if args.ray is not None else None,
     )
-
-
-def _finish(args: argparse.Namespace, bench: ProofRequest, proof: Proof) -> None:
-    """Write what there is, and say where."""
-    answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
-    write_new(bench.folder / "report.json", answer + "\n", overwrite=True)
-    write_new(bench.folder / "report.html", format_proof_html(proof), overwrite=True)
-    archive = pack(bench.folder)
-    if args.json:
-        print(answer)
-    else:
-        print("\n" + format_proof(proof))
-        print(f"\nreport:       {bench.folder / 'report.html'}, {bench.folder / 'report.json'}")
-        print(f"to send back: {archive} (configurations, log lines, profile; no weights, no data; look through it)")
-
-
-def _require_cards(document: Document, num_workers: int | None) -> None:
-    """Stop before minutes of simulating where the runs cannot start."""
-    if missing := cards_missing(document, []):
-        raise LaunchError(missing)
-    cards = 0 if is_on_cpu(document) else count_cards()
-    if num_workers and 0 < cards < num_workers:
-        raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
-
-
-def _make_fresh(folder: Path, is_put_aside: bool) -> None:
-    """Make the folder; what an earlier proof left in it must not be taken for this one."""
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            if not is_put_aside:
-                raise LaunchError(f"{folder}: already exists\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
-            number = next(n for n in range(1, 1 << 20) if not folder.with_name(f"{folder.name}.old{n}").exists())
-            folder.rename(folder.with_name(f"{folder.name}.old{number}"))
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"{folder}: cannot be made: {error.strerror or error}") from error

@@ -14,12 +14,9 @@ options:
 import argparse
 from pathlib import Path
 
+from mindswap.api.training import read_run
 from mindswap.commands.options import answer
-from mindswap.errors import LogError
 from mindswap.report.adaptive import format_summary, summary_to_json
-from mindswap.training.adaptive.model import State
-from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
-from mindswap.training.adaptive.watch import RunWatch
 
 ARGUMENTS = {
     "DIR": {"dest": "directory", "type": Path},
@@ -28,35 +25,10 @@ ARGUMENTS = {
 
 def run(args: argparse.Namespace) -> int:
     """Show one run."""
-    folder = args.directory
-    try:
-        state = StateFile(folder).load()
-    except StateProblem as problem:
-        raise LogError(f"{state_path(folder)} {problem}") from None
-    if state is None:
-        raise LogError(f"{folder}: no adaptive run here\n    fix:     give its run directory, the --log_dir of msrun")
-    is_at_work = is_locked(folder)
-    state = _with_logs(state, folder)
+    state, is_at_work = read_run(args.directory)
     text = format_summary(state)
     if is_at_work:
         text += "\nrunning"
     elif not state.exit_reason:
         text += "\nnot running, and it did not end by itself: the same command goes on with it"
     return answer(args, summary_to_json(state, is_at_work), text)
-
-
-def _with_logs(state: State, folder: Path) -> State:
-    """The state with what the logs of a running attempt say by now."""
-    current = state.running
-    if current is None:
-        return state
-    logs = attempt_folder(folder, current.number).glob("worker_*.log")
-    watch = RunWatch(dict(enumerate(sorted(logs))))
-    seen = watch.poll()
-    watch.close()
-    return state.with_current(
-        last_step=max(current.last_step, seen.step),
-        num_steps=seen.num_steps or current.num_steps,
-        measured_peak_bytes=seen.peak_bytes if seen.peak_bytes is not None else current.measured_peak_bytes,
-        measured_step_ns=seen.step_time_ns or current.measured_step_ns,
-    )

@@ -63,3 +63,15 @@ def test_mindformers_answers_as_without_the_plugin(tmp_path):
     late = "template without swap_config"
     assert json.loads(hooked.pop(late))["swap_config"] is None and json.loads(alone.pop(late))["swap_config"]
     assert hooked == alone
+
+
+@pytest.mark.parametrize("config", [{}, {"model": None}, {"model": {}}, {"model": {"model_config": {"num_layers": 2}}}])
+def test_a_checkpoint_is_left_out_and_nothing_is_added_where_none_is_named(config):
+    from mindswap.adapters.build import _leave_out_checkpoint
+
+    named = {"model": {"model_config": {"num_layers": 2, "checkpoint_name_or_path": "/data/llama2.ckpt"}}}
+    before = repr(config)
+    for each in (config, named):
+        _leave_out_checkpoint(each)
+    assert repr(config) == before
+    assert named == {"model": {"model_config": {"num_layers": 2, "checkpoint_name_or_path": ""}}}

@@ -3,6 +3,7 @@
 import pytest
 
 from mindswap import cli
+from mindswap.api.adaptive import find_memory
 from mindswap.commands import adaptive
 from mindswap.errors import LaunchError
 from tests.builders import document
@@ -19,21 +20,21 @@ GIB = 1 << 30
     ],
 )
 def test_memory(text, words, size, source):
-    found = adaptive._memory(words, document(text), 8)
+    found = find_memory(words, document(text), 8)
     assert found[0] == size and found[1].split(",")[0] == source.split(",")[0]
 
 
 def test_memory_of_a_machine_without_cards_is_shared_by_its_workers(monkeypatch):
     """80 % of 100 GiB for 8 workers: 10 GiB each."""
-    monkeypatch.setattr(adaptive, "host_memory", lambda: 100 * GIB)
-    assert adaptive._memory("auto", document("context: {device_target: CPU}"), 8)[0] == 10 * GIB
+    monkeypatch.setattr("mindswap.api.adaptive.host_memory", lambda: 100 * GIB)
+    assert find_memory("auto", document("context: {device_target: CPU}"), 8)[0] == 10 * GIB
 
 
 @pytest.mark.parametrize(("free", "message"), [(None, "cannot be read here"), (0, "no host memory is free here")])
 def test_a_machine_without_free_memory_is_refused(monkeypatch, free, message):
-    monkeypatch.setattr(adaptive, "host_memory", lambda: free)
+    monkeypatch.setattr("mindswap.api.adaptive.host_memory", lambda: free)
     with pytest.raises(LaunchError, match=message):
-        adaptive._memory("auto", document("context: {device_target: CPU}"), 8)
+        find_memory("auto", document("context: {device_target: CPU}"), 8)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_a_machine_without_free_memory_is_refused(monkeypatch, free, message):
 )
 def test_memory_that_cannot_be_read(text, words, message):
     with pytest.raises(LaunchError, match=message):
-        adaptive._memory(words, document(text), 8)
+        find_memory(words, document(text), 8)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +55,18 @@ def test_memory_that_cannot_be_read(text, words, message):
     [
         ("F --memory 1GiB -- msrun --x python", {"memory": "1GiB"}, "msrun --x python"),
         ("--config c F --memory=1GiB --seed 1", {"memory": "1GiB"}, "--config c --seed 1"),
-        ("F --replace msrun --worker_num=2 -- python --max", {"replace": True}, "msrun --worker_num=2 -- python --max"),
+        (
+            "F --replace msrun --worker_num=2 -- python --max",
+            {"is_replaced": True},
+            "msrun --worker_num=2 -- python --max",
+        ),
         ("-- msrun F --x", {}, "-- msrun F --x"),
     ],
 )
 def test_options_of_mindswap_and_of_the_training(words, own, rest):
     args, command = adaptive.split_words(words.replace("F", adaptive.FLAG).split())
     assert command == rest.replace("F", adaptive.FLAG).split()
-    expected = {"memory": "auto", "replace": False, "max_restarts": 8, "nodes": None} | own
+    expected = {"memory": "auto", "is_replaced": False, "max_restarts": 8, "nodes": None} | own
     assert {name: value for name, value in vars(args).items() if name in expected} == expected
 
 

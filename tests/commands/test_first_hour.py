@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mindswap import cli
-from mindswap.commands.example import NUM_CHARACTERS
+from mindswap.api.training import NUM_CHARACTERS
 
 ROOT = Path(__file__).parents[2]
 LLAMA = "model: {model_config: {type: LlamaConfig, num_layers: 4}, arch: {type: LlamaForCausalLM}}\n"

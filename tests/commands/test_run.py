@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from mindswap import cli
-from mindswap.commands import run as run_command
+from mindswap.api import training
 from tests.builders import document
 
 
@@ -54,7 +54,7 @@ def test_a_wrong_option_of_an_adaptive_run_shows_its_usage(run):
 @pytest.mark.parametrize(("ending", "code"), [("2", 2), ("77", 77), ("0", 0), ("", 0), ("'no data'", 1)])
 def test_the_exit_code_is_that_of_the_script(monkeypatch, capsys, ending, code):
     """Also 2, with which argparse of a script leaves."""
-    monkeypatch.setattr(run_command, "run", lambda args: exec(f"raise SystemExit({ending})"))
+    monkeypatch.setattr("mindswap.commands.run.run", lambda args: exec(f"raise SystemExit({ending})"))
     assert cli.main(["run", "train.py", "--config", "x.yaml"]) == code
     assert capsys.readouterr().err == ("no data\n" if code == 1 else "")
 
@@ -115,10 +115,10 @@ def test_cpu_is_told_once_and_not_per_operator(monkeypatch):
     from tests.builders import document
 
     monkeypatch.delenv("MS_SUBMODULE_LOG_v", raising=False)
-    run_command._quiet_cpu(document("context: {device_target: Ascend}"))
-    assert "MS_SUBMODULE_LOG_v" not in run_command.os.environ
-    run_command._quiet_cpu(document("context: {device_target: CPU}"))
-    assert run_command.os.environ["MS_SUBMODULE_LOG_v"] == "{PARALLEL:3}"
+    training._quiet_cpu(document("context: {device_target: Ascend}"))
+    assert "MS_SUBMODULE_LOG_v" not in training.os.environ
+    training._quiet_cpu(document("context: {device_target: CPU}"))
+    assert training.os.environ["MS_SUBMODULE_LOG_v"] == "{PARALLEL:3}"
     monkeypatch.delenv("MS_SUBMODULE_LOG_v")
 
 
@@ -138,21 +138,21 @@ def test_true_behind_options_is_refused_where_mindformers_reads_false(run, tmp_p
     ],
 )
 def test_a_failed_training_without_cards_says_so(text, options, has_hint, monkeypatch):
-    monkeypatch.setattr(run_command, "has_cards", lambda: False)
-    hint = run_command.hint_after_failure(document(text), options)
+    monkeypatch.setattr(training, "has_cards", lambda: False)
+    hint = training.hint_after_failure(document(text), options)
     assert ("no Ascend card was found" in hint) is has_hint
 
 
 def test_a_failed_training_on_a_cpu_says_what_it_takes_there():
     model = "context: {device_target: CPU}\nmodel: {model_config: {use_rope_slice: True}}"
-    assert run_command.hint_after_failure(document(model), []) == (
+    assert training.hint_after_failure(document(model), []) == (
         "a CPU has no kernels for much of a network\n"
         "    fix: mindswap.cpu_stand_ins: True, model.model_config.fused_rms_norm: False; as configs/llama2_7b/cpu"
     )
     ready = model.replace("True", "True, fused_rms_norm: False") + "\nmindswap: {cpu_stand_ins: True}"
-    assert run_command.hint_after_failure(document(ready), []) == ""
+    assert training.hint_after_failure(document(ready), []) == ""
 
 
 def test_with_cards_the_failure_speaks_for_itself(monkeypatch):
-    monkeypatch.setattr(run_command, "has_cards", lambda: True)
-    assert run_command.hint_after_failure(document("seed: 0"), []) == ""
+    monkeypatch.setattr(training, "has_cards", lambda: True)
+    assert training.hint_after_failure(document("seed: 0"), []) == ""

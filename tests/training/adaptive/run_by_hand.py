@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 from mindswap import cli
-from mindswap.commands import adaptive
+from mindswap.api import adaptive
 from mindswap.training.adaptive import workers
 from mindswap.training.launch.processes import stop_descendants
 from tests.training.adaptive import policies

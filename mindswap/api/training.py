@@ -1,0 +1,246 @@
+"""Trainings: one that is run, what it is proven to do, how an adaptive one stands, and an example to begin with."""
+
+import gc
+import os
+import runpy
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindswap.check.doctor.software import count_cards, has_cards, require_mindformers
+from mindswap.config.nodes import Document
+from mindswap.config.step import ASCEND, is_on_cpu, read_device_target
+from mindswap.errors import LaunchError, LogError
+from mindswap.files import refuse_existing, write_new
+from mindswap.report.problems import answer_text
+from mindswap.report.proof_html import format_proof_html, proof_to_json
+from mindswap.training.adaptive.model import State
+from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
+from mindswap.training.adaptive.watch import RunWatch
+from mindswap.training.launch.processes import (
+    StoppedBySignal,
+    adopt_orphans,
+    hold_lifeline,
+    signals_raise,
+    stop_descendants,
+)
+from mindswap.training.launch.training import find_option, load_trainable, parse_training
+from mindswap.training.proof.checks import make_checks
+from mindswap.training.proof.model import Proof
+from mindswap.training.proof.proving import ProofRequest, prepare, run_variants
+from mindswap.training.proof.support_bundle import pack
+
+if TYPE_CHECKING:
+    from mindswap.adapters.plugin import Session
+
+# What a Llama needs to train on a CPU; configs/llama2_7b/cpu says why.
+ON_CPU = {
+    ("mindswap", "cpu_stand_ins"): True,
+    ("model", "model_config", "use_rope_slice"): True,
+    ("model", "model_config", "fused_rms_norm"): False,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PluggedTraining:
+    """A training in this process, with the plugin in place."""
+
+    document: Document  # the configuration
+    script: Path | None  # None runs the package's own entry
+    options: list[str]  # of the script
+    session: "Session"
+
+    def run(self) -> None:
+        """Train; its own failures come as they are."""
+        if self.script:
+            sys.argv = [str(self.script), *self.options]
+            sys.path.insert(0, str(self.script.resolve().parent))
+            runpy.run_path(str(self.script), run_name="__main__")
+        else:
+            from mindswap.adapters.entry import train
+
+            train(self.options)
+        self.session.finish()
+
+
+def prepare_training(words: list[str]) -> PluggedTraining:
+    """Read the words of a training and put the plugin in place.
+
+    Raises:
+        MindswapError: it cannot be started.
+    """
+    hold_lifeline(os.environ)
+    training = parse_training(words)
+    _refuse_true_in_options(training.options)
+    document = load_trainable(training.config_path)
+    require_mindformers()
+    _quiet_cpu(document)
+    gc.disable()  # a quarter of the time of importing MindFormers, as in `adapters.quiet`
+    try:
+        from mindswap.adapters.plugin import install
+    finally:
+        gc.enable()
+    gc.freeze()  # what was imported stays: the collector need not walk over it before each compile
+    return PluggedTraining(document, training.script, training.options, install(document))
+
+
+def _refuse_true_in_options(options: list[str]) -> None:
+    """MindFormers reads `--options swap_config.swap=True` as False, without a word."""
+    for word in options:
+        key, _, value = word.partition("=")
+        if key.split(".")[0] in ("swap_config", "recompute_config") and value.lower() == "true":
+            raise LaunchError(f"--options {word}: MindFormers reads True as False there\n    fix: --{key} True")
+
+
+def _quiet_cpu(document: Document) -> None:
+    """On CPU the compiler warns of every operator that it does not offload; mindswap says it once."""
+    if is_on_cpu(document):
+        os.environ.setdefault("MS_SUBMODULE_LOG_v", "{PARALLEL:3}")
+
+
+def hint_after_failure(document: Document, options: list[str]) -> str:
+    """Advice after a failed training on a CPU, or where no Ascend card seems to be; "" if that is no reason."""
+    if _target(document, options) == "CPU":
+        nodes = {path: document.get(*path) for path in ON_CPU}
+        missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]
+        keys = ", ".join(f"{'.'.join(path)}: {ON_CPU[path]}" for path in missing)
+        return f"a CPU has no kernels for much of a network\n    fix: {keys}; as configs/llama2_7b/cpu" if keys else ""
+    return cards_missing(document, options)
+
+
+def _target(document: Document, options: list[str]) -> str:
+    return find_option(options, "--device_target") or read_device_target(document)
+
+
+def cards_missing(document: Document, options: list[str]) -> str:
+    """Message that no Ascend card is here, for a training that is for Ascend; "" where that is no reason to stop."""
+    if _target(document, options) != ASCEND or has_cards() or count_cards():
+        return ""
+    return (
+        "no Ascend card was found here (no npu-smi, no /dev/davinci*), and the training is for Ascend\n"
+        "    fix: train where the cards are; to try mindswap on a CPU: configs/llama2_7b/cpu; "
+        "mindswap verify, simulate and plan need no card"
+    )
+
+
+# A proof: short runs, measured beside simulated.
+
+
+def prove(
+    request: ProofRequest, document: Document, is_put_aside: bool, begin_s: float
+) -> tuple[Proof | None, Path | None, int]:
+    """Prove a configuration, and leave a report and an archive to send back in its folder.
+
+    Args:
+        request: what to run, and where.
+        document: the configuration, from `load_trainable`.
+        is_put_aside: an earlier folder of that name goes aside.
+        begin_s: when this began.
+
+    Returns:
+        What is proven, as far as it came; the archive; the exit code: 0 if no check failed, 1 if one did, 128 + the
+        number of a signal.
+
+    Raises:
+        LaunchError: the runs cannot start.
+    """
+    if request.cluster is None:
+        _require_cards(document, request.wanted.num_workers)
+    _make_fresh(request.folder, is_put_aside)
+    adopt_orphans()
+    code, proof = 1, None
+    try:
+        with signals_raise():
+            proof = prepare(request, document)
+            for state in run_variants(request, proof):
+                proof = state
+            code = 0
+    except StoppedBySignal as signal:
+        request.say("interrupted: all workers are stopped")
+        code = 128 + signal.number
+    finally:
+        stop_descendants()
+    if proof is None:
+        request.say(f"no run was started; {request.folder} has what there is")
+        return None, None, code
+    proof = replace(proof, is_interrupted=code > 1, wall_s=time.monotonic() - begin_s)
+    proof = replace(proof, checks=make_checks(proof))
+    answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
+    write_new(request.folder / "report.json", answer + "\n", overwrite=True)
+    write_new(request.folder / "report.html", format_proof_html(proof), overwrite=True)
+    return proof, pack(request.folder), code or int(not proof.is_ok)
+
+
+def _require_cards(document: Document, num_workers: int) -> None:
+    """Stop before minutes of simulating where the runs cannot start."""
+    if missing := cards_missing(document, []):
+        raise LaunchError(missing)
+    cards = 0 if is_on_cpu(document) else count_cards()
+    if num_workers and 0 < cards < num_workers:
+        raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
+
+
+def _make_fresh(folder: Path, is_put_aside: bool) -> None:
+    """Make the folder; what an earlier proof left in it must not be taken for this one."""
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if not is_put_aside:
+                raise LaunchError(f"{folder}: already exists\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
+            number = next(n for n in range(1, 1 << 20) if not folder.with_name(f"{folder.name}.old{n}").exists())
+            folder.rename(folder.with_name(f"{folder.name}.old{number}"))
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{folder}: cannot be made: {error.strerror or error}") from error
+
+
+# How an adaptive run stands.
+
+
+def read_run(folder: Path) -> tuple[State, bool]:
+    """The state of the adaptive run in a folder, with what the logs of a running attempt say; whether it is at work.
+
+    Raises:
+        LogError: there is none, or it cannot be read.
+    """
+    try:
+        state = StateFile(folder).load()
+    except StateProblem as problem:
+        raise LogError(f"{state_path(folder)} {problem}") from None
+    if state is None:
+        raise LogError(f"{folder}: no adaptive run here\n    fix:     give its run directory, the --log_dir of msrun")
+    is_at_work = is_locked(folder)
+    return _with_logs(state, folder), is_at_work
+
+
+def _with_logs(state: State, folder: Path) -> State:
+    """The state with what the logs of a running attempt say by now."""
+    current = state.running
+    if current is None:
+        return state
+    logs = attempt_folder(folder, current.number).glob("worker_*.log")
+    watch = RunWatch(dict(enumerate(sorted(logs))))
+    seen = watch.poll()
+    watch.close()
+    return state.with_current(
+        last_step=max(current.last_step, seen.step),
+        num_steps=seen.num_steps or current.num_steps,
+        measured_peak_bytes=seen.peak_bytes if seen.peak_bytes is not None else current.measured_peak_bytes,
+        measured_step_ns=seen.step_time_ns or current.measured_step_ns,
+    )
+
+
+# A small configuration and a text to try everything with.
+
+NAME, TEXT, NUM_CHARACTERS = "llama2_small.yaml", "text.txt", 4000
+
+
+def write_example(folder: Path) -> None:
+    """Write both into a folder, which is made if it is not there. Raises DataError: they are there, or cannot be."""
+    from pydoc_data.topics import topics
+
+    config = Path(__file__).parents[1] / "data" / "example" / NAME
+    refuse_existing([folder / NAME, folder / TEXT])
+    write_new(folder / NAME, config.read_text("utf-8"))
+    write_new(folder / TEXT, "\n\n".join(topics.values())[:NUM_CHARACTERS])
