@@ -4,7 +4,11 @@ Source: validate_args of megatron/training/arguments.py, TransformerConfig.__pos
 megatron/core/recompute.py (commit d98e8a6): it cuts counts to the layers of a chunk, and says nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import resources
+from typing import Any
+
+import yaml
 
 from mindswap.config.pipeline import Layout
 from mindswap.config.problem import Level, Problem
@@ -102,93 +106,49 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
 
     `known` are the module names that Megatron takes, for `recompute` and for `offload`.
     """
-    errors = (
-        *_check_recompute(options),
-        *_check_distribute(options),
-        *_check_modules(options, known),
-        *_check_offload(options, known),
-        *_check_pipeline(options),
-    )
-    levels = ((Level.ERROR, errors), (Level.WARNING, (*_find_idle(options), *_find_clamped(options))))
+    found = [*_find_listed(options, known)]
+    errors = (*_check_names(options, known), *_check_pipeline(options))
+    found += [(Level.ERROR, error) for error in errors] + [(Level.WARNING, one) for one in _find_clamped(options)]
     return tuple(
         Problem(options.place(field), RULE, level, f"{option_name(field)}: {message}", allowed, fix, option_name(field))
-        for level, findings in levels
-        for field, message, allowed, fix in findings
+        for level, (field, message, allowed, fix) in found
     )
 
 
-def _find_idle(options: MegatronOptions) -> Iterator[Finding]:
-    """Options that Megatron takes and does nothing with."""
-    if options.recompute_activations and options.recompute_granularity == "full":
-        message = "makes recompute selective, whatever --recompute-granularity says"
-        yield "recompute_activations", message, "", "delete one of the two"
-    recompute = ("recompute_method", "recompute_num_layers", "recompute_modules")
-    idle = {None: recompute, "full": ("recompute_modules",)}.get(options.granularity, ())
-    for field in idle:
-        if getattr(options, field) is not None:
-            needed = "--recompute-granularity selective" if field == "recompute_modules" else "--recompute-granularity"
-            yield field, f"has no effect without {needed}", "", "delete it"
-    if options.offload_modules and not options.fine_grained_activation_offloading:
-        message = "has no effect without --fine-grained-activation-offloading"
-        yield "offload_modules", message, "", "--fine-grained-activation-offloading"
+_CONDITIONS: dict[str, Callable[[Any, str], bool]] = {
+    "given": lambda value, _: bool(value),
+    "missing": lambda value, _: not value,
+    "is": lambda value, word: str(value) == word,
+    "is-not": lambda value, word: str(value) != word,
+    "has": lambda value, word: word in (value or ()),
+    "has-not": lambda value, word: word not in (value or ()),
+}
 
 
-def _check_recompute(options: MegatronOptions) -> Iterator[Finding]:
-    method, count = options.recompute_method, options.recompute_num_layers
-    if options.granularity is None and not options.fine_grained_activation_offloading:
-        fix = "--recompute-activations, --recompute-granularity, --fine-grained-activation-offloading"
-        yield "recompute_granularity", "no option asks for recomputation or offloading", "", fix
-    if options.granularity == "selective" and method is not None:
-        yield "recompute_method", f"'{method}': selective recompute takes no method", "", "delete it"
-    if options.granularity == "selective" and count is not None:
-        yield "recompute_num_layers", f"{count}: selective recompute is of every layer", "", "delete it"
-    if options.granularity == "full" and method is None:
-        yield "recompute_granularity", "full recompute needs a method", "uniform or block", "--recompute-method ..."
-
-
-def _check_distribute(options: MegatronOptions) -> Iterator[Finding]:
-    if not options.distribute_saved_activations:
-        return
-    field = "distribute_saved_activations"
+def _find_listed(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[tuple[Level, Finding]]:
+    """What data/megatron/validity.yaml has."""
     size = options.tensor_model_parallel_size or 1
-    if size < 2:
-        yield field, f"needs tensor parallel > 1, and it is {size}", "", "--tensor-model-parallel-size ..."
-    if options.granularity != "full":
-        message = f"needs full recompute, and the granularity is {options.granularity}"
-        yield field, message, "", "--recompute-granularity full"
-    elif options.recompute_method is None:
-        yield field, "needs a recompute method", "uniform or block", "--recompute-method ..."
-    if options.sequence_parallel and size > 1:
-        yield field, "cannot stand with --sequence-parallel, which cuts them already", "", "delete one of the two"
+    values = vars(options) | {"granularity": options.granularity, "tensor_model_parallel_size": size}
+    texts = values | {purpose: ", ".join(names) for purpose, names in known.items()}
+    for rule in yaml.safe_load(
+        (resources.files("mindswap") / "data" / "megatron" / "validity.yaml").read_text("utf-8")
+    ):
+        conditions = (condition.split() for condition in rule["when"])
+        if all(_CONDITIONS[name](values[option], "".join(word)) for option, name, *word in conditions):
+            message, allowed, fix = (rule.get(part, "").format(**texts) for part in ("message", "allowed", "fix"))
+            yield Level(rule["level"]), (rule["option"], message, allowed, fix)
 
 
-def _check_modules(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[Finding]:
-    names = options.recompute_modules or ()
-    if unknown := [name for name in names if name not in known["recompute"]]:
-        yield "recompute_modules", f"{', '.join(unknown)}: no such module", ", ".join(known["recompute"]), ""
-    if "mhc" in names and "mlp" in names:
-        yield "recompute_modules", "mhc and mlp cannot stand together", "", "delete one of the two"
-
-
-def _check_offload(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[Finding]:
-    names = options.offload_modules or ()
-    if not options.fine_grained_activation_offloading:
-        return
-    if not names:
-        message = "needs the modules to offload"
-        yield "fine_grained_activation_offloading", message, ", ".join(known["offload"]), "--offload-modules ..."
-    if unknown := [name for name in names if name not in known["offload"]]:
-        yield "offload_modules", f"{', '.join(unknown)}: no such module", ", ".join(known["offload"]), ""
-    if "attn_proj" in names and "core_attn" not in names:
-        message = "attn_proj needs core_attn: its input is the output of core_attn, whose gradient keeps it"
-        yield "offload_modules", message, "", "--offload-modules core_attn attn_proj ..."
-    is_selective = options.granularity == "selective"
-    recomputed = (options.recompute_modules or ()) if is_selective else ()
-    if "moe" in recomputed and (inside := [name for name in names if name in INSIDE_MOE]):
+def _check_names(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[Finding]:
+    recompute, offload = options.recompute_modules or (), options.offload_modules or ()
+    offload = offload if options.fine_grained_activation_offloading else ()
+    for purpose, names in (("recompute", recompute), ("offload", offload)):
+        if unknown := [name for name in names if name not in known[purpose]]:
+            yield f"{purpose}_modules", f"{', '.join(unknown)}: no such module", ", ".join(known[purpose]), ""
+    inside = [name for name in offload if name in INSIDE_MOE]
+    if options.granularity == "selective" and "moe" in recompute and inside:
         message = f"{', '.join(inside)}: inside moe, which --recompute-modules has whole"
         yield "offload_modules", message, "", "delete one of the two"
-    if "gdp_qkv" in names and "gdp_in_proj" in recomputed:
-        yield "offload_modules", "gdp_qkv: its input is recomputed by gdp_in_proj", "", "delete one of the two"
 
 
 def _check_pipeline(options: MegatronOptions) -> Iterator[Finding]:
