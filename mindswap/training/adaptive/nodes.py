@@ -10,7 +10,7 @@ from mindswap.errors import LaunchError
 from mindswap.training.adaptive.checkpoints import CheckpointKey, incomplete_on
 from mindswap.training.adaptive.model import Ended, Outcome
 from mindswap.training.adaptive.node import NodeFacts, NodeTask, TrainingNode, choose_nodes, node_mistakes, read_config
-from mindswap.training.adaptive.watch import Seen
+from mindswap.training.adaptive.watch import Seen, merge_seen
 from mindswap.training.launch.cluster import (
     NPU,
     NodeLost,
@@ -267,20 +267,6 @@ class RayNodes(Nodes):
     def close(self) -> None:
         super().close()
         self._ray.shutdown()
-
-
-def merge_seen(seen: Sequence[Seen]) -> Seen:
-    """State of training by the logs of all nodes."""
-    events = [one.out_of_memory for one in seen if one.out_of_memory]
-    return Seen(
-        step=min((one.step for one in seen), default=0),
-        num_steps=max((one.num_steps for one in seen), default=0),
-        num_timed_steps=min((one.num_timed_steps for one in seen), default=0),
-        step_time_ns=max((one.step_time_ns for one in seen), default=0),
-        peak_bytes=max((one.peak_bytes for one in seen if one.peak_bytes is not None), default=None),
-        out_of_memory=max(events, key=lambda found: (not found[1].is_host, found[1].missing_bytes or 0), default=None),
-        num_finished=sum(one.num_finished for one in seen),
-    )
 
 
 def _placed(event: Ended, node: str) -> Ended:

@@ -4,11 +4,11 @@ import contextlib
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.training.logs.oom import OomEvent, WorkerLog
+from mindswap.training.logs.oom import OomEvent
 from mindswap.training.logs.scan import LogScanner
 from mindswap.training.logs.step_report import StepScanner
 
@@ -79,6 +79,24 @@ class Seen:
     num_finished: int  # workers that said that the training is over
 
 
+def merge_seen(seen: Sequence[Seen]) -> Seen:
+    """State of training by the logs of several workers, or nodes."""
+    return Seen(
+        step=min((one.step for one in seen), default=0),
+        num_steps=max((one.num_steps for one in seen), default=0),
+        num_timed_steps=min((one.num_timed_steps for one in seen), default=0),
+        step_time_ns=max((one.step_time_ns for one in seen), default=0),
+        peak_bytes=max((one.peak_bytes for one in seen if one.peak_bytes is not None), default=None),
+        out_of_memory=_worst(one.out_of_memory for one in seen if one.out_of_memory),
+        num_finished=sum(one.num_finished for one in seen),
+    )
+
+
+def _worst(events: Iterable[tuple[int, OomEvent]]) -> tuple[int, OomEvent] | None:
+    """The event that says most about what was missing; device memory before that of the host."""
+    return max(events, key=lambda found: (not found[1].is_host, found[1].missing_bytes or 0), default=None)
+
+
 class _Worker:
     def __init__(self, path: Path) -> None:
         self.follower = LogFollower(path)
@@ -88,6 +106,20 @@ class _Worker:
     def take(self, block: bytes) -> None:
         self.scanner.feed(block)
         self.steps.feed(block)
+
+    def seen(self, rank: int) -> Seen:
+        """State of training by this log."""
+        log, last, times_ns = self.scanner.snapshot(rank), self.steps.last, self.steps.times_ns
+        peak_bytes = log.memory.actual_peak_bytes
+        return Seen(
+            step=last.number if last else 0,
+            num_steps=last.num_steps if last else 0,
+            num_timed_steps=len(times_ns),
+            step_time_ns=int(statistics.median(times_ns)) if times_ns else 0,
+            peak_bytes=peak_bytes if peak_bytes is not None else log.memory.used_peak_bytes,
+            out_of_memory=_worst((rank, event) for event in log.oom_events),
+            num_finished=int(log.is_finished),
+        )
 
 
 class RunWatch:
@@ -100,35 +132,12 @@ class RunWatch:
         """Read what is new and say what is known."""
         for worker in self._workers.values():
             worker.follower.poll(worker.take)
-        logs = [worker.scanner.snapshot(rank) for rank, worker in self._workers.items()]
-        steps = [worker.steps for worker in self._workers.values()]
-        last = [scanner.last for scanner in steps]
-        return Seen(
-            step=min((step.number if step else 0 for step in last), default=0),
-            num_steps=max((step.num_steps for step in last if step), default=0),
-            num_timed_steps=min((len(scanner.times_ns) for scanner in steps), default=0),
-            step_time_ns=max((int(statistics.median(s.times_ns)) for s in steps if s.times_ns), default=0),
-            peak_bytes=_peak(logs),
-            out_of_memory=_worst(logs),
-            num_finished=sum(log.is_finished for log in logs),
-        )
+        return merge_seen([worker.seen(rank) for rank, worker in self._workers.items()])
 
     def close(self) -> None:
         """Close all logs."""
         for worker in self._workers.values():
             worker.follower.close()
-
-
-def _peak(logs: Iterable[WorkerLog]) -> int | None:
-    memory = [log.memory for log in logs]
-    peaks = [m.actual_peak_bytes if m.actual_peak_bytes is not None else m.used_peak_bytes for m in memory]
-    return max((peak for peak in peaks if peak is not None), default=None)
-
-
-def _worst(logs: Iterable[WorkerLog]) -> tuple[int, OomEvent] | None:
-    """The event that says most about what was missing; device memory before that of the host."""
-    events = [(log.worker, event) for log in logs for event in log.oom_events]
-    return max(events, key=lambda found: (not found[1].is_host, found[1].missing_bytes or 0), default=None)
 
 
 def read_worker_exits(text: str) -> list[tuple[int, int]]:
