@@ -1,6 +1,7 @@
 import pytest
 import yaml
 
+from mindswap.config import render
 from mindswap.config.nodes import to_data
 from mindswap.config.render import block_lines, document_from_data, inline_text, yaml_key
 from tests.builders import document
@@ -79,7 +80,8 @@ def test_data_that_contains_itself_is_refused():
     assert [p.rule for p in document_from_data(data, "my.py").problems] == ["yaml-depth"]
 
 
-def test_endless_ranges_are_refused():
+def test_endless_ranges_are_refused(monkeypatch):
+    monkeypatch.setattr(render, "MAX_NODES", 2000)
     assert [p.rule for p in document_from_data({"a": range(10**12)}, "my.py").problems] == ["yaml-depth"]
 
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from mindswap.config.problem import Location
 from mindswap.policy.megatron.options import OPTIONS, read_options, read_tokens
 from mindswap.policy.megatron.script import ScriptError, find_command, option_line
+from tests.strength import examples
 
 # In the form of the launch scripts that come with Megatron-LM: arrays, strings, comments with quotes.
 SCRIPT = r"""#!/bin/bash
@@ -146,7 +147,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(SCRIPT)), st.integers(0, 9), st.sampled_from(FRAGMENTS)), max_size=5))
 def test_a_damaged_script_is_read_or_refused(edits):
     text = SCRIPT

@@ -10,6 +10,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.policy.mindformers_2x.convert import to_1_9, to_2x
 from mindswap.policy.mindformers_2x.tables import dense_layer
+from tests.strength import examples
 
 HEADER = {"training": {}, "parallelism": {}, "model": {"model_type": "qwen3", "num_hidden_layers": 8}}
 CELLS = sorted(dense_layer().cells)
@@ -48,7 +49,7 @@ def layers_of(data: dict) -> list | None:
 @pytest.mark.parametrize("use_legacy", [False, True])
 def test_what_goes_to_1_9_comes_back(use_legacy):
     source, num_compared = random.Random(0), 0
-    while num_compared < 40:
+    while num_compared < examples(12, 40):
         data = random_settings(source)
         first = layers_of(data)
         if first is None:  # nothing left to swap, say

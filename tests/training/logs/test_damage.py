@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.training.logs.compare import compare_logs
+from tests.strength import examples
 from tests.training.logs.samples import CPU_NOTE, EXPECTED, OFFLOAD_WARNING, SET, STATISTICS, log_text, scan
 
 WHOLE = (log_text(mark=CPU_NOTE) + OFFLOAD_WARNING + "\n" + STATISTICS.format(used=1, actual=2)).encode()
@@ -52,7 +53,7 @@ def test_a_cut_never_makes_a_bad_log_good(bad, start, end):
     assert not judge(bad[:start] + bad[end:])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(st.sampled_from(BAD), st.integers(0, 1 << 30), st.sampled_from([3, 40, 200, 2000]))
 def test_mixing_never_makes_a_bad_log_good(bad, seed, longest):
     mixed = shuffle_together(bad, bad, seed, longest)
