@@ -34,10 +34,10 @@ def missing_key(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def unknown_key(context: Context) -> Iterator[Finding]:
-    """A key that nothing reads stands in swap_config, in one of its entries, or in recompute_config.
+    """An unknown key in swap_config, in one of its entries, or in recompute_config.
 
     A misspelt `swap_config` or `recompute_config` at the top level, too, if it asks for something, and swap that is
-    asked for elsewhere: MindFormers lets any key stand there, and trains without.
+    asked for elsewhere: MindFormers accepts any key there and ignores it.
 
     PASS: swap_config: {swap: True, default_prefetch: 10}
     FAIL: swap_config: {swap: True, default_prefech: 10}
@@ -107,7 +107,7 @@ def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def duplicate_key(context: Context) -> Iterator[Finding]:
-    """A key stands twice in one mapping; YAML readers silently take the last one.
+    """A key is written twice in one mapping; YAML readers silently take the last one.
 
     An error where it concerns swap, and where it switches swap off; a warning elsewhere and while swap is off, since
     MindFormers runs.
@@ -127,7 +127,7 @@ def duplicate_key(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def section_of_2x(context: Context) -> Iterator[Finding]:
-    """`swap`, `recompute` or `recompute_comm` of MindFormers 2.x stands in a file of MindFormers 1.9: nothing reads it.
+    """`swap`, `recompute` or `recompute_comm` of MindFormers 2.x in a file of MindFormers 1.9: nothing reads it.
 
     An error where the section asks for something, a warning where it is switched off.
 

@@ -101,7 +101,7 @@ def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def output_recompute(context: Context) -> Iterator[Finding]:
-    """output_recompute names layers that are not recomputed whole, or stands with a model that does not compile so.
+    """output_recompute names layers that are not recomputed whole, or the model does not compile with it.
 
     `mindswap: {output_recompute: LAYERS}` keeps not even the output of a recomputed layer: backward computes it
     again for the layer that follows. MindSpore 2.9 compiles that for networks whose layers give one tensor
@@ -206,9 +206,9 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
     """With swap off, MindFormers stops at recompute_config, or does less than it says.
 
     Errors are what stops MindFormers when it builds the network: more counts than stages, values that are
-    no counts, an offset that does not fit the model. Warnings are what it takes without a word: counts
+    no counts, an offset that does not fit the model. Warnings are what it accepts silently: counts
     above the number of layers, operator names that match nothing, flags that it does not pass on.
-    `mindswap run` leaves such a configuration to MindFormers; only `mindswap check` and the like say it.
+    `mindswap run` leaves such a configuration to MindFormers; only commands such as `mindswap check` report it.
     An offset that does not fit the model is an error with swap on, too.
 
     PASS (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1]}

@@ -30,7 +30,7 @@ def bad_regex(context: Context) -> Iterator[Finding]:
     The name is split at `\\.`, and each part is a regular expression of its own.
 
     PASS: op_name: '.*\\.flash_attention'
-    FAIL (nothing stands before the star): op_name: '*\\.flash_attention'
+    FAIL (nothing before the star): op_name: '*\\.flash_attention'
     """
     errors: dict[str, PatternError | None] = {}
     for statement in context.settings.statements:
@@ -93,7 +93,7 @@ def _with_levels(pattern: str) -> str | None:
 def unmatched_pattern(context: Context) -> Iterator[Finding]:
     """A pattern names no operator of the model in the layers it is meant for.
 
-    Of the patterns that stand for a default (flash attention of the default strategy, the operators of
+    Of the patterns of a default (flash attention of the default strategy, the operators of
     `select_recompute: True`), one has to match: no model has all of them.
 
     PASS: op_name: 'attention\\.flash_attention'

@@ -58,7 +58,7 @@ def _meant_distance(value: object) -> int:
 
 @rule(Level.WARNING)
 def unused_default_prefetch(context: Context) -> Iterator[Finding]:
-    """default_prefetch stands next to layer_swap or op_swap, where it has no effect.
+    """default_prefetch is set next to layer_swap or op_swap, where it has no effect.
 
     PASS: swap_config: {swap: True, default_prefetch: 10}
     FAIL: swap_config: {swap: True, default_prefetch: 10, layer_swap: [{backward_prefetch: 20, layers: [0]}]}
@@ -126,7 +126,7 @@ def number_of_layers(context: Context) -> Iterator[Finding]:
 def wrong_type(context: Context) -> Iterator[Finding]:
     """A value has a type that its place does not take.
 
-    Integers must be integers: `1.0` and `'1'` are none, and neither is `True`.
+    Integers must be integers: `1.0` and `'1'` are not, and neither is `True`.
 
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0, 3]}]
     FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]

@@ -58,7 +58,7 @@ def missing_target(context: Context2x) -> Iterator[Finding]:
 def unknown_key(context: Context2x) -> Iterator[Finding]:
     """A key in `swap`, `recompute` or `recompute_comm` that upstream does not know, or a section under another name.
 
-    Upstream refuses the first. The second has no effect, and nothing says so, since any section may stand at the top
+    Upstream refuses the first. The second silently has no effect, since any section is allowed at the top
     level. It is known by its name or by its keys; below another key, by its keys.
 
     PASS: swap: {enable: True, default_prefetch: 1}
@@ -117,7 +117,7 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def duplicate_key(context: Context2x) -> Iterator[Finding]:
-    """A key stands twice; YAML readers silently take the last one.
+    """A key is written twice; YAML readers silently take the last one.
 
     PASS: swap: {enable: True}
     FAIL: swap: {enable: True, enable: False}
@@ -130,7 +130,7 @@ def duplicate_key(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def section_of_graph_mode(context: Context2x) -> Iterator[Finding]:
-    """`swap_config` or `recompute_config` of MindFormers 1.9 stands in a 2.x file: nothing reads it or says so.
+    """`swap_config` or `recompute_config` of MindFormers 1.9 in a 2.x file: silently ignored.
 
     PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     FAIL: swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: [0, 1, 2]}]}

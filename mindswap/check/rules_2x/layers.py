@@ -11,7 +11,7 @@ from mindswap.policy.words import index_runs
 
 @rule(Level.WARNING)
 def no_layers(context: Context2x) -> Iterator[Finding]:
-    """A list of layers is empty, so its entry means nothing. Upstream accepts it without a word.
+    """A list of layers is empty, so its entry means nothing. Upstream accepts it silently.
 
     PASS: op_swap: [{op_name: mlp, layers: [0]}]
     FAIL: op_swap: [{op_name: mlp, layers: []}]
@@ -112,7 +112,7 @@ def last_layers(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def later_layer_swap(context: Context2x) -> Iterator[Finding]:
-    """`layer_swap` has more than one entry; upstream takes the first and drops the others without a word.
+    """`layer_swap` has more than one entry; upstream takes the first and silently drops the others.
 
     PASS: swap: {enable: True, layer_swap: [{layers: [0, 2]}]}
     FAIL: swap: {enable: True, layer_swap: [{layers: [0]}, {layers: [2]}]}

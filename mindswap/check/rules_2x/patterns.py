@@ -25,7 +25,7 @@ def bad_regex(context: Context2x) -> Iterator[Finding]:
     """A pattern is not a regular expression (which stops upstream), or takes too long to match (then nothing matches).
 
     PASS: op_swap: [{op_name: '.*linear_fc1', layers: [0]}]
-    FAIL (nothing stands before the star): op_swap: [{op_name: '*linear_fc1', layers: [0]}]
+    FAIL (nothing before the star): op_swap: [{op_name: '*linear_fc1', layers: [0]}]
     """
     model = context.effect.model
     paths = model.layers[0].order if model is not None and model.layers else TYPICAL_PATHS
@@ -112,7 +112,7 @@ def _near(pattern: str, order: Sequence[str]) -> list[str]:
 
 @rule(Level.WARNING)
 def covered(context: Context2x) -> Iterator[Finding]:
-    """A pattern has no effect, since others cover it: its layers are taken whole, or its cells stand in named cells.
+    """A pattern has no effect, since others cover it: its layers are taken whole, or its cells are inside named cells.
 
     PASS: swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [1]}]}
 

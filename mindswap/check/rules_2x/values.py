@@ -88,7 +88,7 @@ def exclude_op_form(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def recompute_mode(context: Context2x) -> Iterator[Finding]:
-    """`recompute.mode` is none of the three words. `None` is the bare word; `null` and `~` are refused.
+    """`recompute.mode` is not one of the three words. `None` is the bare word; `null` and `~` are refused.
 
     PASS: recompute: {mode: None}
     FAIL: recompute: {mode: null}
@@ -130,7 +130,7 @@ def _meant_layers(value: object, context: Context2x) -> str:
 
 @rule(Level.ERROR)
 def bad_prefetch(context: Context2x) -> Iterator[Finding]:
-    """`default_prefetch` is not an integer from 1 to the number of layers less one; `True` and `'1'` are none.
+    """`default_prefetch` is not an integer from 1 to the number of layers less one; `True` and `'1'` are not.
 
     PASS: swap: {enable: True, default_prefetch: 1}
     FAIL: swap: {enable: True, default_prefetch: 0}
