@@ -9,7 +9,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.api.plan import compact, planned_text, problem_of
@@ -24,11 +23,9 @@ from mindswap.planner.problem import Plan as FoundPlan
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
-from mindswap.simulator.cost.hardware import Device, Link, Network, with_fragments
+from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind, figure_values, with_figures, with_fragments
 from mindswap.simulator.cost.table import CostTable
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, TrainingPlan
-
-Way = TypeVar("Way", Link, Network)
 
 
 def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
@@ -62,33 +59,22 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     )
 
 
+# Figures of the links to the host, and those that no speed changes.
+_LINKS = ("d2h", "d2h_latency", "h2d", "h2d_latency", "host_bandwidth")
+_STAYS = ("memory_bandwidth", "margin", "fragments", "contended_fraction", "collective_fraction", "internode_fraction")
+
+
 def corrected_device(device: Device, corrections: Corrections) -> Device:
     """The device as the measurements show it: all but the links to the host at one speed, those at another."""
-    speed, link = corrections.compute_permille, corrections.link_permille
-
-    def at(permille: int, old: Way) -> Way:
-        bandwidth = old.bandwidth_bytes_per_s * permille // 1000
-        return replace(old, bandwidth_bytes_per_s=bandwidth, latency_ns=old.latency_ns * 1000 // permille)
-
-    def share(old: int) -> int:
-        return max(old * speed // 1000, 1)
-
-    return replace(
-        device,
-        compute_permille=share(device.compute_permille),
-        weight_gradient_permille=share(device.weight_gradient_permille),
-        attention_permille=share(device.attention_permille),
-        attention_grad_permille=share(device.attention_grad_permille),
-        memory_permille=share(device.memory_permille),
-        cache_bandwidth_bytes_per_s=device.cache_bandwidth_bytes_per_s * speed // 1000,
-        vector_rates={kind: rate * speed // 1000 for kind, rate in device.vector_rates.items()},
-        op_latency_ns={kind: ns * 1000 // speed for kind, ns in device.op_latency_ns.items()},
-        offload=at(link, device.offload),
-        prefetch=at(link, device.prefetch),
-        host_bandwidth_bytes_per_s=device.host_bandwidth_bytes_per_s * link // 1000,
-        intranode=at(speed, device.intranode),
-        internode=at(speed, device.internode),
-    )
+    values = figure_values(device)
+    for name in [name for name in values if name not in _STAYS]:
+        permille = corrections.link_permille if name in _LINKS else corrections.compute_permille
+        kind = FIGURES[name].kind
+        if kind is FigureKind.TIME:
+            values[name] = values[name] * 1000 // permille
+        elif kind in (FigureKind.BANDWIDTH, FigureKind.RATE, FigureKind.FRACTION):
+            values[name] = max(values[name] * permille // 1000, int(kind is FigureKind.FRACTION))
+    return with_figures(device, values, {})
 
 
 def _device(config_path: Path) -> str | None:

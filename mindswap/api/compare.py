@@ -10,7 +10,7 @@ from mindswap.api.step import Step, load_step
 from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.policy.coverage import BASELINES, baseline_policy
-from mindswap.report.tables import format_table
+from mindswap.report.tables import attributes, format_table
 from mindswap.units import format_bytes, format_time
 
 # What tells one model from another -> where it stands below `model:`, in legacy or in newer configurations.
@@ -41,9 +41,7 @@ class Comparison:
                 "name": name,
                 "simulated": True,
                 "device": run.device.name,
-                "step_time_ns": run.step_time_ns,
-                "tokens_per_s": run.tokens_per_s,
-                "peak_bytes": run.peak_bytes,
+                **attributes(run, "step_time_ns tokens_per_s peak_bytes"),
                 "exposed_copy_ns": run.simulated.timeline.exposed_copy_ns,
                 "fits": run.fits,
             }

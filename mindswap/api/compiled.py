@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mindswap.adapters.quiet import quiet
 from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
+from mindswap.check.check import require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings
@@ -74,6 +75,11 @@ def compile_pair(
             plain, like = compiled_other(compiled.sample), {}
     sharding = read_weight_sharding(document)
     return _gathered(compiled, sharding), _gathered(plain, sharding), like
+
+
+def place_asked_rank(document: Document, rank: int | None, num_layers: int | None) -> RankPlacement | None:
+    """Place of the rank that is asked for; None where none is."""
+    return None if rank is None else place_rank(document, rank, require_num_layers(document, num_layers, "--rank: "))
 
 
 def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> Mapping[int, int] | None:

@@ -122,7 +122,9 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
         LaunchError: the options and the file do not go together.
     """
     options, problems = _read_megatron(source)
-    options = _with_config(options, request.document)
+    stated = find_num_layers(request.document)
+    if stated is not None:
+        options = replace(options, num_layers=replace(request, num_layers=options.num_layers).find_num_layers(stated))
     use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
     trees = _find_trees(source, request.document, options)
     made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
@@ -170,14 +172,6 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
         for word in command.unknown
     )
     return read.override(own), (*problems, *script_problems, *unknown)
-
-
-def _with_config(options: MegatronOptions, document: Document) -> MegatronOptions:
-    """The layers of CONFIG where Megatron's are not given."""
-    stated = find_num_layers(document)
-    if stated is not None and options.num_layers not in (None, stated):
-        raise LaunchError(f"--num-layers {options.num_layers}: {document.file} has {stated} layers")
-    return options if stated is None else replace(options, num_layers=stated)
 
 
 def _find_trees(source: MegatronSource, document: Document, options: MegatronOptions) -> LayerTrees | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from mindswap.report.calibration import calibration_header, calibration_json, fo
 from mindswap.simulator.cost.calibrate import calibrate
 from mindswap.simulator.cost.calibration_file import format_device_file, load_measured
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device, read_cost_settings
-from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE, SET_BY_USER, Device
+from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE, SET_BY_USER, Device, with_figures
 from mindswap.simulator.cost.profile_files import load_profile
 from mindswap.simulator.cost.profile_tables import Progress
 from mindswap.simulator.cost.table import CostTable
@@ -52,8 +52,7 @@ def within_configuration(device: Device, document: Document) -> Device:
     is_named = device.sources["usable_memory"] == SET_BY_USER
     if limit is None or is_named or limit.size_bytes >= device.usable_memory_bytes:
         return device
-    sources = {**device.sources, "usable_memory": limit.source}
-    return replace(device, usable_memory_bytes=limit.size_bytes, sources=sources)
+    return with_figures(device, {"usable_memory": limit.size_bytes}, {"usable_memory": limit.source})
 
 
 def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
@@ -64,14 +63,14 @@ def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
     """
     maps_pages = "enable_vmm:false" not in environ.get("MS_ALLOC_CONF", "").lower().replace(" ", "")
     if not maps_pages and not device.leaves_fragments and device.sources["fragments"] != SET_BY_USER:
-        sources = {**device.sources, "fragments": "environment, MS_ALLOC_CONF=enable_vmm:False"}
-        device = replace(device, fragments_permille=FRAGMENTS_PERMILLE, sources=sources)
+        source = "environment, MS_ALLOC_CONF=enable_vmm:False"
+        device = with_figures(device, {"fragments": FRAGMENTS_PERMILLE}, {"fragments": source})
     text = environ.get("HCCL_BUFFSIZE", "").strip()
     is_named = device.sources["hccl_buffer"] == SET_BY_USER
     if is_named or not text.isdecimal() or int(text) < 1:  # HCCL takes nothing else
         return device
-    sources = {**device.sources, "hccl_buffer": f"environment, HCCL_BUFFSIZE={text}"}
-    return replace(device, hccl_buffer_bytes=int(text) * 2**20, sources=sources)
+    source = f"environment, HCCL_BUFFSIZE={text}"
+    return with_figures(device, {"hccl_buffer": int(text) * 2**20}, {"hccl_buffer": source})
 
 
 # A device file from a profile of a real machine.

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.api.cache import cached_result
-from mindswap.api.compiled import compile_pair, layer_indices
+from mindswap.api.compiled import compile_pair, layer_indices, place_asked_rank
 from mindswap.api.recorded import capture_of, is_trace_path, read_trace, require_compilable
-from mindswap.check.check import check_document, require_num_layers
+from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.source import load_document
-from mindswap.config.weight_sharding import RankPlacement, place_rank
+from mindswap.config.weight_sharding import RankPlacement
 from mindswap.files import file_name
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layer_memory
@@ -55,9 +55,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
     checked = check_document(document, environ=dict(os.environ))
     policy = checked.require_policy()
     require_compilable(document)
-    placement = None
-    if rank is not None:
-        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
+    placement = place_asked_rank(document, rank, checked.num_layers)
     report = cached_result(
         document,
         policy,

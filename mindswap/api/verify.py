@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mindswap.api.cache import cached_result
-from mindswap.api.compiled import compile_pair, layer_indices
+from mindswap.api.compiled import compile_pair, layer_indices, place_asked_rank
 from mindswap.api.network import read_real_trees
 from mindswap.api.recorded import require_compilable
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import read_pipeline
 from mindswap.config.source import load_document
-from mindswap.config.weight_sharding import RankPlacement, place_rank
+from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import MindswapError
 from mindswap.files import file_name
 from mindswap.graph.effect.recompute import RecomputeEffect, compare_recompute
@@ -122,9 +122,7 @@ def _verify_graph(
     if not checked.is_swap_enabled and policy == Policy():
         return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
     require_compilable(document, takes_trace=False)
-    placement = None
-    if rank is not None:
-        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
+    placement = place_asked_rank(document, rank, checked.num_layers)
     if checked.is_swap_enabled:
         make = partial(_answer_swap, document, policy, placement, use_cache, checked.num_layers)
     else:

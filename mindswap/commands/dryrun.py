@@ -36,6 +36,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from mindswap.api.dry_run_stages import DryRunOptions, run_stages
@@ -95,9 +96,7 @@ def run(args: argparse.Namespace) -> int:
         with signals_raise():
             report = dry_run_file(args.config, options, say, args.device, device_overrides(args))
             if against is not None:
-                options = DryRunOptions(
-                    args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "against"
-                )
+                options = replace(options, folder=args.keep and args.keep / "against")
                 other = run_stages(against[0], options, say, against[1])
     except StoppedBySignal as signal:
         say("interrupted")

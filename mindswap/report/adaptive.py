@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.report.tables import format_table
+from mindswap.report.tables import attributes, format_table
 from mindswap.training.adaptive.model import Attempt, State
 from mindswap.units import format_bytes, format_time
 
@@ -90,10 +90,7 @@ def _attempt_to_json(attempt: Attempt, num_lost: int) -> dict[str, Any]:
         "predicted_peak_bytes": attempt.plan.peak_bytes,
         "measured_peak_bytes": attempt.measured_peak_bytes,
         "predicted_step_ns": attempt.plan.step_time_ns,
-        "measured_step_ns": attempt.measured_step_ns,
-        "first_step": attempt.first_step,
-        "last_step": attempt.last_step,
-        "num_steps": attempt.num_steps,
+        **attributes(attempt, "measured_step_ns first_step last_step num_steps"),
         "steps_lost": num_lost,
         "outcome": attempt.outcome.value,
         "reason": attempt.reason,

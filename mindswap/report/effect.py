@@ -9,7 +9,7 @@ from mindswap.graph.effect.recompute import RecomputeEffect
 from mindswap.graph.effect.swap import LayerEffect
 from mindswap.graph.model import Node
 from mindswap.policy.words import name_indices
-from mindswap.report.tables import format_table, group_equal
+from mindswap.report.tables import attributes, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
 HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
@@ -72,15 +72,12 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                 "layer": effect.layer_index,
                 "ok": effect.is_as_asked,
                 "num_pairs": len(effect.pairs),
-                "swapped_bytes": effect.swapped_bytes,
-                "kept_before_bytes": effect.kept_before_bytes,
-                "kept_bytes": effect.kept_bytes,
+                **attributes(effect, "swapped_bytes kept_before_bytes kept_bytes"),
                 "num_recomputed_ops": effect.num_recomputed,
                 "pairs": [
                     {
                         "operator": _name(pair.producer),
-                        "num_prefetch_ops": pair.num_prefetch_ops,
-                        "size_bytes": pair.size_bytes,
+                        **attributes(pair, "num_prefetch_ops size_bytes"),
                         "shape": list(pair.copy_out.outputs[0].shape),
                         "dtype": pair.copy_out.outputs[0].dtype,
                     }
@@ -127,14 +124,17 @@ def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
 def _describe(effect: LayerEffect) -> tuple[str, ...]:
     """Everything that makes two layers look alike; the first entry stands for the row of the table."""
     lines = [repr(_row(effect, "B"))]
-    for pair in effect.pairs:
-        lines.append(f"swapped {_name(pair.producer)}: {_tensor(pair.copy_out)}, prefetch {pair.num_prefetch_ops}")
+    lines += [
+        f"swapped {_name(p.producer)}: {_tensor(p.copy_out)}, prefetch {p.num_prefetch_ops}" for p in effect.pairs
+    ]
     lines += [f"NOT swapped though asked: {_name(node)}" for node in effect.missing]
     lines += [f"swapped though not asked: {_name(pair.producer)}" for pair in effect.unasked]
-    for pair in effect.wrong_prefetch:
-        lines.append(f"prefetch differs from the policy: {_name(pair.producer)}: {pair.num_prefetch_ops}")
-    for node in effect.one_way:
-        lines.append(f"copied out and never read back: {_tensor(node)} of {node.cell_path}, for nothing")
+    lines += [
+        f"prefetch differs from the policy: {_name(p.producer)}: {p.num_prefetch_ops}" for p in effect.wrong_prefetch
+    ]
+    lines += [
+        f"copied out and never read back: {_tensor(node)} of {node.cell_path}, for nothing" for node in effect.one_way
+    ]
     for idle in effect.idle:
         kept = f"; what it keeps: {', '.join(idle.keeps_instead)}" if idle.keeps_instead else ""
         lines.append(f"without effect: '{idle.entry}': {idle.reason.value}{kept}")

@@ -8,7 +8,7 @@ from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, Names, OperatorMemory, path_from_root
 from mindswap.graph.model import Graph, Node
 from mindswap.policy.words import name_indices
-from mindswap.report.tables import format_table, group_equal
+from mindswap.report.tables import attributes, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
 WHATS = ("kept", "swapped", "recomputed")
@@ -111,15 +111,11 @@ def rows_of(layer: LayerMemory, by: str) -> tuple[OperatorMemory, ...]:
     return layer.operators if by == "operator" else tuple(_by_cell(layer.operators))
 
 
+_SIZES = ("kept_bytes", "swapped_bytes", "recomputed_bytes", "swappable_bytes")
+
+
 def _sum(name: str, operators: Collection[OperatorMemory]) -> OperatorMemory:
-    return OperatorMemory(
-        name,
-        "",
-        sum(operator.kept_bytes for operator in operators),
-        sum(operator.swapped_bytes for operator in operators),
-        sum(operator.recomputed_bytes for operator in operators),
-        sum(operator.swappable_bytes for operator in operators),
-    )
+    return OperatorMemory(name, "", *(sum(getattr(operator, size) for operator in operators) for size in _SIZES))
 
 
 def _by_cell(operators: Collection[OperatorMemory]) -> list[OperatorMemory]:
@@ -134,5 +130,4 @@ def _weight(operator: OperatorMemory) -> int:
 
 
 def _sizes(operator: OperatorMemory, unit: str) -> tuple[str, ...]:
-    sizes = (operator.kept_bytes, operator.swapped_bytes, operator.recomputed_bytes, operator.swappable_bytes)
-    return tuple(format_bytes(size, unit) if size else "-" for size in sizes)
+    return tuple(format_bytes(size, unit) if size else "-" for size in attributes(operator, " ".join(_SIZES)).values())

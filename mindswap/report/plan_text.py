@@ -110,13 +110,11 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[s
         **attributes(plan, "step_time_ns unconstrained_ns lower_bound_ns slowdown gap budget_bytes peak_bytes"),
         **attributes(plan, "stage_peak_bytes stage_static_bytes"),
         "host_bytes_per_node": plan.host_bytes,
-        "smallest_budget_bytes": plan.smallest_budget_bytes,
-        "least_budget_bytes": plan.least_budget_bytes,
+        **attributes(plan, "smallest_budget_bytes least_budget_bytes"),
         "host_budget_bytes_per_node": plan.host_budget_bytes,
         "uncoupled_peak_bytes": plan.uncoupled_peak_bytes,
         "holders": [{"name": name, "size_bytes": size} for name, size in plan.holders],
-        "num_evaluations": plan.num_evaluations,
-        "is_interrupted": plan.is_interrupted,
+        **attributes(plan, "num_evaluations is_interrupted"),
         "compared": [attributes(one, "name step_time_ns peak_bytes fits") for one in plan.compared],
         **sections,
     }
@@ -140,8 +138,7 @@ def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return [
         {
             "simulated": True,
-            **attributes(plan, "peak_bytes step_time_ns slowdown lower_bound_ns"),
-            "uncoupled_peak_bytes": plan.uncoupled_peak_bytes,
+            **attributes(plan, "peak_bytes step_time_ns slowdown lower_bound_ns uncoupled_peak_bytes"),
             **plan.policy.to_config(),
         }
         for plan in plans

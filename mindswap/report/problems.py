@@ -38,14 +38,8 @@ def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 
 def _to_data(problem: Problem) -> dict[str, Any]:
-    return {
-        **asdict(problem.location),
-        "rule": problem.rule,
-        "level": problem.level.value,
-        "message": problem.message,
-        "allowed": problem.allowed,
-        "fix": problem.fix,
-    }
+    said = {"message": problem.message, "allowed": problem.allowed, "fix": problem.fix}
+    return {**asdict(problem.location), "rule": problem.rule, "level": problem.level.value, **said}
 
 
 def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) -> str:
