@@ -189,15 +189,14 @@ class Curve:
         bound_ns, strict_ns = self.bound_ns(budget_bytes), self.bound_ns(budget_bytes, is_coupled=False)
         found: list[Candidate] = []
         # No search comes all the way down to its bound; where that is no higher, breaking the rule gains little.
-        good_ns, is_equal = 0, False
         if bound_ns is not None and strict_ns is not None:
             good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
             is_equal = 10 * strict_ns <= 9 * bound_ns + good_ns
             good_ns = max(good_ns, bound_ns + bound_ns // NEAR_PART) if is_equal else good_ns
-        if bound_ns is not None and strict_ns is not None and 2 * strict_ns <= bound_ns + good_ns:
-            found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
-            if self.is_over or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
-                return found[0]
+            if 2 * strict_ns <= bound_ns + good_ns:
+                found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
+                if self.is_over or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
+                    return found[0]
         found.append(self._solved(self.coupled, budget_bytes, FULL_PERMILLE))
         ranks = [candidate.rank(budget_bytes) for candidate in found]
         # What breaks the rule has to gain more than a little.

@@ -1,13 +1,23 @@
 """Plans of few entries on a small model of four equal layers, whose every choice is few enough to see."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from mindswap.planner.evaluate import evaluate
+from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.planner import Planner, plan_of
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, PlanProblem
-from mindswap.planner.simple import MAX_ENTRIES, WEIGHT_CASTS, WHOLE_LAYER, Simple, num_entries, parts
+from mindswap.planner.simple import (
+    DISTANCES,
+    MAX_ENTRIES,
+    WEIGHT_CASTS,
+    WHOLE_LAYER,
+    Simple,
+    _SimpleSearch,
+    num_entries,
+    parts,
+)
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.planner.models import small_model
@@ -95,3 +105,75 @@ def test_casts_of_weights_may_run_again_where_every_layer_has_them():
     assert parts((legacy, legacy), DEFAULT_ALLOW) == (cells, (*cells, WEIGHT_CASTS))
     assert parts((legacy, bare), DEFAULT_ALLOW) == (cells, cells)
     assert parts((legacy,), Allow(recompute=False)) == (cells, ())
+
+
+class Toy(_SimpleSearch):
+    """Two stages of 16 layers of 10 bytes each; recomputed or swapped ones take none. `tried` is what was simulated."""
+
+    def __init__(self, budget_bytes: int = 0):
+        self.stages = [list(range(16)), list(range(16, 32))]
+        self.problem, self.tried = PlanProblem(None, budget_bytes, 0, 1), []
+
+    def _judge(self, simple):
+        self.tried.append(simple)
+        peaks = [160 - 10 * (n + again) for n, again in zip(simple.num_swapped, simple.num_again, strict=True)]
+        return Candidate(ON, 0, tuple(peaks), True)
+
+
+def whole_layers(num_swapped: tuple[int, int], swap: str = WHOLE_LAYER, again: str = WHOLE_LAYER) -> Simple:
+    return Simple(swap, again, num_swapped, (0, 0), 30)
+
+
+def test_each_stage_recomputes_as_few_layers_as_fit():
+    """11 layers may stay; of 16 in all that are swapped or recomputed no stage has more."""
+    assert Toy(110)._fit(whole_layers((0, 4))).num_again == (5, 1)
+    assert Toy(159)._fit(whole_layers((0, 0))).num_again == (1, 1)
+    assert Toy(160)._fit(whole_layers((0, 0))).num_again == (0, 0)
+    assert Toy(110)._fit(whole_layers((0, 15))).num_again == (5, 0)
+    # Nothing fits: all layers, but of two cells one may be swapped and the other one recomputed in the same layer.
+    assert Toy(-1000)._fit(whole_layers((0, 4))).num_again == (16, 12)
+    assert Toy(-1000)._fit(whole_layers((0, 9), "attention", "mlp")).num_again == (16, 16)
+    assert Toy(-1000)._fit(whole_layers((0, 9), "mlp", "mlp")).num_again == (16, 7)
+    assert Toy(-1000)._fit(whole_layers((0, 9), WHOLE_LAYER, "mlp")).num_again == (16, 7)
+    toy = Toy(110)
+    assert toy._fit(whole_layers((0, 0))) == toy.tried[-1]
+    toy.problem = replace(toy.problem, allow=Allow(recompute=False))
+    assert toy._fit(whole_layers((0, 4))).num_again == (0, 0)
+
+
+class Hill(Toy):
+    """Step time by distance and swapped layers alone: the least with 40 operators and 9 layers of the second stage."""
+
+    def _fit(self, simple):
+        self.tried.append(simple)
+        return simple
+
+    def _rank_of(self, simple):
+        return abs(simple.prefetch - 40), abs(simple.num_swapped[1] - 9), 0
+
+
+def test_the_best_is_tried_with_other_distances_then_with_layers_more_or_fewer():
+    """From 4 on by an eighth of the layers, 2: 6, 8, where 10 is no better; then by 1. No stage has fewer than none."""
+    hill = Hill()
+    hill._refine(whole_layers((0, 4)))
+    assert [simple.prefetch for simple in hill.tried[: len(DISTANCES)]] == list(DISTANCES)
+    moved = [(simple.prefetch, simple.num_swapped) for simple in hill.tried[len(DISTANCES) :]]
+    assert moved == [
+        (40, (2, 6)), (40, (0, 2)), (40, (4, 8)), (40, (0, 4)), (40, (6, 10)), (40, (2, 6)),
+        (40, (5, 9)), (40, (3, 7)), (40, (6, 10)), (40, (4, 8)),
+    ]  # fmt: skip
+
+
+def test_a_stage_of_few_layers_is_tried_with_one_more_or_fewer():
+    hill = Hill()
+    hill.stages = [[0, 1, 2, 3]] * 2
+    hill._refine(whole_layers((0, 2)))
+    assert [simple.num_swapped for simple in hill.tried[len(DISTANCES) :]] == [
+        (1, 3), (0, 1), (2, 4), (0, 2), (3, 4), (1, 3),
+    ]  # fmt: skip
+
+
+def test_where_nothing_is_swapped_there_is_no_distance_to_try():
+    hill = Hill()
+    hill._refine(whole_layers((0, 0)))
+    assert hill.tried == []

@@ -59,6 +59,17 @@ def test_what_is_swapped_and_on_the_device_at_the_peak():
         assert found.sum() == is_there
 
 
+def test_what_a_program_copies_besides_is_no_cell_of_the_space():
+    """Two layers of two tensors, all swapped; `t1`, then layer 1, are not of the space, and so none of its last."""
+    case = ToySpace(((Tensor(10, 5, 7), Tensor(10, 5, 7)),) * 2)
+    timeline = case.timeline(np.array([[0, 1, 1]] * 2))
+    assert case.at_peak(timeline)[:, 1].all() and case.smallest_distances(timeline)[:, 1:].all()
+    for layers, items, own in (((0, 1), {"t0": 1}, np.s_[:, 1]), ((0,), {"t0": 1, "t1": 2}, np.s_[0, 1:])):
+        case.layers, case.items = layers, items
+        for found in (case.at_peak(timeline), case.smallest_distances(timeline)):
+            assert found[own].all() and found.sum() == 2
+
+
 def test_memory_over_either_budget_is_excess():
     case = ToySpace(((Tensor(10, 5, 7),),), budget_bytes=4)
     assert case.evaluate(np.array([[0, 0]])).excess_bytes == 6
