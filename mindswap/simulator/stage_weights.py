@@ -98,22 +98,18 @@ def _place_parameters(
 
     Layers that are not compiled have those of the layer that stands for them.
     """
-    layer_map = captured.sample.layer_map
-    last_section = len(layer_map) + 1
+    # Where each section has its weights from: position of a compiled layer, and whether it is behind the layers.
+    sources = [(None, False), *((position, False) for position in captured.sample.layer_map), (None, True)]
     placed = find_parameters(captured.graph, sharding)
-    stages = []
-    for stage in layout.chunks:
-        parameters = []
-        for section in chain(*stage):
-            for weight in placed:
-                if section in (0, last_section):
-                    is_here = weight.layer_index is None and weight.is_behind == (section == last_section)
-                else:
-                    is_here = weight.layer_index == layer_map[section - 1]
-                if is_here:
-                    parameters.append((section, weight.parameter))
-        stages.append(parameters)
-    return stages
+    return [
+        [
+            (section, weight.parameter)
+            for section in chain(*stage)
+            for weight in placed
+            if (weight.layer_index, weight.is_behind) == sources[section]
+        ]
+        for stage in layout.chunks
+    ]
 
 
 def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:

@@ -131,8 +131,7 @@ def shard_graph(graph: Graph) -> Sharding:
 def _trace(graph: Graph) -> SplitTable:
     """The splits of all values of a step."""
     table = SplitTable(graph)
-    forward = ForwardSplits(table)
-    backward = BackwardSplits(table, forward)
+    forward, backward = ForwardSplits(table), BackwardSplits(table)
     for node in graph.forward:
         table.add(node, forward.of(node))
     for backward_name, forward_name in table.forward_names.items():

@@ -6,16 +6,12 @@ from collections.abc import Iterator
 from mindswap.graph.model import Node
 from mindswap.graph.ops import PRODUCT_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
-from mindswap.graph.sharding.split_table import ForwardSplits, NodeSplits, Operand, SplitTable
+from mindswap.graph.sharding.split_table import ForwardSplits, NodeSplits, Operand
 from mindswap.graph.sharding.splits import Split, num_parts, read_strategy, reshape_split
 
 
-class BackwardSplits:
+class BackwardSplits(ForwardSplits):
     """Finds the splits of operators of backward when those of forward are known."""
-
-    def __init__(self, table: SplitTable, forward: ForwardSplits):
-        self.table = table
-        self.forward = forward
 
     def of(self, node: Node) -> NodeSplits:
         if self.table.local.add(node, self.table.forward_names):
@@ -27,7 +23,7 @@ class BackwardSplits:
         if node.op == FROM_LOCAL:
             return [self._whole_split(node)]
         if node.op in TUPLE_OPS or node.op in TYING_OPS or read_strategy(node.attributes):
-            return self.forward.of(node)
+            return super().of(node)
         operands = self.table.operands(node)
         if not operands and node.outputs:
             return None
@@ -49,7 +45,7 @@ class BackwardSplits:
         if gradient is not None:
             return [gradient]
         if node.op not in PRODUCT_OPS:
-            return self.forward.by_operands(node, operands, has_note=False)
+            return self._by_operands(node, operands, has_note=False)
         if all(operand.split is None or num_parts(operand.split) == 1 for operand in operands):
             return [(1,) * len(known.shape) for known in node.outputs]
         return [self._unknown(node)]

@@ -189,7 +189,7 @@ class ForwardSplits:
                 return [operands[0].split]
             # A weight is cut as the operator asks that reads it.
             return [self.table.asked_split(node)] * len(node.outputs)
-        return self.by_operands(node, operands, has_note=True)
+        return self._by_operands(node, operands, has_note=True)
 
     def _by_strategy(self, node: Node, operands: list[Operand], strategy: tuple[Split, ...]) -> NodeSplits:
         if len(operands) < len(strategy):
@@ -242,7 +242,7 @@ class ForwardSplits:
         wanted = [self.table.asked_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
         return gathered_to(own, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
 
-    def by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
+    def _by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
         """Outputs as the operands come; what is not known counts as whole."""
         splits = [operand.split or (1,) * len(operand.type.shape) for operand in operands]
         call = self.table.call(node, operands, splits)

@@ -8,8 +8,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+from typing import Any
 
-from mindswap.config.nodes import DocumentNode
+from mindswap.config.nodes import DocumentNode, to_data
 from mindswap.config.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.graph.model import BYTES_PER_ELEMENT
@@ -100,23 +101,20 @@ def load_measured(name_or_path: str | os.PathLike[str]) -> dict[MeasuredKey, int
 
 
 def _read_entry(node: DocumentNode) -> tuple[MeasuredKey, int]:
-    keys = tuple(str(entry.key) for entry in node.entries or ())
-    if set(keys) != set(ENTRY_KEYS):
+    entry = to_data(node)
+    if not isinstance(entry, dict) or set(entry) != set(ENTRY_KEYS):
         raise ValueError(f"write {{{', '.join(ENTRY_KEYS)}}}")
-    op, duration = (node.get(key) for key in ("op", "duration_ns"))
-    assert op is not None and duration is not None
-    if not isinstance(op.value, str) or type(duration.value) is not int or duration.value < 0:
+    op, duration_ns = entry["op"], entry["duration_ns"]
+    if not isinstance(op, str) or type(duration_ns) is not int or duration_ns < 0:
         raise ValueError("op is a name, duration_ns a whole number")
-    return MeasuredKey(op.value, _read_tensors(node, "inputs"), _read_tensors(node, "outputs")), duration.value
+    inputs, outputs = (tuple(_read_tensors(key, entry[key])) for key in ("inputs", "outputs"))
+    return MeasuredKey(op, inputs, outputs), duration_ns
 
 
-def _read_tensors(node: DocumentNode, key: str) -> Shapes:
-    tensors = []
-    listed = node.get(key)
-    for item in (listed.items if listed is not None else None) or ():
-        dtype, _, dims = str(item.value).partition(" ")
+def _read_tensors(key: str, texts: Any) -> Iterator[tuple[tuple[int, ...], str]]:
+    for text in texts if isinstance(texts, list) else ():
+        dtype, _, dims = str(text).partition(" ")
         parts = dims.split("x")
         if dtype not in BYTES_PER_ELEMENT or not all(part.isdecimal() for part in parts):
-            raise ValueError(f"{key}: '{item.value}' is no tensor such as 'float16 4096x128'")
-        tensors.append((tuple(int(part) for part in parts), dtype))
-    return tuple(tensors)
+            raise ValueError(f"{key}: '{text}' is no tensor such as 'float16 4096x128'")
+        yield tuple(map(int, parts)), dtype

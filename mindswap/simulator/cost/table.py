@@ -30,14 +30,11 @@ TILE = (128, 256)
 def operator_ns(node: Node, work: Work, device: Device) -> int:
     """Time of one operator on an otherwise idle device, in ns, rounded up; 0 if it has no kernel.
 
-    Raises:
-        ValueError: for communication, whose time depends on the ranks (`transfer.collective_ns`).
+    That of communication depends on the ranks (`transfer.collective_ns`).
     """
     kind = classify(node.op)
     if kind is OpClass.NONE:
         return 0
-    if kind is OpClass.COMMUNICATION:
-        raise ValueError(f"{node.op} is communication: its time is not that of an operator")
     # What is no float (masks, indices) is worked on at the rate of float32.
     dtype = work.inputs[0].dtype if work.inputs else node.outputs[0].dtype if node.outputs else ""
     if kind.unit is ComputeUnit.MATRIX:
@@ -128,11 +125,7 @@ class CostTable:
     measured: Mapping[MeasuredKey, int] = field(default_factory=dict)
 
     def operator_ns(self, node: Node, work: Work) -> int:
-        """Duration of one operator, in ns; 0 if it has no kernel.
-
-        Raises:
-            ValueError: for communication.
-        """
+        """Duration of one operator that is no communication, in ns; 0 if it has no kernel."""
         if self.measured and is_kernel(node.op):
             found = self.measured.get(measured_key(node.op, work.inputs, node.outputs))
             if found is not None:

@@ -123,4 +123,4 @@ def test_what_backward_calls_a_tensor_is_followed_over_eight_operators():
     """Ten casts, one behind the other."""
     nodes = {f"c{i}": node(f"c{i}", "Cast", f"c{i + 1}") for i in range(10)}
     table = SimpleNamespace(nodes=nodes, forward_names={})
-    assert list(BackwardSplits(table, None)._forward_origins("c0")) == [f"c{i}" for i in range(8)]
+    assert list(BackwardSplits(table)._forward_origins("c0")) == [f"c{i}" for i in range(8)]

@@ -98,17 +98,6 @@ def test_sending_to_one_card():
     assert send_ns(70 * MB, True, mesh) == 4_900_001
 
 
-@pytest.mark.parametrize(("kind", "size", "ranks"), [("Broadcast", 1, 2), ("AllReduce", -1, 2), ("AllReduce", 1, 0)])
-def test_wrong_collectives(kind, size, ranks):
-    with pytest.raises(ValueError):
-        collective_ns(kind, size, ranks, GENERIC)
-
-
-def test_ranks_are_apart():
-    with pytest.raises(ValueError):
-        collective_ns("AllReduce", 1, 2, GENERIC, stride=0)
-
-
 @pytest.mark.parametrize(("kind", "measured_us"), [("AllGather", 1140), ("ReduceScatter", 1250)])
 def test_collectives_of_a_profile(kind, measured_us):
     # Profile D of docs/device_figures.md: 8 x 20,971,520 bytes over 8 cards.
@@ -118,12 +107,6 @@ def test_collectives_of_a_profile(kind, measured_us):
 def test_a_send_of_a_profile():
     # Profile D: 20,971,520 bytes to another node in 896 us.
     assert send_ns(20_971_520, False, load_device()) == pytest.approx(896_000, rel=0.05)
-
-
-def test_negative_sizes():
-    for call in (lambda: copy_out_ns(-1, GENERIC), lambda: copy_in_ns(-1, GENERIC), lambda: send_ns(-1, True, GENERIC)):
-        with pytest.raises(ValueError):
-            call()
 
 
 def test_an_exchange_with_both_neighbours():
