@@ -4,6 +4,7 @@ Same options as upstream's script for training; the work is MindFormers' own Tra
 """
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -18,34 +19,9 @@ from mindswap.adapters.versions import set_output_path
 from mindswap.check.check import TRAIN_MODES
 from mindswap.errors import LaunchError
 
-# option -> (type, key path in the configuration)
-OPTIONS = {
-    "mode": (int, "context.mode"),
-    "device_id": (int, "context.device_id"),
-    "device_target": (str, "context.device_target"),
-    "run_mode": (str, "run_mode"),
-    "do_eval": (str2bool, "do_eval"),
-    "train_dataset_dir": (str, "train_dataset.data_loader.dataset_dir"),
-    "eval_dataset_dir": (str, "eval_dataset.data_loader.dataset_dir"),
-    "load_checkpoint": (str, "load_checkpoint"),
-    "src_strategy_path_or_dir": (str, "src_strategy_path_or_dir"),
-    "auto_trans_ckpt": (str2bool, "auto_trans_ckpt"),
-    "transform_process_num": (int, "transform_process_num"),
-    "only_save_strategy": (str2bool, "only_save_strategy"),
-    "resume_training": (str2bool_or_str, "resume_training"),
-    "strategy_load_checkpoint": (str, "parallel.strategy_ckpt_load_file"),
-    "remote_save_url": (str, "remote_save_url"),
-    "seed": (int, "seed"),
-    "use_parallel": (str2bool, "use_parallel"),
-    "profile": (str2bool, "profile"),
-    "epochs": (int, "runner_config.epochs"),
-    "batch_size": (int, "runner_config.batch_size"),
-    "gradient_accumulation_steps": (int, "runner_config.gradient_accumulation_steps"),
-    "sink_mode": (str2bool, "runner_config.sink_mode"),
-    "num_samples": (int, "train_dataset.data_loader.num_samples"),
-    "output_dir": (str, "output_dir"),
-    "trust_remote_code": (str2bool, "trust_remote_code"),
-}
+# option -> name of its type, key path in the configuration
+OPTIONS = json.loads((Path(__file__).parents[1] / "data" / "run" / "options.json").read_text("utf-8"))
+TYPES = {"int": int, "str": str, "str2bool": str2bool, "str2bool_or_str": str2bool_or_str}
 
 
 def train(argv: list[str]) -> None:
@@ -91,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--register_path")
     parser.add_argument("--options", nargs="+", action=ActionDict)
     for option, (kind, _) in OPTIONS.items():
-        parser.add_argument(f"--{option}", type=kind)
+        parser.add_argument(f"--{option}", type=TYPES[kind])
     return parser
 
 

@@ -30,6 +30,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from mindswap.check.doctor.software import has_cards
 from mindswap.errors import LaunchError, PolicyError
@@ -144,34 +145,28 @@ def _run_one(job: Job, command: list[str]) -> int:
     log = worker_log(folder, 0)
     _say(f"WORKER_NUM is 1: python runs without msrun, and JOIN has no effect; log: {log.absolute()}")
     environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
-    raise_process_limit()
-    adopt_orphans()
-    with log.open("wb") as file, _stopping_all():
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        while block := os.read(process.stdout.fileno(), 1 << 16):
-            file.write(block)
-            file.flush()
-            _write(block)
-        code = process.wait()
+    with log.open("wb") as file:
+        code = _wait([sys.executable, *command], environment, keep_workers=True, log=file)
     if code:
         print(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
-def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool) -> int:
-    """Run a command to its end; whatever stops this process stops all that the command started."""
+def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool, log: BinaryIO | None = None) -> int:
+    """Run a command to its end; whatever stops this process stops all that the command started.
+
+    With `log`, what it prints goes there, too.
+    """
     raise_process_limit()
     adopt_orphans()
     with _stopping_all():
         # A session of its own: Ctrl-C reaches only this process, which then stops the rest in order.
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, None)
+        process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=out, stderr=error)
+        while log and process.stdout is not None and (block := os.read(process.stdout.fileno(), 1 << 16)):
+            log.write(block)
+            log.flush()
+            _write(block)
         code = process.wait()
     if not (keep_workers and code == 0):
         stop_descendants()

@@ -31,6 +31,7 @@ HARDWARE = 1  # process of the trace
 HARDWARE_NAME = "Ascend Hardware"
 _MIB, _KIB = 2**20, 2**10
 Files = dict[str, str]  # name -> text
+COLUMNS = Path(__file__).parents[1] / "data" / "report" / "insight.json"
 
 
 @dataclass(frozen=True)
@@ -143,29 +144,18 @@ def memory_files(pieces: Sequence[Piece], rank: int, title: str, end_us: float) 
     nodes = [
         [rank, piece.name, title, 0, piece.first_node, piece.last_node, piece.size_bytes / _KIB] for piece in pieces
     ]
-    totals = [f"{when} Total {what}(MB)" for when in ("Allocation", "Release")
-              for what in ("Allocated", "Reserved", "Active")]  # fmt: skip
-    return {
-        "memory_record.csv": csv_text(
-            ["Component", "Timestamp(us)", "Total Allocated(MB)", "Total Reserved(MB)", "Total Active(MB)",
-             "Stream Ptr", "Device Type"], record,
-        ),
-        "operator_memory.csv": csv_text(
-            ["Name", "Size(KB)", "Allocation Time(us)", "Release Time(us)", "Active Release Time(us)", "Duration(us)",
-             "Active Duration(us)", *totals, "Stream Ptr", "Device Type"], operators,
-        ),
-        "static_op_mem.csv": csv_text(
-            ["Device_id", "Op Name", "Model Name", "Graph ID", "Node Index Start", "Node Index End", "Size(KB)"], nodes,
-        ),
-    }  # fmt: skip
+    return csv_files({"memory_record.csv": record, "operator_memory.csv": operators, "static_op_mem.csv": nodes})
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
+def csv_files(tables: Mapping[str, Iterable[Sequence[Any]]]) -> Files:
+    """Rows as tables, by the names of their files, which have their columns in `data/report/insight.json`."""
+    columns = json.loads(COLUMNS.read_text("utf-8"))
+    files = {}
+    for name, rows in tables.items():
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([columns[name], *rows])
+        files[name] = text.getvalue()
+    return files
 
 
 # The memory of a dry run as a snapshot of torch, which pytorch.org/memory_viz and MindStudio Insight open.

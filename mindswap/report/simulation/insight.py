@@ -14,7 +14,7 @@ from mindswap.report.insight import (
     START_US,
     Files,
     Piece,
-    csv_text,
+    csv_files,
     memory_files,
     trace_names,
     write_folders,
@@ -64,8 +64,12 @@ def simulated_files(report: SimulationReport, stage: StageReport, rank: int) -> 
     }
     return {
         "trace_view.json": json.dumps([*_names(), *_kernel_events(rows), *_overlap_events(overlap)]),
-        "kernel_details.csv": csv_text(*_kernel_table(rows, rank)),
-        "step_trace_time.csv": csv_text(*_step_table(overlap, bubble, report.step_time_ns, rank)),
+        **csv_files(
+            {
+                "kernel_details.csv": _kernel_rows(rows, rank),
+                "step_trace_time.csv": [_step_row(overlap, bubble, report.step_time_ns, rank)],
+            }
+        ),
         "communication.json": json.dumps({f"step{STEP}": _communication(rows)}),
         **memory_files(pieces, rank, report.title, _us(report.step_time_ns)),
     }
@@ -154,12 +158,7 @@ def _overlap_events(overlap: Mapping[str, Spans]) -> Iterable[dict[str, Any]]:
             yield _slice(name, OVERLAP, thread, start, end - start, {})
 
 
-def _kernel_table(rows: Sequence[NamedBar], rank: int) -> tuple[list[str], list[list[Any]]]:
-    header = [
-        "Step Id", "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "Accelerator Core",
-        "Start Time(us)", "Duration(us)", "Wait Time(us)", "Block Dim", "Input Shapes", "Input Data Types",
-        "Input Formats", "Output Shapes", "Output Data Types", "Output Formats",
-    ]  # fmt: skip
+def _kernel_rows(rows: Sequence[NamedBar], rank: int) -> list[list[Any]]:
     unknown = ["N/A"] * 6
     table: list[list[Any]] = []
     end_ns: dict[int, int] = {}
@@ -171,22 +170,16 @@ def _kernel_table(rows: Sequence[NamedBar], rank: int) -> tuple[list[str], list[
         core = "HCCL" if row.kind in _COMMUNICATES else _task(row)
         times = [f"{_us(row.start_ns):.3f}", f"{row.duration_ns / 1000:.3f}", f"{waited / 1000:.3f}", 0]
         table.append([STEP, rank, 0, position, row.lane, row.name, _type(row), core, *times, *unknown])
-    return header, table
+    return table
 
 
-def _step_table(
-    overlap: Mapping[str, Spans], bubble: Spans, step_ns: int, rank: int
-) -> tuple[list[str], list[list[Any]]]:
-    header = [
-        "Device_id", "Step", "Computing", "Communication(Not Overlapped)", "Overlapped", "Communication", "Free",
-        "Stage", "Bubble", "Communication(Not Overlapped and Exclude Receive)", "Preparing",
-    ]  # fmt: skip
+def _step_row(overlap: Mapping[str, Spans], bubble: Spans, step_ns: int, rank: int) -> list[Any]:
     computing, communication, alone, free = (_length(overlap[name]) for name in _OVERLAPS)
     waited = _length(_without(bubble, overlap["Computing"]))
     values = (
         computing, alone, communication - alone, communication, free, step_ns - waited, waited, alone - waited, 0
     )  # fmt: skip
-    return header, [[rank, STEP, *(value / 1000 for value in values)]]
+    return [rank, STEP, *(value / 1000 for value in values)]
 
 
 def _length(spans: Spans) -> int:
