@@ -6,10 +6,11 @@ from enum import Enum
 
 
 class Level(Enum):
-    """Severity of a problem: an ERROR stops a run, a WARNING does not."""
+    """Severity of a problem: an ERROR stops a run, a WARNING does not; a NOTE is of logs only."""
 
     ERROR = "error"
     WARNING = "warning"
+    NOTE = "note"
 
 
 @dataclass(frozen=True, order=True)

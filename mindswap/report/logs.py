@@ -4,9 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from mindswap.config.problem import Level
 from mindswap.policy.words import format_names, index_runs, name_indices
 from mindswap.report.tables import format_table, group_equal
-from mindswap.training.logs.compare import FindingLevel, LogFinding, LogReport
+from mindswap.training.logs.compare import LogFinding, LogReport
 from mindswap.training.logs.oom import MemoryStatistics
 from mindswap.units import format_bytes, format_count
 
@@ -60,7 +61,7 @@ def _group_alike(findings: Sequence[LogFinding]) -> list[list[LogFinding]]:
 def _format_findings(findings: Sequence[LogFinding], report: LogReport) -> list[str]:
     first = findings[0]
     workers = sorted({worker for finding in findings for worker in finding.workers})
-    level = "" if first.level is FindingLevel.NOTE else f"{first.level.value}: "
+    level = "" if first.level is Level.NOTE else f"{first.level.value}: "
     who = f"{_name_workers(workers, report)}: " if workers else ""
     others = f" (worker {first.workers[0]}; the others with other numbers)" if len(findings) > 1 else ""
     line = f"{who}{level}{first.message}{others}"

@@ -10,7 +10,7 @@ from mindswap.report.logs import format_logs
 from mindswap.report.memory import LayerMemoryReport, format_memory, one_way_notes
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.report.tables import format_table, group_equal
-from mindswap.training.logs.compare import FindingLevel, LogFinding, LogReport
+from mindswap.training.logs.compare import LogFinding, LogReport
 from mindswap.training.logs.oom import MemoryStatistics
 from tests.graph.builders import copy_out, graph, node
 from tests.graph.effect import test_recompute as recompute
@@ -87,7 +87,7 @@ NODES = {worker: f"node_{worker // 8}" for worker in range(64)}
 
 
 def said(workers, message, fix=""):
-    return LogFinding(tuple(workers), FindingLevel.ERROR, message, fix)
+    return LogFinding(tuple(workers), Level.ERROR, message, fix)
 
 
 def report(findings=(), memory=None, **options):

@@ -1,7 +1,8 @@
 """Rules for parallel settings: the parallel optimizer, the schedule of a pipeline, sequences in pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.config.nodes import is_whole_number, show
@@ -18,11 +19,17 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.words import closest_names, format_names
 
 # What MindSpore accepts (parallel/_auto_parallel_context.py, `set_parallel_optimizer_config`).
-OPTIMIZER_VALUES = {
-    "gradient_accumulation_shard": "True or False",
-    "parallel_optimizer_threshold": "an integer, 0 or more (KiB)",
-    "optimizer_weight_shard_size": "-1, or an integer of 1 or more (ranks)",
-    "optimizer_level": ", ".join(OPTIMIZER_LEVELS),
+OPTIMIZER_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "gradient_accumulation_shard": ("True or False", lambda value: isinstance(value, bool)),
+    "parallel_optimizer_threshold": (
+        "an integer, 0 or more (KiB)",
+        lambda value: is_whole_number(value) and value >= 0,
+    ),
+    "optimizer_weight_shard_size": (
+        "-1, or an integer of 1 or more (ranks)",
+        lambda value: is_whole_number(value) and (value == -1 or value >= 1),
+    ),
+    "optimizer_level": (", ".join(OPTIMIZER_LEVELS), lambda value: value in OPTIMIZER_LEVELS),
 }
 # Cells of MindFormers that cast their own weight.
 LINEAR_CELLS = ("Linear", "ColumnParallelLinear", "RowParallelLinear")
@@ -47,9 +54,9 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
         if key not in OPTIMIZER_VALUES:
             fix = f"{closest_names(key, OPTIMIZER_VALUES)[0]}: ..."
             yield Finding(entry.location, f"{path}.{key}: unknown key", ", ".join(OPTIMIZER_VALUES), fix, level)
-        elif not _fits(key, entry.value.value):
+        elif not OPTIMIZER_VALUES[key][1](entry.value.value):
             message = f"{path}.{key}: {show(entry.value)} does not fit"
-            yield Finding(entry.value.location, message, OPTIMIZER_VALUES[key], level=level)
+            yield Finding(entry.value.location, message, OPTIMIZER_VALUES[key][0], level=level)
     chosen, shard = section.get("optimizer_level"), section.get("gradient_accumulation_shard")
     if chosen is not None and shard is not None and chosen.value in ("level1", "level3"):
         message = f"{path}.gradient_accumulation_shard: MindSpore takes it with optimizer_level: level2 only"
@@ -63,16 +70,6 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
         message = f"{path}.optimizer_weight_shard_size: {size.value} has no effect, weights are cut over {used} ranks"
         allowed = f"-1, or a divisor of {num_sharing_ranks(context.document)} from 2 on"
         yield Finding(size.location, message, allowed, level=Level.WARNING)
-
-
-def _fits(key: str, value: object) -> bool:
-    if key == "gradient_accumulation_shard":
-        return isinstance(value, bool)
-    if key == "optimizer_level":
-        return value in OPTIMIZER_LEVELS
-    if not is_whole_number(value):
-        return False
-    return value >= 0 if key == "parallel_optimizer_threshold" else value == -1 or value >= 1
 
 
 @rule(Level.WARNING)

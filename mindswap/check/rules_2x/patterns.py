@@ -119,19 +119,19 @@ def covered(context: Context2x) -> Iterator[Finding]:
     FAIL (layer 0 is swapped whole):
         swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [0, 1]}]}
     """
-    settings, maps = context.settings, context.effect.maps
-    kinds = {
-        "op_swap": (maps.swap, settings.swap_layers, "layer_swap"),
-        "select_module": (maps.recompute, settings.full_layers, "full_recompute_layer"),
-        "exclude_op": (maps.exclude, frozenset(), ""),
-        "comm": (maps.comm, settings.full_layers, "recompute.full_recompute_layer"),
+    settings = context.settings
+    wholes = {
+        "op_swap": (settings.swap_layers, "layer_swap"),
+        "select_module": (settings.full_layers, "full_recompute_layer"),
+        "comm": (settings.full_layers, "recompute.full_recompute_layer"),
     }
     # Of equal patterns only the last counts; `repeated_op_name` and `duplicate_key` tell of the others.
     last = {(target.option, target.pattern): target for target in settings.targets}
     for target in settings.targets:
         if target.pattern is not None and last[target.option, target.pattern] is not target:
             continue
-        layer_map, whole, key = kinds.get(target.option, (None, frozenset(), ""))
+        layer_map = context.effect.maps.get(target.option)
+        whole, key = wholes.get(target.option, (frozenset(), ""))
         matches = context.effect.matches(target)
         in_whole = [layer for layer in matches if layer in whole]
         if in_whole:

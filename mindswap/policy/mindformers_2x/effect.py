@@ -4,7 +4,8 @@ Follows `apply_recompute` and `apply_swap` of mindformers/pynative/distributed/a
 Where the paths of a layer are not known, a pattern stands for itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.policy.cell_tree import PatternError
@@ -41,23 +42,13 @@ ROTARY_READERS = frozenset({"self_attention", "self_attention.apply_rotary_pos_e
 LayerMap = dict[int, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class Maps:
-    """The four maps that upstream makes before it wraps anything; None where it makes none."""
-
-    recompute: LayerMap | None
-    exclude: LayerMap | None
-    comm: LayerMap | None
-    swap: LayerMap | None
-
-
 @dataclass(frozen=True, eq=False)
 class SettingsEffect:
     """Effect of the settings."""
 
     settings: Settings2x  # what was asked
     model: Model | None  # names of the layers; None if not known
-    maps: Maps  # as upstream prints them
+    maps: Mapping[str, LayerMap]  # by option, as in `Target.option`, where upstream prints one
     layers: tuple[LayerOutcome, ...]  # one per layer of the model; empty where their number is not known
     # (option, pattern) that names nothing in any of its layers, in the order of upstream's warnings
     unmatched: tuple[tuple[str, str], ...]
@@ -86,16 +77,15 @@ def compute_effect(settings: Settings2x, model: Model | None) -> SettingsEffect:
 
     full = settings.full_layers
     swapped = settings.swap_layers if settings.is_swap_enabled else frozenset()
-    recompute = exclude = comm = swap = None
+    maps: dict[str, LayerMap] = {}
     if settings.mode == "select":
-        recompute = _clean(expand("select_module"), full)
+        maps["select_module"] = _clean(expand("select_module"), full)
     if settings.mode in ("full", "select") and settings.of("exclude_op"):
-        exclude = _clean(expand("exclude_op"), frozenset())
+        maps["exclude_op"] = _clean(expand("exclude_op"), frozenset())
     if settings.is_comm_enabled and settings.of("comm"):
-        comm = _clean_comm(expand("comm"), full, recompute or {})
+        maps["comm"] = _clean_comm(expand("comm"), full, maps.get("select_module", {}))
     if settings.is_swap_enabled and settings.of("op_swap"):
-        swap = _clean(expand("op_swap"), swapped)
-    maps = Maps(recompute, exclude, comm, swap)
+        maps["op_swap"] = _clean(expand("op_swap"), swapped)
     count = settings.num_layers or 0
     layers = tuple(_apply(settings, model, maps, index, index in full, index in swapped) for index in range(count))
     return SettingsEffect(settings, model, maps, layers, tuple(unmatched))
@@ -150,7 +140,7 @@ def _below_any(path: str, parents: Iterable[str]) -> bool:
 
 
 def _apply(
-    settings: Settings2x, model: Model | None, maps: Maps, index: int, is_full: bool, is_swapped: bool
+    settings: Settings2x, model: Model | None, maps: Mapping[str, LayerMap], index: int, is_full: bool, is_swapped: bool
 ) -> LayerOutcome:
     """Wraps in upstream's order; what stands below a wrapper is not found any more."""
     drops: list[Drop] = []
@@ -170,27 +160,28 @@ def _apply(
         wrapped.extend(path for path in done if is_cell(path) and path not in wrapped)
         return tuple(done)
 
-    excluded = wrap("exclude_op", (maps.exclude or {}).get(index, ()), "")
-    recomputed = wrap("select_module", (maps.recompute or {}).get(index, ()), "")
+    named = defaultdict(tuple, {option: layer_map.get(index, ()) for option, layer_map in maps.items()})
+    excluded = wrap("exclude_op", named["exclude_op"], "")
+    recomputed = wrap("select_module", named["select_module"], "")
     closed = "the layer is recomputed as a whole" if is_full else ""
-    comm = (maps.comm or {}).get(index, ())
+    comm = named["comm"]
     cells = tuple(path for path in comm if model is not None and is_cell(path) and not _below_any(path, wrapped))
     comm_recomputed = wrap("comm", [path for path in comm if path not in cells], closed)
     drops += [Drop("comm", path, "is a cell; only operators are taken here") for path in cells]
-    swapped = wrap("op_swap", (maps.swap or {}).get(index, ()), closed)
-    has_pair = is_swapped or index in (maps.swap or {})
+    swapped = wrap("op_swap", named["op_swap"], closed)
+    has_pair = is_swapped or index in maps.get("op_swap", {})
     fetch = index + settings.prefetch if has_pair and settings.prefetch is not None else None
     return LayerOutcome(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)
 
 
 # What MindFormers 2.1.0 logs about these settings, word for word (without time and file).
 
-# How a warning calls an option, and which configuration it names.
+# How a warning calls an option, which configuration it names, and the title of its map.
 _LABELS = {
-    "select_module": ("select_module", "recompute config"),
-    "exclude_op": ("exclude_op", "recompute config"),
-    "comm": ("comm_select_module", "recompute config"),
-    "op_swap": ("op_swap", "swap config"),
+    "select_module": ("select_module", "recompute config", "Recompute"),
+    "exclude_op": ("exclude_op", "recompute config", "ExcludeOp"),
+    "comm": ("comm_select_module", "recompute config", "Comm Select Recompute"),
+    "op_swap": ("op_swap", "swap config", "Swap"),
 }
 _RULER = "-" * 69
 _EXCLUDE_WITHOUT_RECOMPUTE = (
@@ -204,16 +195,12 @@ def log_lines(effect: SettingsEffect) -> tuple[str, ...]:
 
     Source: mindformers/pynative/distributed/activation_checkpoint.py (2.1.0), `logger.info` and `logger.warning`.
     """
-    maps, layers = effect.maps, effect.layers
+    layers = effect.layers
     lines: list[str] = []
     if effect.settings.mode == "None" and effect.settings.of("exclude_op"):
         lines.append(_EXCLUDE_WITHOUT_RECOMPUTE)
-    for option, title, layer_map in (
-        ("select_module", "Recompute", maps.recompute),
-        ("exclude_op", "ExcludeOp", maps.exclude),
-        ("comm", "Comm Select Recompute", maps.comm),
-    ):
-        lines += [*_warnings(effect, option), *_map_lines(title, layer_map)]
+    for option in ("select_module", "exclude_op", "comm"):
+        lines += _map_lines(effect, option)
     for index, layer in enumerate(layers):
         if layer.excluded:
             lines.append(f"Set exclude recompute at layer {index}: {', '.join(layer.excluded)}")
@@ -224,7 +211,7 @@ def log_lines(effect: SettingsEffect) -> tuple[str, ...]:
         lines += [_refused_cell(path) for path in layer.refused_cells]
         if layer.comm_recomputed:
             lines.append(f"Set select comm recompute at layer {index}: {', '.join(layer.comm_recomputed)}")
-    lines += [*_warnings(effect, "op_swap"), *_map_lines("Swap", maps.swap)]
+    lines += _map_lines(effect, "op_swap")
     for index, layer in enumerate(layers):
         if layer.is_swapped:
             lines.append(f"Set layer swap at layer {index}")
@@ -233,18 +220,15 @@ def log_lines(effect: SettingsEffect) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _warnings(effect: SettingsEffect, option: str) -> Iterator[str]:
-    label, config = _LABELS[option]
+def _map_lines(effect: SettingsEffect, option: str) -> Iterator[str]:
+    label, config, title = _LABELS[option]
     for found, pattern in effect.unmatched:
         if found == option:
             yield f"{label} pattern '{pattern}' did not match any module in the model, please check your {config}."
-
-
-def _map_lines(title: str, layer_map: LayerMap | None) -> Iterator[str]:
-    if layer_map is not None:
+    if option in effect.maps:
         yield f"--- Final {title} Configuration Map---"
-        for layer in sorted(layer_map):
-            yield f"layer{layer}: {', '.join(layer_map[layer])}"
+        for layer, paths in sorted(effect.maps[option].items()):
+            yield f"layer{layer}: {', '.join(paths)}"
         yield _RULER
 
 

@@ -1,9 +1,9 @@
 """Policy against what the workers logged."""
 
-import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mindswap.config.problem import Level
 from mindswap.policy.words import name_indices
 from mindswap.training.logs.oom import MemoryStatistics, SetLine, WorkerLog, parse_set_line, without_header
 
@@ -15,26 +15,18 @@ _LAZY_INLINE = (
 )
 
 
-class FindingLevel(enum.Enum):
-    """Weight of a finding."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
 @dataclass(frozen=True)
 class LogFinding:
     """One thing found in the logs."""
 
     workers: tuple[int, ...]  # numbers of the workers whose logs say the same; empty for all of them together
-    level: FindingLevel  # an error means that the run did not do what the policy asks, or that this cannot be seen
+    level: Level  # an error means that the run did not do what the policy asks, or that this cannot be seen
     message: str  # what is wrong
     fix: str = ""  # what to do; "" if nothing
 
 
 # Level, message and fix of a finding, before it is known who shares it.
-_Said = tuple[FindingLevel, str, str]
+_Said = tuple[Level, str, str]
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,7 @@ class LogReport:
     @property
     def is_ok(self) -> bool:
         """Every worker logged the policy, whole and without an error."""
-        return all(finding.level is not FindingLevel.ERROR for finding in self.findings)
+        return all(finding.level is not Level.ERROR for finding in self.findings)
 
     def difference_bytes(self, measured: MemoryStatistics) -> int | None:
         """Measured peak, without fragments, minus the predicted one; None without either."""
@@ -82,7 +74,7 @@ def compare_logs(
     found = [*_find_missing_logs(logs)]
     found += [LogFinding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
     memory = {log.worker: log.memory for log in logs if log.memory != MemoryStatistics()}
-    order = list(FindingLevel)
+    order = list(Level)
     errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
     nodes = {log.worker: log.node for log in logs if log.node}
     # With a log missing, which stage a worker is of is not known.
@@ -96,20 +88,20 @@ def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
     present = {log.worker for log in logs}
     if not present:
         fix = "give the folder that holds worker_0.log, ..."
-        yield LogFinding((), FindingLevel.ERROR, "no log of a worker in this folder", fix)
+        yield LogFinding((), Level.ERROR, "no log of a worker in this folder", fix)
     elif missing := tuple(sorted(set(range(min(present), max(present) + 1)) - present))[:10_000]:
         fix = "collect the logs of all machines in one folder; was it started?"
-        yield LogFinding(missing, FindingLevel.ERROR, "no log", fix)
+        yield LogFinding(missing, Level.ERROR, "no log", fix)
     elif min(present):
         before = tuple(range(min(present)))[:10_000]
-        yield LogFinding(before, FindingLevel.WARNING, "no log here: did they run on another machine?")
+        yield LogFinding(before, Level.WARNING, "no log here: did they run on another machine?")
 
 
 def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
     if log.problem:
-        yield FindingLevel.ERROR, f"its log {log.problem}", ""
+        yield Level.ERROR, f"its log {log.problem}", ""
     elif not log.size_bytes and not log.set_lines:
-        yield FindingLevel.ERROR, "its log is empty", "did the worker start? " + _READ_WHOLE
+        yield Level.ERROR, "its log is empty", "did the worker start? " + _READ_WHOLE
     else:
         yield from _compare_lines(log, wanted)
         yield from _examine_run(log, is_any_finished)
@@ -123,7 +115,7 @@ def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said
     has_upstream = log.has_upstream_swap or len(own) < len(sure)
     if has_upstream:
         yield (
-            FindingLevel.ERROR,
+            Level.ERROR,
             "MindFormers handled swap_config by itself: its `Set` lines prove no effect"
             + (", mindswap's are there too" if own else ""),
             _RUN_WITH_PLUGIN,
@@ -132,7 +124,7 @@ def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said
             return
     has_started = bool(log.is_finished or log.last_step)
     if wanted and not own and not log.broken_lines and has_started:
-        yield FindingLevel.ERROR, "trained, but nothing was set on any layer: mindswap was not there", _RUN_WITH_PLUGIN
+        yield Level.ERROR, "trained, but nothing was set on any layer: mindswap was not there", _RUN_WITH_PLUGIN
         return
     missing = [line for text, line in wanted.items() if text not in own]
     foreign = [line for text, line in own.items() if text not in wanted]
@@ -140,28 +132,28 @@ def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said
     if other:
         asked = next(asked for asked in missing if _is_same_place(other[0], asked))
         yield (
-            FindingLevel.ERROR,
+            Level.ERROR,
             f"another policy in {_layers(other)}: logged '{other[0].text}', asked for '{asked.text}'",
             "was this run started with this configuration? Every worker must read the same file",
         )
     if extra := [line for line in foreign if line not in other]:
         yield (
-            FindingLevel.ERROR,
+            Level.ERROR,
             f"more than the policy asks for in {_layers(extra)}: '{extra[0].text}'",
             "was this run started with this configuration? Every worker must read the same file",
         )
     if gone := [line for line in missing if not any(_is_same_place(line, there) for there in other)]:
         where = "it ends before they came" if not has_started else "they were lost or never came"
-        yield FindingLevel.ERROR, f"no line for {_layers(gone)}, as '{gone[0].text}': {where}", _READ_WHOLE
+        yield Level.ERROR, f"no line for {_layers(gone)}, as '{gone[0].text}': {where}", _READ_WHOLE
     if log.broken_lines:
-        level = FindingLevel.ERROR if missing else FindingLevel.WARNING
+        level = Level.ERROR if missing else Level.WARNING
         yield (
             level,
             f"broken by another line or cut off: '{log.broken_lines[0]}'",
             "let every worker write a log of its own" if missing else "",
         )
     if log.num_lines_left_out:
-        yield FindingLevel.ERROR, f"{log.num_lines_left_out} more `Set` lines, too many to compare", ""
+        yield Level.ERROR, f"{log.num_lines_left_out} more `Set` lines, too many to compare", ""
 
 
 def _is_same_place(first: SetLine, second: SetLine) -> bool:
@@ -175,30 +167,30 @@ def _layers(lines: Sequence[SetLine]) -> str:
 def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
     """Findings about the run: lazy_inline, memory, its end."""
     if log.num_offload_warnings:
-        level = FindingLevel.NOTE if log.is_cpu_run else FindingLevel.ERROR
+        level = Level.NOTE if log.is_cpu_run else Level.ERROR
         yield (
             level,
             "the compiler dropped offloads, because they are outside a lazy_inline cell",
             "" if log.is_cpu_run else _LAZY_INLINE,
         )
     elif log.is_cpu_run:
-        yield FindingLevel.NOTE, "ran on CPU, where nothing is offloaded", ""
+        yield Level.NOTE, "ran on CPU, where nothing is offloaded", ""
     elif log.set_lines and not log.has_upstream_swap and not log.is_lazy_inline_on:
-        yield FindingLevel.WARNING, "does not say that lazy_inline is on, without which nothing is offloaded", ""
+        yield Level.WARNING, "does not say that lazy_inline is on, without which nothing is offloaded", ""
     yield from _examine_oom(log)
     if log.is_finished:
         return
     at = f" at step {log.last_step}" if log.last_step else " before the first step"
     if log.last_error and not log.oom_events:
-        yield FindingLevel.ERROR, f"failed{at}: {without_header(log.last_error)}", ""
+        yield Level.ERROR, f"failed{at}: {without_header(log.last_error)}", ""
     elif not log.oom_events:
         cut = ", in the middle of a line" if log.is_cut_off else ""
         if is_any_finished:
-            yield FindingLevel.ERROR, f"its log ends{at}{cut}, while others finished: it is cut off", _READ_WHOLE
+            yield Level.ERROR, f"its log ends{at}{cut}, while others finished: it is cut off", _READ_WHOLE
         elif not log.last_step:
-            yield FindingLevel.ERROR, f"its log ends{at}{cut}: still running, or cut off", _READ_WHOLE
+            yield Level.ERROR, f"its log ends{at}{cut}: still running, or cut off", _READ_WHOLE
         else:
-            yield FindingLevel.WARNING, f"not finished: its log ends{at}{cut}", ""
+            yield Level.WARNING, f"not finished: its log ends{at}{cut}", ""
 
 
 def _examine_oom(log: WorkerLog) -> Iterator[_Said]:
@@ -208,6 +200,6 @@ def _examine_oom(log: WorkerLog) -> Iterator[_Said]:
     memory = "host memory" if event.is_host else "device memory"
     size = f", asked for {event.requested_bytes} bytes" if event.requested_bytes is not None else ""
     if log.is_finished:
-        yield FindingLevel.WARNING, f"{memory} was short once, and the run went on: {event.text}", ""
+        yield Level.WARNING, f"{memory} was short once, and the run went on: {event.text}", ""
     else:
-        yield FindingLevel.ERROR, f"out of {memory} ({event.form}{size}): {event.text}", _MORE_SWAP
+        yield Level.ERROR, f"out of {memory} ({event.form}{size}): {event.text}", _MORE_SWAP

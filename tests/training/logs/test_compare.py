@@ -2,11 +2,12 @@
 
 import pytest
 
+from mindswap.config.problem import Level
 from mindswap.policy.applied import format_log_lines
 from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.logs import format_logs, logs_to_json
-from mindswap.training.logs.compare import FindingLevel, compare_logs
+from mindswap.training.logs.compare import compare_logs
 from mindswap.training.logs.oom import WorkerLog
 from tests.builders import trees
 from tests.training.logs.samples import (
@@ -32,7 +33,7 @@ def report(*texts, **options):
 
 def errors(*texts, **options) -> list[tuple[tuple[int, ...], str]]:
     found = report(*texts, **options).findings
-    return [(finding.workers, finding.message) for finding in found if finding.level is FindingLevel.ERROR]
+    return [(finding.workers, finding.message) for finding in found if finding.level is Level.ERROR]
 
 
 def test_all_good():
@@ -100,7 +101,7 @@ def test_without_the_plugin_and_without_swap():
     ],
 )
 def test_handled_by_mindformers_itself(set_lines):
-    (finding,) = (f for f in report(log_text(set_lines, mark="x")).findings if f.level is FindingLevel.ERROR)
+    (finding,) = (f for f in report(log_text(set_lines, mark="x")).findings if f.level is Level.ERROR)
     assert finding.message.startswith("MindFormers handled swap_config by itself")
     assert "mindswap run" in finding.fix
 
@@ -129,7 +130,7 @@ def test_a_log_cut_off_in_training():
     cut = log(log_text(end=[]))
     (finding,) = report(cut).findings  # all the same: the run may still go on
     assert (finding.level, finding.message) == (
-        FindingLevel.WARNING,
+        Level.WARNING,
         "not finished: its log ends at step 20/40",
     )
     assert errors(log_text(), WorkerLog(**{**vars(cut), "worker": 1})) == [
@@ -156,12 +157,12 @@ def test_pieces_left_over_make_repaired_lines_unsure():
 def test_missing_logs():
     logs = [scan(log_text(), worker) for worker in (0, 3)]
     (finding,) = compare_logs(EXPECTED, logs).findings
-    assert (finding.workers, finding.level, finding.message) == ((1, 2), FindingLevel.ERROR, "no log")
+    assert (finding.workers, finding.level, finding.message) == ((1, 2), Level.ERROR, "no log")
 
 
 def test_logs_of_the_second_machine_only():
     (finding,) = compare_logs(EXPECTED, [scan(log_text(), worker) for worker in (2, 3)]).findings
-    assert (finding.workers, finding.level) == ((0, 1), FindingLevel.WARNING)
+    assert (finding.workers, finding.level) == ((0, 1), Level.WARNING)
 
 
 def test_no_log_at_all():
@@ -178,7 +179,7 @@ def test_offloads_that_the_compiler_dropped():
 
 def test_lazy_inline_is_not_mentioned():
     (finding,) = report(log_text(mark="other")).findings
-    assert (finding.level, finding.message[:30]) == (FindingLevel.WARNING, "does not say that lazy_inline ")
+    assert (finding.level, finding.message[:30]) == (Level.WARNING, "does not say that lazy_inline ")
 
 
 def test_out_of_memory():
@@ -190,7 +191,7 @@ def test_out_of_memory():
             "kernel name: x, alloc size: 1073741824B.",
         )
     ]
-    assert report(log_text(train=[OOM])).findings[0].level is FindingLevel.WARNING  # the run went on
+    assert report(log_text(train=[OOM])).findings[0].level is Level.WARNING  # the run went on
 
 
 def test_a_failure():
