@@ -231,7 +231,7 @@ class TrainingNode:
 
     def ended(self) -> bool | None:
         """None while the workers run; True if they ended well."""
-        return self._workers.has_ended_well() if self._workers.is_over() else None
+        return self._workers.ended()
 
     def explain(self) -> Ended:
         """Why they are over."""

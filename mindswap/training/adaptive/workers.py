@@ -68,19 +68,15 @@ class Workers:
         self.step = max(self.step, seen.step)
         return seen
 
-    def is_over(self) -> bool:
-        """A worker ended badly, or all have ended."""
+    def ended(self) -> bool | None:
+        """True where all have ended well, False where a worker has not; None while all run."""
         assert self._process is not None
         if self._has_msrun:
             if not self.step:  # processes are still being started
                 self._ranks.update(worker_ranks())
             self._output.poll(self._keep)
-        return self._process.poll() is not None or bool(self._exits())
-
-    def has_ended_well(self) -> bool:
-        """All have ended, none badly."""
-        assert self._process is not None
-        return self._process.poll() == 0 and not self._exits()
+        code, exits = self._process.poll(), self._exits()
+        return None if code is None and not exits else code == 0 and not exits
 
     def explain(self) -> Ended:
         """Why they are over."""
