@@ -1,5 +1,6 @@
 """Files that appear complete or not at all: the one place where the package writes files that others read."""
 
+import json
 import os
 import re
 import secrets
@@ -8,9 +9,23 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from mindswap.errors import DataError
+
+# Tables and texts that come with the package.
+DATA = Path(__file__).with_name("data")
+
+
+@cache
+def package_data(name: str) -> Any:
+    """A JSON or YAML file below `data/`, read once; whoever asks changes nothing in it."""
+    text = (DATA / name).read_text("utf-8")
+    return json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
 
 
 def is_recorded_step(start: bytes) -> bool:

@@ -5,12 +5,12 @@ how the compiler and the backend treat it. An operator without a line counts as 
 and no rule for its cut.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
-from importlib import resources
 from typing import Any
+
+from mindswap.files import package_data
 
 
 class ComputeUnit(Enum):
@@ -141,7 +141,7 @@ def _read_line(row: Mapping[str, Any]) -> Operators:
     )
 
 
-TABLE = json.loads((resources.files("mindswap") / "data" / "graph" / "operators.json").read_text("utf-8"))
+TABLE = package_data("graph/operators.json")
 _BY_NAME = {name: line for row in TABLE for line in [_read_line(row)] for name in row["ops"].split()}
 _UNKNOWN = Operators()
 # Kernels of CANN and the operators of MindSpore that they run.

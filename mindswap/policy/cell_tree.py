@@ -5,15 +5,14 @@ An adapter makes the tree from a real network, or it is read from a table of the
 """
 
 import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
 import regex
 
 from mindswap.errors import MindswapError
+from mindswap.files import DATA, package_data
 
 
 @dataclass(frozen=True)
@@ -213,9 +212,7 @@ def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[Cel
 
 @functools.cache
 def _tables() -> tuple[dict[str, Any], ...]:
-    files = (resources.files("mindswap") / "data" / "families").iterdir()
-    texts = {file.name: file.read_text("utf-8") for file in files if file.name.endswith(".json")}
-    return tuple(json.loads(texts[name]) for name in sorted(texts))
+    return tuple(package_data(f"families/{file.name}") for file in sorted((DATA / "families").glob("*.json")))
 
 
 def _tree(cells: dict[str, str], kind: str, name: str = "") -> CellNode:

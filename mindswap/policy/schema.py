@@ -4,12 +4,11 @@ The reader asks here whether a value fits; the rules take their "allowed" text f
 is accepted and what a message says cannot drift apart.
 """
 
-import json
 from collections.abc import Iterable
 from enum import Enum
-from importlib import resources
 
 from mindswap.config.nodes import DocumentNode, is_whole_number
+from mindswap.files import package_data
 
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
 SELECT_OPTIONS = (
@@ -25,9 +24,8 @@ RECOMPUTE_FLAGS = {
     "recompute_slice_activation": False,
 }
 RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
-_FIGURES = json.loads((resources.files("mindswap") / "data" / "hardware" / "figures.json").read_text("utf-8"))
 # Figures of the simulated device.
-DEVICE_KEYS = ("device", "calibration", "memory", *(figure["name"] for figure in _FIGURES))
+DEVICE_KEYS = ("device", "calibration", "memory", *(figure["name"] for figure in package_data("hardware/figures.json")))
 # mindswap's own section.
 MINDSWAP_KEYS = ("cpu_stand_ins", "ignore", "output_recompute", "audit_swap", "stream_copies", *DEVICE_KEYS)
 # Keys of one entry, by option; `op_swap value` is an entry below an operator name.

@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from pathlib import Path
-
-import yaml
 
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.problem import Level
 from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.files import package_data
 from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
@@ -30,14 +27,9 @@ class Diagnosis:
 
 def diagnosis(check: str, severity: Level | None = None, **values: object) -> Diagnosis:
     """The finding of this name in `data/doctor/findings.yaml`, with its `{...}` filled in."""
-    text = _findings()[check]
+    text = package_data("doctor/findings.yaml")[check]
     what, why, fix = (text[part].format(**values) for part in ("what", "why", "fix"))
     return Diagnosis(check, severity or Level(text["level"]), what, why, fix)
-
-
-@cache
-def _findings() -> dict[str, dict[str, str]]:
-    return yaml.safe_load((resources.files("mindswap") / "data" / "doctor" / "findings.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

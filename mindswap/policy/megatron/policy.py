@@ -1,12 +1,9 @@
 """Megatron-LM's options -> a policy in exact layer indices."""
 
-import json
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Any
 
 from mindswap.config.problem import Level, Problem, find_errors, sort_problems
+from mindswap.files import package_data
 from mindswap.policy.cell_tree import CellNode, LayerTrees, match_pattern
 from mindswap.policy.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.policy.megatron.validity import block_layers, find_problems, group_ends, place_layers
@@ -26,7 +23,7 @@ class NamedOperators:
 
 def known_modules() -> dict[str, list[str]]:
     """The names that Megatron takes, for `recompute` and for `offload`."""
-    return _table()["known"]
+    return package_data("megatron/modules.json")["known"]
 
 
 def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
@@ -50,18 +47,13 @@ def possible_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple
 
 
 def _modules(purpose: str, use_legacy: bool) -> dict[str, list[dict[str, str]]]:
-    return _table()["families"]["legacy" if use_legacy else "newer"][purpose]
+    return package_data("megatron/modules.json")["families"]["legacy" if use_legacy else "newer"][purpose]
 
 
 def _holds(entry: dict[str, str], tree: CellNode) -> bool:
     needed = [entry[key] for key in ("pattern", "needs") if key in entry]
     has_all = all(match_pattern(pattern, tree) for pattern in needed)
     return has_all and not ("unless" in entry and match_pattern(entry["unless"], tree))
-
-
-@cache
-def _table() -> dict[str, Any]:
-    return json.loads((resources.files("mindswap") / "data" / "megatron" / "modules.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

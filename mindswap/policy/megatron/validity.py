@@ -5,14 +5,12 @@ megatron/core/recompute.py (commit d98e8a6): it cuts counts to the layers of a c
 """
 
 from collections.abc import Callable, Iterator
-from importlib import resources
 from typing import Any
-
-import yaml
 
 from mindswap.config.pipeline import Layout
 from mindswap.config.problem import Level, Problem
 from mindswap.errors import MindswapError
+from mindswap.files import package_data
 from mindswap.policy.megatron.options import RULE, MegatronOptions, option_name
 
 # Which layers a pipeline stage and a virtual chunk have, and which of them `block` and `uniform` recompute.
@@ -130,9 +128,7 @@ def _find_listed(options: MegatronOptions, known: dict[str, list[str]]) -> Itera
     size = options.tensor_model_parallel_size or 1
     values = vars(options) | {"granularity": options.granularity, "tensor_model_parallel_size": size}
     texts = values | {purpose: ", ".join(names) for purpose, names in known.items()}
-    for rule in yaml.safe_load(
-        (resources.files("mindswap") / "data" / "megatron" / "validity.yaml").read_text("utf-8")
-    ):
+    for rule in package_data("megatron/validity.yaml"):
         conditions = (condition.split() for condition in rule["when"])
         if all(_CONDITIONS[name](values[option], "".join(word)) for option, name, *word in conditions):
             message, allowed, fix = (rule.get(part, "").format(**texts) for part in ("message", "allowed", "fix"))

@@ -5,7 +5,6 @@ Source: `mindformers/models/llama` of mindformers 1.9.0, `mindformers/pynative/t
 
 import re
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import yaml
@@ -15,12 +14,12 @@ from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import block_lines
 from mindswap.errors import PolicyError
+from mindswap.files import package_data
 from mindswap.policy.cell_tree import CellNode, PatternError, match_pattern
 from mindswap.policy.mindformers_2x.tables import is_below
 
-_FILE = resources.files("mindswap") / "data" / "pynative" / "legacy_cells.yaml"
 # Cells of the legacy models -> those of 2.x, longest first.
-LEGACY_CELLS: dict[str, str] = yaml.safe_load(_FILE.read_text("utf-8"))
+LEGACY_CELLS: dict[str, str] = package_data("pynative/legacy_cells.yaml")
 _PLAIN = re.compile(r"\w+")
 # A dot that stands for any character: in 2.x it would cross levels.
 _ANY_CHARACTER = re.compile(r"(?<!\\)\.(?![^\[]*\])")

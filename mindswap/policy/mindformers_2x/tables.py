@@ -1,17 +1,16 @@
 """Names in a layer of known 2.x models, from tables: MindFormers 2.x cannot be installed here."""
 
 import functools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
+from mindswap.files import DATA, package_data
 from mindswap.policy.cell_tree import PART_TIMEOUT_S, PatternError, compile_part
 
 # Patterns of MindFormers 2.x against the paths of a layer: a pattern must match a whole dotted path.
@@ -96,9 +95,7 @@ class _Table(NamedTuple):
 
 @cache
 def _tables() -> tuple[_Table, ...]:
-    folder = resources.files("mindswap") / "data" / "pynative"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
-    tables = (json.loads(file.read_text("utf-8")) for file in files)
+    tables = (package_data(f"pynative/{file.name}") for file in sorted((DATA / "pynative").glob("*.json")))
     return tuple(_Table(table["family"], table["model_types"], paths_from_outline(table["layer"])) for table in tables)
 
 

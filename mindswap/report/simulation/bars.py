@@ -1,14 +1,13 @@
 """Timeline -> bars: every operator, copy and wait of a stage, and how pictures and pages draw them (words, colours)."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindswap.files import package_data
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.summary_model import SimulationReport
 from mindswap.simulator.timeline import StallCause, Timeline, find_waits
@@ -60,7 +59,7 @@ class Style:
     dark: str
 
 
-_STYLES = json.loads((Path(__file__).parents[2] / "data" / "report" / "styles.json").read_text("utf-8"))
+_STYLES = package_data("report/styles.json")
 BAR_STYLES = {kind: Style(*_STYLES["bars"][kind.name]) for kind in BarKind}
 # From the bottom of the stack to its top, above what is static.
 MEMORY_STYLES = {MemoryKind[name]: Style(*style) for name, style in _STYLES["memory"].items()}

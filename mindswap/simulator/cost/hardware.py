@@ -1,13 +1,12 @@
 """A device as data. All that is known of a figure stands in one line of `data/hardware/figures.json`."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
+from mindswap.files import package_data
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, ceil_div, parse_quantity
 
 
@@ -100,7 +99,6 @@ def checked(figure: Figure, value: int) -> int:
     return value
 
 
-_FILE = Path(__file__).parents[2] / "data" / "hardware" / "figures.json"
 SET_BY_USER = "set by the user"  # source of a figure that an option or a configuration replaces
 
 
@@ -188,7 +186,7 @@ def without_fragments(device: Device, size_bytes: int) -> int:
 
 
 FIGURES = {
-    row["name"]: Figure(**{**row, "kind": FigureKind(row["kind"])}) for row in json.loads(_FILE.read_text("utf-8"))
+    row["name"]: Figure(**{**row, "kind": FigureKind(row["kind"])}) for row in package_data("hardware/figures.json")
 }
 FRAGMENTS_PERMILLE = FIGURES["fragments"].default or 0  # median over the dry runs of benchmarks/dryrun
 # Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.

@@ -9,13 +9,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
-
 from mindswap.errors import CostError
+from mindswap.files import package_data
 from mindswap.graph.model import BYTES_PER_ELEMENT, TensorType
 from mindswap.simulator.cost.profile import ProfiledKernel, Share, Transfer
 
@@ -43,9 +41,7 @@ NO_VALUE = ("", "N/A", "NA")
 
 
 # What files of a profile hold, and by what they are known.
-FILES: Mapping[str, Any] = yaml.safe_load(
-    (resources.files("mindswap") / "data" / "profile" / "files.yaml").read_text("utf-8")
-)
+FILES: Mapping[str, Any] = package_data("profile/files.yaml")
 
 
 def recognise_table(path: Path) -> str | None:

@@ -7,7 +7,6 @@ In a dry run (`MS_SIMULATION_LEVEL`) their answers do not matter, but for a few:
 import ctypes
 import hashlib
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mindswap.errors import LaunchError
-from mindswap.files import made_once
+from mindswap.files import DATA, made_once, package_data
 from mindswap.graph.cache import cache_folder
 
 # Part of the key of what is kept: to be raised when the C text (data/dryrun/) changes.
@@ -30,7 +29,7 @@ VERSION = 6
 HOME = "cann"
 # Libraries that MindSpore opens itself, beside those that it is linked against.
 _OPENED = ("libacl_op_compiler.so", "libacl_tdt_channel.so")
-_DATA = Path(__file__).parents[2] / "data" / "dryrun"
+_DATA = DATA / "dryrun"
 # Functions that cann.c defines.
 _DEFINED = re.compile(r"^(?:HANDLE|OUT_HANDLE)\((\w+)\)|^[a-z][\w *]*?(\w+)\(.*\{", re.MULTILINE)
 # Names that are looked up while running, and words that only look like them.
@@ -183,7 +182,7 @@ def c_source(functions: list[str], looked_up: set[str]) -> str:
     """One C file that defines every function, C++ ones under their mangled names."""
     text = (_DATA / "cann.c").read_text("utf-8")
     answered = {match[1] or match[2] for match in _DEFINED.finditer(text)}
-    returned: dict[str, list[str]] = json.loads((_DATA / "ge.json").read_text("utf-8"))
+    returned: dict[str, list[str]] = package_data("dryrun/ge.json")
     lines = [_definition(number, name, returned) for number, name in enumerate(functions) if name not in answered]
     known = {*answered, *functions}
     for name in sorted(looked_up):

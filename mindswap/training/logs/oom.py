@@ -7,9 +7,8 @@ from its list of error codes (hiascend.com, "maintenref/troubleshooting") and pu
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 
-import yaml
+from mindswap.files import package_data
 
 # One line of a log: what is text, where a message begins, what a `Set` line says.
 
@@ -161,8 +160,7 @@ HOST = "host"  # memory of the host, not of the device
 @cache
 def oom_forms() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Names and patterns of the forms, in order."""
-    text = (resources.files("mindswap") / "data" / "logs" / "out_of_memory.yaml").read_text("utf-8")
-    return tuple((one["form"], re.compile(one["pattern"])) for one in yaml.safe_load(text))
+    return tuple((one["form"], re.compile(one["pattern"])) for one in package_data("logs/out_of_memory.yaml"))
 
 
 def parse_oom(line: str) -> OomEvent | None:

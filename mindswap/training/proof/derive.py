@@ -3,14 +3,12 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mindswap.config.render import block_lines, inline_text, is_inline
 from mindswap.errors import LaunchError
+from mindswap.files import package_data
 from mindswap.policy.convert import change_layers
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
@@ -45,7 +43,7 @@ def derive(config: Mapping[str, Any], wanted: RunOptions) -> tuple[dict[str, Any
         LaunchError: the parallel sizes do not fit the number of workers.
     """
     edit = _Edit(copy.deepcopy(dict(config)))
-    wants = yaml.safe_load((resources.files("mindswap") / "data" / "proof" / "run.yaml").read_text("utf-8"))
+    wants = package_data("proof/run.yaml")
     for path, value in wants["always"].items():
         if path != "seed" or edit.get(path) is None:  # weights would differ from run to run
             edit.set(path, value, only_if_there=path.startswith("model."))
