@@ -19,14 +19,17 @@ from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.rows import Rows
 from mindswap.policy.model import Policy
+from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import OpKind
+from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.timeline import Timeline
 from tests.graph.builders import KIB, graph, node
 from tests.planner.builders import ToySpace, random_space
 from tests.planner.loading import capture_apart
-from tests.planner.models import small_model
+from tests.planner.models import MB, small_model
+from tests.simulator.cost.builders import GENERIC
 from tests.strength import examples
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
@@ -277,6 +280,34 @@ def test_the_facts_of_two_stages():
     assert second.layers == {StageLayers(3, 1, 0): 1, StageLayers(4, 1, 0): 1, StageLayers(5, 1, 1): 1}
     assert (first.backward_ns, second.backward_ns) == (36_000, 36_000 + 1000)
     assert (first.work_ns, second.work_ns) == (2000 + 27_000 + 36_000, 27_000 + 2000 + 37_000)
+
+
+def test_the_fullest_moment_may_be_the_last_operator_of_backward():
+    """The gradient of the table is 10 MB and is made of 1 MB, which is more than the 6 MB that both layers keep.
+
+    Before it are 2 us for the embedding, 9 for each layer, 2 + 1 for the loss, 12 for each layer again.
+    """
+    model = small_model(2)
+    graph = model.captured.graph
+    gradient = node("gradient", "UnsortedSegmentSum", graph.backward[-1].name, 10 * MB, layer=None)
+    backward = (*graph.backward, gradient, node("out", "MakeTuple", "gradient", 0, layer=None))
+    step = replace(model.captured, graph=replace(graph, backward=backward))
+    own = StepModel(step, CostTable(GENERIC), model.settings)
+    (stage,) = facts_of(own, own.simulate(Policy())).stages
+    assert stage.peak_bytes - own.static[0].total_bytes == 11 * MB
+    assert stage.window_ns == 1000 * (2 + 2 * 9 + 3 + 2 * 12)
+
+
+def test_what_is_there_with_every_policy():
+    """Between two operators of a layer is what nobody keeps; an operator of backward reads two tensors and makes one.
+
+    While layer 1 runs forward the three tensors of layer 0 wait, then those of both, then those of layer 0 again.
+    """
+    found = liveness_of(small_model(2), 1)
+    # Operators: embedding, 4 of each layer, loss; its gradient, 4 of each layer.
+    assert (found.fixed_bytes[[3, 7]] // MB).tolist() == [2, 2]  # relu reads what mul made
+    assert (found.fixed_bytes[10:] // MB).tolist() == [1, 3, 3, 3, 3, 3, 3, 3, 2]  # nobody reads the last gradient
+    assert (found.waiting_bytes // MB).tolist() == [0] * 5 + [3] * 4 + [6] * 2 + [3] * 4 + [0] * 4
 
 
 def toy_facts(case: ToySpace) -> Facts:
