@@ -58,6 +58,14 @@ def test_every_damage_is_noticed(file):
                 assert file.load("key") == STATE  # white space, or a 7 that was there
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1}', b'{"format": 1, "state": {"kind": "Plan"}}'])
+def test_what_is_no_state(file, content):
+    file.path.parent.mkdir(parents=True)
+    file.path.write_bytes(content)
+    with pytest.raises(StateProblem):
+        file.load()
+
+
 @pytest.mark.parametrize(
     "state", [None, 7, {"kind": "Plan"}, {"kind": "os"}, {"kind": "State", "settings": None, "x": 1}]
 )

@@ -199,16 +199,13 @@ def test_two_runs_in_one_directory_are_refused(place):
     assert finish(process)[0] == 143
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\0\xff\0", b"[]", b'{"format": 1}', b'{"format": 1, "state": {"kind": "Plan"}}']
-)
-def test_a_damaged_state_is_ignored_with_a_message(place, content):
+def test_a_damaged_state_is_ignored_with_a_message(place):
     path = place.run_dir / "adaptive/state.json"
     path.parent.mkdir(parents=True)
-    path.write_bytes(content)
+    path.write_bytes(b"\0\xff\0")
     code, out = place.run()
     assert code == 0 and f"{path} is " in out and "it is ignored, kept as " in out
-    assert (path.parent / "state.json.ignored").read_bytes() == content
+    assert (path.parent / "state.json.ignored").read_bytes() == b"\0\xff\0"
 
 
 def test_a_state_of_another_configuration_is_ignored(place):
