@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.check.doctor.software import has_cards
-from mindswap.errors import LaunchError
+from mindswap.errors import CostError, LaunchError
 from mindswap.files import replace_file
+from mindswap.simulator.cost.profile_trace import read_events
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.model import Ended, Outcome
 from mindswap.training.adaptive.node import NodeTask
@@ -227,8 +228,6 @@ def _read_profile(folder: Path) -> tuple[str | None, Overlap | None]:
         return None, None
     place = found[0].parent
     try:
-        data = json.loads((place / TRACE).read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
+        return str(place), trace_overlap(read_events(place / TRACE))
+    except CostError:
         return str(place), None
-    events = data.get("traceEvents", []) if isinstance(data, dict) else data
-    return str(place), trace_overlap(events if isinstance(events, list) else [])

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import Any
+
+from mindswap.errors import CostError
+from mindswap.simulator.cost.profile_tables import to_ns
+from mindswap.simulator.cost.profile_trace import COPY_NAME, DIRECTION_KEYS, DIRECTIONS, LINK_TASK, SIZE_KEYS
 
 # (start, end) in ns.
 Interval = tuple[int, int]
@@ -80,12 +83,7 @@ def _shared(copy: Interval, others: Sequence[Interval]) -> int:
 # msinsight; MindSpore takes the same events over from msprof (class MsprofTimelineCreator of mindspore 2.9.0).
 
 HARDWARE, ANALYSIS = "Ascend Hardware", "Overlap Analysis"
-COPY = "MEMCPY_ASYNC"
 COMPUTING, COMMUNICATION = "Computing", "Communication"
-HOST_DIRECTIONS = ("device to host", "host to device")
-HOST_TASKS = ("PCIE_DMA_SQE",)
-MAX_NS = 2**62
-DIRECTION_KEYS, SIZE_KEYS = ("memcpy direction", "operation"), ("data size(Byte)", "size(B)")
 
 
 def trace_overlap(events: Iterable[Any]) -> Overlap | None:
@@ -99,7 +97,7 @@ def trace_overlap(events: Iterable[Any]) -> Overlap | None:
         for row in rows
         if row.get("ph") == "M" and row.get("name") == "process_name"
     }
-    lanes: dict[str, list[Interval]] = {COMPUTING: [], COMMUNICATION: [], COPY: []}
+    lanes: dict[str, list[Interval]] = {COMPUTING: [], COMMUNICATION: [], COPY_NAME: []}
     sizes: list[int | None] = []
     for row in rows:
         where, name = process.get(str(row.get("pid"))), str(row.get("name"))
@@ -107,13 +105,13 @@ def trace_overlap(events: Iterable[Any]) -> Overlap | None:
             continue
         if where == ANALYSIS and name in (COMPUTING, COMMUNICATION):
             lanes[name].append(interval)
-        elif where == HARDWARE and name == COPY and _is_host_copy(_args(row)):
-            lanes[COPY].append(interval)
+        elif where == HARDWARE and name == COPY_NAME and _is_host_copy(_args(row)):
+            lanes[COPY_NAME].append(interval)
             sizes.append(_size(_args(row)))
     total = None if None in sizes or not sizes else sum(size or 0 for size in sizes)
     if not lanes[COMPUTING]:
         return None
-    return measure_overlap(lanes[COPY], lanes[COMPUTING], lanes[COMMUNICATION], total)
+    return measure_overlap(lanes[COPY_NAME], lanes[COMPUTING], lanes[COMMUNICATION], total)
 
 
 def _args(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -123,18 +121,15 @@ def _args(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _interval(row: Mapping[str, Any]) -> Interval | None:
     try:
-        start, duration = (Decimal(str(row[key])) * 1000 for key in ("ts", "dur"))
-        is_time = 0 <= start < MAX_NS and 0 <= duration < MAX_NS
-        return (int(start), int(start + duration)) if is_time else None
-    except (KeyError, InvalidOperation, ValueError, OverflowError):
+        start, duration = (to_ns("", str(row[key])) for key in ("ts", "dur"))
+    except (KeyError, CostError):
         return None
+    return start, start + duration
 
 
 def _is_host_copy(args: Mapping[str, Any]) -> bool:
     direction = next((str(args[key]).lower() for key in DIRECTION_KEYS if key in args), None)
-    if direction is None:
-        return args.get("Task Type") in HOST_TASKS
-    return direction.startswith(HOST_DIRECTIONS)  # also "host to device ex"
+    return args.get("Task Type") == LINK_TASK if direction is None else direction in DIRECTIONS
 
 
 def _size(args: Mapping[str, Any]) -> int | None:
