@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from functools import cache
 
 from mindswap.simulator.schedules.rounds import (
-    GPIPE,
-    INTERLEAVED_1F1B,
-    INTERLEAVED_LESS_MEMORY,
-    SEQPIPE,
-    SEQSMARTVPP,
-    SEQVPP,
+    BY_ROUNDS,
+    LESS_MEMORY,
+    WITH_PIECES,
     Pass,
     PassWork,
     PipelineSchedule,
@@ -31,18 +28,7 @@ __all__ = [
     "order_passes",
 ]
 
-LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
-SCHEDULES: Mapping[str, PipelineSchedule] = {
-    "1f1b": INTERLEAVED_1F1B,
-    LESS_MEMORY: INTERLEAVED_LESS_MEMORY,
-    "gpipe": GPIPE,
-    "seqpipe": SEQPIPE,
-    "seqvpp": SEQVPP,
-    "seqsmartvpp": SEQSMARTVPP,
-    "zero_bubble_v": ZERO_BUBBLE_V,
-}
-# Those that say in which order pieces of sequences run.
-WITH_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")
+SCHEDULES: Mapping[str, PipelineSchedule] = {**BY_ROUNDS, "zero_bubble_v": ZERO_BUBBLE_V}
 
 
 def find_schedule(name: str, shape: Shape) -> PipelineSchedule:

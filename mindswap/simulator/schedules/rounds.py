@@ -10,7 +10,7 @@ Sources: mindspore/ccsrc/frontend/parallel/pipeline_transformer/ of mindspore-ai
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -244,3 +244,15 @@ def order_gpipe(stage: int, shape: Shape) -> tuple[Pass, ...]:
 
 # MindSpore takes any shape; every further micro-batch is held until backward begins.
 GPIPE = PipelineSchedule(order_gpipe, short_step=lambda shape, at_least: shape.num_micro_batches)
+
+LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
+BY_ROUNDS: Mapping[str, PipelineSchedule] = {
+    "1f1b": INTERLEAVED_1F1B,
+    LESS_MEMORY: INTERLEAVED_LESS_MEMORY,
+    "gpipe": GPIPE,
+    "seqpipe": SEQPIPE,
+    "seqvpp": SEQVPP,
+    "seqsmartvpp": SEQSMARTVPP,
+}
+# Those that say in which order pieces of sequences run.
+WITH_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")
