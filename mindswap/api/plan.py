@@ -229,7 +229,7 @@ def _planner(model: StepModel, allow: Allow, known: tuple[CellNode, ...] | None)
 def bound_ns_of(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
     """Step time that no policy within the budget can beat, found without a search; None if none can be within it."""
     step = step.with_swap()
-    return _planner(step.model, allow, step.known_layers).bound_ns(problem_of(step, None, allow), 0)
+    return _planner(step.model, allow, step.known_layers).bound_ns(problem_of(step, None, allow))
 
 
 @dataclass(frozen=True, eq=False)

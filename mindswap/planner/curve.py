@@ -95,11 +95,11 @@ class Curve:
         """The fastest of the plans that are known, and of others that fit; or what comes nearest.
 
         Looked at are the fixed budgets up to this one, of a large model the closest, and the breakpoint below only
-        where that gives nothing that fits; the breakpoint above; mixes of what these give, for this very budget; and
-        what was handed out before. What is close to the bound needs no further look.
+        where that gives nothing that fits; the breakpoint above; all that was made or handed out for any budget; and
+        mixes of these, for this very budget. What is close to the bound needs no further look.
         """
         self.left, self.has_fitting = MAX_EVALUATIONS, False
-        best = self._fastest(budget_bytes, [*others, *self.handed])
+        best = self._fastest(budget_bytes, [*others, *self.handed, *self.known.values()])
         is_coupled: bool | None = None  # the solver that was better for the closest fixed budget serves for the others
         budgets = budgets_below(self.breakpoints, budget_bytes, every=self.is_small)
         for fixed_bytes in budgets if self.is_small else islice(budgets, NUM_NEIGHBOURS):
@@ -141,11 +141,12 @@ class Curve:
         return best is not None and bound_ns is not None and best.step_time_ns <= bound_ns + bound_ns // part
 
     def bound_ns(self, budget_bytes: int, is_coupled: bool = True) -> int | None:
-        """Step time that no policy within a budget can beat; None if none can be within it."""
+        """Step time that hardly a policy within a budget beats, none but by chance; None if none can be within it."""
         allow = self.problem.allow
         allow = replace(allow, coupled=allow.coupled and is_coupled)
         host_bytes = self.problem.host_bytes_per_card
-        return least_step_ns(self.facts, budget_bytes, host_bytes, allow, self.keep.step_time_ns)
+        bound_ns = least_step_ns(self.facts, budget_bytes, host_bytes, allow)
+        return None if bound_ns is None else max(bound_ns, self.keep.step_time_ns)
 
     def _at(self, budget_bytes: int, is_coupled: bool | None = None) -> Candidate:
         """The plan for a fixed budget, of one solver or of the better one."""
@@ -163,7 +164,7 @@ class Curve:
         is_full = not self.is_small and spare_bytes <= budget_bytes // FULL_PART
         above = next((size for size in self.breakpoints if size > budget_bytes), None)
         more = [] if is_full or above is None else [self._at(above, is_coupled)]
-        known = {*self.known.values(), *more, best}
+        known = {*self.known.values(), *self.handed, *more, best}
         lean = [one for one in known if one.fits(budget_bytes) and one.choice is not None]
         rich = [one for one in known if one.is_on_host and not one.fits(budget_bytes) and one.choice is not None]
         pairs = [

@@ -29,7 +29,8 @@ def plan_layers(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
     search = _Search(problem, len(problem.model.captured.sample.layer_map), asked)
     keep_ns = evaluate(problem, Policy()).step_time_ns
     facts = facts_of(problem.model, search.shorts[-1].simulate(Policy()))
-    search.run(least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow, keep_ns))
+    bound_ns = least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
+    search.run(None if bound_ns is None else max(bound_ns, keep_ns))
     ranked = sorted(search.known, key=search.rank)
     # The whole step may come out a little otherwise than a short one.
     fitting = [policy for policy in ranked if search.fits(policy)]

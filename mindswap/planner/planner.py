@@ -136,14 +136,9 @@ class Planner:
         curve.progress = progress
         return curve
 
-    def bound_ns(self, problem: PlanProblem, keep_ns: int) -> int | None:
-        """Step time that no policy within the budget can beat; None if none can be within it.
-
-        Args:
-            problem: of this model.
-            keep_ns: step time if everything is kept.
-        """
-        return least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow, keep_ns)
+    def bound_ns(self, problem: PlanProblem) -> int | None:
+        """Step time that no policy within the budget of a problem of this model can beat; None if none is within it."""
+        return least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
 
     def _uncoupled_peak_bytes(self, problem: PlanProblem, policy: Policy) -> int | None:
         """Device memory if coupling rule 2 held; None if it makes no difference."""
@@ -198,8 +193,6 @@ def plan_of(
         search: what else `Plan` says of how it was found.
     """
     host_bytes, allow = problem.host_bytes_per_card, problem.allow
-    # Where operators come at other times a policy can be a little faster than keeping everything, which is no floor.
-    least_ns = min(keep_ns, judged.step_time_ns)
     fixed = problem.model.layers.fixed
     return Plan(
         fits=judged.fits,
@@ -210,7 +203,7 @@ def plan_of(
         host_bytes=judged.host_bytes,
         budget_bytes=problem.budget_bytes,
         unconstrained_ns=keep_ns,
-        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow, least_ns),
+        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow),
         smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
         least_budget_bytes=least_budget_bytes(facts, host_bytes, allow),
         host_budget_bytes=problem.host_bytes,

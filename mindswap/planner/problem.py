@@ -90,7 +90,7 @@ class Plan:
     host_bytes: int  # host memory of a node
     budget_bytes: int  # what was allowed
     unconstrained_ns: int  # step time if everything is kept, whether that fits or not
-    lower_bound_ns: int | None  # step time that no policy within the budget can beat; None if none can be within it
+    lower_bound_ns: int | None  # proven: no policy within the budget is faster; None if none can be within it
     # the least budget for which a policy is known; not above `budget_bytes` if the plan fits
     smallest_budget_bytes: int
     least_budget_bytes: int  # device memory that every policy needs

@@ -32,7 +32,7 @@ class Rows:
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
         self._worth: dict[tuple[int, bytes], Worth] = {}
-        self._faults: dict[tuple[int, bytes], Faults] = {}
+        self._idle: dict[tuple[int, bytes], frozenset[str]] = {}
 
     def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
         """Recompute of a row, as a policy."""
@@ -47,17 +47,22 @@ class Rows:
 
     def faults(self, layer_index: int, row: np.ndarray) -> Faults:
         """Names in a row without effect: no plan has them."""
-        key = (self.catalog.kinds[layer_index], np.minimum(row, 1).tobytes())
-        if key not in self._faults:
-            is_whole = row[0] < KEEP
-            recompute, named = self.recompute(layer_index, row), self._named(layer_index, row)
-            self._faults[key] = NO_FAULTS if is_whole else self.foresight.faults(layer_index, recompute, named)
-        return self._faults[key]
+        if row[0] < KEEP:
+            return NO_FAULTS
+        named = self._named(layer_index, row)
+        return self.foresight.faults(layer_index, self.recompute(layer_index, row), named)
 
-    def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
-        """Names to swap that have an effect -> distance; without items that recomputed operators use."""
-        named, idle = self._named(layer_index, row), self.faults(layer_index, row).swap
-        return {name: distance for name, distance in named.items() if name not in idle}
+    def _swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+        """Names to swap that have an effect -> distance; without items that recomputed operators use.
+
+        What has no effect has none whatever else is swapped: that is asked once beside what the row recomputes, of
+        all that it leaves. A policy asks for its very row.
+        """
+        named, key = self._named(layer_index, row), (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        if named and key not in self._idle:
+            every = self._named(layer_index, np.where(row == KEEP, 1, row))
+            self._idle[key] = self.foresight.faults(layer_index, self.recompute(layer_index, row), every).swap
+        return {name: distance for name, distance in named.items() if name not in self._idle[key]}
 
     def _named(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
         """Names to swap that hold something -> distance; without items that recomputed operators use."""
@@ -89,13 +94,15 @@ class Rows:
             if row[0] < KEEP:
                 whole.append(layer)
                 continue
-            idle = set(map(exact_pattern, self.faults(layer, row).recompute))
+            faults = self.faults(layer, row)
+            idle = set(map(exact_pattern, faults.recompute))
             for entry in self.recompute(layer, row).select_recompute:
                 if entry.pattern in idle:
                     continue
                 again.setdefault(entry.pattern, []).append(layer)
-            for name, distance in self.swaps(layer, row).items():
-                swaps.setdefault((exact_pattern(name), distance), []).append(layer)
+            for name, distance in self._named(layer, row).items():
+                if name not in faults.swap:
+                    swaps.setdefault((exact_pattern(name), distance), []).append(layer)
 
         def layers_of(indices: list[int]) -> Layers:
             return ALL_LAYERS if len(indices) == len(choice) else Layers(tuple(indices))
@@ -143,7 +150,7 @@ class Rows:
         recompute = self.recompute(layer_index, row)
         if not (row > KEEP).any():
             return self.model.layer_block(recompute, layer_index)
-        named = self.swaps(layer_index, row)
+        named = self._swaps(layer_index, row)
         copies: dict[Label, tuple[int, int, bool]] = {}
         for label, keepers in self.keeper_names(layer_index, row).items():
             distances = [[named.get(name) for name in names] for names in keepers]

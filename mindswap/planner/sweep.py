@@ -53,7 +53,7 @@ def bound_curve(planner: Planner, problem: PlanProblem, plans: list[Plan]) -> li
     found = []
     for step in range(NUM_BOUNDS):
         budget = low + (high - low) * step**2 // (NUM_BOUNDS - 1) ** 2  # it is steepest at the low end
-        bound_ns = planner.bound_ns(replace(problem, budget_bytes=budget), plans[0].unconstrained_ns)
+        bound_ns = planner.bound_ns(replace(problem, budget_bytes=budget))
         if bound_ns is not None:
             found.append((budget, bound_ns))
     return found

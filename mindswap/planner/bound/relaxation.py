@@ -37,7 +37,7 @@ METHODS = ("highs", "highs-ds", "highs-ipm")  # one after the other, until one s
 Row = dict[int, float]
 
 
-def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow, keep_ns: int = 0) -> int | None:
+def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> int | None:
     """Step time that no policy can beat within the budgets.
 
     Args:
@@ -45,15 +45,13 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
         budget_bytes: device memory, static memory included.
         host_bytes: host memory of one card.
         allow: what policies may do.
-        keep_ns: step time if everything is kept, or of what is faster still: no policy is taken to beat it.
 
     Returns:
         Simulated ns; None if no policy fits.
     """
     rows = _Rows()
     step_ns, _ = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
-    found_ns = rows.least(step_ns)
-    return None if found_ns is None else max(found_ns, keep_ns)
+    return rows.least(step_ns)
 
 
 def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
