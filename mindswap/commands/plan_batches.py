@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.device import find_costs
+from mindswap.api.dry_run_stages import Say
+from mindswap.api.plan import StepPlan, make_plan
 from mindswap.api.plan_2x import is_2x
 from mindswap.api.plan_batches import AskedBatches, BatchPlan, best_of, plan_batches
-from mindswap.api.plan_dry_run import verify_plan
+from mindswap.api.plan_dry_run import (
+    DryRunPlan,
+    attempts_to_json,
+    format_attempts,
+    plan_with_dry_runs,
+    verify_plan,
+)
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.spread import Spread
 from mindswap.api.step_tasks import StepOptions
@@ -25,6 +33,7 @@ from mindswap.config.step import read_step_settings
 from mindswap.errors import PlanError
 from mindswap.planner.balance import Bubble, split_bubble
 from mindswap.planner.problem import Allow
+from mindswap.planner.solvers.search import Progress
 from mindswap.planner.strategies import AUTO, Batch, Strategy
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text
@@ -90,7 +99,7 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
         return
     if args.ray is not None and args.jobs > 1:
         raise PlanError("--jobs: --ray takes all CPUs of the cluster\n    fix:     leave one out")
-    others = {"--sweep": args.sweep, "--dry-run": args.dry_run, "--explain": args.explain, "--html": args.html}
+    others = {"--sweep": args.sweep, "--explain": args.explain, "--html": args.html}
     others |= {
         "--pin": args.pin,
         "--plot": args.plot,
@@ -141,15 +150,23 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         best = best_of(plans)
         if not args.json:
             print(format_batches(plans, own), flush=True)
+        found = best.found if best is not None else None
+        attempts = _dry_runs(found, args, allowed, bar, say) if found is not None and args.dry_run else ()
+        fits = found is not None and all(attempt.fits for attempt in attempts[-1:])
+        if attempts:
+            found = attempts[-1].plan.within(attempts[0].asked_bytes)
+            if not args.json:
+                print(f"\n{format_attempts(attempts)}", flush=True)
         verdict = None
-        if best is not None and best.found is not None and target:
-            verdict = None if args.no_verify else verify_plan(best.found, not args.no_cache)
+        if fits and found is not None and target:
+            verdict = None if args.no_verify else verify_plan(found, not args.no_cache)
             if verdict is None or not verdict.is_refused:
-                written = verdict.plan if verdict is not None and verdict.plan is not None else best.found
+                written = verdict.plan if verdict is not None and verdict.plan is not None else found
                 written.save(target, overwrite=args.overwrite or args.in_place)
-    is_ok = best is not None and not (verdict and verdict.is_refused)
+    is_ok = fits and not (verdict and verdict.is_refused)
     if args.json:
         data: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
+        data |= {"dry_runs": attempts_to_json(attempts)} if attempts else {}
         data |= {"verified": verdict.is_as_asked, "verdict": verdict.text} if verdict else {}
         print(answer_text("plan", data, is_ok))
     elif best is not None and target:
@@ -158,6 +175,20 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         if is_ok:
             print(f"\nwritten: {target}, {_words(best)}; next: mindswap dryrun {target}")
     return 0 if is_ok else 1
+
+
+def _dry_runs(
+    found: StepPlan, args: argparse.Namespace, allowed: Allow, progress: Progress, say: Say
+) -> tuple[DryRunPlan, ...]:
+    """The best plan on the Ascend backend; with less memory for its strategy and batch until it fits there."""
+    budget_bytes = found.plan.budget_bytes
+
+    def make(asked_bytes: int) -> StepPlan:
+        if asked_bytes == budget_bytes:
+            return found
+        return make_plan(found.step, asked_bytes, allowed, progress=progress, simple=args.simple)
+
+    return plan_with_dry_runs(found.step, budget_bytes, make, None, say)
 
 
 def _own_layout(document: Document) -> Layout | None:

@@ -44,7 +44,6 @@ def test_only_what_differs_changes_and_comments_stay():
         (["--cards", "4"], "--cards: the strategy stays"),
         (["--strategy", "auto", "--cards", "4,8"], "write one number of cards"),
         (["--strategy", "auto", "--any-global-batch"], "--any-global-batch: not with --strategy"),
-        (["--strategy", "auto", "--dry-run"], "--dry-run: is for one batch"),
         (["--strategy", "auto"], "parallel_mode takes no strategies"),
         (["--stages", "auto"], "--stages: there is one stage"),
         (["--stages", "auto", "--sweep"], "--sweep: is for one batch"),
@@ -68,15 +67,14 @@ def test_cards_without_a_strategy_are_an_error_with_the_nearest(capsys):
 
 
 @pytest.mark.mindspore
-def test_each_strategy_has_its_row_and_the_fastest_is_written(capsys, tmp_path):
+def test_each_strategy_has_its_row_and_the_fastest_is_dry_run_and_written(capsys, tmp_path):
     config, target = tmp_path / "small.yaml", tmp_path / "best.yaml"
     text = (ROOT / "configs/llama2_7b/case3_op_swap.yaml").read_text()
     for old, new in (("hidden_size: 4096", "hidden_size: 128"), ("seq_length: 4096", "seq_length: 128")):
         text = text.replace(old, new)
     config.write_text(text.replace("num_heads: 32", "num_heads: 1").replace("data_parallel: 8", "data_parallel: 2"))
-    code = cli.main(
-        ["plan", str(config), "--strategy", "auto", "--cards", "2", "--json", "--no-verify", "-o", str(target)]
-    )
+    options = ["--strategy", "auto", "--cards", "2", "--dry-run", "--json", "--no-verify"]
+    code = cli.main(["plan", str(config), *options, "-o", str(target)])
     out = capsys.readouterr().out
     answer = json.loads(out[out.index("{\n") :])
     assert code == 0 and answer["ok"]
@@ -87,6 +85,9 @@ def test_each_strategy_has_its_row_and_the_fastest_is_written(capsys, tmp_path):
     best, written = answer["batches"][0], parse_document(target.read_bytes(), "best.yaml")
     assert best["fits"] and written.count("parallel_config", "pipeline_stage") == best["pipeline_stage"]
     assert written.count("parallel_config", "data_parallel") == best["data_parallel"]
+    (attempt,) = answer["dry_runs"]
+    assert attempt["fits"] and attempt["planned_peak_bytes"] == best["peak_bytes"]
+    assert attempt["dry_run"]["budget_bytes"] == attempt["asked_bytes"]
 
 
 @pytest.mark.mindspore
