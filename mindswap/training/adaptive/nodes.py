@@ -22,6 +22,9 @@ from mindswap.training.launch.cluster import (
     refuse,
 )
 
+# Arguments of a call on a node, by its rank.
+Given = Callable[[int], tuple[Any, ...]]
+
 
 class Nodes:
     """This machine alone; what does not depend on where the nodes are.
@@ -43,12 +46,7 @@ class Nodes:
         """From now on they answer. Raises LaunchError: what keeps them from it."""
         self._node = TrainingNode(self._task)
 
-    def ask(
-        self,
-        method: str,
-        arguments: Callable[[int], tuple[Any, ...]] = lambda _: (),
-        ranks: Sequence[int] | None = None,
-    ) -> list[Any]:
+    def ask(self, method: str, arguments: Given = lambda _: (), ranks: Sequence[int] | None = None) -> list[Any]:
         """Answers of all nodes, or of some, by rank. Raises NodeLost after all that live have answered."""
         return [getattr(self._node, method)(*arguments(0))]
 
@@ -214,12 +212,7 @@ class RayNodes(Nodes):
         clock_s = self._get(node, node.actor.clock_s.remote())
         return NodeFacts(node.name, versions, config, clock_s - (before_s + time.time()) / 2)
 
-    def ask(
-        self,
-        method: str,
-        arguments: Callable[[int], tuple[Any, ...]] = lambda _: (),
-        ranks: Sequence[int] | None = None,
-    ) -> list[Any]:
+    def ask(self, method: str, arguments: Given = lambda _: (), ranks: Sequence[int] | None = None) -> list[Any]:
         calls = {
             rank: getattr(node.actor, method).remote(*arguments(rank))
             for rank, node in enumerate(self._nodes)
