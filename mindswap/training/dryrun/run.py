@@ -21,6 +21,7 @@ LOG = "log"
 NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
 INLINE_FAULT = "The pointer[ker_ptr] is null"
 TRACKER = "tracker"
+Say = Callable[[str], None]  # takes a line for the user
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def run_rank(
     folder: Path,
     rank: int,
     num_ranks: int,
-    say: Callable[[str], None],
+    say: Say,
     stop: Callable[[], bool] = lambda: False,
     max_s: float = MAX_S,
     is_inlined: bool = True,
@@ -69,7 +70,7 @@ def run_rank(
             start_new_session=True,
         )  # fmt: skip
         try:
-            code = _wait(process, log, say, stop, begin_s, max_s)
+            code = _wait(process, log, say, lambda: stop() or time.monotonic() - begin_s > max_s)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -105,20 +106,12 @@ def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
     return found
 
 
-def _wait(
-    process: "subprocess.Popen[bytes]",
-    log: Path,
-    say: Callable[[str], None],
-    stop: Callable[[], bool],
-    begin_s: float,
-    max_s: float,
-) -> int | None:
+def _wait(process: "subprocess.Popen[bytes]", log: Path, say: Say, stop: Callable[[], bool]) -> int | None:
     """Its exit code; None if it took too long, or is to end."""
     said = ""
     while (code := process.poll()) is None:
         time.sleep(POLL_S)
-        wall_s = time.monotonic() - begin_s
-        if wall_s > max_s or stop():
+        if stop():
             return None
         step = find_last_step(read_tail(log))
         doing = f"step {step}" if step else "compiling"

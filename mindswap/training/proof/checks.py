@@ -121,41 +121,26 @@ def _is_same(a: float, b: float, is_exact: bool) -> bool:
 
 
 def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simulated: Simulated) -> Iterator[Check]:
-    is_cpu = proof.target == "CPU"
-    peak = peak_bytes(measured)
-    step = typical_ns(measured, proof.is_profiled)
-    yield _figure(
-        variant.name, "peak memory", simulated.peak_bytes, peak, MEMORY_PERMILLE, format_bytes,
-        _NO_DEVICE_MEMORY if is_cpu else "no statistics in the logs (MS_MEMORY_STATISTIC)", is_cpu,
-    )  # fmt: skip
-    if variant.budget_bytes is not None:
-        yield _budget(variant.name, variant.budget_bytes, None if is_cpu else peak)
-    yield _figure(
-        variant.name, "step time", simulated.step_time_ns, step, STEP_PERMILLE, format_time,
-        _NO_DEVICE_TIME if is_cpu else "no step was timed", is_cpu,
-    )  # fmt: skip
+    is_cpu, peak, step = proof.target == "CPU", peak_bytes(measured), typical_ns(measured, proof.is_profiled)
+    forms: tuple[Callable[[int], str], ...] = (format_bytes, format_time)
+    no_statistics = "no statistics in the logs (MS_MEMORY_STATISTIC)"
+    for name, expected, seen, tolerance, form, reason in (
+        ("peak memory", simulated.peak_bytes, peak, MEMORY_PERMILLE, forms[0], (no_statistics, _NO_DEVICE_MEMORY)),
+        ("step time", simulated.step_time_ns, step, STEP_PERMILLE, forms[1], ("no step was timed", _NO_DEVICE_TIME)),
+    ):
+        wanted = f"{form(expected)} simulated, within {tolerance / 10:g} %"
+        if not seen or is_cpu:
+            text = "nothing" if seen is None else f"{form(seen)} on this CPU"
+            yield Check(variant.name, name, wanted, text, Verdict.UNSEEN, reason[is_cpu])
+        else:
+            # The error of the simulation, as everywhere: in parts of what was measured.
+            error = 100 * (expected - seen) / seen
+            verdict = _verdict(abs(seen - expected) * 1000 <= tolerance * seen)
+            yield Check(variant.name, name, wanted, f"{form(seen)}: simulated {error:+.1f} %", verdict)
+        if variant.budget_bytes is not None and name == "peak memory":
+            yield _budget(variant.name, variant.budget_bytes, None if is_cpu else peak)
     if simulated.copy_ns:
         yield _overlap(variant.name, measured, simulated, is_cpu)
-
-
-def _figure(
-    variant: str,
-    name: str,
-    expected: int,
-    seen: int | None,
-    tolerance: int,
-    form: Callable[[int], str],
-    reason: str,
-    is_cpu: bool,
-) -> Check:
-    wanted = f"{form(expected)} simulated, within {tolerance / 10:g} %"
-    if not seen or is_cpu:
-        text = "nothing" if seen is None else f"{form(seen)} on this CPU"
-        return Check(variant, name, wanted, text, Verdict.UNSEEN, reason)
-    # The error of the simulation, as everywhere: in parts of what was measured.
-    error = 100 * (expected - seen) / seen
-    verdict = _verdict(abs(seen - expected) * 1000 <= tolerance * seen)
-    return Check(variant, name, wanted, f"{form(seen)}: simulated {error:+.1f} %", verdict)
 
 
 def _budget(variant: str, budget_bytes: int, peak_bytes: int | None) -> Check:
