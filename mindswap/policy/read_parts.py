@@ -21,6 +21,8 @@ from mindswap.policy.schema import (
 from mindswap.policy.settings import LayerRef, ParseIssues, StageCounts, Statement
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
+# Layers, and each index with its place.
+Found = tuple[Layers, tuple[LayerRef, ...]]
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,7 @@ class Parts:
                 self.unread.misfit(place_path, place, Expect.PATTERN)
         return patterns
 
-    def layers(
-        self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS
-    ) -> tuple[Layers, tuple[LayerRef, ...]]:
+    def layers(self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS) -> Found:
         """The layers at a place, and each index with its place."""
         if isinstance(node.value, bool):
             return (ALL_LAYERS if node.value else NO_LAYERS), ()
@@ -138,7 +138,7 @@ class RecomputeReader:
             path = f"recompute_config.{key_text(entry.key)}"
             if entry.key == "recompute":
                 whole = Pattern(None, path, entry.value.location)
-                self._add("recompute", path, entry.value, whole, *self._layers(entry.value, path, Expect.RECOMPUTE))
+                self._add("recompute", path, entry.value, whole, self._layers(entry.value, path, Expect.RECOMPUTE))
             elif entry.key in SELECT_OPTIONS:
                 self._read_select(str(entry.key), entry.value, path)
             elif entry.key in RECOMPUTE_FLAGS:
@@ -166,33 +166,27 @@ class RecomputeReader:
         if node.entries is not None:
             for named in node.unique_entries():
                 name_path = f"{path}['{key_text(named.key)}']"
-                layers, refs = self._layers(named.value, name_path, Expect.RECOMPUTE)
+                found = self._layers(named.value, name_path, Expect.RECOMPUTE)
                 for pattern in self.parts.patterns(DocumentNode(named.location, named.key), name_path):
-                    self._add(option, name_path, named.value, pattern, layers, refs)
+                    self._add(option, name_path, named.value, pattern, found)
         elif node.items and any(isinstance(item.value, str) and not is_range(item) for item in node.items):
             for pattern in self.parts.patterns(node, path):
-                self._add(option, pattern.path, node, pattern, ALL_LAYERS, ())
+                self._add(option, pattern.path, node, pattern, (ALL_LAYERS, ()))
         else:
-            layers, refs = self._layers(node, path, Expect.SELECT)
+            found = self._layers(node, path, Expect.SELECT)
             for name in default_operators(option, self.use_legacy):
-                self._add(option, path, node, Pattern(name, path, node.location), layers, refs, is_default=True)
+                self._add(option, path, node, Pattern(name, path, node.location), found, is_default=True)
 
     def _add(
-        self,
-        option: str,
-        path: str,
-        node: DocumentNode,
-        pattern: Pattern,
-        layers: Layers,
-        refs: tuple[LayerRef, ...],
-        is_default: bool = False,
+        self, option: str, path: str, node: DocumentNode, pattern: Pattern, found: Found, is_default: bool = False
     ) -> None:
+        layers, refs = found
         if layers or refs:
             named = (pattern.text, pattern.path, pattern.location)
             statement = Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
             self.statements.append(statement)
 
-    def _layers(self, node: DocumentNode, path: str, expect: Expect) -> tuple[Layers, tuple[LayerRef, ...]]:
+    def _layers(self, node: DocumentNode, path: str, expect: Expect) -> Found:
         if is_stage_counts(node, self.pipeline, self.parts.num_layers):
             self.stage_counts.append(StageCounts(path, node))
             return NO_LAYERS, ()
