@@ -64,8 +64,11 @@ def test_of_two_reshapes_that_the_compiler_made_one_both_are_named():
         def __call__(self, found):
             return (f"qkv.{found.name}",)
 
-    def way(names):
-        return _Walker(graph([merged], []), names, 0, layer, ())._way([merged])
+    def walker(names):
+        return _Walker(graph([merged], []), names, 0, layer, ())
 
-    assert way(First()) == ("qkv.view", "attn.join", "attn.split")
-    assert way(Names()) == ("attn.view",)
+    assert walker(First())._way([merged]) == ("qkv.view", "attn.join", "attn.split")
+    assert walker(Names())._way([merged]) == ("attn.view",)
+    # A swap is for what has its name in the cell where it stands.
+    assert walker(Names())._can_swap([merged])
+    assert not walker(First())._can_swap([merged])

@@ -107,6 +107,24 @@ def test_casts_of_weights_may_run_again_where_every_layer_has_them():
     assert parts((legacy,), Allow(recompute=False)) == (cells, ())
 
 
+@pytest.mark.parametrize("number", [MAX_ENTRIES, MAX_ENTRIES + 1])
+def test_a_full_plan_has_few_entries_up_to_a_number_of_them(number, monkeypatch):
+    """`mlp` of some layers runs again, each with an entry; what is found by itself runs all of each layer again."""
+    model = small_model(8)
+    planner, problem = Planner(model), PlanProblem(model, 2**40, 2**40, 8)
+    everything, some = (
+        replace(ON, layer_recompute=ALL_LAYERS),
+        replace(ON, select_recompute=tuple(OpRecompute("mlp", Layers([layer])) for layer in range(number))),
+    )
+    found, full = ((policy, evaluate(problem, policy), 1) for policy in (everything, some))
+    monkeypatch.setattr("mindswap.planner.planner.find_simple", lambda *_: found)
+    keep_ns = evaluate(problem, Policy()).step_time_ns
+    plan = planner.plan_simple(
+        problem, plan_of(problem, planner.facts, keep_ns, *full[:2], compared=(), num_evaluations=0)
+    )
+    assert plan.policy == (some if number == MAX_ENTRIES else everything)
+
+
 class Toy(_SimpleSearch):
     """Two stages of 16 layers of 10 bytes each; recomputed or swapped ones take none. `tried` is what was simulated."""
 

@@ -7,8 +7,9 @@ import pytest
 from reference.exact import count_choices, enumerate_all, solve_relaxed
 
 from mindswap.planner.solvers.fast import solve
-from mindswap.planner.solvers.improve import _exposed_ns, forward_time_ns
+from mindswap.planner.solvers.improve import _exposed_ns, _moves, _parts, forward_time_ns
 from mindswap.planner.solvers.search import Stop
+from mindswap.planner.space import Figures
 from mindswap.simulator.timeline import StallCause
 from tests.planner.builders import Tensor, ToySpace, random_space
 from tests.strength import examples, is_nightly
@@ -123,6 +124,52 @@ def test_within_a_percent_of_the_optimum(part):
 
 def test_within_a_percent_of_the_optimum_of_larger_problems():
     assert compare(range(100), examples(300, 1000), examples(1000, 3500), examples(1, 100)) >= examples(1, 10)
+
+
+def test_moves_of_a_search():
+    """A tensor frees 10 bytes by its copy of 7 ns, or 20 if it runs again in 5 ns; the layer 30 in 9 ns."""
+    figures = Figures(np.array([[[0, 30], [10, 20]]] * 2), np.array([[[0, 9], [0, 5]]] * 2), np.array([[0, 7]] * 2))
+
+    def moves(choice):
+        """Layers, item, value -> bytes that it frees, and ns."""
+        found = {}
+        for move in _moves(np.array(choice), figures):
+            layers, items = np.nonzero(move.mask)
+            found[(*layers.tolist(), f"item {items[0]}", move.value)] = move.freed_bytes, move.time_ns
+        return found
+
+    expected = {
+        (0, "item 0", -1): (30, 9), (1, "item 0", -1): (30, 9), (0, 1, "item 0", -1): (60, 18),
+        (0, "item 1", -1): (20, 5), (1, "item 1", -1): (20, 5), (0, 1, "item 1", -1): (40, 10),
+    }  # fmt: skip
+    for distance in (1, 2, 3, 4, 6, 8):
+        expected |= {(0, "item 1", distance): (10, 0), (1, "item 1", distance): (10, 0)}
+        expected |= {(0, 1, "item 1", distance): (20, 0)}
+    assert moves([[0, 0], [0, 0]]) == expected
+    # Of a layer that runs again no tensor is chosen; to keep it costs the bytes and gives the time back.
+    found = moves([[-1, 0], [0, 5]])
+    assert (found[0, "item 0", 0], found[1, "item 1", 0], found[1, "item 1", -1]) == ((-30, -9), (-10, 0), (10, 5))
+    assert found[1, "item 0", -1] == (20, 9)
+    assert {key[0] for key in found if "item 1" in key} == {1}
+    assert {key[-1] for key in found if "item 1" in key} == {-1, 0, 1, 2, 3, 4, 6, 8}
+    # The distance that other layers have is tried, too.
+    assert moves([[0, 0], [0, 5]])[0, "item 1", 5] == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "parts"),
+    [
+        (0, []),
+        (1, [[0]]),
+        (2, [[0], [1], [0, 1]]),
+        (3, [[0], [2], [0, 1], [1, 2], [0, 1, 2], [1]]),
+        (6, [[0], [5], [0, 1], [4, 5], [0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [1], [2], [3], [4]]),
+        (7, [[0], [6], [0, 1], [5, 6], [0, 1, 2, 3], [3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]]),
+    ],
+)
+def test_layers_that_are_moved_together(number, parts):
+    """First and last ones, and all; of few layers those between one by one."""
+    assert [part.tolist() for part in _parts(np.arange(number))] == parts
 
 
 def test_copies_have_the_time_that_forward_waits_for_communication():
