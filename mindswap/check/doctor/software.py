@@ -140,7 +140,7 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
         advice = describe_pair(mindformers)
         yield diagnosis("version-pair", mindformers=mindformers, mindspore=mindspore, advice=advice)
     cann, folder, expected = software.cann, software.cann_folder, software.cann_of_mindspore
-    if cann and expected and _minor(cann) not in expected:
+    if cann and expected and ".".join(cann.split(".")[:2]) not in expected:
         yield diagnosis("cann-version", cann=cann, folder=folder, mindspore=mindspore, expected=", ".join(expected))
     if software.num_cards and not cann:
         yield diagnosis("cann-missing", num_cards=software.num_cards, folder=folder or "ASCEND_HOME_PATH")
@@ -151,10 +151,6 @@ def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
     others = ", ".join(f"{one.version} in {one.folder}" for one in copies if one.version != software.own_version)
     if others:
         yield diagnosis("stale-plugin", version=software.own_version, folder=software.own_folder, others=others)
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:

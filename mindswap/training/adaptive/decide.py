@@ -77,8 +77,8 @@ def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
     if state.running:
         return _consider(state, state.running, answer)
     if isinstance(answer, NothingFits):
-        if proven := _fastest_proven(state):
-            return _start(state, proven, "no better plan: back to one that ran")
+        if times := _proven(state):
+            return _start(state, min(times, key=times.__getitem__), "no better plan: back to one that ran")
         least = answer.smallest_budget_bytes
         need = f": at least {format_bytes(least)} are needed" if least is not None else ""
         return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
@@ -209,11 +209,6 @@ def _proven(state: State) -> dict[TrainingPlan, int]:
         for attempt in state.attempts
         if attempt.measured_step_ns is not None and attempt.plan.key not in state.out_of_memory
     }
-
-
-def _fastest_proven(state: State) -> TrainingPlan | None:
-    times = _proven(state)
-    return min(times, key=lambda plan: times[plan], default=None)
 
 
 def _is_beyond_limit(state: State, plan: TrainingPlan) -> bool:
