@@ -73,7 +73,7 @@ class ProofRequest:
         return self.folder / f"{name}.yaml"
 
 
-def prepare(bench: ProofRequest, document: Document) -> Proof:
+def prepare(request: ProofRequest, document: Document) -> Proof:
     """Write the configurations and the data, simulate each run.
 
     Raises:
@@ -81,7 +81,7 @@ def prepare(bench: ProofRequest, document: Document) -> Proof:
     """
     policy = policy_of(document, checked := check_document(document))
     assert checked.num_layers is not None and document.root is not None
-    wanted, num_nodes = bench.wanted, bench.cluster.num_nodes if bench.cluster else 1
+    wanted, num_nodes = request.wanted, request.cluster.num_nodes if request.cluster else 1
     num_layers = wanted.num_layers or checked.num_layers
     if num_layers > checked.num_layers:
         raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
@@ -96,10 +96,10 @@ def prepare(bench: ProofRequest, document: Document) -> Proof:
     own = with_absolute_paths(_own_data(document))
     config, _ = derive(own, wanted)
     notes = []
-    if bench.wants_synthetic_data or not has_own_data(own):
-        bench.say(f"making data: {wanted.num_steps} steps of random tokens")
+    if request.wants_synthetic_data or not has_own_data(own):
+        request.say(f"making data: {wanted.num_steps} steps of random tokens")
         notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
-        wanted = replace(wanted, data=_make_data(bench, document_from_data(config, str(bench.config))))
+        wanted = replace(wanted, data=_make_data(request, document_from_data(config, str(request.config))))
     config, changes = derive(own, wanted)
     if num_layers < checked.num_layers:
         kept = kept_layers(checked.num_layers, num_layers)
@@ -110,11 +110,11 @@ def prepare(bench: ProofRequest, document: Document) -> Proof:
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
             f"{', '.join(map(str, kept))} of the whole model, in this order."
         )
-    header = f"Made by mindswap prove from {bench.config}; changed there:\n" + "\n".join(changes)
-    write_new(bench.file("yaml"), format_config(config, header))
-    write_new(bench.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
+    header = f"Made by mindswap prove from {request.config}; changed there:\n" + "\n".join(changes)
+    write_new(request.file("yaml"), format_config(config, header))
+    write_new(request.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
     proof = Proof(
-        config=str(bench.config),
+        config=str(request.config),
         target=read_device_target(document),
         device="",
         num_workers=wanted.num_workers,
@@ -126,7 +126,7 @@ def prepare(bench: ProofRequest, document: Document) -> Proof:
         notes=tuple(notes),
         environment=describe_machine(),
     )
-    return _simulate_all(bench, proof)
+    return _simulate_all(request, proof)
 
 
 def _own_data(document: Document) -> dict[str, Any]:
@@ -139,79 +139,79 @@ def _own_data(document: Document) -> dict[str, Any]:
     return data
 
 
-def _make_data(bench: ProofRequest, document: Document) -> SyntheticData:
+def _make_data(request: ProofRequest, document: Document) -> SyntheticData:
     size = vocabulary_size(document)
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
     settings = read_step_settings(document)
-    return bench.write_data(bench.folder, settings, bench.wanted.num_steps, size, data_columns(document))
+    return request.write_data(request.folder, settings, request.wanted.num_steps, size, data_columns(document))
 
 
-def _simulate_all(bench: ProofRequest, proof: Proof) -> Proof:
+def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:
     """The runs with their simulations, and the plan."""
-    bench.say("simulating: swap off")
-    title, off = simulate(bench, "off")
+    request.say("simulating: swap off")
+    title, off = simulate(request, "off")
     variants = []
-    for name in bench.variants:
+    for name in request.variants:
         if name == "plan":
-            variants.append(_plan(bench, off))
+            variants.append(_plan(request, off))
             continue
         simulated = off
         if name == "yaml":
-            bench.say("simulating: as the configuration asks")
-            simulated = simulate(bench, name)[1]
-        variants.append(Variant(name, TITLES[name], str(bench.file(name)), simulated))
+            request.say("simulating: as the configuration asks")
+            simulated = simulate(request, name)[1]
+        variants.append(Variant(name, TITLES[name], str(request.file(name)), simulated))
     return replace(proof, device=title, variants=tuple(variants))
 
 
-def simulate(bench: ProofRequest, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
+def simulate(request: ProofRequest, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
     """Title of the device, and the step of a run on it."""
-    words = bench.device_words if device is None else device
-    data = ask(["simulate", "--json", str(bench.file(name)), *words]).require(f"simulating {name}.yaml")
+    words = request.device_words if device is None else device
+    data = ask(["simulate", "--json", str(request.file(name)), *words]).require(f"simulating {name}.yaml")
     return data["device"], read_simulated(data)
 
 
-def _plan(bench: ProofRequest, off: Simulated) -> Variant:
+def _plan(request: ProofRequest, off: Simulated) -> Variant:
     """The plan within the budget; without one asked for, within the least that is possible."""
-    budget = bench.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100
-    bench.say(f"planning for {format_bytes(budget)}")
-    answer = _ask_plan(bench, budget)
+    budget = request.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100
+    request.say(f"planning for {format_bytes(budget)}")
+    answer = _ask_plan(request, budget)
     if answer.exit_code == 1 and answer.data is not None:
         least = answer.data["smallest_budget_bytes"]
-        if bench.budget_bytes is not None:
+        if request.budget_bytes is not None:
             reason = f"nothing fits into {format_bytes(budget)}; the least found is {format_bytes(least)}"
-            return Variant("plan", TITLES["plan"], str(bench.file("plan")), skipped=reason, budget_bytes=budget)
+            return Variant("plan", TITLES["plan"], str(request.file("plan")), skipped=reason, budget_bytes=budget)
         budget = least
-        bench.say(f"planning for {format_bytes(budget)}, the least that is possible")
-        answer = _ask_plan(bench, budget)
+        request.say(f"planning for {format_bytes(budget)}, the least that is possible")
+        answer = _ask_plan(request, budget)
     answer.require("planning")
-    simulated = simulate(bench, "plan")[1]
+    simulated = simulate(request, "plan")[1]
     title = f"{TITLES['plan']} for {format_bytes(budget)}"
-    return Variant("plan", title, str(bench.file("plan")), simulated, budget_bytes=budget)
+    return Variant("plan", title, str(request.file("plan")), simulated, budget_bytes=budget)
 
 
-def _ask_plan(bench: ProofRequest, budget_bytes: int) -> Answer:
-    words = ["--memory", f"{budget_bytes}B", "-o", str(bench.file("plan")), "--json", *bench.device_words]
-    return ask(["plan", str(bench.file("yaml")), *words])
+def _ask_plan(request: ProofRequest, budget_bytes: int) -> Answer:
+    words = ["--memory", f"{budget_bytes}B", "-o", str(request.file("plan")), "--json", *request.device_words]
+    return ask(["plan", str(request.file("yaml")), *words])
 
 
 # The runs, one after the other, and what their profile says of the device.
 
 
-def run_variants(bench: ProofRequest, proof: Proof) -> Iterator[Proof]:
+def run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
     """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
     yield proof
     for index, variant in enumerate(proof.variants):
         if variant.skipped:
             continue
         before, behind = proof.variants[:index], proof.variants[index + 1 :]
-        measured = _run(bench, proof, variant)
+        measured = _run(request, proof, variant)
         variant = replace(variant, measured=measured)
         proof = replace(proof, variants=(*before, variant, *behind))
         yield proof
         if variant.name != "off":
-            bench.say(f"{variant.name}: compiled graph and log lines")
-            words = ["verify", "--json", variant.config, "--log", str(bench.folder / variant.name / "logs")]
+            request.say(f"{variant.name}: compiled graph and log lines")
+            words = ["verify", "--json", variant.config, "--log", str(request.folder / variant.name / "logs")]
             variant = replace(variant, effect=read_effect(ask(words)))
             proof = replace(proof, variants=(*before, variant, *behind))
             yield proof
@@ -220,17 +220,17 @@ def run_variants(bench: ProofRequest, proof: Proof) -> Iterator[Proof]:
             rest = (replace(other, skipped=f"{variant.name} failed") for other in behind)
             yield replace(proof, variants=(*before, variant, *rest))
             return
-    yield calibrated(bench, proof)
+    yield calibrated(request, proof)
 
 
-def _run(bench: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
+def _run(request: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     workers = format_count(proof.num_workers, "worker")
-    bench.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
-    folder = bench.folder / variant.name
+    request.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
+    folder = request.folder / variant.name
     folder.mkdir()
     begin_s = time.monotonic()
-    cluster = bench.cluster and replace(bench.cluster, files=_data_files(bench.folder))
-    code = train(bench.config, Path(variant.config), folder, proof.num_workers, bench.say, cluster)
+    cluster = request.cluster and replace(request.cluster, files=_data_files(request.folder))
+    code = train(request.config, Path(variant.config), folder, proof.num_workers, request.say, cluster)
     measured = read_measured(folder, code, time.monotonic() - begin_s)
     step = typical_ns(measured, proof.is_profiled)
     losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
@@ -241,7 +241,7 @@ def _run(bench: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     else:
         outcome = f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}"
         outcome += f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
-    bench.say(f"    {outcome}")
+    request.say(f"    {outcome}")
     return measured
 
 
@@ -250,26 +250,26 @@ def _data_files(folder: Path) -> dict[Path, bytes]:
     return {path.absolute(): path.read_bytes() for path in folder.glob("*.mindrecord*")}
 
 
-def calibrated(bench: ProofRequest, proof: Proof) -> Proof:
+def calibrated(request: ProofRequest, proof: Proof) -> Proof:
     """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
     found = {variant.name: variant.measured.profile for variant in proof.variants if variant.measured is not None}
     profile = next((found[name] for name in ("plan", "yaml", "off") if found.get(name) is not None), None)
     if profile is None:
         reason = "no profile" if not proof.is_profiled else "no profile of a device: a CPU has no kernels to fit"
         return replace(proof, calibration_problem=reason)
-    bench.say("calibrating from the profile, simulating again")
-    file = bench.folder / "device.yaml"
-    configured = read_cost_settings(load_document(str(bench.file("yaml")))).device or DEFAULT_DEVICE
-    device = bench.device_words[1] if bench.device_words[:1] == ("--device",) else configured
+    request.say("calibrating from the profile, simulating again")
+    file = request.folder / "device.yaml"
+    configured = read_cost_settings(load_document(str(request.file("yaml")))).device or DEFAULT_DEVICE
+    device = request.device_words[1] if request.device_words[:1] == ("--device",) else configured
     answer = ask(["calibrate", profile, "-o", str(file), "--device", device, "--json"])
     if answer.data is not None:
-        write_new(bench.folder / "calibration.json", json.dumps(answer.data, indent=1) + "\n")
+        write_new(request.folder / "calibration.json", json.dumps(answer.data, indent=1) + "\n")
         notes = tuple(map(str, answer.data["notes"]))
         proof = replace(proof, calibration=read_fits(answer.data), calibration_notes=notes)
     if answer.exit_code or answer.data is None:
         return replace(proof, calibration_problem=answer.error or "mindswap calibrate failed")
     variants = tuple(
-        replace(variant, calibrated=simulate(bench, variant.name, ("--device", str(file)))[1])
+        replace(variant, calibrated=simulate(request, variant.name, ("--device", str(file)))[1])
         if variant.simulated is not None
         else variant
         for variant in proof.variants
