@@ -18,4 +18,6 @@ if [ -z "$python" ]; then
     echo "mindswap: error: no python in PATH; name one: PYTHON=/path/to/python bash $0 ..." >&2
     exit 1
 fi
-exec "$python" -P -m mindswap.training.launch "$@" # -P: a folder named mindswap here is not ours
+# As -P, which Python 3.10 lacks: a folder named mindswap here is not ours.
+run="import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module('mindswap.training.launch', run_name='__main__', alter_sys=True)"
+exec "$python" -c "$run" "$@"

@@ -24,6 +24,7 @@ from pathlib import Path
 from mindswap.config.step import StepSettings
 from mindswap.errors import DataError
 from mindswap.training.data.samples import cut_columns
+from mindswap.training.launch.processes import module_command
 from mindswap.training.proof.derive import SyntheticData
 
 INDEX_SUFFIX = ".db"
@@ -67,7 +68,7 @@ class MindRecordWriter:
         search = os.pathsep.join(filter(None, [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(path), str(num_written), *self.columns],
+            module_command(__name__, str(path), str(num_written), *self.columns),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._messages,

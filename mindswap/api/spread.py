@@ -5,6 +5,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -106,7 +107,7 @@ def _answer(future: "Future[R]", tick: Tick) -> R:
     while True:
         try:
             return future.result(TICK_S)
-        except TimeoutError:
+        except futures.TimeoutError:  # the built-in one from Python 3.11 on
             if future.done():
                 raise  # of the task itself
             tick()

@@ -14,6 +14,7 @@ from typing import Any
 from mindswap.errors import LaunchError
 from mindswap.policy.words import name_indices
 from mindswap.training.launch.arguments import Job
+from mindswap.training.launch.processes import module_command
 from mindswap.training.logs.read import find_last_error, read_tail
 from mindswap.units import format_bytes
 
@@ -69,7 +70,7 @@ def find_msrun() -> list[str]:
             "    fix:     pip install mindspore==2.9.0, or on Ascend the MindSpore that matches your CANN"
         )
     beside = Path(sys.executable).with_name("msrun")
-    return [str(beside)] if beside.exists() else [sys.executable, "-P", "-m", "mindspore.parallel.cluster.run"]
+    return [str(beside)] if beside.exists() else module_command("mindspore.parallel.cluster.run")
 
 
 def log_folder(job: Job, environment: Mapping[str, str]) -> Path:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,16 @@ from mindswap.errors import LaunchError
 
 _PR_SET_CHILD_SUBREAPER = 36
 PACKAGE_FOLDER = Path(__file__).parents[3]
+# `python -P -m MODULE` for Python 3.10, too: a folder of that name where the command runs is not the package.
+_RUN_MODULE = (
+    "import runpy, sys; sys.path[:] = filter(None, sys.path); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def module_command(module: str, *words: str) -> list[str]:
+    """The command that runs an installed module."""
+    return [sys.executable, "-c", _RUN_MODULE, module, *words]
 
 
 def child_environment(*first: Path) -> dict[str, str]:
