@@ -12,7 +12,7 @@ from mindswap.planner.planner import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
 from mindswap.planner.solvers import fast
 from mindswap.planner.solvers.search import Interruptible, Stop
-from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.step_model import StepModel
 from tests.planner.models import small_model
@@ -264,3 +264,22 @@ def test_the_solver_that_is_asked_for_is_the_one():
         one = Decision((MILLION, MILLION), {"strict": (MILLION, 100), "coupled": (MILLION, 100)})
         assert one._planned(100, is_coupled).is_coupled is is_coupled
         assert one.asked == [solver]
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"),
+    [
+        (Policy(True), "swap recompute neither"),
+        (Policy(True, op_swap=(OpSwap("mlp", ALL_LAYERS, 1),)), "swap"),
+        (Policy(True, layer_swap=(LayerSwap(ALL_LAYERS, 1),)), "swap"),
+        (Policy(True, layer_recompute=ALL_LAYERS), "recompute"),
+        (Policy(True, select_recompute=(OpRecompute("mlp", ALL_LAYERS),)), "recompute"),
+    ],
+)
+def test_a_common_setting_is_a_plan_where_what_it_does_is_allowed(policy, allowed):
+    allows = {
+        "swap": Allow(recompute=False), "recompute": Allow(swap=False), "neither": Allow(swap=False, recompute=False),
+    }  # fmt: skip
+    planner = Planner(small_model(2))
+    assert " ".join(name for name, allow in allows.items() if planner._is_allowed(allow, policy)) == allowed
+    assert planner._is_allowed(Allow(), policy)

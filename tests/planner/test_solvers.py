@@ -7,7 +7,7 @@ import pytest
 from reference.exact import count_choices, enumerate_all, solve_relaxed
 
 from mindswap.planner.solvers.fast import solve
-from mindswap.planner.solvers.improve import _exposed_ns, _moves, _parts, forward_time_ns
+from mindswap.planner.solvers.improve import _exposed_ns, _link_ns, _Move, _moves, _parts, forward_time_ns
 from mindswap.planner.solvers.search import Stop
 from mindswap.planner.space import Figures
 from mindswap.simulator.timeline import StallCause
@@ -154,6 +154,21 @@ def test_moves_of_a_search():
     assert {key[-1] for key in found if "item 1" in key} == {-1, 0, 1, 2, 3, 4, 6, 8}
     # The distance that other layers have is tried, too.
     assert moves([[0, 0], [0, 5]])[0, "item 1", 5] == (10, 0)
+
+
+def test_time_on_the_link_that_a_move_adds():
+    """Layer 1 is swapped already. Its copies take 7 ns, those of layer 0 take 5."""
+    figures, choice = (
+        Figures(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)), np.array([[0, 5], [0, 7]])),
+        np.array([[0, 0], [0, 3]]),
+    )
+
+    def added_ns(first, second, value):
+        return _link_ns(_Move(np.array([[False, first], [False, second]]), value, 0, 0), choice, figures)
+
+    assert [added_ns(True, False, value) for value in (8, 0, -1)] == [5, 0, 0]
+    assert [added_ns(False, True, value) for value in (8, 0, -1)] == [0, -7, -7]
+    assert [added_ns(True, True, value) for value in (8, 0, -1)] == [5, -7, -7]
 
 
 @pytest.mark.parametrize(

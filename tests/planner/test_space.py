@@ -2,9 +2,13 @@ import numpy as np
 import pytest
 
 from mindswap.config.pipeline import Pipeline
+from mindswap.planner.rows import _worth
+from mindswap.planner.space import Worth
 from mindswap.planner.step_space import _short_run
+from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.layout import lay_out_stages
 from tests.planner.builders import Tensor, ToySpace
+from tests.planner.models import MB, small_model
 
 
 def test_a_layer_on_the_clock():
@@ -89,3 +93,25 @@ def test_memory_over_either_budget_is_excess():
 def test_a_short_run_is_two_micro_batches_longer_than_what_is_in_flight(num_sequences, expected):
     layout = lay_out_stages(Pipeline(4), 8, 16, num_sequences)
     assert [_short_run(layout, stage) for stage in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    ("num_copies", "is_held", "worth"),
+    [
+        (1, False, Worth(MB, 0, 100_000, MB)),  # 1 MB, over a link of 10 GB/s
+        (2, False, Worth(MB, 0, 200_000, 2 * MB)),  # under two names
+        (1, True, Worth(0, 0, 100_000, MB)),  # under one of two names: it stays all the same
+    ],
+)
+def test_what_a_swap_is_worth(num_copies, is_held, worth):
+    model = small_model(2)
+    plain = model.layer_block(Policy(), 0)
+    assert _worth(model, plain, plain) == Worth(0, 0, 0, 0)
+    (label,) = (tensor.label for tensor in plain.tensors if str(tensor.label) == "attn.exp")
+    assert _worth(model, plain, plain.with_copies({label: (8, num_copies, is_held)})) == worth
+
+
+def test_what_recompute_is_worth():
+    model = small_model(2)
+    again = model.layer_block(Policy(True, select_recompute=(OpRecompute(r"attn\.exp", ALL_LAYERS),)), 0)
+    assert _worth(model, model.layer_block(Policy(), 0), again) == Worth(MB, 2000, 0, 0)
