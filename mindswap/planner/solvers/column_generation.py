@@ -159,7 +159,7 @@ class ColumnGeneration:
             copy_ns: time on the link that may be taken.
             host_bytes: host memory that may be taken.
         """
-        limits = np.array([freed_bytes, copy_ns, host_bytes], float)
+        limits = np.array([-freed_bytes, copy_ns, host_bytes], float)
         for _ in range(MAX_ROUNDS):
             prices = self._solve(limits)
             self.link_price = float(prices[1])
@@ -216,7 +216,7 @@ class ColumnGeneration:
         return (
             np.append(recompute_ns / unit_ns, MISSING_FACTOR),
             limited,
-            limits * (-1, 1, 1) / scale,
+            limits / scale,
             (kind_of == np.arange(len(self.layers))[:, None]).astype(float),
             [len(layers) for layers in self.layers],
             unit_ns / scale,
