@@ -38,8 +38,6 @@ def state_path(run_dir: Path) -> Path:
 def locked(run_dir: Path) -> Iterator[None]:
     """Only one process works on a run directory; the lock goes with the process, however it ends.
 
-    A child that was forked meanwhile holds it too if this process is killed, and not after a clean end.
-
     Raises:
         LaunchError: another one does, or it cannot be written.
     """
@@ -57,10 +55,7 @@ def locked(run_dir: Path) -> Iterator[None]:
                 f"{run_dir}: an adaptive run is already running here\n"
                 f"    fix:     another --log_dir; mindswap status {run_dir}"
             ) from error
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing would leave it to the copies of forked children
+        yield
 
 
 def is_locked(run_dir: Path) -> bool:

@@ -37,7 +37,6 @@ from mindswap.training.launch.msrun import require_room
 from mindswap.training.launch.processes import (
     StoppedBySignal,
     adopt_orphans,
-    guardian,
     marked_processes,
     signals_raise,
     stop_processes,
@@ -68,9 +67,7 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
     """
     run_dir = run.task.run_dir
     require_room(run_dir)
-    # The guardian is forked before a node makes the pipe on which its workers hang, and behind the lock: while it ends
-    # the workers of a run that was killed it holds that too, so that it never meets those of the next run.
-    with locked(run_dir), guardian(MARKER, str(run_dir)), signals_raise(only_first=True):
+    with locked(run_dir), signals_raise(only_first=True):
         adopt_orphans()
         run.nodes.connect()
         supervisor = _Supervisor(run, planner, say)

@@ -129,52 +129,12 @@ def _reap() -> None:
             pass
 
 
-# Ends the workers when the process that watches over them is killed outright.
-
-
-@contextlib.contextmanager
-def guardian(name: str, value: str) -> Iterator[None]:
-    """While this lasts, a small process waits: if this one ends without leaving, it ends all that have this variable.
-
-    To be entered before threads are started, and before orphans are adopted: it must not be a child of this
-    process, which stops its children.
-    """
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        if os.fork() == 0:
-            _guard(read_end, write_end, name, value)
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(read_end)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.write(write_end, b".")  # a clean end: nothing to do
-        os.close(write_end)
-
-
-def _guard(read_end: int, write_end: int, name: str, value: str) -> None:
-    try:
-        os.close(write_end)
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        if os.read(read_end, 1) == b"":
-            stop_processes(lambda: marked_processes(name, value))
-    finally:
-        os._exit(0)
-
-
 # Workers that end with the process that watches over them, by the kernel's own hand.
 #
-# A guardian can be killed too, and a thread of the worker may wait for a compiler that holds the interpreter. So the
-# watching process holds a pipe: when its end closes, however that process ended, the kernel sends every worker SIGKILL
-# (F_SETSIG of fcntl(2)). It does not matter who started the worker, and who of those in between is still alive.
+# A process that watches can be killed itself, and a thread of the worker may wait for a compiler that holds the
+# interpreter. So the watching process holds a pipe: when its end closes, however that process ended, the kernel sends
+# every worker SIGKILL (F_SETSIG of fcntl(2)). It does not matter who started the worker, and who of those in between is
+# still alive.
 
 # Names the pipe in the environment of the workers.
 VARIABLE = "MINDSWAP_LIFELINE"
@@ -207,7 +167,7 @@ def hold_lifeline(environment: Mapping[str, str]) -> None:
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
-        return  # of another user: the guardian alone watches
+        return  # of another user: what is left of it ends with the next start
     except OSError as error:
         raise LaunchError(f"the run that this worker belongs to has ended ({VARIABLE}={name})") from error
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())

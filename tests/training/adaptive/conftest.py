@@ -85,19 +85,6 @@ class Place:
                 pass
         return found
 
-    def guardians(self, process):
-        """Processes that were forked from this one and are no longer its children: its command line, another parent."""
-        words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        found = []
-        for place in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-                if (place / "cmdline").read_bytes() == words and process.pid not in (int(place.name), parent):
-                    found.append(int(place.name))
-            except OSError:
-                pass
-        return found
-
     def log(self, attempt=1, worker=0):
         path = self.run_dir / f"attempt_{attempt}" / f"worker_{worker}.log"
         return path.read_text() if path.exists() else ""

@@ -69,12 +69,11 @@ def test_whoever_is_killed_all_go_on(slow, command):
     assert slow.outcomes() == ["killed", "killed", "killed", "finished"] and slow.steps(4)[1] == 30
 
 
-def test_supervisor_and_guardian_killed(slow, command):
-    """The workers have msrun for a parent, which knows nothing of either; the kernel ends them all."""
+def test_supervisor_killed(slow, command):
+    """The workers have msrun for a parent, which knows nothing of it; the kernel ends them all."""
     process = slow.start(command=command)
     in_the_middle(slow)
-    for pid in (*slow.guardians(process), process.pid):
-        os.kill(pid, signal.SIGKILL)
+    process.kill()
     process.communicate(timeout=300)
     wait_for(lambda: not slow.workers())
     slow.stub["step_s"] = 0.01

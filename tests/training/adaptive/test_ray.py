@@ -173,8 +173,7 @@ def test_out_of_memory_then_the_driver_killed_then_to_the_end(place, cluster):
     """Saved after every second step, out of memory at step 8; then the driver is killed in attempt 2."""
     process = start(place, cluster)
     in_the_middle(place, 2)
-    for pid in (*place.guardians(process), process.pid):
-        os.kill(pid, signal.SIGKILL)
+    process.kill()
     out, _ = process.communicate(timeout=300)
     assert re.search("ran out of memory at step [67], 1.0 GiB were missing", out), out
     assert re.search("attempt 2: from the checkpoint of step [46], ", out), out

@@ -2,14 +2,12 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 
 import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
 from mindswap.training.adaptive.state import FORMAT, StateFile, StateProblem, is_locked, locked
-from mindswap.training.launch.processes import guardian
 from tests.strength import examples
 
 PLAN = TrainingPlan("keep-1", "a: 1\n# é\n", 10, 9, 8, 7, Corrections(1, 2, 3))
@@ -99,29 +97,8 @@ def test_a_folder_in_its_place_is_a_message(file):
 
 
 def test_fifty_runs_one_after_the_other_have_the_lock(tmp_path):
-    """The guardian of the run before may still be on its way out."""
     for _ in range(50):
-        with locked(tmp_path), guardian("MINDSWAP_TEST_GUARDIAN", str(tmp_path)):
+        with locked(tmp_path):
             assert is_locked(tmp_path)
             with pytest.raises(LaunchError, match="already running here"), locked(tmp_path):
                 pass
-
-
-def test_a_run_that_was_killed_leaves_the_lock_to_its_guardian(tmp_path):
-    """A forked child keeps the lock while it lives; the end of the process that took it gives nothing free."""
-    read_end, write_end = os.pipe()
-    if (runner := os.fork()) == 0:
-        lock = locked(tmp_path)
-        lock.__enter__()
-        if os.fork() == 0:  # as the guardian is
-            os.close(write_end)
-            os.read(read_end, 1)
-        os._exit(0)
-    os.waitpid(runner, 0)
-    os.close(read_end)
-    assert is_locked(tmp_path)
-    os.close(write_end)
-    deadline = time.monotonic() + 100
-    while is_locked(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not is_locked(tmp_path)
