@@ -134,5 +134,4 @@ def _judge(problem: PlanProblem, step: SimulatedStep) -> Evaluation:
         for stage in range(timeline.program.num_stages)
     ]
     host_bytes = host_bytes_per_node(stage_host_bytes, problem.model.settings.num_cards, problem.num_cards_per_node)
-    fits = max(peaks) <= problem.budget_bytes and host_bytes <= problem.host_bytes
-    return Evaluation(step, step.step_time_ns, peaks, host_bytes, fits)
+    return Evaluation(step, step.step_time_ns, peaks, host_bytes, fits=False).within(problem)

@@ -25,6 +25,12 @@ def test_breakpoints_from_the_least_to_all():
     assert least_step_ns(facts(), breakpoints[1], PLENTY, RECOMPUTE) <= 1040
 
 
+def test_breakpoints_where_less_memory_costs_no_time():
+    """Copies that backward hides free all 300 bytes: squares of 1/6 to 6/6 of them, closest at the low end."""
+    breakpoints = breakpoints_of(facts(window_ns=PLENTY), PLENTY, Allow(), 1000, 300)
+    assert breakpoints == (0, *(300 * step**2 // 36 for step in range(1, 7)))
+
+
 def test_one_breakpoint_where_nothing_can_leave():
     assert breakpoints_of(facts(), PLENTY, Allow(False, False), 1000, 300) == (300,)
 
@@ -32,6 +38,7 @@ def test_one_breakpoint_where_nothing_can_leave():
 def test_the_largest_step_then_breakpoints():
     """From 0 to 320 a step is 10 bytes where only the closest is looked at: the third one above 0 is at 30."""
     assert list(budgets_below((0, 320, 640), 39)) == [30, 0]
+    assert list(budgets_below((0, 320, 640), 40)) == [40, 0]
     assert list(budgets_below((0, 320, 640), 319)) == [310, 0]
     assert list(budgets_below((0, 320, 640), 329)) == [320, 0]
 

@@ -283,3 +283,9 @@ def test_a_common_setting_is_a_plan_where_what_it_does_is_allowed(policy, allowe
     planner = Planner(small_model(2))
     assert " ".join(name for name, allow in allows.items() if planner._is_allowed(allow, policy)) == allowed
     assert planner._is_allowed(Allow(), policy)
+
+
+def test_where_nothing_fits_what_is_on_the_host_and_then_needs_less_comes_nearest():
+    rows = [(False, 5, 9), (False, 6, 1), (True, 1, 1), (True, 2, 0)]  # beyond the host, peak, time
+    found = [Candidate(Policy(), time_ns, (1, peak), not is_beyond) for is_beyond, peak, time_ns in rows[::-1]]
+    assert [curve._need(each) for each in sorted(found, key=curve._need)] == rows

@@ -393,3 +393,18 @@ def test_a_chain_of_recomputed_operators_may_be_of_any_length():
     made = rewrite_graph(step, NodeSettings(recomputed=frozenset(made.name for made in chain)))
     assert [made.origin for made in made.backward[:-1]] == [made.name for made in chain]
     assert made.saved == ()
+
+
+def test_no_number_of_layers_that_run_again_is_too_large():
+    """All operators of 400 layers, each made of what the one before gives: more than Python lets functions nest."""
+    number = 400
+    sources = ["x", *(f"add{index}" for index in range(number))]
+    forward = [made for index in range(number) for made in layer_forward(index, sources[index])]
+    backward = [made for index in range(number) for made in layer_backward(index, f"{sources[index]}_b")[::-1]][::-1]
+    saved = [name for index in range(number) for name in (f"matmul{index}", f"gelu{index}", sources[index])]
+    whole = rewrite_graph(
+        graph(forward, backward, " ".join(saved)), NodeSettings(recomputed={made.name for made in forward})
+    )
+    assert [entry.forward_name for entry in whole.saved] == ["x"]
+    again = [made.origin for made in whole.backward if made.is_duplicate]
+    assert len(again) == len(set(again)) == number * 3 - 1 + number - 1
