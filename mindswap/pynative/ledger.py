@@ -16,6 +16,7 @@ class Totals:
     peak_host_bytes: int  # likewise
     offloaded_bytes: int  # copied to the host
     prefetched_bytes: int  # and back
+    held_bytes: int = 0  # of these were on the device all the time, as other code could reach them
 
 
 class Ledger:
@@ -25,7 +26,7 @@ class Ledger:
         self.device: dict[int, int] = {}
         self.host: dict[int, int] = {}
         self.peak_device_bytes = self.peak_host_bytes = 0
-        self.offloaded_bytes = self.prefetched_bytes = 0
+        self.offloaded_bytes = self.prefetched_bytes = self.held_bytes = 0
         self._device_bytes = self._host_bytes = 0
         self._over_time: list[int] = []
 
@@ -61,7 +62,7 @@ class Ledger:
     def totals(self) -> Totals:
         return Totals(
             tuple(self._over_time), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
-            self.prefetched_bytes,
+            self.prefetched_bytes, self.held_bytes,
         )  # fmt: skip
 
     @staticmethod
@@ -106,7 +107,7 @@ class SwapReport:
     predicted_peak_bytes: int = 0  # the same by the schedule
     peak_without_swap_bytes: int = 0  # the same by the schedule that moves nothing
     peak_host_bytes: int = 0  # activations on the host at once, at most
-    held_bytes: int = 0  # named by the policy and not moved: other code held them when the recorded forward was over
+    held_bytes: int = 0  # named by the policy and not moved, in the recorded or another pass: other code held them
     left_bytes: int = 0  # on device and host behind the last pass; 0 if nothing was lost
 
     @property
@@ -125,6 +126,7 @@ class SwapReport:
             peak_device_bytes=max(self.peak_device_bytes, totals.peak_device_bytes),
             predicted_peak_bytes=max(self.predicted_peak_bytes, predicted.peak_device_bytes),
             peak_host_bytes=max(self.peak_host_bytes, totals.peak_host_bytes),
+            held_bytes=max(self.held_bytes, totals.held_bytes),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -47,8 +47,9 @@ class CopyEngine(ABC):
         """Start the copy to the host."""
 
     def release(self, copy: PendingCopy) -> None:
-        """Wait for the copy to the host, and let go of the device memory: it is free when nobody else holds it."""
+        """Wait for the copy to the host, see that it has the values of now, and let go of the device memory."""
         self._finish(copy)
+        self._renew(copy)
         copy.storage = None
 
     @abstractmethod
@@ -64,6 +65,10 @@ class CopyEngine(ABC):
 
     @abstractmethod
     def _new_host(self, size: int) -> Any: ...
+
+    @abstractmethod
+    def _renew(self, copy: PendingCopy) -> None:
+        """Copy to the host again what was written since."""
 
     @abstractmethod
     def _finish(self, copy: PendingCopy) -> None: ...
@@ -113,10 +118,19 @@ class ThreadCopies(CopyEngine):
     def _new_host(self, size: int) -> mmap.mmap:
         return mmap.mmap(-1, size)  # anonymous and shared
 
+    def _renew(self, copy: PendingCopy) -> None:
+        host, device = _host_view(copy), _device_view(copy.storage)
+        if _compare(host.ctypes.data, device.ctypes.data, copy.size_bytes):
+            np.copyto(host, device)
+
     def _finish(self, copy: PendingCopy) -> None:
         if isinstance(copy.pending, Future):
             copy.pending.result()
             copy.pending = None
+
+
+_compare = ctypes.CDLL(None).memcmp
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _host_view(copy: PendingCopy) -> np.ndarray:
@@ -149,7 +163,7 @@ class StreamCopies(CopyEngine):
     def offload(self, storage) -> PendingCopy:
         """See `CopyEngine`."""
         copy = self._begin(storage)
-        self._run(lambda: copy.host.untyped_storage().copy_(storage, True), copy)
+        self._copy_out(copy)
         return copy
 
     def prefetch(self, copy: PendingCopy, storage, poison: bool = False) -> None:
@@ -159,6 +173,14 @@ class StreamCopies(CopyEngine):
 
     def _new_host(self, size: int) -> Any:
         return self._pinned(size)
+
+    def _renew(self, copy: PendingCopy) -> None:
+        """Nothing on a device tells cheaply whether something was written: all is copied again."""
+        self._copy_out(copy)
+        self._finish(copy)
+
+    def _copy_out(self, copy: PendingCopy) -> None:
+        self._run(lambda: copy.host.untyped_storage().copy_(copy.storage, True), copy)
 
     def _run(self, start: Callable[[], object], copy: PendingCopy) -> None:
         """On the copy stream, behind what compute has been given so far."""

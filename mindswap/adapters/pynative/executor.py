@@ -1,8 +1,9 @@
 """Runs a schedule while a network trains in PyNative mode: storages leave the device and come back.
 
-Autograd keeps a `KeptTensor` instead of the tensor. When its values are on the host, the executor lets go of the
-tensor, and its memory is free as soon as nobody else holds it: what the user's code can still reach is never taken from
-it. Backward gets a tensor with the same values in memory of its own.
+Autograd keeps a `KeptTensor` instead of the tensor. When its values are on the host, and nobody else can reach its
+memory any more, the executor lets go of the tensor. Until then nothing is different from a pass without swap, whatever
+the user's code reads or writes; and what it can still reach when backward is about to need it stays for this pass.
+Backward gets a tensor with the same values in memory of its own.
 
 Each event of a pass is held against the trace that the schedule was made from. Where they differ (another shape,
 another way through the network) everything is brought back, the pass goes on without swap, and the next one is recorded
@@ -10,14 +11,13 @@ anew.
 """
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 
 import mindspore as ms
 
 from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
+from mindswap.adapters.pynative.kept import KeptTensor, is_nested, only_these_hold
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals
@@ -25,56 +25,20 @@ from mindswap.pynative.schedule import ActionKind, StepSchedule, StorageAction
 from mindswap.pynative.trace import EventKind, Trace
 
 logger = logging.getLogger(__name__)
-# The function of MindSpore's ops/composite/base.py in which every gradient runs its forward.
-_GRADIENT = "_pynative_forward_run"
-
-
-class KeptTensor:
-    """Stands for a tensor that autograd keeps; the tensor itself is None while its memory is away."""
-
-    __slots__ = ("dtype", "is_copy", "layout", "tensor")
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.is_copy = False  # it came back: autograd does not know how it was made
-        self.dtype = tensor.dtype
-        self.layout = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
-
-    def put_into(self, storage) -> None:
-        """The same tensor in other memory."""
-        tensor = ms.mint.empty((0,), dtype=self.dtype)
-        tensor.set_(storage, *self.layout)
-        self.tensor, self.is_copy = tensor, True
-
-
-def is_nested() -> bool:
-    """The network runs for a gradient that itself is differentiated: its saved tensors must stay what they are."""
-    frame: FrameType | None = sys._getframe()
-    number = 0
-    while frame is not None:
-        number += frame.f_code.co_name == _GRADIENT
-        frame = frame.f_back
-    return number > 1
 
 
 @dataclass
 class _Live:
     """A saved storage during a pass."""
 
-    version: int
     address: int
     itemsize: int
     saves: list[KeptTensor] = field(default_factory=list)  # tensors on it that autograd keeps
 
     @property
-    def storage(self):
-        """Its memory on the device."""
-        return self.saves[0].tensor.untyped_storage()
-
-    def let_go(self) -> None:
-        """Hold no tensor on it any more."""
-        for saved in self.saves:
-            saved.tensor = None
+    def is_ours(self) -> bool:
+        """Nobody else can reach it, and no tensor on it was given other memory."""
+        return only_these_hold([saved.tensor for saved in self.saves]) and all(s.is_as_saved for s in self.saves)
 
     def take_memory(self, size_bytes: int):
         """Memory of its own for all tensors on it, still without their values."""
@@ -115,7 +79,6 @@ class Executor:
         self.was_different = False
         self._moved = frozenset(schedule.moved)
         self._copies: dict[int, PendingCopy] = {}
-        self._released: set[int] = set()
         # Forward broke off: MindSpore may still take every operator for a part of it, in backward, too.
         self._is_left_on = False
         self._start()
@@ -124,14 +87,15 @@ class Executor:
     def device_bytes(self) -> tuple[int, int]:
         """Memory that moved storages have at this moment, as the ledger says and as MindSpore says; for audits."""
         booked = sum(size for index, size in self._ledger.device.items() if index in self._moved)
-        there = (live for index, live in self._live.items() if index not in self._released)
-        return booked, sum(live.storage.size() for live in there)
+        there = (live.saves[0].storage for index, live in self._live.items() if index not in self._leaving)
+        return booked, sum(storage.size() for storage in there if storage is not None)
 
     def _start(self) -> None:
         self._position = 0
         self._is_following = True
         self._has_saved = False
         self._live: dict[int, _Live] = {}
+        self._leaving: set[int] = set()  # on the host, to be let go of as soon as nobody else can reach them
         self._ledger = Ledger()
 
     # -- what the watch tells -------------------------------------------------------------------
@@ -189,6 +153,12 @@ class Executor:
                 self._act()
             else:
                 self._deviate(f"save {number} is read")
+        try:
+            saved.require_as_saved()
+        except ApplyError:
+            self.give_up()
+            self._is_following = False
+            raise
         is_recorded = pynative_executor.requires_grad()
         self._is_left_on &= is_recorded
         if saved.is_copy and is_recorded:
@@ -219,12 +189,12 @@ class Executor:
         if same != (save.layer_index, save.shape, save.dtype):
             return None
         if save.storage in self._moved:  # only of these the address matters, which waits for the kernel
-            storage = tensor.untyped_storage()
+            storage = saved.storage
             known = self._live.get(save.storage)
             if known is None:
                 if storage.size() != self.trace.storages[save.storage].size_bytes:
                     return None
-                known = _Live(tensor._version, storage.data_ptr(), tensor.itemsize)
+                known = _Live(storage.data_ptr(), tensor.itemsize)
                 self._live[save.storage] = known
             elif known.address != storage.data_ptr():
                 return None
@@ -234,6 +204,8 @@ class Executor:
     def _act(self) -> None:
         for action in self.schedule.actions[self._position]:
             self._do(action)
+        for index in sorted(self._leaving):
+            self._let_go(index)
         self._ledger.end_event()
         self._position += 1
         if self._position == len(self.schedule.events):
@@ -243,32 +215,28 @@ class Executor:
         index = action.storage
         size = self.trace.storages[index].size_bytes
         if action.kind is ActionKind.OFFLOAD:
-            self._copies[index] = self.copies.offload(self._live[index].storage)
-            size = self._copies[index].size_bytes
+            self._copies[index] = self.copies.offload(self._live[index].saves[0].storage)
         elif action.kind is ActionKind.RELEASE:
-            self._check_version(index)
-            self.copies.release(self._copies[index])
-            self._live[index].let_go()
-            self._released.add(index)
+            self._leaving.add(index)
         elif action.kind is ActionKind.PREFETCH:
-            self._bring_back(index)
-            size = self._live[index].storage.size()
+            if index in self._leaving:
+                pynative_executor.sync()  # operators that wait for their turn hold what they read
+                self._let_go(index)
+            if not self._bring_back(index):
+                self._ledger.held_bytes += size
         elif action.kind is ActionKind.WAIT:
             self.copies.wait(self._copies.pop(index))
         elif action.kind is ActionKind.DROP:
             self._live.pop(index, None)
         self._ledger.book(action.kind, index, size)
 
-    def _check_version(self, index: int) -> None:
+    def _let_go(self, index: int) -> None:
         live = self._live[index]
-        tensor = live.saves[0].tensor
-        if tensor._version != live.version:
-            self._bring_all_back()
-            self._is_following = False
-            raise ApplyError(
-                f"a tensor of shape {tuple(tensor.shape)} was changed in place after autograd saved it: "
-                "its swap would change the gradients; take its operator out of the policy"
-            )
+        if live.is_ours:
+            self.copies.release(self._copies[index])
+            for saved in live.saves:
+                saved.let_go()
+            self._leaving.remove(index)
 
     def _finish(self) -> None:
         self.totals = self._ledger.totals
@@ -287,14 +255,17 @@ class Executor:
             self.num_deviations += 1
             logger.warning("the step is not the one that was recorded (%s): it runs without swap", what)
 
-    def _bring_back(self, index: int) -> None:
+    def _bring_back(self, index: int) -> bool:
+        """False for what is there, as others could reach it all the time."""
         copy = self._copies[index]
-        self.copies.prefetch(copy, self._live[index].take_memory(copy.size_bytes), self.poison)
-        self._released.discard(index)
+        self._leaving.discard(index)
+        if copy.storage is None:
+            self.copies.prefetch(copy, self._live[index].take_memory(copy.size_bytes), self.poison)
+            return True
+        return False
 
     def _bring_all_back(self) -> None:
         for index, copy in self._copies.items():
-            if index in self._released:
-                self._bring_back(index)
+            self._bring_back(index)
             self.copies.wait(copy)
         self._copies = {}

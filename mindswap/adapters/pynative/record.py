@@ -16,6 +16,7 @@ from mindspore import nn
 from mindspore.ops import Primitive
 
 from mindswap.adapters.apply import cells_below, iterate_primitives
+from mindswap.adapters.pynative.kept import KeptTensor
 from mindswap.adapters.pynative.watch import ValueBook, Watch, address_of, tensors_in
 from mindswap.errors import ApplyError
 from mindswap.pynative.trace import HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
@@ -138,7 +139,7 @@ class Recorder:
             self.makers = {address: maker for address, maker in self.makers.items() if address in stays}
 
     def save(self, tensor, layer_index: int) -> tuple[int, object]:
-        """Number of the save, and the tensor."""
+        """Number of the save, and what stands for the tensor."""
         address = address_of(tensor)
         index = self.by_address.get(address)
         if index is None:
@@ -157,7 +158,7 @@ class Recorder:
         self.storages[index].last_use = max(self.storages[index].last_use, last)
         self.saves.append(Save(index, layer_index, last, tuple(tensor.shape), str(tensor.dtype).lower()))
         self.events.append(Event(EventKind.SAVE, number, len(self.operators)))
-        return number, tensor
+        return number, KeptTensor(tensor)
 
     def _protect_held(self) -> None:
         """Protect what a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
@@ -180,9 +181,10 @@ class Recorder:
 
     def read(self, kept):
         """The tensor of a save."""
-        number, tensor = kept
+        number, saved = kept
         self.events.append(Event(EventKind.READ, number, len(self.operators)))
-        return tensor
+        saved.require_as_saved()
+        return saved.tensor
 
     # -- what the dispatch tells ----------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from mindspore import nn
 
 from mindswap.adapters.pynative.copies import CopyEngine, default_copies
 from mindswap.adapters.pynative.executor import Executor
+from mindswap.adapters.pynative.kept import places
 from mindswap.adapters.pynative.record import Recorder, recording
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
@@ -44,7 +45,8 @@ class Swap:
         report: all passes so far.
 
     Raises:
-        ApplyError: if a swap runs on this network already, or nothing is known to copy on this device.
+        ApplyError: if a swap runs on this network already, nothing is known to copy on this device, or this MindSpore
+            does not show who holds a tensor.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Swap:
     ):  # fmt: skip
         if running_swap(network) is not None:
             raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
+        places()
         self.network = network
         self.layers = list(layers)
         self.decisions = tuple(decisions)

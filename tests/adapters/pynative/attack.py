@@ -1,4 +1,4 @@
-"""Networks made at random that use activations outside of their layers, trained with and without swap."""
+"""Networks made at random that read, write and hold activations outside of their layers, with and without swap."""
 
 import copy
 import random
@@ -104,9 +104,39 @@ def _gradient_hook(tensor, total):
     return total
 
 
+def _write_array(tensor, total):
+    """What MindSpore does not count as a change in place; backward reads it."""
+    tensor.asnumpy()[..., 0] *= 0.5
+    return total
+
+
+def _write_storage(tensor, total):
+    tensor.untyped_storage().copy_((tensor * 0.5).untyped_storage(), False)
+    return total
+
+
+def _assign(tensor, total):
+    if tensor.ndim == 3:  # MindSpore assigns to no view
+        ops.assign(tensor, tensor * 0.5)
+    return total
+
+
+def _write_in_backward(tensor, total):
+    """Before anything of a layer has run there."""
+    total = total * 1.0
+    total.register_hook(lambda gradient: _write_array(tensor, gradient))
+    return total
+
+
 USES = (
     _operator, _skip, _asnumpy, _item, _printed, _index, _deep_copy, _host_copy, _logged, _view, _other_thread,
-    _checkpoint, _gradient_hook,
+    _checkpoint, _gradient_hook, _write_array, _write_storage, _assign, _write_in_backward,
+)  # fmt: skip
+# What the user's code holds on to until the next step.
+HOLDS = (
+    lambda tensor: None, lambda tensor: tensor, lambda tensor: tensor.reshape(-1)[1:], lambda tensor: tensor.asnumpy(),
+    lambda tensor: tensor.untyped_storage(), lambda tensor: ms.Parameter(tensor, name="held"),
+    lambda tensor: ms.mint.empty((0,)).set_(tensor.untyped_storage(), 0, (8,), (1,)),
 )  # fmt: skip
 
 
@@ -118,11 +148,11 @@ class Network(nn.Cell):
         num_layers = rng.randint(2, 4)
         self.head, self.first = nn.Dense(WIDTH, 5), nn.Dense(8, WIDTH)
         self.layers = nn.CellList([Layer(rng.choice(("norm", "up", "act", "mul", "view"))) for _ in range(num_layers)])
-        # step, layer, how; outputs of layers are used likewise
+        # step, layer, how, of its output or of what it left, behind which layer, what is held of it
         self.uses = [
-            (rng.choice((range(NUM_STEPS), (rng.randrange(NUM_STEPS),))), rng.randrange(num_layers), rng.choice(USES),
-             rng.random() < 0.5)
-            for _ in range(rng.randint(1, 3))
+            (rng.choice((range(NUM_STEPS), (rng.randrange(NUM_STEPS),))), layer := rng.randrange(num_layers),
+             rng.choice(USES), rng.random() < 0.5, rng.randrange(layer, num_layers), rng.choice(HOLDS))
+            for _ in range(rng.randint(1, 4))
         ]  # fmt: skip
         self.step = 0
         self.seen = []  # means of what a layer gave, by a hook of the user's
@@ -136,15 +166,18 @@ class Network(nn.Cell):
 
     def construct(self, x):
         x = self.first(x)
-        outputs = []
-        for layer in self.layers:
+        self.__dict__["held"] = []
+        outputs, total = [], x.mean() * 1e-3
+        for at, layer in enumerate(self.layers):
             x = layer(x)
             outputs.append(x)
-        total = ops.square(self.head(x)).mean()
-        for steps, index, use, is_output in self.uses:
-            if self.step in steps:
-                total = use(outputs[index] if is_output else self.layers[index].__dict__["left"], total)
-        return total
+            for steps, index, use, is_output, behind, hold in self.uses:
+                if self.step in steps and at == behind:
+                    tensor = outputs[index] if is_output else self.layers[index].__dict__["left"]
+                    self.held.append(hold(tensor))
+                    total = use(tensor, total)
+        del outputs
+        return total + ops.square(self.head(x)).mean()
 
 
 def random_policy(rng, num_layers):

@@ -4,6 +4,7 @@ import gc
 
 import pytest
 
+from mindswap.errors import ApplyError
 from tests.strength import examples
 
 pytestmark = pytest.mark.mindspore
@@ -96,3 +97,74 @@ def test_tables_that_layers_share_stay_and_change_nothing():
     assert len(tables) == 2 and [save.shape for save in swap.trace.saves].count((5, 6)) == 6
     assert swap.schedule.moved and not tables & set(swap.schedule.moved)
     assert swap.report.num_passes == 2 + 1 and swap.report.num_deviations == 0
+
+
+# How code can change an activation that it reaches. Where MindSpore itself would notice, or gives the tensor other
+# memory, which its hooks show and autograd alone does not, training stops; else backward reads what was written.
+WRITES = {
+    "array": lambda t, x: t.asnumpy().__setitem__(..., 0.5),
+    "storage": lambda t, x: t.untyped_storage().copy_(x.untyped_storage(), False),
+    "assign": lambda t, x: __import__("mindspore").ops.assign(t, x),
+    "add_": lambda t, x: t.add_(x),
+    "view": lambda t, x: t.reshape(-1).__setitem__(slice(2, 5), 0.5),
+}
+REFUSED = {
+    "all items": lambda t, x: t.__setitem__(..., x),
+    "one item": lambda t, x: t.__setitem__(0, 0.5),
+    "by a mask": lambda t, x: t.__setitem__(t > 0, 0.5),
+    "copy_": lambda t, x: t.copy_(x),
+    "set_": lambda t, x: t.set_(x.untyped_storage(), 0, x.shape, x.stride()),
+    "data": lambda t, x: setattr(t, "data", x),
+    "assign_value": lambda t, x: t.assign_value(x),
+}
+
+
+def train_with(write, is_swapped, is_dropped):
+    """Gradients of the last of three steps, with a change of what layer 0 left in it, and the report."""
+    import mindspore as ms
+
+    import mindswap
+    from mindswap import LayerSwap, Policy
+    from mindswap.policy.model import ALL_LAYERS
+    from tests.adapters.pynative import attack
+
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    rng = attack.random.Random(1)
+    network = attack.Network(rng)
+    network.uses, network.layers[0].leak = [], "act"
+    values = attack.np.random.default_rng(1)
+    for parameter in network.get_parameters():
+        parameter.set_data(ms.Tensor(values.normal(0, 0.3, parameter.shape).astype("float32")))
+    if is_swapped:
+        mindswap.apply(network, Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layers="layers")
+    swap, first, last = mindswap.running_swap(network), network.layers[0].__dict__, network.layers[-1]
+
+    def changing(cell, inputs):
+        if network.step == 2:
+            write(first["left"], first["left"] * 0.5)
+        if is_dropped:
+            first.pop("left")
+
+    last.register_forward_pre_hook(changing)
+    gradient = ms.value_and_grad(network, None, network.trainable_params())
+    for step in range(3):
+        network.step = step
+        _, found = gradient(ms.Tensor(values.normal(size=(2, 6, 8)).astype("float32")))
+    return [each.asnumpy().copy() for each in found], swap.finish() if swap else None
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_backward_reads_what_was_written_into_a_saved_activation(write, is_dropped):
+    """Whether it is let go of behind the change, or held until the step ends."""
+    plain, _ = train_with(write, False, is_dropped)
+    swapped, report = train_with(write, True, is_dropped)
+    assert all((a == b).all() for a, b in zip(plain, swapped, strict=True))
+    assert report.num_passes == 2 and report.offloaded_bytes > 0
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+@pytest.mark.parametrize("write", REFUSED.values(), ids=REFUSED)
+def test_a_change_that_hooks_would_hide_stops_the_training(write, is_dropped):
+    with pytest.raises(ApplyError, match=r"changed in place.*\n    fix:     change a copy"):
+        train_with(write, True, is_dropped)

@@ -83,9 +83,9 @@ def test_each_copy_waits_for_what_makes_its_data_and_each_use_for_its_copy():
         copies.wait(copy)
         assert copies.host_bytes == 0
     assert runtime.num_pinned == 1  # the second step has the memory of the first
+    out = ["copy waits for compute", "copy: device to host", "compute waits for what is on copy"]
     once = [
-        "copy waits for compute", "copy: device to host",
-        "compute waits for what is on copy",
+        *out, *out,  # the second time what may have been written since
         "copy waits for compute", "copy: host to other",
         "compute waits for what is on copy",
     ]  # fmt: skip
@@ -113,12 +113,14 @@ def test_the_thread_does_the_same_in_the_same_order():
     storage, copies = tensor.untyped_storage(), ThreadCopies()
     copy = copies.offload(storage)
     assert (copies.host_bytes, storage.size()) == (SIZE, SIZE)
+    copy.pending.result()
+    tensor.asnumpy()[0] = 7  # behind the copy: the values of now count
     copies.release(copy)
-    assert copy.storage is None and tensor.asnumpy().tolist() == list(range(SIZE // 4))  # others may still read it
+    assert copy.storage is None and tensor.asnumpy().tolist() == [7, *range(1, SIZE // 4)]  # others may still read it
     other = ms.mint.empty((SIZE // 4,), dtype=ms.float32)
     copies.prefetch(copy, other.untyped_storage(), poison=True)
     copies.wait(copy)
-    assert copies.host_bytes == 0 and other.asnumpy().tolist() == list(range(SIZE // 4))
+    assert copies.host_bytes == 0 and other.asnumpy().tolist() == [7, *range(1, SIZE // 4)]
 
 
 def test_where_nothing_was_run_copies_have_to_be_asked_for():
@@ -128,3 +130,31 @@ def test_where_nothing_was_run_copies_have_to_be_asked_for():
     assert isinstance(default_copies("CPU"), ThreadCopies)
     with pytest.raises(ApplyError, match=r"never run on Ascend.*\n.*copies=StreamCopies\(\)"):
         default_copies("Ascend")
+
+
+def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
+    """Another tensor, a view, an array, a storage, other tensors set on its memory; a parameter has memory of its own."""
+    import mindspore as ms
+
+    from mindswap.adapters.pynative import kept
+    from mindswap.adapters.versions import pynative_executor
+    from tests.adapters.pynative.attack import HOLDS
+
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    tensor = ms.Tensor(ms.mint.ones((2, 8)) * 2)
+    tensor.untyped_storage()
+
+    def is_alone():
+        pynative_executor.sync()
+        return kept.only_these_hold([tensor])
+
+    assert is_alone()
+    for hold in HOLDS[1:]:
+        held = hold(ms.Tensor(tensor))
+        assert is_alone() is isinstance(held, ms.Parameter)
+        del held
+        assert is_alone()
+    monkeypatch.setattr(kept, "_NUM_WORDS", 4)  # it is not found there
+    kept.places.cache_clear()
+    with pytest.raises(ApplyError, match="does not show who else holds a tensor"):
+        kept.places()

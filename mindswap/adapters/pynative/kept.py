@@ -1,0 +1,151 @@
+"""A tensor that autograd keeps, and whether anybody else can reach its memory.
+
+MindSpore does not say who holds a piece of memory, so the counts of its shared pointers are read. An object of Python
+points to a tensor of C++, that to an address, that to the memory. The user's object points to the same tensor as the
+one that autograd keeps; a view is another tensor on the same address, and so are an array of numpy and a storage;
+`set_` makes another address on the same memory. What nobody else points to, nobody can read or write any more.
+"""
+
+import ctypes
+import functools
+import itertools
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import mindspore as ms
+
+from mindswap.adapters.versions import pynative_executor
+from mindswap.errors import ApplyError
+
+# The function of MindSpore's ops/composite/base.py in which every gradient runs its forward.
+_GRADIENT = "_pynative_forward_run"
+_NUM_WORDS = 64  # of an object, in which a pointer is looked for
+
+
+class KeptTensor:
+    """Stands for a tensor that autograd keeps; the tensor itself is None while its memory is away."""
+
+    __slots__ = ("dtype", "is_copy", "layout", "storage", "tensor", "version")
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.storage = tensor.untyped_storage()  # stays what it is where other memory is given to the tensor
+        self.version = tensor._version
+        self.is_copy = False  # it came back: autograd does not know how it was made
+        self.dtype = tensor.dtype
+        self.layout = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
+
+    def let_go(self) -> None:
+        """Hold nothing any more."""
+        self.tensor = self.storage = None
+
+    def put_into(self, storage) -> None:
+        """The same tensor in other memory."""
+        tensor = ms.mint.empty((0,), dtype=self.dtype)
+        tensor.set_(storage, *self.layout)
+        self.tensor, self.storage, self.version, self.is_copy = tensor, storage, tensor._version, True
+
+    @property
+    def is_as_saved(self) -> bool:
+        """Nothing counted as a change in place, and it has its memory; values may have been written into that."""
+        address = self.storage.data_ptr() + self.layout[0] * self.tensor.itemsize
+        return self.tensor._version == self.version and (self.tensor.data_ptr() == address or not self.tensor.size)
+
+    def require_as_saved(self) -> None:
+        """For what is not told of a change in place of what it saved: MindSpore looks only where there are no hooks.
+
+        Raises:
+            ApplyError: backward would read other values than without swap.
+        """
+        if not self.is_as_saved:
+            raise ApplyError(
+                f"a tensor of shape {tuple(self.tensor.shape)} was changed in place (`t[...] = x`, `copy_`, `set_`) "
+                "after autograd saved it in a layer that swaps: gradients would not be those without swap\n"
+                "    fix:     change a copy of it, or take the layer out of the policy"
+            )
+
+
+def is_nested() -> bool:
+    """The network runs for a gradient that itself is differentiated: its saved tensors must stay what they are."""
+    frame: FrameType | None = sys._getframe()
+    number = 0
+    while frame is not None:
+        number += frame.f_code.co_name == _GRADIENT
+        frame = frame.f_back
+    return number > 1
+
+
+def only_these_hold(tensors: Sequence[ms.Tensor]) -> bool:
+    """No one but these objects, which have all been asked for their storage, can reach their memory."""
+    return _are_sole(tensors, places(), _words)
+
+
+def _are_sole(tensors: Sequence[ms.Tensor], where: Sequence[int], words: Callable[[int, int], tuple[int, ...]]) -> bool:
+    at = [id(tensor) for tensor in tensors]
+    for place, num_storages in zip(where, (0, len(tensors), 0), strict=True):
+        found = Counter(words(each + place, 2) for each in at)
+        if any(not counts or words(counts + 8, 1)[0] & 0xFFFFFFFF != number + num_storages
+               for (_, counts), number in found.items()):  # fmt: skip
+            return False
+        at = [target for target, _ in found]
+    return True
+
+
+def _words(address: int, number: int) -> tuple[int, ...]:
+    return struct.unpack(f"{number}Q", ctypes.string_at(address, 8 * number))
+
+
+@functools.cache
+def places() -> tuple[int, ...]:
+    """How far from the begin of an object of Python, a tensor of C++, and an address the pointers to the next are.
+
+    Raises:
+        ApplyError: this MindSpore has them elsewhere.
+    """
+    tensor = ms.Tensor(ms.mint.ones((8,)) * 2)
+    data = tensor.untyped_storage().data_ptr()
+    with Path("/proc/self/mem").open("rb", 0) as memory:  # reads what is no memory, too
+
+        def words(address: int, number: int) -> tuple[int, ...]:
+            try:
+                memory.seek(address)
+                return struct.unpack(f"{number}Q", memory.read(8 * number))
+            except (OSError, ValueError, OverflowError, struct.error):
+                return (0,) * number
+
+        def targets(address: int) -> list[tuple[int, int]]:
+            return [(8 * k, word) for k, word in enumerate(words(address, _NUM_WORDS)) if word > data % 8 + _NUM_WORDS]
+
+        def paths():
+            for first, of_tensor in targets(id(tensor))[: type(tensor).__basicsize__ // 8]:
+                for second, of_address in targets(of_tensor):
+                    for third, of_memory in targets(of_address):
+                        if words(of_memory, 1)[0] == data:
+                            yield first, second, third
+
+        def is_right(where) -> bool:
+            """True for a tensor that nobody else holds, false with each of four others, which come and go."""
+            others = (
+                lambda: tensor.reshape((2, 4)), tensor.asnumpy,
+                lambda: ms.mint.empty((0,), dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, (8,), (1,)),
+            )  # fmt: skip
+            seen = []
+            for other in others:
+                held = other()
+                pynative_executor.sync()
+                seen += [_are_sole([tensor], where, words)]
+                del held
+                seen += [_are_sole([tensor], where, words)]
+            return seen == [False, True] * len(others)
+
+        found = next(filter(is_right, itertools.islice(paths(), 100)), None)
+    if found is None:
+        raise ApplyError(
+            f"mindspore {ms.__version__} does not show who else holds a tensor: a swap could change gradients\n"
+            "    fix:     mindspore 2.9.0"
+        )
+    return found
