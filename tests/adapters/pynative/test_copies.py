@@ -133,7 +133,7 @@ def test_where_nothing_was_run_copies_have_to_be_asked_for():
 
 
 def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
-    """Another tensor, a view, an array, a storage, other tensors set on its memory; a parameter has memory of its own."""
+    """Another tensor, a view, an array, a storage, one set on its memory; a parameter has its own."""
     import mindspore as ms
 
     from mindswap.adapters.pynative import kept
