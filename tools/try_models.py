@@ -43,7 +43,6 @@ COMPILING = COMMANDS[2:]
 STOPPED = (124, 128 + 9, 128 + 24, -9, -24)
 OPTION = "--pretrained_model_dir"
 NOT_FOR_TRAINING = ("predict", "eval", "infer", "convert_config")
-GIB = SIZE_UNITS["GiB"]
 # Files whose model is in a folder, and the file whose model stands in for it.
 WITHOUT_MODEL = {
     "configs/deepseek3/finetune_deepseek3_12b_16p_pp16.yaml": "configs/deepseek3/pretrain_deepseek3_12b_16p_pp16.yaml",
@@ -216,11 +215,10 @@ def figures(command: str, answer: dict[str, Any]) -> str:
     if command.startswith("verify") and not answer["layers"]:
         return "nothing asked"
     if command == "simulate":
-        fits = "" if answer["fits"] else ", does not fit"
-        return f"{answer['step_time_ns'] / 1e9:.2f} s, {answer['peak_bytes'] / GIB:.1f} GiB{fits}"
+        return f"{answer['step_time_ns'] / 1e9:.2f} s{'' if answer['fits'] else ', does not fit'}"
     if command == "plan":
         if answer["status"] != "feasible":
-            return f"nothing fits, least {answer['least_budget_bytes'] / GIB:.1f} GiB"
+            return "nothing fits"
         return f"{answer['step_time_ns'] / 1e9:.2f} s, {100 * answer['gap']:.1f} % above the bound"
     return "right"
 
