@@ -54,6 +54,18 @@ def test_the_changed_module_is_there_for_whoever_imports_it(tmp_path, monkeypatc
     )
 
 
+def test_what_takes_too_long_on_the_clock_is_not_killed_and_what_computes_without_end_is(tmp_path, monkeypatch):
+    (tmp_path / "endless.py").write_text("VALUE = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    tool, path = load(), Path("endless.py")
+    monkeypatch.setattr(tool, "CPU_LIMIT_S", 2)
+    for does, is_killed in (("__import__('time').sleep(60)", False), ("[0 for _ in iter(int, 1)]", True)):
+        (tmp_path / "test_endless.py").write_text(f"def test_endless():\n    {does}\n")
+        monkeypatch.setattr(tool, "LIMIT_S", 600 if is_killed else 1)
+        assert tool.is_killed(path, ast.parse(path.read_text()), ["test_endless.py"], "") is is_killed
+
+
 def test_its_own_tests_are_tried_first_and_once(tmp_path, monkeypatch):
     folder = tmp_path / "tests" / "simulator" / "cost"
     folder.mkdir(parents=True)

@@ -6,7 +6,7 @@ A mutant meets the test files of its name first (`tests/policy/test_read*.py` fo
 left the rest of their folder, what is still left the tests of `--then`.
 Each runs in a fork of its own, which imports the changed module wherever it is asked for. With `--results` a run goes
 on where the last one stopped.
-A survivor is a missing test, or a change without a meaning.
+A survivor is a missing test, or a change without a meaning, or its tests took too long to say: try those `--again`.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from pathlib import Path
 
 import pytest
 
-CPU_LIMIT_S, LIMIT_S = 120, 400  # a loop without end is noticed too
+# Of computing, so that a loop without end is noticed too; and of the clock, which says nothing on a busy machine.
+CPU_LIMIT_S, LIMIT_S = 120, 1200
 PASSED, NOTHING_COLLECTED = 0, 5  # exit codes of pytest
 COMPARISONS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -142,7 +143,7 @@ def is_killed(path: Path, tree: ast.Module, tests: list[str], marker: str) -> bo
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if compiled is not None:
         compiled.cleanup()
-    return code not in (PASSED, NOTHING_COLLECTED)
+    return code not in (PASSED, NOTHING_COLLECTED, -signal.SIGALRM)
 
 
 def _without_shrinking() -> None:
