@@ -104,47 +104,32 @@ def _compare(
 ) -> RecomputeEffect:
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
     again = [node.place for node in runs_again(graph, layer.layer_index)]
-    asked = _Asked(layer)
-    certain = [node for node in forward if asked.is_certain(node.place)]
+    # The graph names a primitive by its cell and its type. Where a cell has several of one type and only some are asked
+    # for, that type is possible and not certain.
+    asked = {place: {*map(_is_recomputed, found)} for place, found in decisions_by_place(layer).items()}
+
+    def covers(place: Place) -> bool:
+        """Asked for, or added by the compiler (a read of a weight, a tuple) to a cell that was asked for."""
+        path = (*filter(None, place[0].split(".")), place[1])
+        return True in asked[place] if place in asked else _is_recomputed(layer.of(path))
+
+    certain = [node for node in forward if asked.get(node.place) == {True}]
     asked_comm = _places(layer, layer.comm_recomputes)
     marked_comm = {node.place: node for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
     unasked_comm = (place for place, node in marked_comm.items() if asked_comm.isdisjoint(places_of(graph, node)))
     return RecomputeEffect(
         layer_index=layer.layer_index,
         is_whole=layer.is_fully_recomputed,
-        operators=to_names(place for place in again if place not in always or asked.covers(place)),
+        operators=to_names(place for place in again if place not in always or covers(place)),
         num_recomputed=len(again),
         kept_before_bytes=kept_before_bytes,
         kept_bytes=kept_bytes,
         missing=to_names(_not_again(certain, again)),
-        unasked=to_names(place for place in again if place not in always and not asked.covers(place)),
+        unasked=to_names(place for place in again if place not in always and not covers(place)),
         idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
         comm_missing=to_names(sorted(asked_comm & _places_there(layer, graph) - marked_comm.keys())),
         comm_unasked=to_names(sorted(unasked_comm)),
     )
-
-
-class _Asked:
-    """The primitives of a layer that are asked for.
-
-    The graph names a primitive by its cell and its type. Where a cell has several of one type and only
-    some are asked for, that type is possible and not certain.
-    """
-
-    def __init__(self, layer: LayerDecisions):
-        self._layer = layer
-        decided = decisions_by_place(layer)
-        self._asked = {place: {_is_recomputed(decision) for decision in found} for place, found in decided.items()}
-
-    def is_certain(self, place: Place) -> bool:
-        return self._asked.get(place) == {True}
-
-    def covers(self, place: Place) -> bool:
-        """Asked for, or added by the compiler (a read of a weight, a tuple) to a cell that was asked for."""
-        if place in self._asked:
-            return True in self._asked[place]
-        cell, op = place
-        return _is_recomputed(self._layer.of((*filter(None, cell.split(".")), op)))
 
 
 def _is_recomputed(decision: Decision) -> bool:
