@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
 
-from mindswap.errors import DataError
+from mindswap.errors import DataError, PlanError
 from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS, UNITS_OF
@@ -129,6 +129,13 @@ def answer(args: argparse.Namespace, data: Mapping[str, Any], text: object, is_o
     """Print the answer of a command, with `--json` its data; gives the exit code."""
     print(answer_text(args.command, data, is_ok) if args.json else text)
     return 0 if is_ok else 1
+
+
+def refuse_given(message: str, given: Mapping[str, object]) -> None:
+    """Raise PlanError with the first of the options that is given in place of `{}`."""
+    for name, is_given in given.items():
+        if is_given:
+            raise PlanError(message.format(name))
 
 
 def reject_overwrite_without_output(args: argparse.Namespace) -> None:

@@ -62,7 +62,7 @@ import argparse
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from mindswap.api.loaded_step import LoadedStep, outside_line
@@ -77,11 +77,9 @@ from mindswap.api.plan import (
 from mindswap.api.plan_2x import is_2x, load_step_2x
 from mindswap.api.plan_dry_run import (
     DryRunPlan,
-    PlanVerdict,
     attempts_to_json,
     format_attempts,
     plan_with_dry_runs,
-    verify_plan,
 )
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.step import load_step
@@ -90,9 +88,16 @@ from mindswap.commands.options import (
     SearchBar,
     device_overrides,
     optional_path,
+    refuse_given,
     reject_overwrite_without_output,
 )
-from mindswap.commands.plan_batches import BATCH_ARGUMENTS, asks_for_batches, refuse_beside_batches, run_batches
+from mindswap.commands.plan_batches import (
+    BATCH_ARGUMENTS,
+    asks_for_batches,
+    deliver,
+    refuse_beside_batches,
+    run_batches,
+)
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
@@ -144,23 +149,14 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
         if attempts:
             print("\n" + format_attempts(attempts), flush=True)
-    verdict = _verify(args, found) if fits and target else None
-    fits = fits and not (verdict and verdict.is_refused)
-    if verdict is not None and verdict.plan is not None:
-        found = verdict.plan
-        plan = found.plan
-    if verdict and not args.json:
-        print(f"\n{verdict.text}", flush=True)
-    if fits and target:
-        found.save(target, overwrite=args.overwrite or args.in_place)
-        if not args.json:
-            following = "check" if is_2x(step.document) else "dryrun"
-            print(f"\nwritten: {target}; next: mindswap {following} {target}", flush=True)
+    following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
+    verified, found = deliver(args, found, target, f"written: {target}; {following}") if fits else ({}, found)
+    fits, plan = fits and verified.get("verified") is not False, found.plan
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
         data = plan_to_json(plan, step.device.name, found.sections)
         data |= {"explanation": explanation} if args.explain else {}
-        data |= {"verified": verdict.is_as_asked, "verdict": verdict.text} if verdict else {}
+        data |= verified
         data |= {"dry_runs": attempts_to_json(attempts)} if attempts else {}
         print(answer_text("plan", data, fits))
     elif explanation:
@@ -168,13 +164,6 @@ def run(args: argparse.Namespace) -> int:
     if plan.fits and args.html:
         found.run().save_html(args.html)
     return 0 if fits else 1
-
-
-def _verify(args: argparse.Namespace, found: StepPlan) -> PlanVerdict | None:
-    """Verdict of the compiler on the plan; None where nobody asks."""
-    if args.no_verify or found.plan.is_interrupted:
-        return None
-    return verify_plan(found, not args.no_cache)
 
 
 def _dry_runs(step: LoadedStep, make: Callable[[int | None], StepPlan]) -> tuple[DryRunPlan, ...]:
@@ -195,7 +184,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
         of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
         of_one_plan |= {"--dry-run": args.dry_run, "--simple": args.simple, "--pin": args.pin}
         of_one_plan["--objective memory"] = args.objective != "time"
-        _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
+        refuse_given("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
     elif args.plot:
         raise PlanError("--plot: is of the curve of --sweep\n    fix:     --html FILE for one plan, or --sweep")
     refuse_beside_batches(args)
@@ -207,20 +196,13 @@ def _refuse_early(args: argparse.Namespace) -> None:
         refuse_existing([args.output])
 
 
-def _refuse(message: str, options: Mapping[str, object]) -> None:
-    """Raise with the first of the options that is there in place of `{}`."""
-    for name, is_there in options.items():
-        if is_there:
-            raise PlanError(message.format(name))
-
-
 def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     """The step of the configuration; of a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
         of_1_9 = {"--sweep": args.sweep, "--explain": args.explain, "--objective memory": args.objective != "time"}
         of_1_9 |= {"--expert-skew": args.expert_skew is not None, "--simple": args.simple, "--pin": args.pin}
-        _refuse("{}: not for files of MindFormers 2.x\n    fix:     leave it out", of_1_9)
+        refuse_given("{}: not for files of MindFormers 2.x\n    fix:     leave it out", of_1_9)
         return load_step_2x(document, args.trace, args.device, device_overrides(args))
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")

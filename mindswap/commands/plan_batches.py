@@ -25,7 +25,7 @@ from mindswap.api.recorded import is_trace_path
 from mindswap.api.spread import Spread
 from mindswap.api.step_tasks import StepOptions
 from mindswap.api.strategies import own_batch, own_strategy
-from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides, number_from
+from mindswap.commands.options import MOST, PhaseLines, SearchBar, device_overrides, number_from, refuse_given
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import Layout
 from mindswap.config.source import load_document
@@ -93,9 +93,8 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
     if not asks_for_batches(args):
         if args.any_global_batch:
             raise PlanError("--any-global-batch: there is one batch\n    fix:     --batch-size auto, or leave it out")
-        for option, is_there in {"--jobs": args.jobs > 1, "--ray": args.ray is not None}.items():
-            if is_there:
-                raise PlanError(f"{option}: there is one plan\n    fix:     --strategy auto, or leave it out")
+        of_many = {"--jobs": args.jobs > 1, "--ray": args.ray is not None}
+        refuse_given("{}: there is one plan\n    fix:     --strategy auto, or leave it out", of_many)
         return
     if args.ray is not None and args.jobs > 1:
         raise PlanError("--jobs: --ray takes all CPUs of the cluster\n    fix:     leave one out")
@@ -106,12 +105,8 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
         "--trace": args.trace,
         "--objective memory": args.objective != "time",
     }
-    for option, is_there in others.items():
-        if is_there:
-            raise PlanError(
-                f"{option}: is for one batch\n"
-                "    fix:     leave it out, or --batch-size, --micro-batches, --strategy, --stages"
-            )
+    fix = "    fix:     leave it out, or --batch-size, --micro-batches, --strategy, --stages"
+    refuse_given("{}: is for one batch\n" + fix, others)
     if args.stages is not None and args.strategy is None and _has_one_stage(args.config):
         raise PlanError("--stages: there is one stage\n    fix:     --strategy auto beside it, or leave it out")
     if is_trace_path(args.config) or is_2x(load_document(args.config)):
@@ -157,23 +152,15 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
             found = attempts[-1].plan.within(attempts[0].asked_bytes)
             if not args.json:
                 print(f"\n{format_attempts(attempts)}", flush=True)
-        verdict = None
-        if fits and found is not None and target:
-            verdict = None if args.no_verify else verify_plan(found, not args.no_cache)
-            if verdict is None or not verdict.is_refused:
-                written = verdict.plan if verdict is not None and verdict.plan is not None else found
-                written.save(target, overwrite=args.overwrite or args.in_place)
-    is_ok = fits and not (verdict and verdict.is_refused)
+        verified: dict[str, object] = {}
+        if fits and found is not None and best is not None:
+            line = f"written: {target}, {_words(best)}; next: mindswap dryrun {target}"
+            verified, _ = deliver(args, found, target, line)
+    is_ok = fits and verified.get("verified") is not False
     if args.json:
         data: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
         data |= {"dry_runs": attempts_to_json(attempts)} if attempts else {}
-        data |= {"verified": verdict.is_as_asked, "verdict": verdict.text} if verdict else {}
-        print(answer_text("plan", data, is_ok))
-    elif best is not None and target:
-        if verdict:
-            print(f"\n{verdict.text}")
-        if is_ok:
-            print(f"\nwritten: {target}, {_words(best)}; next: mindswap dryrun {target}")
+        print(answer_text("plan", data | verified, is_ok))
     return 0 if is_ok else 1
 
 
@@ -189,6 +176,28 @@ def _dry_runs(
         return make_plan(found.step, asked_bytes, allowed, progress=progress, simple=args.simple)
 
     return plan_with_dry_runs(found.step, budget_bytes, make, None, say)
+
+
+def deliver(
+    args: argparse.Namespace, found: StepPlan, target: str | None, line: str
+) -> tuple[dict[str, object], StepPlan]:
+    """Verify a plan and write it where it is asked for, unless the compiler refuses it; says both, with `line`.
+
+    Gives the verdict for `--json`, and the plan that was verified.
+    """
+    if not target:
+        return {}, found
+    is_asked = not (args.no_verify or found.plan.is_interrupted)
+    verdict = verify_plan(found, not args.no_cache) if is_asked else None
+    if verdict is not None:
+        found = verdict.plan or found
+        if not args.json:
+            print(f"\n{verdict.text}", flush=True)
+    if verdict is None or not verdict.is_refused:
+        found.save(target, overwrite=args.overwrite or args.in_place)
+        if not args.json:
+            print(f"\n{line}", flush=True)
+    return {"verified": verdict.is_as_asked, "verdict": verdict.text} if verdict else {}, found
 
 
 def _own_layout(document: Document) -> Layout | None:
