@@ -168,3 +168,13 @@ def test_backward_reads_what_was_written_into_a_saved_activation(write, is_dropp
 def test_a_change_that_hooks_would_hide_stops_the_training(write, is_dropped):
     with pytest.raises(ApplyError, match=r"changed in place.*\n    fix:     change a copy"):
         train_with(write, True, is_dropped)
+
+
+@pytest.mark.parametrize("hold", [lambda t: t, lambda t: t.reshape(-1)[1:], lambda t: t.asnumpy()])
+def test_what_only_a_later_step_holds_stays_in_that_step_and_the_report_says_so(hold):
+    """(2, 6, 32) float32 are 1536 bytes; the second pass that swaps holds them until it ends."""
+    held = []
+    plain, _ = train_with(lambda tensor, other: None, False, True)
+    swapped, report = train_with(lambda tensor, other: held.append(hold(tensor)), True, True)
+    assert all((a == b).all() for a, b in zip(plain, swapped, strict=True))
+    assert (report.num_passes, report.num_as_predicted, report.held_bytes) == (2, 1, 2 * 6 * 32 * 4)
