@@ -111,11 +111,6 @@ def _write_array(tensor, total):
     return total
 
 
-def _write_storage(tensor, total):
-    tensor.untyped_storage().copy_((tensor * 0.5).untyped_storage(), False)
-    return total
-
-
 def _assign(tensor, total):
     with contextlib.suppress(RuntimeError):  # MindSpore assigns to no view
         ops.assign(tensor, tensor * 0.5)
@@ -131,7 +126,7 @@ def _write_in_backward(tensor, total):
 
 USES = (
     _operator, _skip, _asnumpy, _item, _printed, _index, _deep_copy, _host_copy, _logged, _view, _other_thread,
-    _checkpoint, _gradient_hook, _write_array, _write_storage, _assign, _write_in_backward,
+    _checkpoint, _gradient_hook, _write_array, _assign, _write_in_backward,
 )  # fmt: skip
 # What the user's code holds on to until the next step.
 HOLDS = (
