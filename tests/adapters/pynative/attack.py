@@ -1,6 +1,5 @@
 """Networks made at random that read, write and hold activations outside of their layers, with and without swap."""
 
-import contextlib
 import copy
 import random
 import resource
@@ -111,12 +110,6 @@ def _write_array(tensor, total):
     return total
 
 
-def _assign(tensor, total):
-    with contextlib.suppress(RuntimeError):  # MindSpore assigns to no view
-        ops.assign(tensor, tensor * 0.5)
-    return total
-
-
 def _write_in_backward(tensor, total):
     """Before anything of a layer has run there."""
     total = total * 1.0
@@ -126,7 +119,7 @@ def _write_in_backward(tensor, total):
 
 USES = (
     _operator, _skip, _asnumpy, _item, _printed, _index, _deep_copy, _host_copy, _logged, _view, _other_thread,
-    _checkpoint, _gradient_hook, _write_array, _assign, _write_in_backward,
+    _checkpoint, _gradient_hook, _write_array, _write_in_backward,
 )  # fmt: skip
 # What the user's code holds on to until the next step.
 HOLDS = (
