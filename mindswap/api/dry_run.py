@@ -18,7 +18,7 @@ from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
-from mindswap.training.proof.derive import RunOptions, SyntheticData, cut_policy, derive, format_config
+from mindswap.training.proof.derive import RunOptions, SyntheticData, cut_policy, derive, format_config, with_absolute_paths
 
 CONFIG_NAME = "dryrun.yaml"
 
@@ -30,6 +30,7 @@ def dry_run(
     kept: Sequence[int] | None = None,
     say: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    home: Path | None = None,
 ) -> DryRun:
     """Compile and "run" one step of a training as on an Ascend card: memory, order and copies are real, times are not.
 
@@ -40,6 +41,7 @@ def dry_run(
         kept: layers of the whole model that those of a short one stand for; None for the whole model.
         say: takes a line about what is done.
         stop: whether to end it now.
+        home: where relative paths of the configuration begin; None for the current folder.
 
     Raises:
         PolicyError: the configuration is wrong.
@@ -49,7 +51,7 @@ def dry_run(
     if not 0 <= rank < num_ranks:
         raise LaunchError(f"rank {rank}: the configuration has ranks 0 to {num_ranks - 1}")
     folder.mkdir(parents=True, exist_ok=True)
-    file = write_dry_run_config(document, folder, num_ranks, kept)
+    file = write_dry_run_config(document, folder, num_ranks, kept, home or Path.cwd())
     if not has_cann():
         stand_ins()
 
@@ -71,7 +73,9 @@ def stage_ranks(num_ranks: int, num_stages: int) -> list[int]:
     return list(range(0, num_ranks, max(num_ranks // num_stages, 1)))
 
 
-def write_dry_run_config(document: Document, folder: Path, num_ranks: int, kept: Sequence[int] | None) -> Path:
+def write_dry_run_config(
+    document: Document, folder: Path, num_ranks: int, kept: Sequence[int] | None, home: Path
+) -> Path:
     """The configuration of the dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
 
     Raises:
@@ -82,9 +86,10 @@ def write_dry_run_config(document: Document, folder: Path, num_ranks: int, kept:
     policy = policy_of(document, checked)
     settings = read_step_settings(document)
     wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
-    config, _ = derive(document.data(), wanted)
+    own = with_absolute_paths(document.data(), home)
+    config, _ = derive(own, wanted)
     data = _samples(document_from_data(config, CONFIG_NAME), settings)
-    config, changes = derive(document.data(), replace(wanted, data=data))
+    config, changes = derive(own, replace(wanted, data=data))
     if kept is not None:
         cut = replace(cut_policy(policy, tuple(kept)), is_swap_enabled=True)
         config |= policy_sections(cut, config, len(kept))

@@ -112,7 +112,7 @@ def run_stages(
     whole = _depth(settings, num_layers)
     depths, doubt = choose_depths(options, settings, num_layers, policy, simulate)
     is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
-    folder = _make_folder(options.folder)
+    folder, home = _make_folder(options.folder), Path.cwd()  # which a simulation changes meanwhile
     is_stopped, is_started = threading.Event(), threading.Event()
     if not has_cann():
         say("making stand-ins for CANN, or taking those that are there")
@@ -128,7 +128,8 @@ def run_stages(
 
         place = folder / f"layers_{len(depth.kept)}_rank_{rank}"
         try:
-            found = dry_run(document, rank, place, None if depth == whole else depth.kept, tell, is_stopped.is_set)
+            kept = None if depth == whole else depth.kept
+            found = dry_run(document, rank, place, kept, tell, is_stopped.is_set, home)
         finally:
             is_started.set()
         tell(f"rank {rank}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")

@@ -171,7 +171,7 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
 
 # The data of a proof: the user's where it is there, else a MindRecord made on the spot.
 
-PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir")
+PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir", "parallel_speed_up_json_path")
 
 
 def has_own_data(config: Mapping[str, Any]) -> bool:
@@ -190,17 +190,14 @@ def _loader(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return loader if isinstance(loader, dict) else {}
 
 
-def with_absolute_paths(value: Any) -> Any:
-    """The configuration with paths of data that hold from any folder; those that are not there stay."""
+def with_absolute_paths(value: Any, home: Path, is_path: bool = False) -> Any:
+    """The configuration with paths of files that it reads as they are from `home`; those that are not there stay."""
     if isinstance(value, dict):
-        return {key: _absolute(item) if key in PATH_KEYS else with_absolute_paths(item) for key, item in value.items()}
-    return [with_absolute_paths(item) for item in value] if isinstance(value, list) else value
-
-
-def _absolute(value: Any) -> Any:
+        return {key: with_absolute_paths(item, home, key in PATH_KEYS) for key, item in value.items()}
     if isinstance(value, list):
-        return [_absolute(item) for item in value]
-    return str(Path(value).absolute()) if isinstance(value, str) and value and Path(value).exists() else value
+        return [with_absolute_paths(item, home, is_path) for item in value]
+    is_there = is_path and isinstance(value, str) and value and (home / value).exists()
+    return str(home / value) if is_there else value
 
 
 # A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for.

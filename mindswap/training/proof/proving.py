@@ -93,7 +93,7 @@ def prepare(request: ProofRequest, document: Document) -> Proof:
             f"--nodes {num_nodes}: {format_count(wanted.num_workers, 'worker')}\n"
             "    allowed: as many on each node\n    fix:     --worker-num"
         )
-    own = with_absolute_paths(_own_data(document))
+    own = with_absolute_paths(_own_data(document), Path.cwd())
     config, _ = derive(own, wanted)
     notes = []
     if request.wants_synthetic_data or not has_own_data(own):

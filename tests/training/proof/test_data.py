@@ -31,14 +31,15 @@ def test_a_loader_of_another_type_is_left_to_itself():
     assert has_own_data(loader(type="BlendedMegatronDatasetDataLoader", dataset_dir=""))
 
 
-def test_paths_of_data_hold_from_any_folder(tmp_path, monkeypatch):
+def test_paths_of_files_that_are_read_hold_from_any_folder(tmp_path):
     (tmp_path / "x.mindrecord").write_text("")
-    monkeypatch.chdir(tmp_path)
     config = loader(dataset_dir="x.mindrecord", dataset_files=["x.mindrecord", "no"]) | {"output_dir": "x.mindrecord"}
-    found = with_absolute_paths(config)
+    config["context"] = {"ascend_config": {"parallel_speed_up_json_path": "./x.mindrecord"}}
+    found = with_absolute_paths(config, tmp_path)
     path = str(tmp_path / "x.mindrecord")
     assert found["train_dataset"]["data_loader"] == {"dataset_dir": path, "dataset_files": [path, "no"]}
     assert found["output_dir"] == "x.mindrecord"
+    assert found["context"]["ascend_config"]["parallel_speed_up_json_path"] == path
 
 
 @pytest.mark.mindspore
