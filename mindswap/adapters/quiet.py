@@ -107,7 +107,8 @@ def quiet() -> Iterator[Path]:
         error.args = (f"{error}\n    full log: {log_path}",)
         raise
     except Exception as error:
-        error.add_note(f"full log: {log_path}")
+        if sys.version_info >= (3, 11):
+            error.add_note(f"full log: {log_path}")
         raise
     finally:
         sys.stdout.flush()

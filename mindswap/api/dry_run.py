@@ -1,5 +1,7 @@
 """A training of a configuration on MindSpore's Ascend backend, without a card."""
 
+import contextlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +20,17 @@ from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun, read_run
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
-from mindswap.training.proof.derive import RunOptions, SyntheticData, cut_policy, derive, format_config, with_absolute_paths
+from mindswap.training.proof.derive import (
+    RunOptions,
+    SyntheticData,
+    cut_policy,
+    derive,
+    format_config,
+    with_absolute_paths,
+)
 
 CONFIG_NAME = "dryrun.yaml"
+SPEED_UP = "parallel_speed_up_json_path"
 
 
 def dry_run(
@@ -93,7 +103,7 @@ def write_dry_run_config(
     if kept is not None:
         cut = replace(cut_policy(policy, tuple(kept)), is_swap_enabled=True)
         config |= policy_sections(cut, config, len(kept))
-    _for_ascend(config)
+    _for_ascend(config, folder)
     header = "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)
     path = folder / CONFIG_NAME
     write_new(path, format_config(config, header), overwrite=True)
@@ -116,10 +126,18 @@ def _samples(document: Document, settings: StepSettings) -> SyntheticData:
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 
-def _for_ascend(config: dict[str, Any]) -> None:
+def _for_ascend(config: dict[str, Any], folder: Path) -> None:
     """Settings that a dry run needs otherwise than a training."""
     context = config["context"] = dict(config.get("context") or {})
     context["device_target"] = "Ascend"
+    # MindSpore refuses `dataset_broadcast_opt_level` without sink mode.
+    context.pop("dataset_broadcast_opt_level", None)
+    ascend = context.get("ascend_config")
+    if isinstance(ascend, dict) and isinstance(path := ascend.get(SPEED_UP), str) and Path(path).is_file():
+        with contextlib.suppress(ValueError), Path(path).open("rb") as file:  # MindSpore says what is wrong with it
+            settings = {key: value for key, value in json.load(file).items() if key != "dataset_broadcast_opt_level"}
+            write_new(folder / "parallel_speed_up.json", json.dumps(settings), overwrite=True)
+            context["ascend_config"] = {**ascend, SPEED_UP: str(folder.absolute() / "parallel_speed_up.json")}
     config["runner_config"]["sink_mode"] = False
     config["train_dataset"]["num_parallel_workers"] = 1
     config["callbacks"] = [each for each in config["callbacks"] if each["type"] != "StepReport"]

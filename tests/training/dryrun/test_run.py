@@ -1,11 +1,13 @@
 """A rank of a dry run as a process: how its end is told."""
 
+import json
 import re
 import threading
 import time
 
 import pytest
 
+from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.training.dryrun import run
@@ -83,3 +85,19 @@ def test_what_does_not_build_inlined_is_run_again_without(tmp_path, monkeypatch)
     assert found == "a run"
     assert ends == [("rank_0", True), ("rank_0_not_inlined", False)]
     assert "switch_inline:False" in said[0]
+
+
+def test_a_file_of_speed_up_settings_is_found_and_needs_no_sink_mode(tmp_path, monkeypatch):
+    """MindSpore refuses `dataset_broadcast_opt_level` without sink mode, and paths are from where the command is."""
+    from mindswap.api import dry_run as api
+
+    (tmp_path / "speed.json").write_text('{"dataset_broadcast_opt_level": 3, "matmul_grad_comm_overlap": true}')
+    document = load_document("configs/llama2_7b/case2_layer_swap.yaml")
+    data = document.data()
+    data["context"]["ascend_config"] = {"parallel_speed_up_json_path": "speed.json", "precision_mode": "x"}
+    monkeypatch.setattr(api, "_samples", lambda *arguments: None)
+    made = api.write_dry_run_config(document_from_data(data, "x.yaml"), tmp_path / "run", 8, None, tmp_path)
+    found = load_document(str(made)).data()["context"]["ascend_config"]
+    path = tmp_path / "run" / "parallel_speed_up.json"
+    assert found == {"parallel_speed_up_json_path": str(path), "precision_mode": "x"}
+    assert json.loads(path.read_text()) == {"matmul_grad_comm_overlap": True}
