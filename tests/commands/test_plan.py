@@ -123,7 +123,7 @@ def test_a_plan_is_written_checked_and_does_what_it_says(plan, tmp_path, capsys)
 def test_a_plan_that_the_compiler_does_not_follow_is_not_written(plan, tmp_path, monkeypatch):
     """The compiler's answer is made up: no plan is known that it does not follow."""
     verdict = PlanVerdict(False, "the compiled graph does NOT do what the plan asks; one way: Cast")
-    monkeypatch.setattr("mindswap.commands.plan.verify_plan", lambda *_: verdict)
+    monkeypatch.setattr("mindswap.commands.plan_batches.verify_plan", lambda *_: verdict)
     options = (CONFIG, "--device", "cpu", "--memory", "6MiB", "-o", tmp_path / "planned.yaml")
     code, out, _ = plan(*options)
     assert code == 1 and verdict.text in out
