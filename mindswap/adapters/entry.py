@@ -4,7 +4,6 @@ Same options as upstream's script for training; the work is MindFormers' own Tra
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -18,9 +17,10 @@ from mindformers.trainer import Trainer
 from mindswap.adapters.versions import set_output_path
 from mindswap.check.check import TRAIN_MODES
 from mindswap.errors import LaunchError
+from mindswap.files import package_data
 
 # option -> name of its type, key path in the configuration
-OPTIONS = json.loads((Path(__file__).parents[1] / "data" / "run" / "options.json").read_text("utf-8"))
+OPTIONS = package_data("run/options.json")
 TYPES = {"int": int, "str": str, "str2bool": str2bool, "str2bool_or_str": str2bool_or_str}
 
 

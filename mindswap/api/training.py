@@ -13,7 +13,7 @@ from mindswap.check.doctor.software import count_cards, has_cards, require_mindf
 from mindswap.config.nodes import Document
 from mindswap.config.step import ASCEND, is_on_cpu, read_device_target
 from mindswap.errors import LaunchError, LogError
-from mindswap.files import refuse_existing, write_new
+from mindswap.files import DATA, refuse_existing, write_new
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof_html, proof_to_json
 from mindswap.training.adaptive.model import State
@@ -240,7 +240,7 @@ def write_example(folder: Path) -> None:
     """Write both into a folder, which is made if it is not there. Raises DataError: they are there, or cannot be."""
     from pydoc_data.topics import topics
 
-    config = Path(__file__).parents[1] / "data" / "example" / NAME
+    config = DATA / "example" / NAME
     refuse_existing([folder / NAME, folder / TEXT])
     write_new(folder / NAME, config.read_text("utf-8"))
     write_new(folder / TEXT, "\n\n".join(topics.values())[:NUM_CHARACTERS])

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 from typing import Any
 
+from mindswap.files import DATA
 from mindswap.report.simulation.bars import BAR_STYLES, BUDGET, DRY_RUN, MEMORY_STYLES, OTHER_DRY_RUN, STATIC
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
-FILES = Path(__file__).parents[1] / "data" / "report"
+FILES = DATA / "report"
 # The colours of the pictures, by their names in the style sheet.
 STYLES = {
     **{f"bar-{kind:d}": style for kind, style in BAR_STYLES.items()},

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import DataError
-from mindswap.files import replace_file, require_folder, write_new
+from mindswap.files import package_data, replace_file, require_folder, write_new
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.stages import DryRunReport
 
@@ -31,7 +31,6 @@ HARDWARE = 1  # process of the trace
 HARDWARE_NAME = "Ascend Hardware"
 _MIB, _KIB = 2**20, 2**10
 Files = dict[str, str]  # name -> text
-COLUMNS = Path(__file__).parents[1] / "data" / "report" / "insight.json"
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def memory_files(pieces: Sequence[Piece], rank: int, title: str, end_us: float) 
 
 def csv_files(tables: Mapping[str, Iterable[Sequence[Any]]]) -> Files:
     """Rows as tables, by the names of their files, which have their columns in `data/report/insight.json`."""
-    columns = json.loads(COLUMNS.read_text("utf-8"))
+    columns = package_data("report/insight.json")
     files = {}
     for name, rows in tables.items():
         text = io.StringIO()

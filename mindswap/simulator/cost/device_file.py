@@ -10,7 +10,7 @@ from mindswap.config.nodes import Document, DocumentNode, MappingEntry, key_text
 from mindswap.config.parse import parse_file
 from mindswap.config.problem import Level, Problem
 from mindswap.errors import CostError
-from mindswap.files import file_name
+from mindswap.files import DATA, file_name
 from mindswap.policy.schema import MINDSWAP_KEYS
 from mindswap.policy.settings import UnknownKey
 from mindswap.policy.words import closest_names
@@ -28,7 +28,7 @@ from mindswap.simulator.cost.hardware import (
 from mindswap.units import format_bytes
 
 DEFAULT_DEVICE = "atlas_800t_a2"
-FOLDER = Path(__file__).parents[2] / "data" / "hardware"
+FOLDER = DATA / "hardware"
 # What `mindswap calibrate` adds; read by `simulator.cost.table`.
 MEASURED_KEYS = ("calibration", "measured")
 
