@@ -26,7 +26,7 @@ from mindswap.training.adaptive.command import (
 from mindswap.training.adaptive.model import Planner, Settings, State
 from mindswap.training.adaptive.node import MARKER, NodeTask
 from mindswap.training.adaptive.nodes import Nodes, RayNodes
-from mindswap.training.adaptive.supervise import AdaptiveRun, supervise
+from mindswap.training.adaptive.supervise import AdaptiveRun
 from mindswap.training.adaptive.workers import planner_in_child
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.logs.scan import REPORT_MEMORY
@@ -89,8 +89,8 @@ def train_adaptively(
     task = NodeTask(command, folder, checkpoints, Path.cwd(), parallel, ray is None, {REPORT_MEMORY: "1"})
     machines = Nodes(task) if ray is None or nodes is None else RayNodes(ray, nodes, spare, task)
     saves = saves_checkpoints(document)
-    run = AdaptiveRun(task, machines, _key(command, document), settings, saves, measured_steps)
-    return supervise(run, find_planner(folder), say)
+    key, planner = _key(command, document), find_planner(folder)
+    return AdaptiveRun(task, machines, key, settings, saves, planner, say, measured_steps).train()
 
 
 def find_planner(run_dir: Path) -> Planner:

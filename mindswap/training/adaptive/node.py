@@ -15,9 +15,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import replace_file
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
-from mindswap.training.adaptive.model import Ended
 from mindswap.training.adaptive.state import attempt_folder, full_disks, prepare_attempt
-from mindswap.training.adaptive.watch import Seen
 from mindswap.training.adaptive.workers import Workers
 from mindswap.training.launch.cluster import NPU, package_versions, version_mistakes
 from mindswap.training.launch.msrun import check_port, free_port, plain_name, worker_environment
@@ -131,7 +129,7 @@ def _place(address: str) -> tuple[int, str]:
     return len(address), address  # 10.0.0.9 before 10.0.0.10
 
 
-class TrainingNode:
+class TrainingNode(Workers):
     """Methods that the driver calls on a node; they run there, one at a time.
 
     The workers hang on a pipe of this process: however it ends, with the driver for example, they end, too.
@@ -143,7 +141,7 @@ class TrainingNode:
         self._stack = contextlib.ExitStack()
         self._line = self._stack.enter_context(lifeline())
         self._words: list[str] = []
-        self._workers = Workers(self._folder(0), (), has_msrun=False)  # none, until an attempt begins
+        self.turn_to(self._folder_of(0), (), has_msrun=False)  # none, until an attempt begins
         adopt_orphans()
         raise_process_limit()
         if task.files is not None:
@@ -193,7 +191,7 @@ class TrainingNode:
         """Write what the workers of an attempt read; `master` is where the scheduler is."""
         task, (address, port) = self._task, master
         checkpoint = self._checkpoints(ignored).at(key) if key else None
-        path, folder = task.command.config_path, self._folder(number)
+        path, folder = task.command.config_path, self._folder_of(number)
         config = prepare_attempt(folder, yaml_text, path, checkpoint, is_parallel=task.is_parallel)
         logs = Path(self._stack.enter_context(plain_name(folder)))
         place = None if task.is_alone else (address, self._rank)
@@ -201,10 +199,10 @@ class TrainingNode:
 
     def open(self, number: int) -> None:
         """Turn to the logs of an attempt."""
-        self._workers.close()
+        super().close()
         first, command = self._first_rank, self._task.command
         ranks, has_msrun = range(first, first + command.num_local), command.msrun_options is not None
-        self._workers = Workers(self._folder(number), ranks, has_msrun=has_msrun)
+        self.turn_to(self._folder_of(number), ranks, has_msrun=has_msrun)
 
     def start(self) -> None:
         """Start the workers of this node, in its own environment."""
@@ -214,7 +212,7 @@ class TrainingNode:
             environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1 for an actor
         environment |= {**self._task.variables, "PYTHONUNBUFFERED": "1"}
         environment |= {VARIABLE: self._line, MARKER: str(self._task.run_dir)}
-        self._workers.start(self._words, {"MS_MEMORY_STATISTIC": "1", **environment}, folder)
+        self.start_words(self._words, {"MS_MEMORY_STATISTIC": "1", **environment}, folder)
 
     def full_disks(self) -> tuple[str, ...]:
         """Missing room, where this node writes."""
@@ -222,35 +220,19 @@ class TrainingNode:
 
     def logs(self, number: int) -> dict[str, bytes]:
         """Contents of the logs of an attempt, by their names in its folder."""
-        folder = self._folder(number)
+        folder = self._folder_of(number)
         return {str(path.relative_to(folder.parent)): path.read_bytes() for path in folder.glob("*.log")}
-
-    def look(self) -> Seen:
-        """State of training by the logs of this node."""
-        return self._workers.look()
-
-    def ended(self) -> bool | None:
-        """None while the workers run; True if they ended well."""
-        return self._workers.ended()
-
-    def explain(self) -> Ended:
-        """Why they are over."""
-        return self._workers.explain()
-
-    def stop_all(self) -> None:
-        """End all workers of this node."""
-        self._workers.stop_all()
 
     def close(self) -> None:
         """Let go of everything; a worker that is still there ends."""
-        self._workers.close()
+        super().close()
         self._stack.close()
 
     @property
     def _first_rank(self) -> int:
         return self._rank * self._task.command.num_local
 
-    def _folder(self, number: int) -> Path:
+    def _folder_of(self, number: int) -> Path:
         folder = attempt_folder(self._task.run_dir, number)
         return folder if self._task.is_alone else folder / f"node_{self._rank}"
 

@@ -43,61 +43,55 @@ from mindswap.training.launch.processes import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AdaptiveRun:
-    """An adaptive run."""
+    """An adaptive run: asks `decide`, does what it says, and tells it what happened."""
 
     task: NodeTask  # on each node
     nodes: Nodes  # where
     key: str  # of configuration, versions and device: what a saved state must have been saved under
     settings: Settings  # of the user
     saves_checkpoints: bool  # the configuration says that it does
+    planner: Planner
+    say: Callable[[str], None]  # takes one message for the user
     num_measured_steps: int = 10  # steps after which a plan is judged
     poll_s: float = 1.0  # pause between two looks at the logs
+    is_unsaved: bool = False
+    is_prepared: bool = False  # an attempt is, whose workers are to be started
+    is_measured: bool = False
 
+    def train(self) -> tuple[int, State]:
+        """Train until it is done, given up or interrupted.
 
-def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:
-    """Train until it is done, given up or interrupted; `say` takes one message for the user.
+        Returns:
+            0 after a training that finished, else its exit code, or 128 + number of the signal; and the last state.
 
-    Returns:
-        0 after a training that finished, else its exit code, or 128 + number of the signal; and the last state.
-
-    Raises:
-        MindswapError: it cannot be started.
-    """
-    run_dir = run.task.run_dir
-    require_room(run_dir)
-    with locked(run_dir), signals_raise(only_first=True):
-        adopt_orphans()
-        run.nodes.connect()
-        supervisor = _Supervisor(run, planner, say)
-        try:
-            return supervisor.loop(), supervisor.state
-        except StoppedBySignal as stop:
-            supervisor.interrupt()
-            return 128 + stop.number, supervisor.state
-        except MindswapError as error:
-            supervisor.fail(str(error))
-            raise
-        finally:
-            run.nodes.stop_all()
-            run.nodes.close()
-
-
-class _Supervisor:
-    def __init__(self, run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> None:
-        self.run = run
-        self.planner = planner
-        self.say = say
-        self.nodes = run.nodes
-        self.run_dir = run.task.run_dir
+        Raises:
+            MindswapError: it cannot be started.
+        """
+        self.run_dir = self.task.run_dir
         self.file = StateFile(self.run_dir)
-        self.is_unsaved = False
-        self.is_prepared = False  # an attempt is, whose workers are to be started
-        self.is_measured = False
-        self.state = self._load()
+        require_room(self.run_dir)
+        with locked(self.run_dir), signals_raise(only_first=True):
+            adopt_orphans()
+            self.nodes.connect()
+            self.state = self._load()
+            try:
+                return self._loop(), self.state
+            except StoppedBySignal as stop:
+                self.say("stopping all workers")
+                self.nodes.stop_all()
+                self._take(Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
+                return 128 + stop.number, self.state
+            except MindswapError as error:
+                self.state = replace(self.state, exit_reason=str(error))  # why it cannot go on
+                self._save()
+                raise
+            finally:
+                self.nodes.stop_all()
+                self.nodes.close()
 
-    def loop(self) -> int:
+    def _loop(self) -> int:
         self._stop_leftovers()
         event: Event = Opened()
         while True:
@@ -119,17 +113,6 @@ class _Supervisor:
                 "    fix:     they wait for a device or a file system: free that, or take another --run-dir"
             )
 
-    def interrupt(self) -> None:
-        """Stop everything, and keep that the user asked for it."""
-        self.say("stopping all workers")
-        self.nodes.stop_all()
-        self._take(Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
-
-    def fail(self, reason: str) -> None:
-        """Keep the reason for which the run cannot go on."""
-        self.state = replace(self.state, exit_reason=reason)
-        self._save()
-
     def _last_step(self) -> int:
         return max(self.nodes.step, self.state.current.last_step if self.state.current else 0)
 
@@ -143,7 +126,7 @@ class _Supervisor:
     def _perform(self, action: RunPlanner | Start | Wait) -> Event:
         match action:
             case RunPlanner(budget_bytes):
-                config_path = self.run.task.command.config_path
+                config_path = self.task.command.config_path
                 return Planned(self.planner(config_path, budget_bytes, self.state.corrections))
             case Start(plan):
                 return self._prepare(plan)
@@ -166,7 +149,7 @@ class _Supervisor:
             self.nodes.prepare(number, plan.yaml_text, key, ignored, port)
         except NodeLost:
             return self._prepare(plan)  # a spare node, or an error that names the lost one
-        if port != (asked := self.run.task.command.master_port):
+        if port != (asked := self.task.command.master_port):
             self.say(f"port {asked} is still in use: port {port} instead")
         self.is_prepared = True
         step = key[0].step if key else 0
@@ -196,7 +179,7 @@ class _Supervisor:
                     return self._measure(seen)  # a short training, that ended between two looks
                 self.nodes.stop_all()
                 return self._with_full_disks(event) if event.outcome is Outcome.FAILED else event
-            if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
+            if not self.is_measured and seen.num_timed_steps >= self.num_measured_steps:
                 return self._measure(seen)
             if for_checkpoint and (newest := self._newest_step()) > before:
                 assert self.state.candidate is not None
@@ -206,12 +189,12 @@ class _Supervisor:
                 with contextlib.suppress(NodeLost):
                     self.nodes.look()
                 return Ended(Outcome.REPLANNED, self._last_step())
-            time.sleep(self.run.poll_s)
+            time.sleep(self.poll_s)
 
     def _measure(self, seen: Seen) -> Measured:
         self.is_measured = True
         startup_ns = int(self.nodes.startup_s * 1e9)
-        peak_bytes, step_ns, saves = seen.peak_bytes, seen.step_time_ns, self.run.saves_checkpoints
+        peak_bytes, step_ns, saves = seen.peak_bytes, seen.step_time_ns, self.saves_checkpoints
         return Measured(seen.step, seen.num_steps, peak_bytes, step_ns, startup_ns, saves)
 
     def _with_full_disks(self, event: Ended) -> Ended:
@@ -224,9 +207,9 @@ class _Supervisor:
 
     def _load(self) -> State:
         present = self.nodes.marks()
-        fresh = State(self.run.settings, ignored_checkpoints=present)
+        fresh = State(self.settings, ignored_checkpoints=present)
         try:
-            state = self.file.load(self.run.key)
+            state = self.file.load(self.key)
         except StateProblem as problem:
             aside = self.file.put_aside()
             where = f", kept as {aside}" if aside else ""
@@ -239,11 +222,11 @@ class _Supervisor:
         if state.running:  # this program was killed: the logs say how far the attempt came
             self.nodes.open(state.running.number)
             state = state.with_current(last_step=max(state.running.last_step, self.nodes.look().step))
-        return replace(state, settings=self.run.settings)
+        return replace(state, settings=self.settings)
 
     def _save(self) -> None:
         try:
-            self.file.save(self.state, self.run.key)
+            self.file.save(self.state, self.key)
         except OSError as error:
             if not self.is_unsaved:
                 self.say(

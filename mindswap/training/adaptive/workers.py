@@ -25,16 +25,19 @@ MAX_KEPT_BYTES = 1 << 20
 class Workers:
     """Starts the workers of an attempt, reads their logs and says how they ended. All are descendants of this process.
 
-    Args:
-        folder: of the attempt.
-        ranks: of the workers; each has its log there.
-        has_msrun: msrun starts them; what it prints goes to `msrun.log`. Without it the training writes `worker_0.log`.
-
     Attributes:
         step: the last step that was seen.
     """
 
-    def __init__(self, folder: Path, ranks: Iterable[int], *, has_msrun: bool) -> None:
+    def turn_to(self, folder: Path, ranks: Iterable[int], *, has_msrun: bool) -> None:
+        """From now on they are those of an attempt.
+
+        Args:
+            folder: of the attempt.
+            ranks: of the workers; each has its log there.
+            has_msrun: msrun starts them; what it prints goes to `msrun.log`. Without it the training writes
+                `worker_0.log`.
+        """
         self.step = 0
         self._folder = folder
         self._has_msrun = has_msrun
@@ -46,7 +49,7 @@ class Workers:
         self._ranks: dict[int, int] = {}
         self._num_oom_kills = count_oom_kills()
 
-    def start(self, words: list[str], environment: Mapping[str, str], working_folder: Path) -> None:
+    def start_words(self, words: list[str], environment: Mapping[str, str], working_folder: Path) -> None:
         """Start them. Raises LaunchError: it cannot be started."""
         log = self._output.path
         try:
