@@ -109,11 +109,11 @@ class _Worker:
 
     def seen(self, rank: int) -> Seen:
         """State of training by this log."""
-        log, last, times_ns = self.scanner.snapshot(rank), self.steps.last, self.steps.times_ns
+        log, times_ns = self.scanner.snapshot(rank), self.steps.times_ns
         peak_bytes = log.memory.actual_peak_bytes
         return Seen(
-            step=last.number if last else 0,
-            num_steps=last.num_steps if last else 0,
+            step=self.steps.step,
+            num_steps=self.steps.num_steps,
             num_timed_steps=len(times_ns),
             step_time_ns=int(statistics.median(times_ns)) if times_ns else 0,
             peak_bytes=peak_bytes if peak_bytes is not None else log.memory.used_peak_bytes,

@@ -4,6 +4,7 @@ import codecs
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -77,25 +78,21 @@ def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
     Raises:
         DataError: with the offset of the first byte that is wrong.
     """
-    rest, offset, at_start = b"", 0, True
-    for block in blocks:
-        text, used = _decode(name, rest + block, offset, is_last=False)
-        rest, offset = (rest + block)[used:], offset + used
+    decoder, num_read, at_start = codecs.getincrementaldecoder("utf-8")(), 0, True
+    for block in chain(blocks, (None,)):
+        num_read += len(block or b"")
+        try:
+            text = decoder.decode(block or b"", final=block is None)
+        except UnicodeDecodeError as error:  # of what was left over, and the block
+            offset = num_read - len(error.object) + error.start
+            raise DataError(
+                f"{name}: byte {error.object[error.start]:#04x} at offset {offset} is not UTF-8 ({error.reason})\n"
+                "    allowed: UTF-8; without --tokenizer (byte tokens) any encoding\n"
+                "    fix:     iconv -f LATIN1 -t UTF-8, with the encoding that the file has"
+            ) from error
         if text:
             yield text.removeprefix("\ufeff") if at_start else text
             at_start = False
-    _decode(name, rest, offset, is_last=True)
-
-
-def _decode(name: str, data: bytes, offset: int, *, is_last: bool) -> tuple[str, int]:
-    try:
-        return codecs.utf_8_decode(data, "strict", is_last)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}: byte {data[error.start]:#04x} at offset {offset + error.start} is not UTF-8 ({error.reason})\n"
-            "    allowed: UTF-8; without --tokenizer (byte tokens) any encoding\n"
-            "    fix:     iconv -f LATIN1 -t UTF-8, with the encoding that the file has"
-        ) from error
 
 
 def split_pieces(texts: Iterable[str]) -> Iterator[str]:

@@ -50,8 +50,6 @@ class MemoryStatistics:
     available_bytes: int | None = None  # what MindSpore may use of it
     used_peak_bytes: int | None = None  # highest use without fragments, over all statistics of the log
     actual_peak_bytes: int | None = None  # highest use with fragments, over all statistics of the log
-    last_used_peak_bytes: int | None = None  # use without fragments in the last statistics
-    last_actual_peak_bytes: int | None = None  # use with fragments in the last statistics
 
 
 @dataclass(frozen=True)

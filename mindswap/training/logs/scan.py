@@ -44,8 +44,8 @@ _OFFLOAD_WARNING = "Offload does not take effect outside the scope of the lazy_i
 _STATISTICS = (
     ("device_bytes", re.compile(r"Device (?:MOC|HBM) memory size: (\d{1,9})M")),
     ("available_bytes", re.compile(r"MindSpore Used memory size: (\d{1,9})M")),
-    ("last_used_peak_bytes", re.compile(r"Used peak memory usage \(without fragments\): (\d{1,9})M")),
-    ("last_actual_peak_bytes", re.compile(r"Actual peak memory usage(?: \(with fragments\))?: (\d{1,9})M")),
+    ("used_peak_bytes", re.compile(r"Used peak memory usage \(without fragments\): (\d{1,9})M")),
+    ("actual_peak_bytes", re.compile(r"Actual peak memory usage(?: \(with fragments\))?: (\d{1,9})M")),
 )
 # What mindswap itself logs while it trains (`adapters/plugin.py`), in bytes.
 _REPORT = re.compile(r"mindswap: peak memory (\d{1,15}) bytes used, (\d{1,15}) bytes reserved")
@@ -212,25 +212,17 @@ class LogScanner:
     def _take_memory(self, message: str) -> None:
         if "emory size: " in message or "peak memory usage" in message:
             found = ((name, pattern.search(message)) for name, pattern in _STATISTICS)
-            memory = replace(self._log.memory, **{name: int(match[1]) << 20 for name, match in found if match})
-            self._note(memory=memory)
-            self._add_peaks(memory.last_used_peak_bytes, memory.last_actual_peak_bytes)
+            self._take_statistics(**{name: int(match[1]) << 20 for name, match in found if match})
         if match := _REPORT.search(message):
-            self._add_peaks(int(match[1]), int(match[2]))
+            self._take_statistics(used_peak_bytes=int(match[1]), actual_peak_bytes=int(match[2]))
         event = parse_oom(message)
         if event and len(self._oom) < MAX_EVENTS:
             self._oom.setdefault((event.form, event.requested_bytes), event)
 
-    def _add_peaks(self, used_bytes: int | None, actual_bytes: int | None) -> None:
-        memory = self._log.memory
-        memory = replace(
-            memory,
-            last_used_peak_bytes=used_bytes,
-            last_actual_peak_bytes=actual_bytes,
-            used_peak_bytes=_max(memory.used_peak_bytes, used_bytes),
-            actual_peak_bytes=_max(memory.actual_peak_bytes, actual_bytes),
-        )
-        self._note(memory=memory)
+    def _take_statistics(self, **sizes: int) -> None:
+        known = self._log.memory
+        highest = {name: max(size, getattr(known, name) or 0) for name, size in sizes.items()}
+        self._note(memory=replace(known, **highest))
 
     def _drop_pending(self) -> None:
         if self._pending:
@@ -246,7 +238,3 @@ class LogScanner:
 def _is_idle(raw: bytes) -> bool:
     """A line of level INFO about memory, of which MindSpore writes very many with GLOG_v=1; one message, whole."""
     return raw.startswith((b"[INFO]", b"[DEBUG]")) and not any(map(raw.__contains__, _TELLING))
-
-
-def _max(first: int | None, second: int | None) -> int | None:
-    return max((value for value in (first, second) if value is not None), default=None)

@@ -43,21 +43,18 @@ MAX_CARRY_BYTES = 1 << 12
 MAX_TIMES = 256
 
 
-@dataclass(frozen=True)
-class LoggedStep:
-    """The step a worker came to."""
-
-    number: int  # from 1, over all epochs
-    num_steps: int  # of the whole training
-
-
 class StepScanner:
-    """Takes a log in blocks and keeps the last step and the last times; a line that is cut counts once whole."""
+    """Takes a log in blocks and keeps the last step and the last times; a line that is cut counts once whole.
+
+    Attributes:
+        step: the last one, from 1, over all epochs; 0 for none.
+        num_steps: of the whole training; 0 while unknown.
+        times_ns: of the last steps, the first one left out.
+    """
 
     def __init__(self) -> None:
         self._carry = b""
-        self.last: LoggedStep | None = None
-        self.num_seen = 0
+        self.step = self.num_steps = self.num_seen = 0
         self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
 
     def feed(self, block: bytes) -> None:
@@ -68,7 +65,7 @@ class StepScanner:
             return
         for match in _STEP.finditer(block, 0, end):
             epoch, num_epochs, step, steps_per_epoch = (int(number) for number in match.groups()[:4])
-            self.last = LoggedStep((epoch - 1) * steps_per_epoch + step, num_epochs * steps_per_epoch)
+            self.step, self.num_steps = (epoch - 1) * steps_per_epoch + step, num_epochs * steps_per_epoch
             self.num_seen += 1
             # The first step compiles.
             if match[5] and self.num_seen > 1:
