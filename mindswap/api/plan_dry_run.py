@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.api.dry_run_stages import DryRunOptions, Say, run_stages
-from mindswap.api.loaded_step import LoadedStep
+from mindswap.api.dry_run_stages import Say, run_stages
 from mindswap.api.plan import StepPlan
 from mindswap.api.plan_2x import is_2x
 from mindswap.api.recorded import is_trace_path
@@ -40,11 +39,7 @@ class DryRunPlan:
 
 
 def plan_with_dry_runs(
-    step: LoadedStep,
-    budget_bytes: int,
-    make: Callable[[int], StepPlan],
-    options: DryRunOptions | None = None,
-    say: Say = lambda line: None,
+    budget_bytes: int, make: Callable[[int], StepPlan], say: Say = lambda line: None
 ) -> tuple[DryRunPlan, ...]:
     """Plans, each within a budget that is corrected by what the dry run of the one before it needed more or less.
 
@@ -52,10 +47,8 @@ def plan_with_dry_runs(
     does not fit in the simulation either.
 
     Args:
-        step: what to plan for.
         budget_bytes: of each card.
         make: plans for a budget.
-        options: of the dry runs.
         say: takes a line about how far it is.
 
     Raises:
@@ -67,7 +60,7 @@ def plan_with_dry_runs(
         found = make(asked_bytes)
         if not found.fits:
             return (*attempts, DryRunPlan(asked_bytes, found, None))
-        report = dry_run_plan(found, budget_bytes, options, say)
+        report = dry_run_plan(found, budget_bytes, say)
         attempts.append(DryRunPlan(asked_bytes, found, report))
         if report.fits:
             break
@@ -75,9 +68,7 @@ def plan_with_dry_runs(
     return tuple(attempts)
 
 
-def dry_run_plan(
-    plan: StepPlan, budget_bytes: int, options: DryRunOptions | None = None, say: Say = lambda line: None
-) -> DryRunReport:
+def dry_run_plan(plan: StepPlan, budget_bytes: int, say: Say = lambda line: None) -> DryRunReport:
     """The dry run of a step under a plan, beside its simulation; errors as of `run_stages`."""
     step = plan.step
     data = step.document.data()
@@ -91,7 +82,7 @@ def dry_run_plan(
         return replace(step, policy=policy).short(kept).simulate().report()
 
     limits = budget_bytes, step.device.leaves_fragments
-    return run_stages(document, options, say, f"{step.title}, planned", simulate, *limits)
+    return run_stages(document, None, say, f"{step.title}, planned", simulate, *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:

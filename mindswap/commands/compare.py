@@ -24,8 +24,9 @@ import argparse
 from mindswap.api.compare import compare_configs
 from mindswap.commands.options import answer, device_overrides
 from mindswap.files import require_folders
+from mindswap.planner.problem import Compared
 from mindswap.policy.coverage import BASELINES
-from mindswap.report.plots import TradeOff, plot_tradeoffs
+from mindswap.report.plots import plot_tradeoffs
 
 ARGUMENTS = {
     "CONFIG|BASELINE...": {"dest": "configs"},
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     device = found.runs[0][1].device
     if args.plot:
         plot_tradeoffs(
-            [TradeOff(name, run.step_time_ns, run.peak_bytes) for name, run in found.runs],
+            [Compared(name, run.step_time_ns, run.peak_bytes, run.fits) for name, run in found.runs],
             args.plot,
             title="Step time and peak memory",
             caption=device.title,

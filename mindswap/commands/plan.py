@@ -171,7 +171,7 @@ def _dry_runs(step: LoadedStep, make: Callable[[int | None], StepPlan]) -> tuple
     if is_2x(step.document):
         raise PlanError("--dry-run: not for files of MindFormers 2.x\n    fix:     leave it out")
     say = PhaseLines(time.monotonic(), sys.stderr)
-    return plan_with_dry_runs(step, budget_of(step)[0], make, None, say)
+    return plan_with_dry_runs(budget_of(step)[0], make, say)
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
@@ -230,16 +230,16 @@ def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective
     if not args.json:
         print(format_sweep(plans, step.device.title), flush=True)
     if args.plot:
-        from mindswap.report.plots import TradeOff, plot_tradeoffs
+        from mindswap.report.plots import plot_tradeoffs
 
         plot_tradeoffs(
-            [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared],
+            plans[0].compared,
             args.plot,
             title=f"{step.title}, step time against peak memory",
             caption=step.device.title,
             budget_bytes=step.device.usable_memory_bytes,
-            curve=[TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans],
-            bound=[TradeOff("", bound_ns, size) for size, bound_ns in swept.bound()],
+            curve=plans,
+            bound=swept.bound(),
         )
     if args.json:
         print(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))

@@ -58,19 +58,12 @@ def _numbers(text: str) -> tuple[int, ...] | str:
     return numbers
 
 
-def _cards(text: str) -> int:
-    found = _numbers(text)
-    if isinstance(found, str) or len(found) != 1:
-        raise argparse.ArgumentTypeError(f"{text}: write one number of cards, from 1 on")
-    return found[0]
-
-
 BATCH_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--batch-size": {"type": _numbers},
     "--micro-batches": {"type": _numbers},
     "--strategy": {"choices": [AUTO]},
     "--stages": {"choices": [AUTO]},
-    "--cards": {"type": _cards},
+    "--cards": {"type": number_from(1)},
     "--jobs": {"type": number_from(1, 256), "default": 1},
 }
 
@@ -175,7 +168,7 @@ def _dry_runs(
             return found
         return make_plan(found.step, asked_bytes, allowed, progress=progress, simple=args.simple)
 
-    return plan_with_dry_runs(found.step, budget_bytes, make, None, say)
+    return plan_with_dry_runs(budget_bytes, make, say)
 
 
 def deliver(

@@ -1,7 +1,7 @@
 """Pictures: memory by operator, a dry run, step time against memory. Need matplotlib, the extra `mindswap[plot]`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mindswap.errors import DataError
 from mindswap.files import rewritten
 from mindswap.graph.memory import LayerMemory, OperatorMemory
+from mindswap.planner.problem import Compared, Plan
 from mindswap.report.dryrun_html import real_curve, simulated_curve
 from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_of
 from mindswap.report.simulation.bars import BUDGET, MEMORY_STYLES
@@ -163,24 +164,15 @@ BEST, OTHER, CURVE = "#2f6bb8", "#5a6877", "#2f9e77"
 MARKS = "oDs^vP*X<>hd"
 
 
-@dataclass(frozen=True)
-class TradeOff:
-    """A simulated configuration as one point."""
-
-    name: str
-    step_time_ns: int
-    peak_bytes: int
-
-
 def plot_tradeoffs(
-    points: Sequence[TradeOff],
+    points: Sequence[Compared],
     path: Path,
     *,
     title: str,
     caption: str,
     budget_bytes: int | None = None,
-    curve: Sequence[TradeOff] = (),
-    bound: Sequence[TradeOff] = (),
+    curve: Sequence[Plan] = (),
+    bound: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Step time against peak memory of several configurations, named in the legend, and the plans for every memory.
 
@@ -190,9 +182,9 @@ def plot_tradeoffs(
         title: what the picture is about.
         caption: the device and its figures.
         budget_bytes: device memory that may be used.
-        curve: plans, in any order; their names are not shown.
-        bound: step times that no policy can beat, each for a memory, least memory first; no policy can do with less
-            memory than the first has.
+        curve: plans, in any order.
+        bound: a memory in bytes and the step time that no policy can beat with it, least memory first; no policy can
+            do with less than the first.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
@@ -212,7 +204,7 @@ def plot_tradeoffs(
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.set_axisbelow(True)
-    everything = [*points, *curve]
+    everything: list[Compared | Plan] = [*points, *curve]
     longest_ns, shortest_ns = (choose(p.step_time_ns for p in everything) for choose in (max, min))
     unit_ns, unit = (SECOND, "s") if longest_ns >= 2 * SECOND else (SECOND // 1000, "ms")
     axis.set_ylabel(f"step time ({unit})")
@@ -247,16 +239,16 @@ def _set_log_scale(axis: "Axes") -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _fill_below(axis: "Axes", bound: Sequence[TradeOff], unit_ns: int) -> None:
+def _fill_below(axis: "Axes", bound: Sequence[tuple[int, int]], unit_ns: int) -> None:
     """The part of the picture where no policy can be."""
     (low_x, high_x), (low_y, high_y) = axis.get_xlim(), axis.get_ylim()
-    x = [low_x, bound[0].peak_bytes / GIB, *(p.peak_bytes / GIB for p in bound), high_x]
-    y = [high_y, high_y, *(p.step_time_ns / unit_ns for p in bound), bound[-1].step_time_ns / unit_ns]
+    x = [low_x, bound[0][0] / GIB, *(size / GIB for size, _ in bound), high_x]
+    y = [high_y, high_y, *(time_ns / unit_ns for _, time_ns in bound), bound[-1][1] / unit_ns]
     label = "no policy can be here" if x[1] > low_x or max(y[2:]) > low_y else None  # None: outside of what is shown
     axis.fill_between(x, y, low_y, color=OTHER, alpha=0.13, linewidth=0, label=label)
 
 
-def _set_limits(axis: "Axes", points: Iterable[TradeOff], unit_ns: int, budget_bytes: int | None) -> None:
+def _set_limits(axis: "Axes", points: Iterable[Compared | Plan], unit_ns: int, budget_bytes: int | None) -> None:
     """Room around the points."""
     x = [p.peak_bytes / GIB for p in points] + ([budget_bytes / GIB] if budget_bytes is not None else [])
     y = [p.step_time_ns / unit_ns for p in points]
@@ -273,7 +265,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     return max(0.0, low - room), high + room
 
 
-def _colour(point: TradeOff, points: Sequence[TradeOff], budget_bytes: int | None) -> str:
+def _colour(point: Compared, points: Sequence[Compared], budget_bytes: int | None) -> str:
     """Red over the budget; blue where no other is both smaller and faster; else grey."""
     if budget_bytes is not None and point.peak_bytes > budget_bytes:
         return BUDGET.light
@@ -282,9 +274,9 @@ def _colour(point: TradeOff, points: Sequence[TradeOff], budget_bytes: int | Non
     return OTHER if any(size <= own[0] and time <= own[1] and (size, time) != own for size, time in others) else BEST
 
 
-def _joined(points: Sequence[TradeOff]) -> list[TradeOff]:
+def _joined(points: Sequence[Compared]) -> list[Compared]:
     """Points that are the same, with both names."""
-    names: dict[tuple[int, int], list[str]] = {}
+    same: dict[tuple[int, int], list[Compared]] = {}
     for point in points:
-        names.setdefault((point.step_time_ns, point.peak_bytes), []).append(point.name)
-    return [TradeOff(", ".join(found), *key) for key, found in names.items()]
+        same.setdefault((point.step_time_ns, point.peak_bytes), []).append(point)
+    return [replace(found[0], name=", ".join(one.name for one in found)) for found in same.values()]

@@ -42,11 +42,11 @@ class FakeReport:
     ],
 )
 def test_the_budget_is_corrected_by_the_difference(monkeypatch, real, asked, fits):
-    def dry_run(plan, budget_bytes, options, say):
+    def dry_run(plan, budget_bytes, say):
         return FakeReport(real(plan.peak_bytes), budget_bytes)
 
     monkeypatch.setattr(plan_dry_run, "dry_run_plan", dry_run)
-    attempts = plan_dry_run.plan_with_dry_runs(None, 100, FakePlan)
+    attempts = plan_dry_run.plan_with_dry_runs(100, FakePlan)
     assert [attempt.asked_bytes for attempt in attempts] == asked
     assert attempts[-1].fits == fits
     assert not any(attempt.fits for attempt in attempts[:-1])

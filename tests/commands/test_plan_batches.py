@@ -42,7 +42,7 @@ def test_only_what_differs_changes_and_comments_stay():
         (["--batch-size", "0"], "write auto, or numbers from 1 on"),
         (["--batch-size", "two"], "write auto, or numbers from 1 on"),
         (["--cards", "4"], "--cards: the strategy stays"),
-        (["--strategy", "auto", "--cards", "4,8"], "write one number of cards"),
+        (["--strategy", "auto", "--cards", "4,8"], "expected an integer between 1 and"),
         (["--strategy", "auto", "--any-global-batch"], "--any-global-batch: not with --strategy"),
         (["--strategy", "auto"], "parallel_mode takes no strategies"),
         (["--stages", "auto"], "--stages: there is one stage"),

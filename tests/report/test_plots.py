@@ -4,9 +4,10 @@ from mindswap.errors import DataError
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.graph.model import Node, TensorType
+from mindswap.planner.problem import Compared
 from mindswap.report import plots
 from mindswap.report.memory import LayerMemoryReport
-from mindswap.report.plots import TradeOff, plot_tradeoffs
+from mindswap.report.plots import plot_tradeoffs
 from mindswap.report.simulation.bars import MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
 from tests.report.simulated import GIB, MS
@@ -89,13 +90,17 @@ def test_the_legend_names_what_is_in_the_picture_whatever_panel_it_is_in(figures
     assert named == [["kept on device", "swapped"], ["swapped"]]
 
 
+def tried(name, step_time_ns, peak_bytes):
+    return Compared(name, step_time_ns, peak_bytes, True)
+
+
 POINTS = [
-    TradeOff("none", 880 * MS, 71 * GIB),
-    TradeOff("full-recompute", 1150 * MS, 31 * GIB),
-    TradeOff("select-recompute", 960 * MS, 48 * GIB),
-    TradeOff("default-swap", 965 * MS, 48 * GIB),
-    TradeOff("planned.yaml", 961 * MS, 31 * GIB),
-    TradeOff("the same", 961 * MS, 31 * GIB),
+    tried("none", 880 * MS, 71 * GIB),
+    tried("full-recompute", 1150 * MS, 31 * GIB),
+    tried("select-recompute", 960 * MS, 48 * GIB),
+    tried("default-swap", 965 * MS, 48 * GIB),
+    tried("planned.yaml", 961 * MS, 31 * GIB),
+    tried("the same", 961 * MS, 31 * GIB),
 ]
 
 
@@ -113,9 +118,9 @@ def test_each_configuration_has_a_mark_of_its_own_and_the_colour_of_its_verdict(
 
 
 def test_where_no_policy_can_be_is_filled(figures):
-    curve = [TradeOff("", 900 * MS, 40 * GIB), TradeOff("", 880 * MS, 71 * GIB)]
-    bound = [TradeOff("", 950 * MS, 30 * GIB), TradeOff("", 880 * MS, 50 * GIB)]
-    points = [TradeOff("least", 961 * MS, 31 * GIB), TradeOff("slowest", 1150 * MS, 31 * GIB)]
+    curve = [tried("", 900 * MS, 40 * GIB), tried("", 880 * MS, 71 * GIB)]
+    bound = [(30 * GIB, 950 * MS), (50 * GIB, 880 * MS)]
+    points = [tried("least", 961 * MS, 31 * GIB), tried("slowest", 1150 * MS, 31 * GIB)]
     plot_tradeoffs(points, "p.png", curve=curve, title="llama", caption="device", bound=bound)
     (axis,) = figures[0].axes
     (area,) = [one for one in axis.collections if one.get_label() == "no policy can be here"]
@@ -126,9 +131,9 @@ def test_where_no_policy_can_be_is_filled(figures):
 
 
 def test_a_bound_below_all_that_is_shown_is_not_in_the_legend(figures):
-    curve = [TradeOff("", 900 * MS, 40 * GIB), TradeOff("", 880 * MS, 71 * GIB)]
+    curve = [tried("", 900 * MS, 40 * GIB), tried("", 880 * MS, 71 * GIB)]
     for least_bytes in (1 * GIB, 39 * GIB):
-        bound = [TradeOff("", 100 * MS, least_bytes)]
+        bound = [(least_bytes, 100 * MS)]
         plot_tradeoffs([], "p.png", curve=curve, title="llama", caption="device", bound=bound)
     assert [legend(figure.legends[0]) for figure in figures] == [["plans"], ["no policy can be here", "plans"]]
 
@@ -136,7 +141,7 @@ def test_a_bound_below_all_that_is_shown_is_not_in_the_legend(figures):
 @pytest.mark.filterwarnings("error")  # matplotlib warns of a limit of 0
 def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_scale(figures):
     for slowest in (2, 3, 30):
-        curve = [TradeOff("", slowest * 900 * MS, 20 * GIB), TradeOff("", 900 * MS, 40 * GIB)]
+        curve = [tried("", slowest * 900 * MS, 20 * GIB), tried("", 900 * MS, 40 * GIB)]
         plot_tradeoffs([], "p.png", curve=curve, title="llama", caption="device")
     assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log", "log"]
     labels = [figure.axes[0].get_ylabel() for figure in figures]
@@ -146,15 +151,15 @@ def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_scale(figures):
 
 
 def test_what_is_far_slower_than_every_plan_is_named_and_not_drawn(figures):
-    curve = [TradeOff("", 900 * MS, 20 * GIB), TradeOff("", 800 * MS, 40 * GIB)]
-    settings = [TradeOff("swap everything", 1801 * MS, 19 * GIB), TradeOff("full recompute", 1800 * MS, 19 * GIB)]
+    curve = [tried("", 900 * MS, 20 * GIB), tried("", 800 * MS, 40 * GIB)]
+    settings = [tried("swap everything", 1801 * MS, 19 * GIB), tried("full recompute", 1800 * MS, 19 * GIB)]
     plot_tradeoffs(settings, "p.png", curve=curve, title="llama", caption="device")
     assert legend(figures[0].legends[0]) == ["plans", "full recompute"]
     assert "device. Not drawn: swap everything, 1.80 s, 19.0 GiB" in figures[0].axes[0].get_xlabel()
 
 
 def test_a_picture_says_that_it_is_simulated_and_carries_its_words(tmp_path):
-    plot_tradeoffs([TradeOff("a", 7000 * MS, GIB)], tmp_path / "c.png", title="llama", caption="Atlas 800T A2")
+    plot_tradeoffs([tried("a", 7000 * MS, GIB)], tmp_path / "c.png", title="llama", caption="Atlas 800T A2")
     text = (tmp_path / "c.png").read_bytes().decode("latin-1")
     for words in ("llama: simulated", "Simulated, no device was used. Atlas 800T A2", "step time (s)"):
         assert words in text, words

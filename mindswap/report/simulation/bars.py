@@ -68,6 +68,13 @@ STATIC, BUDGET, DRY_RUN, OTHER_DRY_RUN = (Style(*style) for style in _STYLES["ot
 
 
 Column = np.ndarray | int
+# A row for each bar of a stage, by lane and then by start: `Lane`, `BarKind`, times from the start of the step, for how
+# long of that something runs or waits, index into `Program.labels` (of the first that was joined; for a wait, of what
+# is waited for; -1 where the kind says it all), layer and micro-batch (-1 outside the layers, or where several were
+# joined), how many operators, copies or waits were joined, bytes of copies.
+_FIELDS = ["lane", "kind", "start_ns", "end_ns", "busy_ns", "label", "layer", "micro_batch", "count", "size_bytes"]
+BAR = np.dtype([(name, np.int64) for name in _FIELDS])
+Bars = np.recarray
 
 _OF_OP = {
     OpKind.FORWARD: (Lane.COMPUTE, BarKind.FORWARD),
@@ -83,29 +90,6 @@ _OF_STALL = {
     StallCause.COMMUNICATION: (Lane.COMPUTE, BarKind.WAIT_COMMUNICATION),
     StallCause.PIPELINE: (Lane.COMPUTE, BarKind.BUBBLE),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Bars:
-    """Bars of one stage, by lane and then by start; all shape (num_bars,), int64."""
-
-    lane: np.ndarray  # `Lane`
-    kind: np.ndarray  # `BarKind`
-    # start_ns, end_ns: from the start of the step
-    start_ns: np.ndarray
-    end_ns: np.ndarray
-    busy_ns: np.ndarray  # of that, how long something runs or waits
-    # index into `Program.labels`, of the first that was joined; for a wait, of what is waited for; -1 where the kind
-    # says it all
-    label: np.ndarray
-    # layer, micro_batch: -1 outside the layers, or where several were joined
-    layer: np.ndarray
-    micro_batch: np.ndarray
-    count: np.ndarray  # how many operators, copies or waits were joined
-    size_bytes: np.ndarray  # of copies
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
 
 def list_bars(timeline: Timeline, stage: int) -> Bars:
@@ -130,10 +114,9 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
         _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
         _idle_end(timeline, own[~is_communication]),
     )
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    lane, start_ns, end_ns = columns[0], columns[2], columns[3]
-    order = np.lexsort((start_ns, lane))
-    return Bars(*(column[order[(end_ns > start_ns)[order]]] for column in columns))
+    bars = np.rec.fromarrays([np.concatenate(column) for column in zip(*parts, strict=True)], dtype=BAR)
+    bars = bars[bars.end_ns > bars.start_ns]
+    return bars[np.lexsort((bars.start_ns, bars.lane))]
 
 
 def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
@@ -173,7 +156,7 @@ def _part(
     micro_batch: Column,
     size_bytes: Column = 0,
 ) -> list[np.ndarray]:
-    """Columns of `Bars`, single values as often as needed."""
+    """Columns of `BAR`, single values as often as needed."""
     columns = (lane, kind, start_ns, end_ns, end_ns - start_ns, label, layer, micro_batch, 1, size_bytes)
     return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]
 
@@ -205,15 +188,11 @@ class NamedBar:
 def name_bars(report: SimulationReport, stage: int) -> Iterator[NamedBar]:
     """Every bar of a stage, by lane and start, then the work behind the last operator."""
     bars, labels = list_bars(report.timeline, stage), report.timeline.program.labels
-    durations_ns = bars.end_ns - bars.start_ns
-    columns = (
-        bars.lane, bars.kind, bars.start_ns, durations_ns, bars.label, bars.layer, bars.micro_batch, bars.size_bytes
-    )  # fmt: skip
-    for lane, code, start_ns, duration_ns, label, *place in zip(*(each.tolist() for each in columns), strict=True):
+    for lane, code, start_ns, end_ns, _, label, layer, micro_batch, _, size_bytes in bars.tolist():
         kind = BarKind(code)
         words = [BAR_STYLES[kind].title] if kind.is_wait or label < 0 else []
         words += [str(labels[label])] if label >= 0 else []
-        yield NamedBar(lane, kind, start_ns, duration_ns, ": ".join(words), *place)
+        yield NamedBar(lane, kind, start_ns, end_ns - start_ns, ": ".join(words), layer, micro_batch, size_bytes)
     end_ns = report.timeline.step_time_ns
     for term in (term for term in report.terms if term.duration_ns):
         yield NamedBar(AFTER, BarKind.TERM, end_ns, term.duration_ns, term.name)
@@ -226,8 +205,3 @@ def find_kinds(report: SimulationReport, bars: Sequence[Bars]) -> list[BarKind]:
     if any(term.duration_ns for term in report.terms):
         present.add(int(BarKind.TERM))
     return [kind for kind in BarKind if kind in present]
-
-
-def only_bars(bars: Bars, chosen: np.ndarray) -> Bars:
-    """Those that are chosen; `chosen` is bool, shape (num_bars,)."""
-    return Bars(**{name: values[chosen] for name, values in vars(bars).items()})

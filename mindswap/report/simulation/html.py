@@ -17,7 +17,6 @@ from mindswap.report.simulation.bars import (
     Bars,
     Lane,
     find_kinds,
-    only_bars,
 )
 from mindswap.report.simulation.text import LAYER_HEADER, STAGE_HEADER, layer_rows, stage_rows
 from mindswap.report.simulation.words import (
@@ -58,7 +57,7 @@ Card = tuple[str, str, str, str]
 def page_data(report: SimulationReport, curves: Curves = MappingProxyType({})) -> dict[str, Any]:
     """Plain data; times in ns, memory in units of `memory_unit_bytes`, starts as differences to the one before."""
     bars = fit_bars(report.timeline, [stage.stage for stage in report.stages], MAX_BARS)
-    above = [only_bars(part, part.lane == Lane.COMPUTE) for part in bars]  # of all stages, over the one that is shown
+    above = [part[part.lane == Lane.COMPUTE] for part in bars]  # of all stages, over the one that is shown
     labels = sorted({int(label) for part in bars for label in np.unique(part.label) if label >= 0})
     # -1, no label, is the last entry.
     number = np.full(len(report.timeline.program.labels) + 1, -1)

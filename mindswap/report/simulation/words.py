@@ -124,7 +124,7 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     shown = shown[np.lexsort((bars.kind[shown], is_work[shown], group[shown]))]
     marks = np.stack([group[shown], is_work[shown], np.where(is_work[shown], -1, bars.kind[shown])])
     first = np.flatnonzero(np.append(True, (marks[:, 1:] != marks[:, :-1]).any(axis=0)))
-    joined = {name: values[shown[first]] for name, values in vars(bars).items()}
+    joined = bars[shown[first]].view(Bars)
     for name in ("busy_ns", "count", "size_bytes"):
         joined[name] = np.add.reduceat(getattr(bars, name)[shown], first)
     layers = bars.layer[shown]
@@ -141,7 +141,7 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     group_start_ns = np.minimum.reduceat(np.minimum.reduceat(bars.start_ns[shown], first), begin)
     joined["start_ns"] = group_start_ns[own] + so_far_ns - so_far_ns[begin][own]
     joined["end_ns"] = np.where(of_work, np.maximum.reduceat(bars.end_ns[shown], first), joined["start_ns"] + waited_ns)
-    return Bars(**joined)
+    return joined
 
 
 def fit_bars(timeline: Timeline, stages: Sequence[int], max_bars: int) -> list[Bars]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mindswap.report.simulation.bars import BarKind, Bars, Lane, list_bars
+from mindswap.report.simulation.bars import BAR, BarKind, Bars, Lane, list_bars
 from mindswap.report.simulation.words import fit_bars, join_bars, sample_memory
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import profile_memory
@@ -22,7 +22,7 @@ def compute_bars(*bars: tuple[BarKind, int, int], layers: list[int] | None = Non
     kind, start, end = (np.array(column) for column in zip(*bars, strict=True))
     same = np.zeros(len(bars), np.int64)
     layer = same if layers is None else np.array(layers)
-    return Bars(same, kind, start, end, end - start, same, layer, same, same + 1, same)
+    return np.rec.fromarrays([same, kind, start, end, end - start, same, layer, same, same + 1, same], dtype=BAR)
 
 
 def test_every_operator_copy_and_wait_is_a_bar():
