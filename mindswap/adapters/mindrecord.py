@@ -8,7 +8,6 @@ size in bytes, then the int32 tokens. A frame of size 0 says that the samples ar
 
 import contextlib
 import importlib.util
-import os
 import random
 import shutil
 import signal
@@ -24,7 +23,7 @@ from pathlib import Path
 from mindswap.config.step import StepSettings
 from mindswap.errors import DataError
 from mindswap.training.data.samples import cut_columns
-from mindswap.training.launch.processes import module_command
+from mindswap.training.launch.processes import child_environment, module_command
 from mindswap.training.proof.derive import SyntheticData
 
 INDEX_SUFFIX = ".db"
@@ -36,7 +35,6 @@ SEED = 0
 MAX_SAMPLE_LENGTH = (1 << 20) + 1
 _TOKENS_PER_WRITE = 1 << 18
 _FRAME_SIZE = struct.Struct("=Q")
-_PACKAGE_FOLDER = Path(__file__).parents[2]
 
 
 def require_mindspore() -> None:
@@ -65,14 +63,13 @@ class MindRecordWriter:
         self._path = path
         self._num_tokens = seq_length + 1
         num_written = seq_length + 1 if len(columns) == 1 else len(columns) * seq_length
-        search = os.pathsep.join(filter(None, [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(
             module_command(__name__, str(path), str(num_written), *self.columns),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._messages,
-            env={**os.environ, "PYTHONPATH": search, "GLOG_v": "3"},  # errors only
+            env={**child_environment(), "GLOG_v": "3"},  # errors only
             start_new_session=True,  # Ctrl-C is for the command, which then ends this process
         )
 

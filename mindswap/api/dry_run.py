@@ -3,29 +3,26 @@
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.check.check import check_document, policy_of
 from mindswap.config.nodes import Document
-from mindswap.config.render import document_from_data
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import made_once, write_new
 from mindswap.graph.cache import cache_folder, make_key
-from mindswap.policy.convert import policy_sections
 from mindswap.training.data.samples import data_columns, vocabulary_size
-from mindswap.training.dryrun.read import DryRun, read_run
+from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
 from mindswap.training.proof.derive import (
     RunOptions,
     SyntheticData,
-    cut_policy,
-    derive,
     format_config,
+    run_config,
     with_absolute_paths,
 )
 
@@ -69,13 +66,13 @@ def dry_run(
         say(f"rank {rank}: {line}")
 
     try:
-        return read_run(run_rank(file, folder / f"rank_{rank}", rank, num_ranks, tell, stop))
+        return run_rank(file, folder / f"rank_{rank}", rank, num_ranks, tell, stop)
     except LaunchError as error:
         if INLINE_FAULT not in str(error):
             raise
     tell("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
     again = folder / f"rank_{rank}_not_inlined"
-    return read_run(run_rank(file, again, rank, num_ranks, tell, stop, is_inlined=False))
+    return run_rank(file, again, rank, num_ranks, tell, stop, is_inlined=False)
 
 
 def stage_ranks(num_ranks: int, num_stages: int) -> list[int]:
@@ -97,12 +94,7 @@ def write_dry_run_config(
     settings = read_step_settings(document)
     wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
     own = with_absolute_paths(document.data(), home)
-    config, _ = derive(own, wanted)
-    data = _samples(document_from_data(config, CONFIG_NAME), settings)
-    config, changes = derive(own, replace(wanted, data=data))
-    if kept is not None:
-        cut = replace(cut_policy(policy, tuple(kept)), is_swap_enabled=True)
-        config |= policy_sections(cut, config, len(kept))
+    config, changes = run_config(own, policy, wanted, kept, partial(_samples, settings))
     _for_ascend(config, folder)
     header = "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)
     path = folder / CONFIG_NAME
@@ -110,7 +102,7 @@ def write_dry_run_config(
     return path
 
 
-def _samples(document: Document, settings: StepSettings) -> SyntheticData:
+def _samples(settings: StepSettings, document: Document) -> SyntheticData:
     size, columns = vocabulary_size(document), data_columns(document)
     if size < 2:
         raise LaunchError(

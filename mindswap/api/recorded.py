@@ -1,6 +1,5 @@
 """A step recorded in PyNative mode, in place of a configuration that is compiled."""
 
-from importlib.metadata import version
 from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
@@ -30,15 +29,13 @@ def record_step(config: str) -> RecordedStep:
     check_document(document).require_policy()
     require_mindformers()
     config_path = str(Path(config).resolve())  # quiet() changes the working directory
-    with quiet():
-        from mindswap.adapters.pynative.trace_config import record_config
-
-        found = record_config(config_path, document.is_legacy)
     text = Path(config).read_text("utf-8")
     if document.get("base_config") is not None:
         text = "\n".join(block_lines(document.data(), 0, 2)) + "\n"
-    versions = {name: version(name) for name in ("mindspore", "mindformers")}
-    return RecordedStep(found.trace, found.layers, text, versions, found.notes)
+    with quiet():
+        from mindswap.adapters.pynative.trace_config import record_config
+
+        return record_config(config_path, document.is_legacy, text)
 
 
 def is_trace_path(path: str) -> bool:

@@ -1,7 +1,7 @@
 """One step of a configuration, recorded in PyNative mode with random weights and tokens: only shapes matter."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from importlib.metadata import version
 
 import mindspore as ms
 import numpy as np
@@ -13,26 +13,17 @@ from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs, ma
 from mindswap.adapters.mindspore import find_layers
 from mindswap.adapters.pynative.record import record
 from mindswap.errors import ApplyError, GraphError
-from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
-from mindswap.pynative.trace import Trace
+from mindswap.pynative.trace import RecordedStep
 
 MAX_TOKEN = 32  # every vocabulary has so many
 
 
-@dataclass(frozen=True, eq=False)
-class Recording:
-    """A recorded step."""
-
-    trace: Trace  # with the values of operators
-    layers: tuple[CellNode, ...]  # tree of each layer
-    notes: tuple[str, ...]  # where the step differs from the one that trains, in words
-
-
-def record_config(config_path: str, is_legacy: bool) -> Recording:
+def record_config(config_path: str, is_legacy: bool, text: str) -> RecordedStep:
     """Record one forward and backward pass of one rank on this CPU, without swap and recompute.
 
-    The newer models (not `is_legacy`) are built of parts that a CPU can run.
+    The newer models (not `is_legacy`) are built of parts that a CPU can run. `text` is the configuration as the trace
+    shall have it.
 
     Raises:
         GraphError: if MindFormers cannot build the network, or a CPU cannot run it.
@@ -57,7 +48,9 @@ def record_config(config_path: str, is_legacy: bool) -> Recording:
     except (RuntimeError, TypeError, ValueError, ApplyError) as error:
         what = next(iter(str(error).splitlines()), type(error).__name__)
         raise GraphError(f"{config_path}: a CPU cannot run this step: {what}") from error
-    return Recording(trace, tuple(read_tree(layer) for layer in layers), tuple(config.get(NOTES_KEY, ())))
+    trees, notes = tuple(read_tree(layer) for layer in layers), tuple(config.get(NOTES_KEY, ()))
+    versions = {name: version(name) for name in ("mindspore", "mindformers")}
+    return RecordedStep(trace, trees, text, versions, notes)
 
 
 def fill_inputs(inputs: Mapping[str, ms.Tensor], random: np.random.Generator) -> dict[str, ms.Tensor]:

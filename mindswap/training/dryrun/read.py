@@ -15,9 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from mindswap.errors import LaunchError
-from mindswap.training.dryrun.run import LOG, TRACKER, RankRun
 from mindswap.training.logs.read import read_worker_log
 
+# In the folder of a rank.
+LOG, TRACKER = "log", "tracker"
 # Types of `memory_block.csv`; blocks without a type are the pool's own.
 WEIGHT, CONSTANT = "Weight", "ConstantValue"
 _STATES = ("adam_m.", "adam_v.", "moment1.", "moment2.", "exp_avg", "max_exp_avg")
@@ -173,29 +174,29 @@ class DryRun:
         return [kernel for kernel in self.kernels if kernel.is_copy_back]
 
 
-def read_run(run: RankRun) -> DryRun:
-    """Results of a rank, from its folder.
+def read_run(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -> DryRun:
+    """Results of a rank that ended well: its log, the tables of the tracker, the order of execution in its folder.
 
     Raises:
         LaunchError: it left no figures of memory.
     """
-    log = read_worker_log(run.folder / LOG, run.rank)
+    log = read_worker_log(folder / LOG, rank)
     used, actual = log.memory.used_peak_bytes, log.memory.actual_peak_bytes
     if not used or not actual:
         why = f": {log.last_error}" if log.last_error else ""
         raise LaunchError(
-            f"dry run of rank {run.rank}: MindSpore printed no peak of memory{why}\n    log:     {run.folder / LOG}"
+            f"dry run of rank {rank}: MindSpore printed no peak of memory{why}\n    log:     {folder / LOG}"
         )
     return DryRun(
-        rank=run.rank,
+        rank=rank,
         used_peak_bytes=used,
         actual_peak_bytes=actual,
-        blocks=tuple(_read_blocks(_find(run.folder / TRACKER, "memory_block.csv"))),
-        operators={int(row["time_stamp"]): _name(row) for row in _rows(_find(run.folder / TRACKER, "task.csv"))},
-        kernels=tuple(_read_kernels(_find(run.folder, "execute_order.csv"))),
+        blocks=tuple(_read_blocks(_find(folder / TRACKER, "memory_block.csv"))),
+        operators={int(row["time_stamp"]): _name(row) for row in _rows(_find(folder / TRACKER, "task.csv"))},
+        kernels=tuple(_read_kernels(_find(folder, "execute_order.csv"))),
         set_lines=tuple(line.text for line in log.set_lines),
-        wall_s=run.wall_s,
-        is_inlined=run.is_inlined,
+        wall_s=wall_s,
+        is_inlined=is_inlined,
     )
 
 

@@ -6,32 +6,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.errors import LaunchError
+from mindswap.training.dryrun.read import LOG, TRACKER, DryRun, read_run
 from mindswap.training.dryrun.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
 from mindswap.training.launch.processes import VARIABLE, child_environment, lifeline
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
 
 POLL_S = 0.2
 MAX_S = 1800.0
-LOG = "log"
 # What builds where MindSpore 2.9.0 fails: layer_swap leaves a graph that is not inlined, for which there is no kernel.
 NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
 INLINE_FAULT = "The pointer[ker_ptr] is null"
-TRACKER = "tracker"
 Say = Callable[[str], None]  # takes a line for the user
-
-
-@dataclass(frozen=True)
-class RankRun:
-    """One rank of a dry run that ended well."""
-
-    rank: int
-    folder: Path  # what it wrote: its log, the tracker's tables, the order of execution
-    wall_s: float
-    is_inlined: bool = True  # the backend put conditionals into the graph around them, as it does by default
 
 
 def run_rank(
@@ -43,7 +31,7 @@ def run_rank(
     stop: Callable[[], bool] = lambda: False,
     max_s: float = MAX_S,
     is_inlined: bool = True,
-) -> RankRun:
+) -> DryRun:
     """Run one rank of a configuration to its end, in a folder that it makes.
 
     Args:
@@ -55,7 +43,8 @@ def run_rank(
         is_inlined: False keeps conditionals as graphs of their own (`NOT_INLINED`).
 
     Raises:
-        LaunchError: it failed; with the signal or the last error, the last operator, and where its log is.
+        LaunchError: it failed, with the signal or the last error, the last operator, and where its log is; or it left
+            no figures of memory.
     """
     folder.mkdir(parents=True)
     log = folder / LOG
@@ -78,7 +67,7 @@ def run_rank(
     wall_s = time.monotonic() - begin_s
     if code != 0:
         raise LaunchError(_why(code, folder, rank, wall_s))
-    return RankRun(rank, folder, wall_s, is_inlined)
+    return read_run(folder, rank, wall_s, is_inlined)
 
 
 def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:

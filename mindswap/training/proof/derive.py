@@ -1,15 +1,16 @@
 """The configuration that every run of a proof shares: the user's, made short, repeatable and measured."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.config.render import block_lines, inline_text, is_inline
+from mindswap.config.nodes import Document
+from mindswap.config.render import block_lines, document_from_data, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.files import package_data
-from mindswap.policy.convert import change_layers
+from mindswap.policy.convert import change_layers, policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
@@ -80,6 +81,34 @@ def format_config(config: Mapping[str, Any], comment: str) -> str:
     """The configuration as YAML that stands for itself, below a comment."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     return "\n".join([*lines, *block_lines(config, 0, 2)]) + "\n"
+
+
+def run_config(
+    own: Mapping[str, Any],
+    policy: Policy,
+    wanted: RunOptions,
+    kept: Sequence[int] | None,
+    make_data: Callable[[Document], SyntheticData | None],
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """As `derive`, with other data, and perhaps fewer layers.
+
+    Args:
+        own: the user's configuration, which asks for this policy.
+        policy: in layer indices.
+        wanted: all but the data.
+        kept: layers of the whole model that those of a short one stand for; None for all of them.
+        make_data: for the configuration of the runs; None keeps the user's.
+
+    Raises:
+        LaunchError: the parallel sizes do not fit the number of workers, or no data can be made.
+    """
+    config, _ = derive(own, wanted)
+    config, changes = derive(own, replace(wanted, data=make_data(document_from_data(config, "the configuration"))))
+    if kept is not None:
+        # In layer indices, which need `swap: True` also where only recompute is asked for.
+        cut = replace(cut_policy(policy, tuple(kept)), is_swap_enabled=True)
+        config |= policy_sections(cut, config, len(kept))
+    return config, changes
 
 
 class _Edit:

@@ -10,12 +10,10 @@ from typing import Any
 from mindswap.check.check import check_document, policy_of
 from mindswap.check.doctor.software import count_cards
 from mindswap.config.nodes import Document
-from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import read_device_target, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
-from mindswap.policy.convert import policy_sections
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.proof.children import (
@@ -31,11 +29,10 @@ from mindswap.training.proof.children import (
 from mindswap.training.proof.derive import (
     RunOptions,
     SyntheticData,
-    cut_policy,
-    derive,
     format_config,
     has_own_data,
     kept_layers,
+    run_config,
     switched_off,
     with_absolute_paths,
 )
@@ -94,22 +91,21 @@ def prepare(request: ProofRequest, document: Document) -> Proof:
             "    allowed: as many on each node\n    fix:     --worker-num"
         )
     own = with_absolute_paths(_own_data(document), Path.cwd())
-    config, _ = derive(own, wanted)
-    notes = []
-    if request.wants_synthetic_data or not has_own_data(own):
-        request.say(f"making data: {wanted.num_steps} steps of random tokens")
+    notes, kept = list[str](), None
+    has_data = has_own_data(own) and not request.wants_synthetic_data
+    if not has_data:
         notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
-        wanted = replace(wanted, data=_make_data(request, document_from_data(config, str(request.config))))
-    config, changes = derive(own, wanted)
     if num_layers < checked.num_layers:
         kept = kept_layers(checked.num_layers, num_layers)
-        # In layer indices, which need `swap: True` also where only recompute is asked for.
-        cut = replace(cut_policy(policy, kept), is_swap_enabled=True)
-        config |= policy_sections(cut, config, num_layers)
         notes.append(
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
             f"{', '.join(map(str, kept))} of the whole model, in this order."
         )
+
+    def make_data(short: Document) -> SyntheticData | None:
+        return None if has_data else _make_data(request, short)
+
+    config, changes = run_config(own, policy, wanted, kept, make_data)
     header = f"Made by mindswap prove from {request.config}; changed there:\n" + "\n".join(changes)
     write_new(request.file("yaml"), format_config(config, header))
     write_new(request.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
@@ -140,6 +136,7 @@ def _own_data(document: Document) -> dict[str, Any]:
 
 
 def _make_data(request: ProofRequest, document: Document) -> SyntheticData:
+    request.say(f"making data: {request.wanted.num_steps} steps of random tokens")
     size = vocabulary_size(document)
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")

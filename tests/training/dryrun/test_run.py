@@ -77,7 +77,6 @@ def test_what_does_not_build_inlined_is_run_again_without(tmp_path, monkeypatch)
         return "a run"
 
     monkeypatch.setattr(api, "run_rank", run_rank)
-    monkeypatch.setattr(api, "read_run", lambda run: run)
     monkeypatch.setattr(api, "write_dry_run_config", lambda *arguments: tmp_path / "x.yaml")
     monkeypatch.setattr(api, "has_cann", lambda: True)
     said = []
