@@ -241,7 +241,7 @@ def _users_by_path(graph) -> dict[str, set[str]]:
     for node in graph.forward:
         pending = list(node.inputs) if node.paths else []
         for name in pending:  # grows behind
-            producer = graph.forward_nodes.get(name)
+            producer = graph.index.forward_nodes.get(name)
             if producer is not None and producer.paths:
                 for path in producer.paths:
                     uses.setdefault(path, set()).update(node.paths)

@@ -27,7 +27,7 @@ from mindswap.policy.model import Policy
 from mindswap.simulator.captured import CapturedStep
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE
 from mindswap.simulator.layout import require_schedule
-from mindswap.simulator.schedules import LESS_MEMORY
+from mindswap.simulator.schedules.rounds import LESS_MEMORY
 from mindswap.simulator.step_model import StepModel
 
 if TYPE_CHECKING:

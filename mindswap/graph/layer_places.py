@@ -187,7 +187,7 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
 
 def _shared(graph: Graph) -> set[str]:
     """Operators that depend on no weight and are read by another layer, and those that only make their inputs."""
-    nodes = graph.forward_nodes
+    nodes = graph.index.forward_nodes
     reads = (n.name for n in graph.forward if n.op in WEIGHT_OPS and not is_sequence_state(n.inputs[0]))
     weighted = depending(graph.forward, reads)
     shared: set[str] = set()

@@ -224,10 +224,10 @@ def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> It
     seen = set()
     while pending:
         name = pending.pop()
-        if name in seen or name not in graph.forward_nodes:
+        if name in seen or name not in graph.index.forward_nodes:
             continue
         seen.add(name)
-        producer = graph.forward_nodes[name]
+        producer = graph.index.forward_nodes[name]
         if is_named(producer):
             yield producer
         else:
@@ -239,7 +239,7 @@ def find_handed_on(graph: Graph) -> frozenset[str]:
 
     To make one again in backward takes what the layer before hands on, and so on down to the first layer.
     """
-    nodes = graph.forward_nodes
+    nodes = graph.index.forward_nodes
     found: set[str] = set()
     for reader in graph.forward:
         if reader.op in NO_WORK_OPS:  # the compiler ties what backward needs in tuples of no layer

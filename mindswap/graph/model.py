@@ -124,6 +124,7 @@ class GraphIndex:
 
     @functools.cached_property
     def forward_nodes(self) -> Mapping[str, Node]:
+        """Operators of forward by name."""
         return {node.name: node for node in self._forward}
 
     @functools.cached_property
@@ -244,11 +245,6 @@ class Graph:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "index", GraphIndex(self.forward, self.backward, self.saved))
-
-    @property
-    def forward_nodes(self) -> Mapping[str, Node]:
-        """Forward operators by name."""
-        return self.index.forward_nodes
 
     @property
     def swap_pairs(self) -> tuple[SwapPair, ...]:

@@ -138,7 +138,7 @@ def first_readers(
 def resolve_storage(graph: Graph, name: str) -> Storage:
     """The memory behind a value (operator or parameter) of forward, looking through views, tuples, reads of weights."""
     index: int | None = None  # output wanted of the node at hand, set by TupleGetItem
-    nodes = graph.forward_nodes
+    nodes = graph.index.forward_nodes
     while name in nodes:
         node = nodes[name]
         if node.op in WEIGHT_OPS and first_source(name, WEIGHT_OPS, nodes) not in nodes:

@@ -101,8 +101,8 @@ class _Walker:
         self.kept = {node.name for entry in saved for node in entry.keepers}
         # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
         # keys and values of other pieces of the sequence.
-        handed_on = (graph.owner(graph.forward_nodes[name]) for name in find_handed_on(graph))
-        fixed = (*handed_on, *(graph.forward_nodes[name] for name in cache_readers(graph)))
+        handed_on = (graph.owner(graph.index.forward_nodes[name]) for name in find_handed_on(graph))
+        fixed = (*handed_on, *(graph.index.forward_nodes[name] for name in cache_readers(graph)))
         self.output_names = frozenset(name for node in fixed for name in names(node))
 
     def label(self, entry: SavedStorage) -> Names:
@@ -181,7 +181,7 @@ class _Walker:
             if node.op != "TupleGetItem":
                 yield node
             for name in node.inputs:
-                source = self.graph.forward_nodes.get(name)
+                source = self.graph.index.forward_nodes.get(name)
                 if source is None or source.op in IGNORED_OPS or source.op in REDISTRIBUTION_OPS:
                     continue
                 is_kept = name in self.kept and name not in own

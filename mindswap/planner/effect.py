@@ -76,7 +76,7 @@ def _faults_of(model: StepModel, policy: Policy, layer_index: int, swapped: Set[
     not_again = {idle.entry for idle in effect.idle if idle.reason in (*NO_EFFECT, IdleReason.GATHERED)}
     found = {patterns[idle.entry] for idle in effect.idle if idle.entry in patterns and idle.reason not in NO_EFFECT}
     graph = model.layers.rewritten(policy, layer_index)
-    copied = [graph.forward_nodes[copy.inputs[0]] for copy in effect.one_way]
+    copied = [graph.index.forward_nodes[copy.inputs[0]] for copy in effect.one_way]
     copied += [pair.producer for entry in effect.wasted for pair in entry.pairs]
     for node in (*copied, *effect.missing):
         found |= swapped & set(model.names(graph.owner(node))) or swapped

@@ -13,7 +13,7 @@ from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.memory import peak_memory
-from mindswap.simulator.schedules import most_in_flight
+from mindswap.simulator.schedules.rounds import most_in_flight
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.summary import peak_host_bytes
 from mindswap.simulator.timeline import Timeline

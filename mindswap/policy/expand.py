@@ -7,7 +7,6 @@ Source: `LayerSetting` of mindformers 1.9.0. One thing is written otherwise: its
 backslashes of `'feed_forward\\.mul'`, the specification does not, and neither do we.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,24 +70,14 @@ def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
 
 
 @dataclass
-class _Entry:
-    """One operator name with its counts."""
-
-    path: str
-    location: Location
-    pattern: str
-    counts: Counts
-    is_default: bool = False
-
-
-@dataclass
 class _Expansion:
     document: Document
     num_layers: int
     pipeline: Pipeline
     problems: list[Problem] = field(default_factory=list)
     layer_counts: Counts | None = None
-    entries: dict[str, dict[str, _Entry]] = field(default_factory=dict)
+    # by option and pattern, where it stands, and its counts
+    found: dict[str, dict[str, tuple[Statement, Counts]]] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,7 +110,7 @@ class _Expansion:
 
     def _read_select(self, option: str, node: DocumentNode) -> None:
         path = f"recompute_config.{option}"
-        found = self.entries[option] = {}
+        self.found[option] = {}
         if node.entries is not None:
             for named in node.unique_entries():
                 name_path = f"{path}['{key_text(named.key)}']"
@@ -129,13 +118,11 @@ class _Expansion:
                     message = f"{name_path}: {show(named.key)} is not an operator name"
                     self.report(named.location, message, Level.ERROR, Expect.PATTERN.value, f"'{named.key}'")
                     continue
-                counts = self._counts(named.value, name_path)
-                if counts is not None:
-                    found[named.key] = _Entry(name_path, named.location, named.key, counts)
+                self._add(option, name_path, named.location, named.key, self._counts(named.value, name_path))
         elif node.items is not None and all(isinstance(item.value, str) for item in node.items):
             everywhere = read_counts(DocumentNode(node.location, True), self.layout)
             for index, item in enumerate(node.items):
-                found[item.value] = _Entry(f"{path}[{index}]", item.location, item.value, everywhere)
+                self._add(option, f"{path}[{index}]", item.location, item.value, everywhere)
             if len(node.items) == 1 and self.layout.is_zero_bubble_v:
                 message = f"{path}: {show(node)}: MindFormers stops at one name with zero_bubble_v"
                 fix = f"{option}: {{'{key_text(node.items[0].value)}': True}}"
@@ -146,12 +133,20 @@ class _Expansion:
                 self.report(node.location, message, Level.WARNING, Expect.SELECT.value, "name the operators")
         else:
             counts = self._counts(node, path)
-            if counts is not None:
-                names = default_operators(option, self.document.is_legacy)
-                if counts.is_rewritten and len(names) > 1:
-                    message = f"{path}: MindFormers stops at True or a number too large here, for the second operator"
-                    self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
-                found.update((name, _Entry(path, node.location, name, counts, is_default=True)) for name in names)
+            names = default_operators(option, self.document.is_legacy)
+            if counts is not None and counts.is_rewritten and len(names) > 1:
+                message = f"{path}: MindFormers stops at True or a number too large here, for the second operator"
+                self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
+            for name in names:
+                self._add(option, path, node.location, name, counts, is_default=True)
+
+    def _add(
+        self, option: str, path: str, location: Location, pattern: str, counts: Counts | None, is_default: bool = False
+    ) -> None:
+        if counts is not None:
+            place, layers = (path, location), self._layers(counts)
+            statement = Statement(option, *place, pattern, *place, layers, path, is_default=is_default)
+            self.found[option][pattern] = statement, counts
 
     def _counts(self, node: DocumentNode, path: str) -> Counts | None:
         try:
@@ -166,11 +161,12 @@ class _Expansion:
 
     def _take_out(self, option: str) -> None:
         """Each name of the exclude option removes one like it from the select option, in every layer."""
-        selected = self.entries[option]
-        for excluded in self.entries[option + EXCLUDE].values():
-            pattern = next((name for name in selected if _is_alike(excluded.pattern, name)), None)
-            entry = selected.pop(pattern) if pattern is not None else None
-            if entry is not None and any(map(any, entry.counts.rows)):  # else nothing was selected, and nothing is lost
+        selected = self.found[option]
+        for name, (excluded, _) in self.found[option + EXCLUDE].items():
+            pattern = next((one for one in selected if _is_alike(name, one)), None)
+            entry, counts = selected.pop(pattern) if pattern is not None else (None, None)
+            # Else nothing was selected, and nothing is lost.
+            if entry is not None and counts is not None and any(map(any, counts.rows)):
                 message = (
                     f"{excluded.path}: takes '{pattern}' of {entry.path} ({entry.location}) out in every layer, "
                     "whatever layers it names itself"
@@ -226,7 +222,7 @@ class _Expansion:
         problems = sort_problems(self.problems)
         if self.layer_counts is None:
             return StageRecompute(Policy(), (), problems, self.layout)
-        statements = tuple(self._statements())
+        statements = tuple(statement for found in self.found.values() for statement, _ in found.values())
         fields: dict[str, Any] = {option: [] for option in SELECT_OPTIONS}
         for statement in statements:
             if statement.layers and statement.pattern is not None:
@@ -242,18 +238,11 @@ class _Expansion:
 
     def _formative_lines(self, layer_counts: Counts) -> tuple[str, ...]:
         lines = [f"Formative layer_recompute: {layer_counts.text}"]
-        for option, found in self.entries.items():
+        for option, found in self.found.items():
             if found or not option.endswith(EXCLUDE):
-                pairs = (f"{repr(e.pattern).replace(2 * chr(92), chr(92))}: {e.counts.text}" for e in found.values())
+                pairs = (f"{repr(name).replace(2 * chr(92), chr(92))}: {c.text}" for name, (_, c) in found.items())
                 lines.append(f"Formative {option}: {{{', '.join(pairs)}}}")
         return tuple(lines)
-
-    def _statements(self) -> Iterator[Statement]:
-        for option, found in self.entries.items():
-            for entry in found.values():
-                place, layers = (entry.path, entry.location), self._layers(entry.counts)
-                named = (option, *place, entry.pattern, *place)
-                yield Statement(*named, layers, entry.path, is_default=entry.is_default)
 
 
 def _is_alike(left: str, right: str) -> bool:

@@ -43,7 +43,7 @@ def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mappi
     """Copies to the host for nothing; `layer_map`: layer of the model -> compiled layer that stands for it."""
     found: dict[str, list[int]] = {}
     for copy in graph.index.one_way_copies:
-        what = f"{format_bytes(copy.size_bytes)} of {names(graph.forward_nodes[copy.inputs[0]])}"
+        what = f"{format_bytes(copy.size_bytes)} of {names(graph.index.forward_nodes[copy.inputs[0]])}"
         layers = [index for index, position in layer_map.items() if position == copy.layer_index]
         found.setdefault(what, []).extend(layers)
     for what, layers in found.items():

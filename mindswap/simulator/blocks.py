@@ -7,6 +7,7 @@ and layers under different settings can stand side by side.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
+from types import MappingProxyType
 
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import Names
@@ -20,18 +21,8 @@ from mindswap.simulator.reading import Place, StepReader, StepTensor
 from mindswap.units import ceil_div
 
 
-def cut_into_blocks(
-    graph: Graph,
-    operator_ns: Callable[[Node, Work], int],
-    label: Callable[[Node], Names],
-    collectives: Mapping[str, tuple[Collective, ...]] | None = None,
-    collective_ns: Callable[[Collective], int] = lambda collective: 0,
-    is_fused: bool = False,
-    once: Set[str] = frozenset(),
-    gradients: GradientRule | None = None,
-    alignment_bytes: int = 1,
-) -> "BlockMaker":
-    """Maker of the blocks of a compiled step, each when it is asked for.
+class BlockMaker:
+    """Reads a compiled step, and makes the block of each of its sections when it is asked for.
 
     Args:
         graph: a step with lazy_inline on, from the compiler or from `graph.rewrite.rewrite`.
@@ -40,29 +31,33 @@ def cut_into_blocks(
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
         once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
             another only.
-        gradients: what becomes of gradients of weights; by default they stay as they are made.
+        rule: what becomes of gradients of weights; by default they stay as they are made.
         alignment_bytes: the memory of a tensor is a multiple of it.
 
     Raises:
         SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
     """
-    if not graph.has_lazy_inline:
-        raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-    rule = gradients or GradientRule()
-    # A weight that backward reads as it is stored: each of several micro-batches has a copy of its own until then.
-    # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun), and none of one alone.
-    kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
-    copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
-    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns, once, is_fused, copied)
-    step.read()
-    return BlockMaker(step, rule, alignment_bytes)
 
-
-class BlockMaker:
-    """Makes the block of each section of a step that was read."""
-
-    def __init__(self, step: StepReader, rule: GradientRule, alignment_bytes: int):
-        self.step = step
+    def __init__(
+        self,
+        graph: Graph,
+        operator_ns: Callable[[Node, Work], int],
+        label: Callable[[Node], Names],
+        collectives: Mapping[str, tuple[Collective, ...]] = MappingProxyType({}),
+        collective_ns: Callable[[Collective], int] = lambda collective: 0,
+        is_fused: bool = False,
+        once: Set[str] = frozenset(),
+        rule: GradientRule = GradientRule(),  # noqa: B008 frozen
+        alignment_bytes: int = 1,
+    ):
+        if not graph.has_lazy_inline:
+            raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
+        # A weight that backward reads as it is stored: each of several micro-batches has a copy of its own until then.
+        # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun); of one alone, none.
+        kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
+        copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
+        self.step = step = StepReader(graph, operator_ns, label, collectives, collective_ns, once, is_fused, copied)
+        step.read()
         self.rule = rule
         self.alignment_bytes = alignment_bytes
         self.roles = self._name_roles()

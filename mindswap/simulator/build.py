@@ -13,7 +13,7 @@ from mindswap.simulator.block import Block
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts, join, place_memory
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Ops, Program
-from mindswap.simulator.schedules import Pass, PassWork
+from mindswap.simulator.schedules.rounds import Pass, PassWork
 from mindswap.simulator.stage_pass import (
     TENSOR_COLUMNS,
     MicroBatchGroup,

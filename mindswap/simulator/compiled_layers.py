@@ -76,7 +76,7 @@ class CompiledLayers:
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
         again = sorted(self.reads_caches.intersection(recomputed))
         if again:
-            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.forward_nodes[name])) for name in again))
+            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.index.forward_nodes[name])) for name in again))
             raise SimulationError(
                 f"{names} cannot run again: later pieces of the sequence have changed the keys and values by then\n"
                 "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
@@ -112,7 +112,7 @@ class CompiledLayers:
     def not_simulated(self, error: SimulationError, policy: Policy, layer_index: int) -> SimulationError:
         """Error for a policy that no block can express on a layer, with what to mend."""
         recomputed = settings_of_policy(self.graph, self._paths, self.decisions(policy, layer_index)).recomputed
-        nodes = self.graph.forward_nodes
+        nodes = self.graph.index.forward_nodes
         handed_on = (nodes[name] for name in sorted(find_handed_on(self.graph) & set(recomputed)))
         names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in handed_on))
         fix = f"\n    fix: recompute without {names}: what is behind the layer reads it" if names else ""

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
-from mindswap.simulator.schedules import SCHEDULES, WITH_PIECES, Pass, Shape, find_schedule, order_passes
+from mindswap.simulator.schedules import SCHEDULES, find_schedule, order_passes
+from mindswap.simulator.schedules.rounds import WITH_PIECES, Pass, Shape
 
 # Forward passes through single layers in a step that is simulated, at most: it takes about 8 GB of memory.
 MAX_LAYER_PASSES = 250_000

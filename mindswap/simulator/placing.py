@@ -53,10 +53,7 @@ def place_memory(
 
     last_use = np.maximum.reduce([tensors["begin"], tensors["last_forward"], tensors["last_backward"]])
     kind = np.where(is_saved, MemoryKind.KEPT, tensors["kind"])
-    parts = []
     leaves = is_copied & ~tensors["is_held"].astype(bool)
-    stays = ~leaves
-    parts.append(_intervals(tensors, stays, tensors["begin"][stays], last_use[stays], kind[stays], stage))
     # Copies of a tensor stand one after another; the last of them lets it go.
     copy_ends = num_before + np.cumsum(tensors["num_copies"][is_copied]) - 1
     let_go_by = np.zeros(len(is_copied), np.int64)
@@ -65,15 +62,22 @@ def place_memory(
     release[is_copied] = copies.release_op[copy_ends - num_before]
     is_read_later = tensors["last_forward"] > release
     until = np.where(is_read_later, tensors["last_forward"], ~let_go_by)
-    out = np.full(int(leaves.sum()), MemoryKind.OFFLOADING)
-    parts.append(_intervals(tensors, leaves, tensors["begin"][leaves], until[leaves], out, stage))
     times = np.repeat(np.flatnonzero(is_copied), tensors["num_copies"][is_copied])
-    begin = ~(num_before + np.arange(len(times)))
     returns = is_saved[times]
-    times, begin = times[returns], begin[returns]
-    back = np.full(len(times), MemoryKind.PREFETCHED)
-    parts.append(_intervals(tensors, times, begin, tensors["last_backward"][times], back, stage))
-    return copies, join(parts)
+    back, arrivals = times[returns], ~(num_before + np.flatnonzero(returns))
+    # What stays on the device all the time, what leaves it, and every copy that comes back.
+    stay, leave = np.flatnonzero(~leaves), np.flatnonzero(leaves)
+    which = np.concatenate((stay, leave, back))
+    kinds = (kind[stay], np.full(len(leave), MemoryKind.OFFLOADING), np.full(len(back), MemoryKind.PREFETCHED))
+    return copies, Intervals(
+        size_bytes=tensors["size_bytes"][which],
+        begin=np.concatenate((tensors["begin"][stay], tensors["begin"][leave], arrivals)),
+        end=np.concatenate((last_use[stay], until[leave], tensors["last_backward"][back])),
+        kind=np.concatenate(kinds).astype(np.int8),
+        label=tensors["label"][which],
+        layer=tensors["layer"][which],
+        stage=np.full(len(which), stage, np.int32),
+    )
 
 
 def _place_copies(tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: int, costs: TransferCosts) -> Copies:
@@ -134,25 +138,6 @@ def _release_ops(
     compute = np.flatnonzero(is_compute)
     slot = np.searchsorted(place_of_op[compute], place_of_copy + RELEASE_FACTOR * distance, side="left")
     return first + compute[np.minimum(slot, len(compute) - 1)]
-
-
-def _intervals(
-    tensors: Mapping[str, np.ndarray],
-    which: np.ndarray,
-    begin: np.ndarray,
-    end: np.ndarray,
-    kind: np.ndarray,
-    stage: int,
-) -> Intervals:
-    return Intervals(
-        size_bytes=tensors["size_bytes"][which],
-        begin=begin,
-        end=end,
-        kind=kind.astype(np.int8),
-        label=tensors["label"][which],
-        layer=tensors["layer"][which],
-        stage=np.full(len(begin), stage, np.int32),
-    )
 
 
 def join(parts: Sequence[Columns]) -> Columns:

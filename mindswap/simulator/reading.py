@@ -80,7 +80,7 @@ class StepReader:
         SimulationError: if the step has no layers.
     """
 
-    graph: Graph  # this and the next six: as `cut_into_blocks` takes them
+    graph: Graph  # this and the next six: as `BlockMaker` takes them
     operator_ns: Callable[[Node, Work], int]
     label: Callable[[Node], Names]
     collectives: Mapping[str, tuple[Collective, ...]]
@@ -199,7 +199,7 @@ class StepReader:
     ) -> list[BlockOp]:
         """The operators of an attention whose keys and values come from other ranks, and its buffers."""
         operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
-        statistic = self.graph.forward_nodes.get(node.origin, node).outputs[0].size_bytes
+        statistic = self.graph.index.forward_nodes.get(node.origin, node).outputs[0].size_bytes
         rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
 
         def time_ns(kernel: Work, op: str) -> int:
@@ -250,14 +250,14 @@ class StepReader:
     def _label(self, node: Node, place: Place) -> Label:
         if place.is_forward:
             return self.label(node)
-        origin = self.graph.forward_nodes.get(node.origin)
+        origin = self.graph.index.forward_nodes.get(node.origin)
         if origin is not None:
             return self.label(origin)
         return Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
     def _note_copies(self) -> None:
         read_in_backward = {name for node in self.graph.backward for name in node.inputs}
-        nodes = self.graph.forward_nodes
+        nodes = self.graph.index.forward_nodes
         for saved in self.graph.saved:
             if saved.backward_name not in read_in_backward:
                 continue

@@ -64,7 +64,7 @@ def find_early(graph: Graph, sections: Sequence[int], num_layers: int) -> frozen
     first: set[str] = set()
     for node, section in zip(graph.forward, sections, strict=True):
         first.update(inputs.intersection(node.inputs) if section < 0 else ())
-    made = graph.forward_nodes
+    made = graph.index.forward_nodes
     early: set[str] = set()
     for node, section in zip(graph.forward, sections, strict=True):
         own = [name for name in node.inputs if name in made or name in first]

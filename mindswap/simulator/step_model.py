@@ -18,7 +18,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import layer_key, with_recompute_only
 from mindswap.simulator.block import Block
-from mindswap.simulator.blocks import cut_into_blocks
+from mindswap.simulator.blocks import BlockMaker
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import CapturedStep, list_doubts
 from mindswap.simulator.compiled_layers import CompiledLayers
@@ -190,7 +190,7 @@ class StepModel:
         return self._blocks[key, section]
 
     def _cut(self, policy: Policy, layer_index: int) -> Callable[[int], Block]:
-        return cut_into_blocks(
+        return BlockMaker(
             self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
             self.costs.operator_ns,
             self.names,

@@ -4,7 +4,7 @@ Who waited for whom, what fills the memory of each stage at its peak; what each 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -144,24 +144,17 @@ def find_causes(timeline: Timeline) -> tuple[Cause, ...]:
     return tuple(sorted(causes, key=lambda cause: -cause.exposed_ns))
 
 
-@dataclass(frozen=True)
-class EqualLayers:
-    """Layers with equal bytes and copies."""
-
-    name: str  # in words: `layers 0-30`
-    first: LayerRow  # one of them
-    exposed_ns: int  # of all of them
-
-
-def group_layer_rows(rows: Sequence[LayerRow]) -> list[EqualLayers]:
-    """Layers that hold, copy and compute the same as one, in order of their first."""
+def group_layer_rows(rows: Sequence[LayerRow]) -> list[tuple[str, LayerRow]]:
+    """Layers that hold, copy and compute the same under one name, in order of their first: one row, with the exposed
+    time of all of them.
+    """
     groups: dict[LayerRow, list[LayerRow]] = {}
     for row in rows:
         outside = row.stage if row.layer < 0 else -1  # embedding and head are not the same thing
         groups.setdefault(replace(row, layer=0, stage=outside, exposed_ns=0), []).append(row)
     num_stages = len({row.stage for row in rows if row.layer < 0})
     return [
-        EqualLayers(_name(group, num_stages), group[0], sum(row.exposed_ns for row in group))
+        (_name(group, num_stages), replace(group[0], exposed_ns=sum(row.exposed_ns for row in group)))
         for group in groups.values()
     ]
 

@@ -117,7 +117,7 @@ def kept_bytes(graph):
 def operator(graph, node):
     """Looks through the compiler's own `TupleGetItem`."""
     while node.op == "TupleGetItem":
-        node = graph.forward_nodes[node.inputs[0]]
+        node = graph.index.forward_nodes[node.inputs[0]]
     return node.layer_index, node.cell_path, node.op
 
 

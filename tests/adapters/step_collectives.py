@@ -31,7 +31,9 @@ def communication(config):
         step = capture_step(config, num_layers, place_rank(document, 0, num_layers))
     rows = []
     for node in (*step.graph.forward, *step.graph.backward):
-        which = "forward" if node.name in step.graph.forward_nodes else "again" if node.is_duplicate else "backward"
+        which = (
+            "forward" if node.name in step.graph.index.forward_nodes else "again" if node.is_duplicate else "backward"
+        )
         name = node.origin if node.is_duplicate else node.name
         for one in step.collectives.get(name, ()):
             rows.append([node.layer_index, which, one.kind, one.size_bytes, one.num_ranks, one.stride, node.cell_path])

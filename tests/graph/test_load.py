@@ -257,7 +257,7 @@ def test_gradients_belong_to_the_layer_and_cell_of_their_operator(ms):
     counts = Counter((node.layer_index, node.op) for node in gradients)
     assert counts == Counter({(layer, op): 1 + (op == "MatMul" and layer > 0) for layer in range(3) for op in wanted})
     for node in gradients:
-        origin = graph.forward_nodes[node.origin]
+        origin = graph.index.forward_nodes[node.origin]
         assert (origin.op, origin.layer_index) == (wanted[node.op], node.layer_index)
 
 
@@ -271,9 +271,8 @@ def test_copies_to_the_device_belong_to_the_layer_of_what_they_bring_back(ms):
 def test_what_runs_again_names_the_operator_that_it_is_a_copy_of(ms):
     graph = ms.compile(ms.inner, recompute("gelu"), num_layers=2)
     copies = [node for node in graph.backward if node.is_duplicate and node.op == "GeLU"]
-    assert [(graph.forward_nodes[n.origin].op, graph.forward_nodes[n.origin].layer_index) for n in copies] == [
-        ("GeLU", 1), ("GeLU", 0),
-    ]  # fmt: skip
+    origins = [graph.index.forward_nodes[node.origin] for node in copies]
+    assert [(origin.op, origin.layer_index) for origin in origins] == [("GeLU", 1), ("GeLU", 0)]
 
 
 # What is swapped.

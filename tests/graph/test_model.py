@@ -33,15 +33,15 @@ def test_readers_of_both_passes():
 
 
 def test_operators_by_name():
-    assert list(step().forward_nodes) == ["a", "b", "c"]
+    assert list(step().index.forward_nodes) == ["a", "b", "c"]
     assert list(step().index.nodes) == ["a", "b", "c", "d", "e"]
 
 
 def test_a_changed_graph_has_an_index_of_its_own():
     before = step()
-    assert "c" in before.forward_nodes
+    assert "c" in before.index.forward_nodes
     after = replace(before, forward=before.forward[:2])
-    assert list(after.forward_nodes) == ["a", "b"]
+    assert list(after.index.forward_nodes) == ["a", "b"]
     assert names(after.index.forward_readers["a"]) == ["b", "b"]
 
 

@@ -5,7 +5,8 @@ import pytest
 from mindswap.config.pipeline import Layout, Pipeline
 from mindswap.planner.balance import balance_stages, busy_of, moved_layers, split_bubble
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulator.schedules import PassWork, Shape, order_passes
+from mindswap.simulator.schedules import order_passes
+from mindswap.simulator.schedules.rounds import PassWork, Shape
 from tests.planner.models import small_model
 
 

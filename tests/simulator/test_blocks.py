@@ -235,7 +235,7 @@ def test_each_of_several_micro_batches_has_a_copy_of_a_weight_that_backward_read
         backward.append(made)
     saved = [Saved(f"move{index}", f"move{index}_b") for index in range(3)] if is_saved else []
     step = replace(GRAPH, forward=tuple(forward), backward=tuple(backward), saved=(*GRAPH.saved, *saved))
-    block = cut(step, gradients=GradientRule(is_summed=has_several)).layers[1]
+    block = cut(step, rule=GradientRule(is_summed=has_several)).layers[1]
     copies = [tensor for tensor in block.tensors if "TensorMove" in str(tensor.label)]
     assert len(copies) == (has_several and is_saved)
     assert all(tensor.size_bytes == KIB and tensor.uses.last_backward != NO_OP for tensor in copies)

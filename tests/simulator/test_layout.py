@@ -5,7 +5,7 @@ import pytest
 from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulator.layout import lay_out_stages, require_schedule
-from mindswap.simulator.schedules import LESS_MEMORY
+from mindswap.simulator.schedules.rounds import LESS_MEMORY
 
 
 def chunks(num_layers, **settings):

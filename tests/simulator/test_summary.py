@@ -128,7 +128,7 @@ def test_equal_layers_are_one_group_with_all_their_waiting():
         LayerRow(-1, 0, 5, 0, 0, 0, 1, 2, 0, 0),
         LayerRow(-1, 1, 5, 0, 0, 0, 1, 2, 0, 0),
     ]
-    assert [(group.name, group.exposed_ns) for group in group_layer_rows(rows)] == [
+    assert [(name, row.exposed_ns) for name, row in group_layer_rows(rows)] == [
         ("layers 0-1", 30),
         ("layer 2", 40),
         ("outside the layers, stage 0", 0),

@@ -141,7 +141,7 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
     again = {node.place for node in runs_again(graph, layer.layer_index)}
     there = _places_there(layer, graph)
     unplaced = _unplaced_types(graph, layer.layer_index)
-    nodes = graph.forward_nodes
+    nodes = graph.index.forward_nodes
     tagged = {
         path
         for node in graph.backward

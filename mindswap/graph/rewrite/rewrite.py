@@ -150,7 +150,7 @@ class _Rewriter:
 
     def __init__(self, graph: Graph, settings: NodeSettings):
         self.graph = graph
-        self.nodes = graph.forward_nodes
+        self.nodes = graph.index.forward_nodes
         self.prefetch, self.read_again = settings.prefetch, settings.read_again
         self.recomputed = {
             name

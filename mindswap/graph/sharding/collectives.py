@@ -63,7 +63,7 @@ class _Finder:
     def __init__(self, sharding: Sharding):
         self.sharding = sharding
         self.graph = sharding.graph
-        self.nodes = self.graph.forward_nodes
+        self.nodes = self.graph.index.forward_nodes
         self.gradients: dict[str, list[Node]] = {}  # forward operator -> its gradient, in order
         for node in self.graph.backward:
             if node.origin and not node.is_duplicate:

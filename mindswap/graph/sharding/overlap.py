@@ -71,7 +71,7 @@ def order_halves(graph: Graph, communicating_first: Set[str], communicating_afte
     branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
     if not branches.are_there:
         return graph
-    origins = graph.forward_nodes
+    origins = graph.index.forward_nodes
     for node in graph.backward:
         branches.add(node, [origins[node.origin]] if node.origin in origins else [])
     passes = []
@@ -204,7 +204,7 @@ class Round:
 
 def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:
     """Ranks of the ring of an attention or its gradient, and the ranks from one to the next; 1 and 1 for no ring."""
-    forward = node if node.op == "FlashAttentionScore" else graph.forward_nodes.get(node.origin, node)
+    forward = node if node.op == "FlashAttentionScore" else graph.index.forward_nodes.get(node.origin, node)
     strategy = read_strategy(forward.attributes)
     if forward.attributes.get(MARK) is not True or not strategy:
         return 1, 1

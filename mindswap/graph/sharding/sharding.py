@@ -86,7 +86,7 @@ def with_gathered_gradients(graph: Graph, gathered: Mapping[str, tuple[str, Tens
         name = node.origin + MARK
         if name not in placed:
             placed.add(name)
-            maker = graph.forward_nodes[node.origin]
+            maker = graph.index.forward_nodes[node.origin]
             backward.append(_at(maker, "AllGather", name, part, (whole,), node.origin))
         backward.append(node.renamed({part: name}))
     return replace(graph, backward=tuple(backward))

@@ -69,7 +69,7 @@ def cut_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
     embedding = next((node for node in graph.forward if node.op == EMBEDDING and not node.cell_path), None)
     if embedding is None:
         return graph
-    sources = [graph.forward_nodes[name] for name in embedding.inputs if name in graph.forward_nodes]
+    sources = [graph.index.forward_nodes[name] for name in embedding.inputs if name in graph.index.forward_nodes]
     whole = [node.outputs[0] for node in sources if node.op in WEIGHT_OPS and node.outputs]
     num_tokens = embedding.outputs[0].shape[0]
 

@@ -162,13 +162,13 @@ def _flow_of(
     def read_by(node: Node) -> set[int]:
         return {tensors[key] for key in _storages(graph, node.inputs) if key in tensors}
 
-    gathered = {tensors[name, index] for name, index in keys if is_gathering(graph.forward_nodes[name])}
+    gathered = {tensors[name, index] for name, index in keys if is_gathering(graph.index.forward_nodes[name])}
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
     makers = tuple(ops[name] for name, _ in keys)
     unit = model.costs.device.pool_alignment_bytes
     return Flow(
-        tuple(-(-graph.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
+        tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
         makers,
         frozenset(saved),
         frozenset(outputs | gathered),
@@ -201,7 +201,7 @@ def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
 def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
     """The pieces of memory behind values; members of tuples one by one."""
     for name in names:
-        node = graph.forward_nodes.get(name)
+        node = graph.index.forward_nodes.get(name)
         if node is not None and node.op == "MakeTuple":
             yield from _storages(graph, node.inputs)
             continue

@@ -12,6 +12,7 @@ from mindswap.config.problem import Level, Problem
 from mindswap.errors import MindswapError
 from mindswap.files import package_data
 from mindswap.policy.megatron.options import RULE, MegatronOptions, option_name
+from mindswap.units import format_count
 
 # Which layers a pipeline stage and a virtual chunk have, and which of them `block` and `uniform` recompute.
 #
@@ -104,9 +105,8 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
 
     `known` are the module names that Megatron takes, for `recompute` and for `offload`.
     """
-    found = [*_find_listed(options, known)]
-    errors = (*_check_names(options, known), *_check_pipeline(options))
-    found += [(Level.ERROR, error) for error in errors] + [(Level.WARNING, one) for one in _find_clamped(options)]
+    names = ((Level.ERROR, error) for error in _check_names(options, known))
+    found = (*_find_listed(options, known), *names, *_check_layers(options))
     return tuple(
         Problem(options.place(field), RULE, level, f"{option_name(field)}: {message}", allowed, fix, option_name(field))
         for level, (field, message, allowed, fix) in found
@@ -147,38 +147,19 @@ def _check_names(options: MegatronOptions, known: dict[str, list[str]]) -> Itera
         yield "offload_modules", message, "", "delete one of the two"
 
 
-def _check_pipeline(options: MegatronOptions) -> Iterator[Finding]:
-    if options.pipeline_model_parallel_layout is not None:
-        message = "is not supported; MindFormers has no such layout"
-        fix = "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers"
-        yield "pipeline_model_parallel_layout", message, "", fix
-        return
-    virtual = "num_layers_per_virtual_pipeline_stage"
-    if getattr(options, virtual) is not None and options.num_virtual_stages_per_pipeline_rank is not None:
-        message = "cannot stand with --num-virtual-stages-per-pipeline-rank"
-        yield virtual, message, "", "delete one of the two"
-        return
-    if options.num_layers is None:
-        message = "is needed to know which layers there are"
-        yield "num_layers", message, "", "--num-layers ..., or CONFIG"
-        return
-    try:
-        place_layers(options, options.num_layers)
-    except PlacementError as error:
-        yield error.field, f"{error}; Megatron-LM refuses it too", "", ""
-
-
-def _find_clamped(options: MegatronOptions) -> Iterator[Finding]:
-    """A count above the layers of a chunk: Megatron-LM takes all that there are (checkpointed_forward)."""
-    count = options.recompute_num_layers
-    if options.granularity != "full" or count is None or options.num_layers is None:
+def _check_layers(options: MegatronOptions) -> Iterator[tuple[Level, Finding]]:
+    """Layers that cannot be spread, and a count above those of a chunk: Megatron-LM takes all that there are."""
+    virtual = (options.num_layers_per_virtual_pipeline_stage, options.num_virtual_stages_per_pipeline_rank)
+    if options.num_layers is None or options.pipeline_model_parallel_layout is not None or all(virtual):
         return
     try:
         layout = place_layers(options, options.num_layers)
-    except PlacementError:
+    except PlacementError as error:
+        yield Level.ERROR, (error.field, f"{error}; Megatron-LM refuses it too", "", "")
         return
-    largest = max(max(row) for row in layout.sizes)
-    if count > largest:
+    count, largest = options.recompute_num_layers, max(max(row) for row in layout.sizes)
+    if options.granularity == "full" and count is not None and count > largest:
         where = "a virtual chunk" if len(layout.sizes) > 1 else "a pipeline stage"
-        message = f"{count}: {where} has {largest} layer{'' if largest == 1 else 's'}, so that many are taken"
-        yield "recompute_num_layers", message, f"1 to {largest}", f"--recompute-num-layers {largest}"
+        message = f"{count}: {where} has {format_count(largest, 'layer')}, so that many are taken"
+        fix = f"--recompute-num-layers {largest}"
+        yield Level.WARNING, ("recompute_num_layers", message, f"1 to {largest}", fix)

@@ -34,9 +34,9 @@ def format_simulation(report: SimulationReport, has_figures: bool = False) -> st
     lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
     lines.append(_table(LAYER_HEADER, layer_rows(report)))
     lines += [
-        f"copied out and never read back, for nothing: {format_bytes(group.first.out_only_bytes)}, {group.name}"
-        for group in group_layer_rows(report.layers)
-        if group.first.out_only_bytes
+        f"copied out and never read back, for nothing: {format_bytes(row.out_only_bytes)}, {name}"
+        for name, row in group_layer_rows(report.layers)
+        if row.out_only_bytes
     ]
     lines.append("")
     if report.causes:
@@ -84,15 +84,14 @@ def _stage_cells(stage: StageReport, step_ns: int) -> tuple[str, ...]:
 def layer_rows(report: SimulationReport) -> list[tuple[str, ...]]:
     """The cells for `LAYER_HEADER`, equal layers together, all sizes in one unit."""
     groups = group_layer_rows(report.layers)
-    sizes = [(group.first.kept_bytes, group.first.swapped_bytes, group.first.recomputed_bytes) for group in groups]
+    sizes = [(row.kept_bytes, row.swapped_bytes, row.recomputed_bytes) for _, row in groups]
     unit = common_unit(size for row in sizes for size in row)
     rows = []
-    for group, row_bytes in zip(groups, sizes, strict=True):
-        row = group.first
-        times = (row.forward_ns, row.backward_ns, row.recompute_ns, group.exposed_ns)
+    for (name, row), row_bytes in zip(groups, sizes, strict=True):
+        times = (row.forward_ns, row.backward_ns, row.recompute_ns, row.exposed_ns)
         shown = [format_bytes(size, unit) if size else "-" for size in row_bytes]
         shown += [str(row.num_copies or "-"), *(format_time(time_ns) if time_ns else "-" for time_ns in times)]
-        rows.append((group.name, *shown))
+        rows.append((name, *shown))
     return rows
 
 

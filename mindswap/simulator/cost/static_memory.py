@@ -30,25 +30,18 @@ class Parameter:
     num_copies: int | None = None  # ranks that have the same weight, where these are not those of data parallelism
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """State of an optimizer for each weight."""
-
-    num_float32_states: int  # tensors of its shape in float32, whatever the type of the weight
-    num_like_states: int = 0  # tensors of its shape and type
-
-
-# None of them keeps a float32 copy of a half precision weight: MindFormers keeps the weight itself in
-# `param_init_type` and casts it for the step.
+# States of each optimizer, a letter for a tensor of the shape of the weight: F is float32, whatever the type of the
+# weight; W has that type. None of them keeps a float32 copy of a half precision weight: MindFormers keeps the weight
+# itself in `param_init_type` and casts it for the step.
 OPTIMIZERS = {
-    "AdamW": Optimizer(2),
-    "FusedAdamW": Optimizer(2),
-    "PmaAdamW": Optimizer(3),
-    "FusedPmaAdamW": Optimizer(3),
-    "Adam": Optimizer(0, 2),
-    "AdamWeightDecay": Optimizer(0, 2),
-    "Momentum": Optimizer(0, 1),
-    "SGD": Optimizer(0, 2),
+    "AdamW": "FF",
+    "FusedAdamW": "FF",
+    "PmaAdamW": "FFF",
+    "FusedPmaAdamW": "FFF",
+    "Adam": "WW",
+    "AdamWeightDecay": "WW",
+    "Momentum": "W",
+    "SGD": "WW",
 }
 
 
@@ -70,8 +63,8 @@ class StaticMemory:
         return state_bytes + self.workspace_bytes + self.constant_bytes
 
 
-def find_optimizer(name: str) -> Optimizer:
-    """State of an optimizer, by its name in `optimizer.type`.
+def find_states(name: str) -> str:
+    """States of an optimizer, as in `OPTIMIZERS`, by its name in `optimizer.type`.
 
     Raises:
         CostError: if it is not known; the text lists those that are.
@@ -80,6 +73,13 @@ def find_optimizer(name: str) -> Optimizer:
         return OPTIMIZERS[name]
     closest = closest_names(name, OPTIMIZERS)[0]
     raise CostError(f"optimizer '{name}': its memory is not known; closest: {closest}; known: {', '.join(OPTIMIZERS)}")
+
+
+def state_sizes(parameter: Parameter, settings: StepSettings) -> list[int]:
+    """Bytes of each state that a rank has of a weight."""
+    shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
+    sizes = {"F": ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES, "W": ceil_div(parameter.size_bytes, shards)}
+    return [sizes[letter] for letter in find_states(settings.optimizer)]
 
 
 def estimate_static_memory(
@@ -94,14 +94,11 @@ def estimate_static_memory(
     Raises:
         CostError: if the optimizer is not known.
     """
-    optimizer = find_optimizer(settings.optimizer)
     weights = gradients = states = 0
     for parameter in parameters:
-        shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
-        own_bytes = ceil_div(parameter.size_bytes, shards)
+        own_bytes = ceil_div(parameter.size_bytes, num_parameter_shards(parameter, settings.num_optimizer_shards))
         weights += own_bytes
-        states += optimizer.num_float32_states * ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES
-        states += optimizer.num_like_states * own_bytes
+        states += sum(state_sizes(parameter, settings))
         if settings.num_turns > 1:  # clones of the weights (MFPipelineWithLossScaleCell)
             gradients += own_bytes if settings.is_accumulator_sharded else parameter.size_bytes
     return StaticMemory(weights, gradients, 0 if settings.is_state_offloaded else states, workspace_bytes)

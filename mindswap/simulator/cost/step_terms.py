@@ -10,7 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from mindswap.config.step import StepSettings
 from mindswap.simulator.cost.hardware import Device
-from mindswap.simulator.cost.static_memory import FLOAT32_BYTES, Parameter, find_optimizer, num_parameter_shards
+from mindswap.simulator.cost.static_memory import (
+    FLOAT32_BYTES,
+    Parameter,
+    find_states,
+    num_parameter_shards,
+    state_sizes,
+)
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns
 from mindswap.units import NS_PER_S, ceil_div
 
@@ -79,8 +85,7 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 
 
 def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    optimizer = find_optimizer(settings.optimizer)
-    states = "F" * optimizer.num_float32_states + "W" * optimizer.num_like_states
+    states = find_states(settings.optimizer)
     kernels = ADAM if is_optimized_by_operators(settings) else f"WG{states}>W{states}"
     return _of_gradients_ns(kernels, parameters, settings, device)
 
@@ -96,14 +101,8 @@ def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, devi
     Source: mindformers/core/optim/adamw.py, `device='CPU'` of the states. Assumed: one state after the other and
     beside nothing else, as gradients are complete only then.
     """
-    optimizer = find_optimizer(settings.optimizer)
-    total = 0
-    for parameter in parameters:
-        shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
-        sizes = [ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES] * optimizer.num_float32_states
-        sizes += [ceil_div(parameter.size_bytes, shards)] * optimizer.num_like_states
-        total += sum(copy_ns(size, way, device) for size in sizes for way in (device.prefetch, device.offload))
-    return total
+    sizes = [size for parameter in parameters for size in state_sizes(parameter, settings)]
+    return sum(copy_ns(size, way, device) for size in sizes for way in (device.prefetch, device.offload))
 
 
 def exchange_gradient_ns(parameter: Parameter, settings: StepSettings, device: Device) -> int:

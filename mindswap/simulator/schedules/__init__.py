@@ -3,30 +3,8 @@
 from collections.abc import Mapping
 from functools import cache
 
-from mindswap.simulator.schedules.rounds import (
-    BY_ROUNDS,
-    LESS_MEMORY,
-    WITH_PIECES,
-    Pass,
-    PassWork,
-    PipelineSchedule,
-    Shape,
-    most_in_flight,
-)
+from mindswap.simulator.schedules.rounds import BY_ROUNDS, Pass, PipelineSchedule, Shape
 from mindswap.simulator.schedules.zero_bubble_v import ZERO_BUBBLE_V
-
-__all__ = [
-    "LESS_MEMORY",
-    "SCHEDULES",
-    "WITH_PIECES",
-    "Pass",
-    "PipelineSchedule",
-    "Shape",
-    "PassWork",
-    "find_schedule",
-    "most_in_flight",
-    "order_passes",
-]
 
 SCHEDULES: Mapping[str, PipelineSchedule] = {**BY_ROUNDS, "zero_bubble_v": ZERO_BUBBLE_V}
 

@@ -155,7 +155,7 @@ def test_equal_operators_are_merged_forward_and_backward():
 
 
 def test_what_is_left_has_the_paths_of_all():
-    assert merge_equal(STEP).forward_nodes["cast_q"].paths == ("wq.cast", "wk.cast")
+    assert merge_equal(STEP).index.forward_nodes["cast_q"].paths == ("wq.cast", "wk.cast")
 
 
 def test_unequal_settings_keep_them_apart():

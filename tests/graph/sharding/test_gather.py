@@ -85,7 +85,7 @@ def test_forward_and_backward_read_the_gathered_weight():
     names = [each.name for each in gathered.graph.forward]
     # Weights of a layer are gathered when it begins.
     assert names == ["w_load", "w_cast", "w_cast@gather", "x", "y", "monads", "state"]
-    assert gathered.graph.forward_nodes["y"].inputs == ("x", "w_cast@gather")
+    assert gathered.graph.index.forward_nodes["y"].inputs == ("x", "w_cast@gather")
     assert gathered.graph.backward[0].inputs == ("dout", "w_cast@gather@saved")
     assert [is_gathering(each) for each in gathered.graph.forward] == [False, True, True, False, False, False, False]
     assert gathered.once == {"w_cast", "w_cast@gather"}
@@ -119,9 +119,9 @@ def test_two_readers_of_a_weight_share_one_allgather_before_the_casts():
     other = node("z", "MatMul", "x w_load")
     gathered = gather_weights(replace(before, forward=(*before.forward, other)), WeightSharding(2))
     (name,) = gathered.collectives
-    assert gathered.graph.forward_nodes[name].size_bytes == W.size_bytes
-    assert gathered.graph.forward_nodes["w_cast"].inputs == (name,)
-    assert gathered.graph.forward_nodes["z"].inputs == ("x", name)
+    assert gathered.graph.index.forward_nodes[name].size_bytes == W.size_bytes
+    assert gathered.graph.index.forward_nodes["w_cast"].inputs == (name,)
+    assert gathered.graph.index.forward_nodes["z"].inputs == ("x", name)
 
 
 def test_recompute_of_the_cast_frees_nothing():
@@ -239,7 +239,7 @@ def test_with_swap_on_one_stage_the_cast_is_behind_what_is_gathered():
     gathered = gather_weights(step(W), WeightSharding(8, is_cast_behind=True)).graph
     names = [each.name for each in gathered.forward if each.op in ("Gelu", "Load", "AllGather", "Cast", "MatMul")]
     assert names == ["x", "w_load", "w_load@gather", "w_cast", "y"]
-    gather, cast = (gathered.forward_nodes[name] for name in ("w_load@gather", "w_cast"))
+    gather, cast = (gathered.index.forward_nodes[name] for name in ("w_load@gather", "w_cast"))
     assert (gather.size_bytes, cast.inputs, cast.size_bytes) == (64 * 1024, (gather.name,), 32 * 1024)
     assert is_gathering(gather) and not is_gathering(cast)
     kept = {entry.storage.name: entry.kept_bytes for entry in classify_saved(gathered)}

@@ -43,7 +43,7 @@ def test_rows_are_cut_over_tensor_and_tokens_over_data_parallel_ranks():
     }  # fmt: skip
     assert own.backward[0].size_bytes == 8 * 4 * 4
     # What cut whole tokens is a view of the own ones.
-    assert own.forward_nodes["view"].op == "Reshape"
+    assert own.index.forward_nodes["view"].op == "Reshape"
 
 
 def test_rows_that_cannot_be_divided_are_whole():

@@ -10,7 +10,7 @@ from mindswap.simulator.cost.static_memory import (
     StaticMemory,
     communication_bytes,
     estimate_static_memory,
-    find_optimizer,
+    find_states,
     list_communicators,
     workspace_bytes,
 )
@@ -64,9 +64,9 @@ def test_llama2_7b_on_eight_cards():
 
 
 def test_an_unknown_optimizer_lists_the_known_ones():
-    assert find_optimizer("PmaAdamW") == OPTIMIZERS["PmaAdamW"]
+    assert find_states("PmaAdamW") == OPTIMIZERS["PmaAdamW"]
     with pytest.raises(CostError, match="closest: Adam; known: AdamW, FusedAdamW"):
-        find_optimizer("AdamX")
+        find_states("AdamX")
 
 
 # Memory beside tensors, by hand.

@@ -6,7 +6,8 @@ from mindswap.simulator.engine import run_program
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, OpKind
-from mindswap.simulator.schedules import Pass, PassWork, Shape, order_passes
+from mindswap.simulator.schedules import order_passes
+from mindswap.simulator.schedules.rounds import Pass, PassWork, Shape
 from mindswap.simulator.timeline import Timeline
 
 FREE = TransferCosts(lambda size: 0, lambda size: 0)

@@ -6,7 +6,8 @@ import pytest
 
 from mindswap.errors import SimulationError
 from mindswap.simulator.memory import peak_memory
-from mindswap.simulator.schedules import SCHEDULES, Shape, find_schedule, most_in_flight, order_passes
+from mindswap.simulator.schedules import SCHEDULES, find_schedule, order_passes
+from mindswap.simulator.schedules.rounds import Shape, most_in_flight
 from tests.simulator.schedules.builders import layout_of, num_forward, reference_ns, run
 from tests.strength import examples
 

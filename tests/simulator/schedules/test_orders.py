@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindswap.simulator.schedules import SCHEDULES, PassWork, Shape, find_schedule, order_passes
+from mindswap.simulator.schedules import SCHEDULES, find_schedule, order_passes
+from mindswap.simulator.schedules.rounds import PassWork, Shape
 from tests.simulator.schedules.builders import num_forward, passes_in_words
 
 
