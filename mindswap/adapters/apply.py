@@ -77,7 +77,7 @@ def read_tree(cell, name: str = "") -> CellNode:
     # Two tables of MindSpore's Cell; public calls give primitives only without their names.
     primitives = getattr(cell, "_primitives", {})
     children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
-    uncalled = find_uncalled(cell)
+    uncalled = find_uncalled(cell.__class__)
     children += [replace(read_tree(child, key), is_called=key not in uncalled) for key, child in _children(cell)]
     return CellNode(name, type(cell).__name__, children=tuple(children))
 
@@ -213,14 +213,9 @@ def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
 # recomputed.
 
 
-def find_uncalled(cell: object) -> frozenset[str]:
-    """Attributes of which the code of a cell uses nothing but methods, outside `__init__`; where it can be read."""
-    kind: Any = type(cell)  # types are not hashable to mypy
-    return _of_class(kind)
-
-
 @functools.cache
-def _of_class(cell_type: type) -> frozenset[str]:
+def find_uncalled(cell_type: Any) -> frozenset[str]:
+    """Attributes of which a class of cells uses nothing but methods, outside `__init__`; where its code can be read."""
     methods: set[str] = set()
     others: set[str] = set()
     for node, parent in _reads_of_self(cell_type):
@@ -241,9 +236,5 @@ def _reads_of_self(cell_type: type) -> Iterator[tuple[ast.Attribute, ast.AST]]:
             if isinstance(function, ast.FunctionDef) and function.name != "__init__":
                 for parent in ast.walk(function):
                     for node in ast.iter_child_nodes(parent):
-                        if isinstance(node, ast.Attribute) and _is_self(node.value):
+                        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
                             yield node, parent
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"

@@ -47,7 +47,8 @@ class Spread:
             self.width = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         elif num_jobs > 1:  # MindSpore has threads, which a fork would not take along
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(num_jobs, spawn, _ignore_interrupts)
+            ignored = signal.SIGINT, signal.SIG_IGN  # Ctrl-C is for the process that asked
+            self._pool = ProcessPoolExecutor(num_jobs, spawn, signal.signal, ignored)
 
     def __enter__(self) -> "Spread":
         return self
@@ -115,11 +116,6 @@ def _answer(future: "Future[R]", tick: Tick) -> R:
 
 def _nothing() -> None:
     """For tasks that nobody watches."""
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that asked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

@@ -25,6 +25,7 @@ from mindswap.errors import DataError
 from mindswap.files import package_data, replace_file, require_folder, write_new
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.stages import DryRunReport
+from mindswap.training.proof.overlap import union
 
 START_US = 1_000_000  # of the step; readers take 0 for "no time"
 HARDWARE = 1  # process of the trace
@@ -204,7 +205,7 @@ def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
     for _, is_taken, i in _changes(run):
         size = run.blocks[i].size_bytes
         if not is_taken:
-            holes = _joined(sorted([*holes, (found[i], found[i] + size)]))
+            holes = union([*holes, (found[i], found[i] + size)])
             continue
         fitting = next((k for k, (first, last) in enumerate(holes) if last - first >= size), None)
         if fitting is None:
@@ -214,16 +215,6 @@ def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
             found[i] = first
             holes[fitting : fitting + 1] = [(first + size, last)] if last - first > size else []
     return found, end
-
-
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for first, last in spans:
-        if joined and joined[-1][1] == first:
-            joined[-1] = joined[-1][0], last
-        else:
-            joined.append((first, last))
-    return joined
 
 
 def _frames(run: DryRun, position: int) -> list[dict[str, Any]]:

@@ -171,20 +171,19 @@ class Executor:
 
     # -- following ------------------------------------------------------------------------------
 
+    def _next(self, kind: EventKind) -> int | None:
+        """Index of the event that the schedule has next, if it is of this kind."""
+        ahead = self.schedule.events[self._position : self._position + 1]
+        return ahead[0].index if ahead and ahead[0].kind is kind else None
+
     def _expects(self, kind: EventKind, index: int) -> bool:
-        if self._position >= len(self.schedule.events):
-            return False
-        event = self.schedule.events[self._position]
-        return event.kind is kind and event.index == index
+        return self._next(kind) == index
 
     def _expected_save(self, saved: KeptTensor, layer_index: int) -> int | None:
         """The save that the schedule has next, if this tensor is it."""
-        if self._position >= len(self.schedule.events):
+        if (number := self._next(EventKind.SAVE)) is None:
             return None
-        event = self.schedule.events[self._position]
-        if event.kind is not EventKind.SAVE:
-            return None
-        save, tensor = self.trace.saves[event.index], saved.tensor
+        save, tensor = self.trace.saves[number], saved.tensor
         same = (layer_index, tuple(tensor.shape), str(tensor.dtype).lower())
         if same != (save.layer_index, save.shape, save.dtype):
             return None
@@ -199,7 +198,7 @@ class Executor:
             elif known.address != storage.data_ptr():
                 return None
             known.saves.append(saved)
-        return event.index
+        return number
 
     def _act(self) -> None:
         for action in self.schedule.actions[self._position]:

@@ -234,7 +234,3 @@ class AdaptiveRun:
                     "but a run that is killed now would start anew"
                 )
             self.is_unsaved = True
-        else:
-            if self.is_unsaved:
-                self.say(f"{self.file.path} is written again")
-            self.is_unsaved = False

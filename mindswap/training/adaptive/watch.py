@@ -15,7 +15,6 @@ from mindswap.training.logs.step_report import StepScanner
 BLOCK_BYTES = 1 << 18
 # Of one log in one poll, so that a flood in one log does not hide the others.
 MAX_POLL_BYTES = 64 << 20
-MAX_FILES = 4
 # msrun, when a worker ends badly: `Worker process 20300 exit with exception. Error code: -9.`
 _EXIT = re.compile(r"Worker process (\d{1,9}) exit with exception\. Error code: (-?\d{1,5})")
 
@@ -23,46 +22,33 @@ _EXIT = re.compile(r"Worker process (\d{1,9}) exit with exception\. Error code: 
 class LogFollower:
     """Gives the new bytes of a file.
 
-    A file that was deleted or renamed is read on: the process that writes it still has it. One that stands under
-    the name since then is read from its beginning, and one that became shorter too.
+    A file that was deleted or renamed is read on, as the process that writes it still has it, until another one stands
+    under the name: that is read from its beginning, and one that became shorter, too.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptors: dict[tuple[int, int], int] = {}
+        self._file = Path(os.devnull).open("rb", buffering=0)  # noqa: SIM115 until there is one
 
     def poll(self, take: Callable[[bytes], None]) -> None:
-        """Hand over everything that is new, in order of age of the files."""
-        self._open_new()
-        for descriptor in self._descriptors.values():
-            with contextlib.suppress(OSError):
-                self._drain(descriptor, take)
+        """Hand over everything that is new."""
+        self._drain(take)
+        with contextlib.suppress(OSError):  # not there, or not now
+            if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+                opened = self.path.open("rb", buffering=0)
+                self.close()
+                self._file = opened
+                self._drain(take)
 
     def close(self) -> None:
-        """Close the files."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        """Close the file."""
+        self._file.close()
 
-    def _open_new(self) -> None:
-        try:
-            status = self.path.stat()
-            identity = (status.st_dev, status.st_ino)
-            if identity in self._descriptors:
-                return
-            self._descriptors[identity] = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            return  # not there, or not now
-        if len(self._descriptors) > MAX_FILES:
-            os.close(self._descriptors.pop(next(iter(self._descriptors))))
-
-    @staticmethod
-    def _drain(descriptor: int, take: Callable[[bytes], None]) -> None:
-        if os.fstat(descriptor).st_size < os.lseek(descriptor, 0, os.SEEK_CUR):
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        remaining = MAX_POLL_BYTES
-        while remaining > 0 and (block := os.read(descriptor, BLOCK_BYTES)):
-            remaining -= len(block)
+    def _drain(self, take: Callable[[bytes], None]) -> None:
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():
+            self._file.seek(0)
+        end = self._file.tell() + MAX_POLL_BYTES
+        while self._file.tell() < end and (block := self._file.read(BLOCK_BYTES)):
             take(block)
 
 

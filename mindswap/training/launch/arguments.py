@@ -1,5 +1,6 @@
 """The 1-, 2-, 6- and 9-argument forms of the launcher, as in MindFormers' msrun_launcher.sh."""
 
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def parse_arguments(words: list[str]) -> Job:
         field, parse, allowed = _PARSERS[name]
         try:
             values[field] = parse(word)
-        except ValueError:
+        except (KeyError, ValueError):
             problems.append(f"{name} is {word!r}\n    allowed: {allowed}")
     if "num_workers" in values and len(words) != 9:
         values["num_local_workers"] = values["num_workers"]
@@ -87,12 +88,6 @@ def _number(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def _choice(word: str) -> bool:
-    if word not in ("True", "False"):
-        raise ValueError
-    return word == "True"
-
-
 def _text(word: str) -> str:
     if not word.strip() or "\0" in word:
         raise ValueError
@@ -107,7 +102,7 @@ _PARSERS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "MASTER_PORT": ("master_port", _number(1024, 65535), "a number from 1024 to 65535"),
     "NODE_RANK": ("node_rank", _number(-1), "a number from 0 (or -1: MindSpore numbers the workers)"),
     "LOG_DIR": ("log_dir", _text, "a folder"),
-    "JOIN": ("join", _choice, "True or False"),
+    "JOIN": ("join", {"True": True, "False": False}.__getitem__, "True or False"),
     "CLUSTER_TIME_OUT": ("timeout_s", _number(-(10**9)), "a number of seconds (negative: for ever)"),
 }
 _FORMS: dict[int, tuple[str, ...]] = {
@@ -170,18 +165,11 @@ def worker_command(words: list[str], source: str = "EXECUTE_ORDER") -> tuple[lis
     if not words or words[0].startswith("-"):
         return [*_PLUGIN, *words], None
     script = Path(words[0])
-    if script.suffix == ".py" and _is_file(script):
+    if script.suffix == ".py" and os.path.isfile(script):  # noqa: PTH113 False also for a name that is too long
         return [*_PLUGIN, *words], None
     if script == Path(_ENTRY):
         return [*_PLUGIN, *words[1:]], f"no {_ENTRY} in this folder: mindswap's own entry takes its place"
     raise LaunchError(f"{source}: no script {words[0]!r} in {Path.cwd()}{_ALLOWED}")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # for example a name that is too long
-        return False
 
 
 _ALLOWED = (

@@ -183,7 +183,8 @@ def check_port(address: str, port: int, fix: str = "") -> None:
     is_here = _can_listen(family, place, 0)  # port 0 asks for any
     if not is_here or _can_listen(family, place, port):
         return
-    free = next((other for other in _others(port) if _can_listen(family, place, other)), None)
+    others = (*range(port + 1, min(port + 1000, 65536)), *range(1024, port))
+    free = next((other for other in others if _can_listen(family, place, other)), None)
     use = f"{fix}{free}" if fix else f"{free} is free"
     raise LaunchError(f"MASTER_PORT {port} of {address} is in use\n    fix:     {use} (ss -ltnp shows who has {port})")
 
@@ -193,11 +194,6 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return server.getsockname()[1]
-
-
-def _others(port: int) -> Iterator[int]:
-    yield from range(port + 1, min(port + 1000, 65536))
-    yield from range(1024, port)
 
 
 def _can_listen(family: int, place: tuple[Any, ...], port: int) -> bool:
@@ -218,24 +214,17 @@ def _can_listen(family: int, place: tuple[Any, ...], port: int) -> bool:
 RUN_DIR_BYTES = 1 << 20
 
 
-def free_bytes(folder: Path) -> tuple[int, int]:
-    """Free and all bytes of the file system that the folder is on, or will be; nothing is free without an inode."""
-    place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    status = os.statvfs(place)
-    is_out_of_inodes = status.f_files and not status.f_favail
-    return 0 if is_out_of_inodes else status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
-
-
 def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
-    """Room that is missing on the file system of a folder, which need not exist, for `what`; empty if there is room."""
-    try:
-        free, whole = free_bytes(folder)
-    except OSError:
-        return ""
+    """Room that is missing on the file system of a folder, which need not exist, for `what`; empty if there is room.
+
+    Nothing is free without an inode.
+    """
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    status = os.statvfs(place)
+    free = 0 if status.f_files and not status.f_favail else status.f_bavail * status.f_frsize
     if free >= needed_bytes:
         return ""
+    whole = status.f_blocks * status.f_frsize
     return (
         f"{folder}: {format_bytes(free)} of {format_bytes(whole)} are free on its file system; "
         f"{what} needs {format_bytes(needed_bytes)}, {format_bytes(needed_bytes - free)} more"

@@ -9,6 +9,7 @@ from mindswap.training.logs.oom import MemoryStatistics, SetLine, WorkerLog, par
 
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
+_OTHER_FILE = "was this run started with this configuration? Every worker must read the same file"
 _MORE_SWAP = "swap or recompute more, or lower the batch size; the memory statistics say how much is missing"
 _LAZY_INLINE = (
     "lazy_inline must be on: start with `mindswap run`, which switches it on, and do not set disable_lazy_inline"
@@ -114,12 +115,9 @@ def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said
     own = {line.text: line for line in sure if not line.is_upstream}
     has_upstream = log.has_upstream_swap or len(own) < len(sure)
     if has_upstream:
-        yield (
-            Level.ERROR,
-            "MindFormers handled swap_config by itself: its `Set` lines prove no effect"
-            + (", mindswap's are there too" if own else ""),
-            _RUN_WITH_PLUGIN,
-        )
+        also = ", mindswap's are there too" if own else ""
+        message = f"MindFormers handled swap_config by itself: its `Set` lines prove no effect{also}"
+        yield Level.ERROR, message, _RUN_WITH_PLUGIN
         if not own:
             return
     has_started = bool(log.is_finished or log.last_step)
@@ -131,27 +129,16 @@ def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said
     other = [line for line in foreign if any(_is_same_place(line, asked) for asked in missing)]
     if other:
         asked = next(asked for asked in missing if _is_same_place(other[0], asked))
-        yield (
-            Level.ERROR,
-            f"another policy in {_layers(other)}: logged '{other[0].text}', asked for '{asked.text}'",
-            "was this run started with this configuration? Every worker must read the same file",
-        )
+        message = f"another policy in {_layers(other)}: logged '{other[0].text}', asked for '{asked.text}'"
+        yield Level.ERROR, message, _OTHER_FILE
     if extra := [line for line in foreign if line not in other]:
-        yield (
-            Level.ERROR,
-            f"more than the policy asks for in {_layers(extra)}: '{extra[0].text}'",
-            "was this run started with this configuration? Every worker must read the same file",
-        )
+        yield Level.ERROR, f"more than the policy asks for in {_layers(extra)}: '{extra[0].text}'", _OTHER_FILE
     if gone := [line for line in missing if not any(_is_same_place(line, there) for there in other)]:
         where = "it ends before they came" if not has_started else "they were lost or never came"
         yield Level.ERROR, f"no line for {_layers(gone)}, as '{gone[0].text}': {where}", _READ_WHOLE
     if log.broken_lines:
-        level = Level.ERROR if missing else Level.WARNING
-        yield (
-            level,
-            f"broken by another line or cut off: '{log.broken_lines[0]}'",
-            "let every worker write a log of its own" if missing else "",
-        )
+        judged = (Level.ERROR, "let every worker write a log of its own") if missing else (Level.WARNING, "")
+        yield judged[0], f"broken by another line or cut off: '{log.broken_lines[0]}'", judged[1]
     if log.num_lines_left_out:
         yield Level.ERROR, f"{log.num_lines_left_out} more `Set` lines, too many to compare", ""
 
@@ -167,12 +154,8 @@ def _layers(lines: Sequence[SetLine]) -> str:
 def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
     """Findings about the run: lazy_inline, memory, its end."""
     if log.num_offload_warnings:
-        level = Level.NOTE if log.is_cpu_run else Level.ERROR
-        yield (
-            level,
-            "the compiler dropped offloads, because they are outside a lazy_inline cell",
-            "" if log.is_cpu_run else _LAZY_INLINE,
-        )
+        level, fix = (Level.NOTE, "") if log.is_cpu_run else (Level.ERROR, _LAZY_INLINE)
+        yield level, "the compiler dropped offloads, because they are outside a lazy_inline cell", fix
     elif log.is_cpu_run:
         yield Level.NOTE, "ran on CPU, where nothing is offloaded", ""
     elif log.set_lines and not log.has_upstream_swap and not log.is_lazy_inline_on:

@@ -66,14 +66,6 @@ def test_a_truncated_log_begins_anew(log, follower):
     assert new(follower) == b"new\n"
 
 
-def test_many_rotations_keep_few_files_open(log, follower):
-    for number in range(20):
-        log.unlink(missing_ok=True)
-        log.write_bytes(b"%d\n" % number)
-        assert new(follower) == b"%d\n" % number
-    assert len(follower._descriptors) <= 4
-
-
 def steps(*numbers, time_ms=309):
     return "".join(info(STEP.format(step=number)).replace("309ms", f"{time_ms}ms") for number in numbers)
 

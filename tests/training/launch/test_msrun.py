@@ -13,7 +13,6 @@ from mindswap.training.launch.msrun import (
     check_port,
     describe_full,
     failure_report,
-    free_bytes,
     put_old_logs_aside,
     require_room,
 )
@@ -200,13 +199,13 @@ def disk(monkeypatch):
 
 
 def test_a_folder_that_is_not_there_yet_is_on_the_file_system_of_the_one_above(disk, tmp_path):
-    assert free_bytes(tmp_path / "run" / "logs") == (40960, 409600)
+    assert describe_full(tmp_path / "run" / "logs", 40960, "a plan") == ""
     assert disk == [tmp_path]
 
 
 def test_without_an_inode_nothing_is_free(disk, tmp_path, monkeypatch):
     monkeypatch.setattr(Status, "f_favail", 0)
-    assert free_bytes(tmp_path) == (0, 409600)
+    assert "0 B of 400.0 KiB are free" in describe_full(tmp_path, 1, "a plan")
 
 
 def test_what_is_missing_is_said(disk, tmp_path):
