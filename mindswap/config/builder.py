@@ -173,7 +173,8 @@ class Builder:
         if target is not None:
             return target
         if span.alias_of is None:
-            message, fix = f"the alias *{event.anchor} has no anchor", f"put &{event.anchor} before a value above"
+            message = f"the alias *{event.anchor} has no anchor"
+            fix = f"put &{event.anchor} before a value above, or, for a text: '*{event.anchor}'"
         else:
             message, fix = f"the alias *{event.anchor} refers to what it stands in", "write the value out"
         self.report(self._location(event), "yaml-alias", message, fix=fix)

@@ -166,11 +166,14 @@ def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str, s
         return f"the quoted text{opened} is not closed", "", "add the closing quote"
     if "expected ':'" in problem:
         place = begin if begin is not None else place
-        where = f"line {place.line + 1}" if place is not None else "a line"
-        return f"{where} is not 'key: value'", "", "write 'key: value', or put the text behind its key"
+        return _no_key(place.line if place is not None else number)
     if "did not find expected key" in problem:
         return _indentation_message(lines, number)
     return message, "", "put the value in quotes, if it is a text"
+
+
+def _no_key(number: int) -> tuple[str, str, str]:
+    return f"line {number + 1} is not 'key: value'", "", "write 'key: value', or put the text behind its key"
 
 
 def _escape_message(line: str, column: int) -> tuple[str, str, str]:
@@ -191,11 +194,11 @@ def _indentation_message(lines: list[str], number: int) -> tuple[str, str, str]:
     line = lines[number] if lines else ""
     begin = len(line) - len(line.lstrip(" "))
     if begin in columns or not columns:
-        return (
-            "the indentation, or the kind of this line, does not fit the lines above",
-            "",
-            "indent it as its neighbours",
-        )
+        above = next((at for at in range(number - 1, -1, -1) if lines[at].strip()), None)
+        if above is not None and not re.search(r":(\s|$)|^\s*(#|- )", lines[above]):
+            return _no_key(above)
+        what = "the indentation, or the kind of this line, does not fit the lines above"
+        return what, "", "indent it as its neighbours"
     allowed = ", ".join(str(column) for column in columns)
     best = min(columns, key=lambda column: (abs(column - begin), -column))
     what = f"wrong indentation: {format_count(begin, 'space')}, where no open block above has as many"

@@ -29,6 +29,7 @@ from mindswap.policy.words import last_key
 
 RULE = "stage-recompute"
 EXCLUDE = "_exclude"
+LAYERS_NEED_SWAP = "one count for each stage; a list of layers needs swap_config.swap: True"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class _Expansion:
         try:
             counts = read_counts(node, self.layout)
         except CountsError as error:
-            fix = f"{last_key(path)}: {error.fix}" if error.fix else ""
+            fix = f"{last_key(path)}: {error.fix}" if error.fix else LAYERS_NEED_SWAP
             self.report(error.node.location, f"{path}: {error}", Level.ERROR, ALLOWED, fix)
             return None
         for warning in counts.warnings:

@@ -178,7 +178,7 @@ def test_counts_that_stop_mindformers(recompute, message):
     [problem] = result.problems
     assert (problem.level.value, problem.rule, problem.location.line) == ("error", "stage-recompute", 4)
     assert problem.message == f"recompute_config.recompute: {message}"
-    assert problem.allowed
+    assert problem.allowed and problem.fix
 
 
 def test_rows_that_mindformers_rewrites_for_the_first_default_operator():
