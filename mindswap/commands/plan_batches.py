@@ -179,6 +179,8 @@ def deliver(
     Gives the verdict for `--json`, and the plan that was verified.
     """
     if not target:
+        if not args.json:
+            print("\nnext: -o FILE writes this plan")
         return {}, found
     is_asked = not (args.no_verify or found.plan.is_interrupted)
     verdict = verify_plan(found, not args.no_cache) if is_asked else None

@@ -110,6 +110,8 @@ def test_a_training_that_fails_by_itself_is_not_repeated(place):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_it_trains_stops_all_and_the_next_call_goes_on(place, number):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        pytest.skip("ignored by all that nohup starts")
     place.stub["step_s"] = 0.1
     process = place.start()
     wait_for(lambda: "step:[    5" in place.log())
