@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.planner.evaluate import evaluate, evaluate_short, short_model
+from mindswap.planner.evaluate import Candidate, evaluate, evaluate_short, short_model
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.model import Policy
 from tests.planner.models import small_model
@@ -32,6 +32,43 @@ def test_another_problem_has_its_own_budgets_of_device_and_host():
         for host in (100, 99)
     }
     assert [key for key, value in fits.items() if value] == [(peak, 100)]
+
+
+def test_a_candidate_fits_where_device_and_host_have_room():
+    """Less is better: what fits by time, then by memory; what does not by memory, then by time."""
+    one, slow, full = (Candidate(Policy(), *figures, True) for figures in ((7, (5, 9)), (8, (5, 8)), (7, (9, 10))))
+    assert (one.peak_bytes, one.fits(9), one.fits(8), replace(one, is_on_host=False).fits(9)) == (9, True, False, False)
+    assert (one.rank(9), one.rank(8)) == ((False, 7, 9), (True, 9, 7))
+    assert min(one, slow, full, key=lambda each: each.rank(10)) is one
+    assert min(one, slow, full, key=lambda each: each.rank(9)) is one
+    assert min(one, slow, full, key=lambda each: each.rank(8)) is slow
+    assert min(one, slow, full, key=lambda each: each.rank(1)) is slow
+
+
+def test_host_memory_of_a_candidate_is_held_against_that_of_the_node():
+    problem = PlanProblem(small_model(), PLENTY, 100, 8)
+    judged = replace(evaluate(problem, Policy()), host_bytes=100)
+    assert Candidate.of(problem, Policy(), judged).is_on_host
+    assert not Candidate.of(problem, Policy(), replace(judged, host_bytes=101)).is_on_host
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_micro_batches", "expected"),
+    [(1, 4, [4]), (1, 5, [2, 4]), (2, 5, [5]), (2, 6, [3, 5]), (4, 7, [7]), (4, 8, [5, 7])],
+)
+def test_two_short_steps_have_one_micro_batch_more_than_stages_and_two_more(num_stages, num_micro_batches, expected):
+    """A step that is no longer than the second of them is taken whole."""
+    shorts = short_model(small_model(4, num_stages, num_micro_batches))
+    assert [short.layout.num_micro_batches for short in shorts] == expected
+
+
+def test_a_short_step_has_so_many_operators_as_are_allowed():
+    """One layer takes 4 + 4 operators in each micro-batch, its ends 2 + 1 more: 11."""
+    model = small_model(1, 1, 20)
+    assert sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy())) == 11
+    found = {size: short_model(model, size)[0].layout.num_micro_batches for size in (32, 33, 43, 44, 197)}
+    assert found == {32: 2, 33: 3, 43: 3, 44: 4, 197: 17}
+    assert short_model(model, 198) == (model,)
 
 
 @pytest.mark.parametrize("num_micro_batches", [8, 20])

@@ -3,10 +3,13 @@
 import pytest
 
 from mindswap.errors import PlanError
+from mindswap.planner import curve
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import DEFAULT_DISTANCE, Allow, Means, Pin, PlanProblem, fixed_policy, read_pin
+from mindswap.planner.solvers import fast
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap
 from tests.planner.models import MB, small_model
+from tests.strength import is_nightly
 
 HOST_BYTES = 10**12
 
@@ -67,6 +70,14 @@ def planned(budget_bytes, *texts):
 
 def names(entries):
     return {entry.pattern for entry in entries}
+
+
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch):
+    """A quick search will do: what is pinned stays in any."""
+    if not is_nightly():
+        monkeypatch.setattr(fast, "MAX_EVALUATIONS", 60)
+        monkeypatch.setattr(curve, "SMALL_STEP", 0)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -59,3 +60,65 @@ def test_cards_that_do_not_divide_are_an_error_with_the_nearest_that_do():
 
 def test_tensor_parallel_stays_in_a_node():
     assert {one.tensor for one, _ in list_strategies(4, replace(SPACE, max_tensor=1))} == {1}
+
+
+def test_least_cut_first_and_of_these_least_tensor_parallel():
+    """Behind the own one: cut in 2, then in 4; sequence parallel behind what is without it."""
+    found = [(one.tensor, one.stages, one.has_sequence) for one, _ in list_strategies(4, SPACE)]
+    assert found == [
+        (1, 1, False), (1, 2, False), (2, 1, False), (2, 1, True), (1, 4, False), (2, 2, False), (2, 2, True),
+    ]  # fmt: skip
+
+
+def test_a_strategy_in_words():
+    assert str(Strategy(4, 2, 1)) == "data 4, tensor 2, stages 1"
+    assert str(Strategy(4, 2, 3, 8, True)) == "data 4, tensor 2, stages 3, experts 8, sequence"
+
+
+def every_strategy(cards, space):
+    """All combinations of numbers up to those of cards and samples, held against each limit."""
+    numbers = range(1, cards + 1)
+    for data, tensor, stages, experts in product(numbers, repeat=4):
+        has_layers = space.num_layers >= stages * space.num_chunks and (space.num_chunks == 1 or stages > 1)
+        experts_go = experts == 1 or (space.num_experts and space.num_experts % experts == 0)
+        if (
+            data * tensor * stages * space.context != cards
+            or not (has_layers or stages == space.own.stages)
+            or tensor > space.max_tensor or any(number % tensor for number in space.divisible)
+            or data * tensor % experts or not experts_go or space.num_samples % data
+        ):  # fmt: skip
+            continue
+        for has_sequence in (False, True):
+            if (has_sequence and tensor == 1) or (experts > 1 and tensor > 1 and not has_sequence):
+                continue
+            for size, count in product(range(1, space.num_samples + 1), repeat=2):
+                is_asked = size in (space.sizes or (size,)) and count in (space.counts or (count,))
+                if is_asked and data * size * count == space.num_samples and (stages == 1 or count >= stages):
+                    yield Strategy(data, tensor, stages, experts, has_sequence), Batch(size, count)
+
+
+@pytest.mark.parametrize(
+    ("cards", "changes"),
+    [
+        (4, {}), (8, {"sizes": None, "counts": (2, 4)}), (8, {"sizes": None, "num_experts": 6, "divisible": (8,)}),
+        (6, {"sizes": None, "num_samples": 12, "divisible": (6,), "num_layers": 3}),
+        (8, {"context": 2, "sizes": (1, 2)}),
+        (8, {"num_chunks": 2, "sizes": None, "own": Strategy(2, 1, 4)}), (8, {"max_tensor": 2, "divisible": (8, 16)}),
+    ],
+)  # fmt: skip
+def test_a_list_has_all_that_no_limit_forbids_once(cards, changes):
+    space = replace(SPACE, **changes)
+    found = list_strategies(cards, space)
+    assert sorted(found) == sorted(every_strategy(cards, space))
+
+
+def test_numbers_of_cards_are_looked_for_up_to_64_away():
+    """One sample on one data parallel rank in one stage of one layer: 1 card is all that goes."""
+    alone = replace(SPACE, num_samples=1, num_layers=1, divisible=(1,))
+    with pytest.raises(PlanError, match="nearest: 1\n"):
+        list_strategies(65, alone)
+    with pytest.raises(PlanError, match="nearest: none near"):
+        list_strategies(66, alone)
+    with pytest.raises(PlanError) as error:
+        list_strategies(2, alone)
+    assert str(error.value).startswith("--cards 2: no strategy spreads 1 samples a step and 1 layers over them")

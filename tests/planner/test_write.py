@@ -56,6 +56,52 @@ def test_other_layers_or_distances_stay_apart():
     assert compact_policy(policy, [LAYER]) == policy
 
 
+NAMES = cell("", cell("a", *map(op, ("mul", "silu", "add", "cast", "exp"))), cell("b", op("mul"), op("w1")), op("w_"))
+
+
+def compacted(*patterns: str, tree: CellNode = NAMES) -> list[str]:
+    return [entry.pattern for entry in compact_policy(swaps(*((one, SOME, 1) for one in patterns)), [tree]).op_swap]
+
+
+def test_four_names_are_one_entry_and_five_are_not():
+    assert compacted(r"a\.mul", r"a\.silu", r"a\.add", r"a\.cast") == [r"a\.(add|cast|mul|silu)"]
+    every = [rf"a\.{name}" for name in ("add", "cast", "exp", "mul", "silu")]
+    assert compacted(*every) == every
+
+
+def test_what_would_name_more_stays_apart():
+    """`a.mul` and `b.w1` differ in two parts; `(a|b).mul` names both, `w[1_]` of a cell and of a layer nothing."""
+    assert compacted(r"a\.mul", r"b\.w1") == [r"a\.mul", r"b\.w1"]
+    assert compacted(r"a\.mul", r"b\.mul") == [r"[ab]\.mul"]
+    assert compacted(r"b\.w1", "w_") == [r"b\.w1", "w_"]
+
+
+def test_letters_in_brackets_and_other_signs_as_alternatives():
+    """Only letters and figures stand in brackets, one for one."""
+    tree = cell("", op("w_"), op("w1"), op("wq"), op("wqq"), op("ab"), op("cd"))
+    assert compacted("w1", "wq", tree=tree) == ["w[1q]"]
+    assert compacted("w1", "w_", tree=tree) == ["(w1|w_)"]
+    assert compacted("wq", "wqq", tree=tree) == ["(wq|wqq)"]
+    assert compacted("ab", "cd", tree=tree) == ["(ab|cd)"]
+
+
+def test_patterns_are_not_joined_with_patterns():
+    tree = cell("", op("w1"), op("w2"), op("w3"))
+    assert compacted("w[12]", "w3", tree=tree) == ["w3", "w[12]"]
+    assert compacted("(w1|w2)", "w3", tree=tree) == ["(w1|w2)", "w3"]
+
+
+def test_recompute_is_joined_where_layers_are_the_same_and_sorted():
+    again = tuple(
+        OpRecompute(pattern, layers)
+        for pattern, layers in ((r"b\.w1", SOME), (r"a\.silu", SOME), (r"a\.mul", SOME), (r"a\.add", ALL_LAYERS))
+    )
+    found = compact_policy(Policy(True, select_recompute=again), [NAMES]).select_recompute
+    assert found == (
+        OpRecompute(r"a\.(mul|silu)", SOME), OpRecompute(r"a\.add", ALL_LAYERS), OpRecompute(r"b\.w1", SOME),
+    )  # fmt: skip
+
+
 def plan_of(policy: Policy) -> Plan:
     return Plan(
         fits=True, policy=policy, step_time_ns=1_010_000_000, stage_peak_bytes=(2**34,),
