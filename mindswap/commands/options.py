@@ -15,7 +15,7 @@ from tqdm import tqdm
 from mindswap.errors import DataError, PlanError
 from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_file import list_devices
-from mindswap.simulator.cost.hardware import OPTIONS, UNITS_OF
+from mindswap.simulator.cost.hardware import OPTIONS
 
 # Options of the device that `--help` lists; the others are there all the same.
 COMMON_OPTIONS = (
@@ -119,7 +119,7 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
             meaning = f"most that may be used: {meaning}; GB is 10^9 here, 58GB in a YAML of MindFormers is 58GiB"
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            metavar=UNITS_OF[figure.kind][1],
+            metavar=figure.kind.example,
             help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
             dest=f"{FIGURE_PREFIX}{name}",
         )

@@ -62,10 +62,8 @@ def read_settings(document: Document, num_layers: int | None = None) -> PolicySe
         swap=swap.statements,
         recompute=tuple(recompute.statements),
         flags=tuple(recompute.flags),
-        misfits=tuple(parts.unread.misfits),
+        unread=parts.unread,
         stage_counts=tuple(recompute.stage_counts),
-        unknown_keys=tuple(parts.unread.unknown_keys),
-        missing_keys=tuple(parts.unread.missing_keys),
     )
 
 

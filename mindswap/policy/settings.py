@@ -64,6 +64,10 @@ class ParseIssues:
         self.misfit(path, node, mapping if node.entries is None else small)
         return None
 
+    def misfits_of(self, expect: Enum) -> list[InvalidValue]:
+        """Values that stand where this is expected."""
+        return [misfit for misfit in self.misfits if misfit.expect is expect]
+
     def misfit(self, path: str, node: DocumentNode, expect: Enum) -> None:
         """Keep a value that does not fit."""
         self.misfits.append(InvalidValue(path, node, expect))
@@ -126,11 +130,8 @@ class PolicySettings:
     swap: tuple[Statement, ...] = ()
     recompute: tuple[Statement, ...] = ()  # statements of `recompute` and the select options
     flags: tuple[tuple[str, bool], ...] = ()
-    # misfits, stage_counts, unknown_keys, missing_keys: what could not be read
-    misfits: tuple[InvalidValue, ...] = ()
+    unread: ParseIssues = field(default_factory=ParseIssues)  # what could not be read
     stage_counts: tuple[StageCounts, ...] = ()
-    unknown_keys: tuple[UnknownKey, ...] = ()
-    missing_keys: tuple[MissingKey, ...] = ()
 
     @property
     def statements(self) -> tuple[Statement, ...]:

@@ -26,7 +26,7 @@ def missing_key(context: Context) -> Iterator[Finding]:
     FAIL (which operator?): op_swap: [{backward_prefetch: 20, layers: [0]}]
     """
     renamed = {id(missing) for missing in _renamed_keys(context.settings).values()}
-    for missing in context.settings.missing_keys:
+    for missing in context.settings.unread.missing_keys:
         if id(missing) not in renamed:  # else it is said with the key that stands in its place
             fix = f"add {missing.key}: {EXAMPLES[missing.key]}"
             yield Finding(missing.node.location, f"{missing.path}: '{missing.key}' is missing", fix=fix)
@@ -43,7 +43,7 @@ def unknown_key(context: Context) -> Iterator[Finding]:
     FAIL: swap_config: {swap: True, default_prefech: 10}
     """
     renamed = _renamed_keys(context.settings)
-    for unknown in context.settings.unknown_keys:
+    for unknown in context.settings.unread.unknown_keys:
         meant_key = renamed.get(id(unknown))
         if meant_key is not None:
             message = f"{unknown.path}: no such key; '{meant_key.key}' is missing"
@@ -74,9 +74,9 @@ def _asks_for_something(section: DocumentNode) -> bool:
 
 def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
     """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
-    missing = {(key.path, key.key): key for key in settings.missing_keys}
+    missing = {(key.path, key.key): key for key in settings.unread.missing_keys}
     found: dict[int, MissingKey] = {}
-    for unknown in settings.unknown_keys:
+    for unknown in settings.unread.unknown_keys:
         parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
         for required in unknown.known:
             is_like = len(name) > 2 and (name in required or required in name)

@@ -25,8 +25,8 @@ def no_layers(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 20, layers: []}]
     """
-    misread = {misfit.path.partition(".layers")[0] for misfit in context.settings.misfits}
-    incomplete = {missing.path for missing in context.settings.missing_keys}
+    misread = {misfit.path.partition(".layers")[0] for misfit in context.settings.unread.misfits}
+    incomplete = {missing.path for missing in context.settings.unread.missing_keys}
     for statement in context.settings.swap:
         is_read = statement.path not in misread and statement.path not in incomplete
         if is_read and not statement.layers and not statement.layer_refs:

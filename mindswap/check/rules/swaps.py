@@ -22,7 +22,13 @@ def nothing_swapped(context: Context) -> Iterator[Finding]:
     """
     settings = context.settings
     has_recompute = any(statement.layers for statement in settings.recompute)
-    if not settings.is_swap_enabled or settings.swap or has_recompute or settings.misfits or settings.missing_keys:
+    if (
+        not settings.is_swap_enabled
+        or settings.swap
+        or has_recompute
+        or settings.unread.misfits
+        or settings.unread.missing_keys
+    ):
         return
     for key in ("layer_swap", "op_swap"):
         node = context.document.get("swap_config", key)

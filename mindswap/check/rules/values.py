@@ -23,7 +23,7 @@ def swap_not_bool(context: Context) -> Iterator[Finding]:
     PASS: swap_config: {swap: True}
     FAIL (quotes make it a string): swap_config: {swap: 'True'}
     """
-    for misfit in context.settings.misfits:
+    for misfit in context.settings.unread.misfits:
         if misfit.path == "swap_config.swap":
             message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}"
             fix = f"swap: {context.settings.is_swap_enabled}"
@@ -39,12 +39,11 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 0, layers: [0]}]
     """
-    for misfit in context.settings.misfits:
-        if misfit.expect is Expect.PREFETCH:
-            reason = "is out of range" if misfit.node.kind == "an integer" else f"is {misfit.node.kind}"
-            message = f"{misfit.path}: {show(misfit.node)} {reason}"
-            fix = f"{misfit.path.rpartition('.')[2]}: {_meant_distance(misfit.node.value)}"
-            yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+    for misfit in context.settings.unread.misfits_of(Expect.PREFETCH):
+        reason = "is out of range" if misfit.node.kind == "an integer" else f"is {misfit.node.kind}"
+        message = f"{misfit.path}: {show(misfit.node)} {reason}"
+        fix = f"{misfit.path.rpartition('.')[2]}: {_meant_distance(misfit.node.value)}"
+        yield Finding(misfit.node.location, message, misfit.expect.value, fix)
 
 
 def _meant_distance(value: object) -> int:
@@ -84,7 +83,7 @@ def swap_off(context: Context) -> Iterator[Finding]:
     FAIL: swap_config: {swap: False, default_prefetch: 10}
     """
     section = context.document.get("swap_config")
-    if section is None or context.settings.is_swap_enabled or context.settings.misfits:
+    if section is None or context.settings.is_swap_enabled or context.settings.unread.misfits:
         return
     said = [entry for entry in section.unique_entries() if not _says_nothing(entry.key, entry.value)]
     if said:
@@ -131,7 +130,7 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0, 3]}]
     FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]
     """
-    for misfit in context.settings.misfits:
+    for misfit in context.settings.unread.misfits:
         if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
             message = f"{misfit.path}: {_what(misfit)}"
             yield Finding(misfit.node.location, message, misfit.expect.value, _right_type(misfit))

@@ -17,8 +17,8 @@ def no_layers(context: Context2x) -> Iterator[Finding]:
     FAIL: op_swap: [{op_name: mlp, layers: []}]
     """
     # Lists that could not be read, or some of whose elements could not, have problems of their own.
-    wrong = {m.path.rpartition("[")[0] for m in context.settings.misfits if m.expect is Expect2x.LAYER}
-    wrong |= {misfit.path for misfit in context.settings.misfits}
+    wrong = {m.path.rpartition("[")[0] for m in context.settings.unread.misfits if m.expect is Expect2x.LAYER}
+    wrong |= {misfit.path for misfit in context.settings.unread.misfits}
     for target in context.settings.targets:
         if not target.specs and target.layers_path not in wrong and target.option != "full_recompute_layer":
             message = f"{target.layers_path}: the list is empty, so the entry has no effect"
@@ -175,7 +175,9 @@ def nothing_swapped(context: Context2x) -> Iterator[Finding]:
     FAIL: swap: {enable: True}
     """
     settings = context.settings
-    is_unread = any(misfit.path.startswith("swap") for misfit in settings.misfits) or settings.missing_keys
+    is_unread = (
+        any(misfit.path.startswith("swap") for misfit in settings.unread.misfits) or settings.unread.missing_keys
+    )
     if not settings.is_swap_enabled or is_unread:
         return
     named = [target for target in (*settings.of("layer_swap")[:1], *settings.of("op_swap")) if target.specs]

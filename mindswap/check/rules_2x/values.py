@@ -27,7 +27,7 @@ def wrong_type(context: Context2x) -> Iterator[Finding]:
         swap: {enable: True, layer_swap: [{layers: True}]}
     """
     elsewhere = (Expect2x.PREFETCH, Expect2x.MODE, Expect2x.EXCLUDE, Expect2x.LAYER)
-    for misfit in context.settings.misfits:
+    for misfit in context.settings.unread.misfits:
         if misfit.expect in elsewhere or _is_single_mapping(misfit):
             continue
         what = "the string is empty" if misfit.node.value == "" else f"{show(misfit.node)} is {misfit.node.kind}"
@@ -62,7 +62,7 @@ def single_mapping(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, layer_swap: [{layers: [0]}]}
     FAIL: swap: {enable: True, layer_swap: {layers: [0]}}
     """
-    for misfit in context.settings.misfits:
+    for misfit in context.settings.unread.misfits:
         if _is_single_mapping(misfit):
             fix = f"{last_key(misfit.path)}: [{show(misfit.node)}]"
             message = f"{misfit.path}: one mapping; it must be a list"
@@ -80,7 +80,7 @@ def exclude_op_form(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
     FAIL: recompute: {mode: full, full_recompute_layer: [0], exclude_op: [MatMul]}
     """
-    for misfit in context.settings.misfits_of(Expect2x.EXCLUDE):
+    for misfit in context.settings.unread.misfits_of(Expect2x.EXCLUDE):
         message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}; mindformers 2.1.0 takes a mapping"
         fix = "exclude_op: {path: [layers]}; in 2.0.0 these were parts of operator names, which do not convert"
         yield Finding(misfit.node.location, message, misfit.expect.value, fix)
@@ -93,7 +93,7 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: None}
     FAIL: recompute: {mode: null}
     """
-    for misfit in context.settings.misfits_of(Expect2x.MODE):
+    for misfit in context.settings.unread.misfits_of(Expect2x.MODE):
         value = misfit.node.value
         meant = MEANT_MODES.get(str(value).strip().lower())
         if meant is None and isinstance(value, str):
@@ -109,7 +109,7 @@ def bad_layer(context: Context2x) -> Iterator[Finding]:
     PASS: layers: [0, '2-3', 5-6]
     FAIL: layers: ['0 - 3']
     """
-    for misfit in context.settings.misfits_of(Expect2x.LAYER):
+    for misfit in context.settings.unread.misfits_of(Expect2x.LAYER):
         message = f"{misfit.path}: {show(misfit.node)} names no layers"
         fix = _meant_layers(misfit.node.value, context)
         yield Finding(misfit.node.location, message, misfit.expect.value, fix)
@@ -137,7 +137,7 @@ def bad_prefetch(context: Context2x) -> Iterator[Finding]:
     """
     limit, prefetch = context.num_layers, context.settings.prefetch
     allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect2x.PREFETCH.value
-    for misfit in context.settings.misfits_of(Expect2x.PREFETCH):
+    for misfit in context.settings.unread.misfits_of(Expect2x.PREFETCH):
         message = f"{misfit.path}: {show(misfit.node)} is not a distance in layers"
         yield Finding(misfit.node.location, message, allowed, "default_prefetch: 1")
     node = context.document.get("swap", "default_prefetch") or context.document.get("swap", "enable")

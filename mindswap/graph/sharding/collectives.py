@@ -104,7 +104,7 @@ class _Finder:
 
     def _add_sum(self, node: Node, partial: PartialSum) -> None:
         """After the operator; its gradient begins with that of the sum, or an operator (`graph.sharding.sharding`)."""
-        kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
+        kind = "ReduceScatter" if partial.scattered is not None else "AllReduce"
         first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
         is_before = first is not None and first.op != line_of(kind).gradient
         self._add_pair(node, _sum_of(kind, node.size_bytes, partial.num_ranks), first, is_before)

@@ -166,7 +166,8 @@ def _kept_copies(table: SplitTable) -> Iterator[Redistribution]:
 def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, tuple[str, TensorType]]]:
     """Operators whose sum is scattered, each with the gradient of that sum as its own gradients read it."""
     for node in table.graph.backward:
-        before = table.scattered.get(node.origin)
+        partial = table.sums.get(node.origin)
+        before = partial.scattered if partial is not None else None
         if before is None or node.is_duplicate:
             continue
         known, after = table.nodes[node.origin].outputs[0], table.splits[node.origin][0]

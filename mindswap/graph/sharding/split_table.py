@@ -48,7 +48,8 @@ class PartialSum:
     """An output that is a part of a sum on each rank."""
 
     num_ranks: int  # ranks that have the parts
-    is_scattered: bool = False  # `out_strategy` has each rank keep a part of the result
+    # where `out_strategy` has each rank keep a part of the result: its cut before; else None
+    scattered: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,6 @@ class SplitTable:
         self.unresolved: list[Unresolved] = []
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
-        self.scattered: dict[str, Split] = {}  # operators whose sum is scattered: its cut before
         self.users, self.nodes = graph.index.readers, graph.index.nodes
         self.forward_names = graph.index.forward_names
         self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
@@ -205,10 +205,8 @@ class ForwardSplits:
         call = self.table.call(node, used, list(strategy))
         splits = output_splits(call)
         asked_outputs = read_out_strategy(node.attributes)
-        is_scattered = bool(splits is not None and asked_outputs and num_parts(asked_outputs[0]) > num_parts(splits[0]))
-        self._note_sum(node, call, is_scattered)
-        if splits is not None and is_scattered and node.name in self.table.sums:
-            self.table.scattered[node.name] = splits[0]
+        is_scattered = splits and asked_outputs and num_parts(asked_outputs[0]) > num_parts(splits[0])
+        self._note_sum(node, call, splits[0] if splits and is_scattered else None)
         if asked_outputs and len(asked_outputs) <= len(node.outputs):
             rest = splits[len(asked_outputs) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
             return [*asked_outputs, *rest]
@@ -257,10 +255,10 @@ class ForwardSplits:
             self.table.note(node, reason)
         return list(outputs) if outputs is not None else None
 
-    def _note_sum(self, node: Node, call: OperatorCall, is_scattered: bool = False) -> None:
+    def _note_sum(self, node: Node, call: OperatorCall, scattered: Split | None = None) -> None:
         num_ranks = summed_parts(call)
         if num_ranks > 1:
-            self.table.sums[node.name] = PartialSum(num_ranks, is_scattered)
+            self.table.sums[node.name] = PartialSum(num_ranks, scattered)
 
 
 def name_communication(before: Split, after: Split) -> str:

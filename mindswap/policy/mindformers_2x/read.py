@@ -49,9 +49,7 @@ class _Reader:
             mode,
             is_comm_enabled,
             tuple(self.targets),
-            tuple(self.unread.misfits),
-            tuple(self.unread.unknown_keys),
-            tuple(self.unread.missing_keys),
+            self.unread,
         )
 
     def _section(self, name: str) -> DocumentNode | None:

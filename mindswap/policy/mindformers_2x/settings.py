@@ -8,7 +8,7 @@ from enum import Enum
 from mindswap.config.nodes import DocumentNode, is_huge
 from mindswap.config.problem import Location
 from mindswap.policy.schema import MAX_NUM_LAYERS
-from mindswap.policy.settings import InvalidValue, MissingKey, UnknownKey
+from mindswap.policy.settings import ParseIssues
 
 # Lists of layers as MindFormers 2.x writes them: `5`, `'5'`, `0-19`.
 
@@ -106,19 +106,12 @@ class Settings2x:
     mode: str | None  # `recompute.mode`; None where it could not be read
     is_comm_enabled: bool  # what `recompute_comm.enable` says
     targets: tuple[Target, ...]  # all that acts or is meant to act, in order
-    # misfits, unknown_keys, missing_keys: what could not be read; of unknown keys upstream ignores those in an entry
-    # and refuses those in a section
-    misfits: tuple[InvalidValue, ...]
-    unknown_keys: tuple[UnknownKey, ...]
-    missing_keys: tuple[MissingKey, ...]
+    # what could not be read; of unknown keys upstream ignores those in an entry and refuses those in a section
+    unread: ParseIssues
 
     def of(self, option: str) -> tuple[Target, ...]:
         """The targets under one option."""
         return tuple(target for target in self.targets if target.option == option)
-
-    def misfits_of(self, expect: Expect2x) -> tuple[InvalidValue, ...]:
-        """Values that stand where this is expected."""
-        return tuple(misfit for misfit in self.misfits if misfit.expect is expect)
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """The layers of a target that the model has."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindswap.graph.ops import ComputeUnit
 from mindswap.simulator.cost.hardware import Device, figure_values, with_figures
 from mindswap.simulator.cost.profile import (
-    Engine,
     Profile,
     ProfiledCopy,
     ProfiledKernel,
@@ -182,7 +182,7 @@ class Calibration:
 
 def calibrate(profile: Profile, device: Device) -> Calibration:
     """Durations of operators, and the device with the figures of links that a profile shows; all others stay."""
-    kernels = [kernel for kernel in profile.kernels if kernel.engine is not Engine.COMMUNICATION]
+    kernels = [kernel for kernel in profile.kernels if ComputeUnit.NETWORK not in kernel.units]
     measurements = measure(kernels)
     links = _links(profile, device)
     figures = (*_link_figures(profile, device, links), *_shares(profile, device))

@@ -15,18 +15,10 @@ from mindswap.config.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.graph.model import BYTES_PER_ELEMENT
 from mindswap.simulator.cost.device_file import find_device_file
-from mindswap.simulator.cost.hardware import FIGURES, Device, Figure, FigureKind, figure_values, unit_keys
+from mindswap.simulator.cost.hardware import FIGURES, Device, Figure, figure_values, unit_keys
 from mindswap.simulator.cost.table import MeasuredKey, Measurement, Shapes
 
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
-# Units that a file is written in; the first that shows the value exactly counts.
-WRITTEN_UNITS = {
-    FigureKind.SIZE: ("gib", "b"),
-    FigureKind.BANDWIDTH: ("gb_per_s",),
-    FigureKind.TIME: ("us",),
-    FigureKind.FLOPS: ("tflops",),
-    FigureKind.RATE: ("gelements_per_s", "elements_per_s"),
-}
 
 
 def format_device_file(
@@ -48,7 +40,7 @@ def format_device_file(
 def _written(figure: Figure, value: int) -> tuple[str, str]:
     """Key with unit and number of a figure, such that reading gives the same value."""
     keys = unit_keys(figure)
-    for unit in WRITTEN_UNITS.get(figure.kind, ("",)):
+    for unit in figure.kind.written:
         key = f"{figure.name}_{unit}" if unit else figure.name
         number = Decimal(value) / keys[key]
         # A float has 15 digits to rely on; YAML gives a float.

@@ -10,28 +10,24 @@ from mindswap.files import package_data
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, ceil_div, parse_quantity
 
 
+NO_UNITS: dict[str, int] = {}
+
+
 class FigureKind(Enum):
-    """Quantity that a figure measures."""
+    """Quantity that a figure measures: its units, none for bare numbers; what somebody may write; and the units that a
+    calibration is written in, of which the first that shows a value exactly counts.
+    """
 
-    SIZE = "size"
-    BANDWIDTH = "bandwidth"
-    TIME = "time"
-    FLOPS = "flops"
-    RATE = "rate"
-    FRACTION = "fraction"
-    COUNT = "count"
+    SIZE = (SIZE_UNITS, "54GiB", ("gib", "b"))
+    BANDWIDTH = (BANDWIDTH_UNITS, "20GB/s", ("gb_per_s",))
+    TIME = (TIME_UNITS, "20us", ("us",))
+    FLOPS = (FLOPS_UNITS, "313TFLOPS", ("tflops",))
+    RATE = (RATE_UNITS, "180Gelements/s", ("gelements_per_s", "elements_per_s"))
+    FRACTION = (NO_UNITS, "0.7", ("",))
+    COUNT = (NO_UNITS, "8", ("",))
 
-
-# Units of each kind, none for bare numbers, and what somebody may write.
-UNITS_OF: dict[FigureKind, tuple[dict[str, int], str]] = {
-    FigureKind.SIZE: (SIZE_UNITS, "54GiB"),
-    FigureKind.BANDWIDTH: (BANDWIDTH_UNITS, "20GB/s"),
-    FigureKind.TIME: (TIME_UNITS, "20us"),
-    FigureKind.FLOPS: (FLOPS_UNITS, "313TFLOPS"),
-    FigureKind.RATE: (RATE_UNITS, "180Gelements/s"),
-    FigureKind.FRACTION: ({}, "0.7"),
-    FigureKind.COUNT: ({}, "8"),
-}
+    def __init__(self, units: dict[str, int], example: str, written: tuple[str, ...]):
+        self.units, self.example, self.written = units, example, written
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,9 @@ class Figure:
 
 def unit_keys(figure: Figure) -> dict[str, int]:
     """Keys that a device file may use for a figure -> the size of their unit: `d2h_gb_per_s`, ..."""
-    units, _ = UNITS_OF[figure.kind]
-    if not units:
+    if not figure.kind.units:
         return {figure.name: 1000 if figure.kind is FigureKind.FRACTION else 1}
-    return {f"{figure.name}_{unit.lower().replace('/', '_per_')}": size for unit, size in units.items()}
+    return {f"{figure.name}_{unit.lower().replace('/', '_per_')}": size for unit, size in figure.kind.units.items()}
 
 
 def parse_option(figure: Figure, text: str) -> int:
@@ -64,14 +59,13 @@ def parse_option(figure: Figure, text: str) -> int:
     Raises:
         ValueError: if it does not fit; the text says what may be written.
     """
-    units, example = UNITS_OF[figure.kind]
-    if units:
-        value = parse_quantity(text, units, example)
+    if figure.kind.units:
+        value = parse_quantity(text, figure.kind.units, figure.kind.example)
     else:
         try:
             value = to_integer(figure, Decimal(text), unit_keys(figure)[figure.name])
         except ArithmeticError:
-            raise ValueError(f"{text!r}: write a number such as {example}") from None
+            raise ValueError(f"{text!r}: write a number such as {figure.kind.example}") from None
     return checked(figure, value)
 
 
@@ -185,9 +179,8 @@ def without_fragments(device: Device, size_bytes: int) -> int:
     return size_bytes * 1000 // (1000 + device.fragments_permille)
 
 
-FIGURES = {
-    row["name"]: Figure(**{**row, "kind": FigureKind(row["kind"])}) for row in package_data("hardware/figures.json")
-}
+_ROWS: list[dict[str, Any]] = package_data("hardware/figures.json")
+FIGURES = {row["name"]: Figure(**row | {"kind": FigureKind[row["kind"].upper()]}) for row in _ROWS}
 FRAGMENTS_PERMILLE = FIGURES["fragments"].default or 0  # median over the dry runs of benchmarks/dryrun
 # Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.
 OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}

@@ -1,32 +1,20 @@
 """Profile of a real machine: kernels, copies, collectives and steps as plain data, and durations of operators."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.simulator.cost.table import MeasuredKey, Measurement, measured_key
 
-
-class Engine(Enum):
-    """Part of the card that ran a kernel."""
-
-    CORE = "AI core"
-    MATRIX = "matrix units"
-    VECTOR = "vector units"
-    COMMUNICATION = "communication"
-    OTHER = "other"
-
-
+MATRIX, VECTOR, NETWORK = (ComputeUnit.MATRIX,), (ComputeUnit.VECTOR,), (ComputeUnit.NETWORK,)
 # Names in `Accelerator Core` (`Task Type` in op_summary). Profiles of 2023 call every kernel of an AI core AI_CORE,
 # whichever units it uses. MIX_AIC and MIX_AIV use both and are called by the one that leads. All other names, such
 # as AI_CPU (the processors beside the cores) and DSA_SQE (random numbers), run nothing that a figure describes.
-ENGINES = {
-    "AI_CORE": Engine.CORE, "AIC": Engine.MATRIX, "MIX_AIC": Engine.MATRIX,
-    "AI_VECTOR_CORE": Engine.VECTOR, "AIV": Engine.VECTOR, "MIX_AIV": Engine.VECTOR,
-    "HCCL": Engine.COMMUNICATION, "COMMUNICATION": Engine.COMMUNICATION,
+UNITS: Mapping[str, tuple[ComputeUnit, ...]] = {
+    "AI_CORE": MATRIX + VECTOR, "AIC": MATRIX, "MIX_AIC": MATRIX, "AI_VECTOR_CORE": VECTOR, "AIV": VECTOR,
+    "MIX_AIV": VECTOR, "HCCL": NETWORK, "COMMUNICATION": NETWORK,
 }  # fmt: skip
 
 
@@ -43,10 +31,9 @@ class ProfiledKernel:
     num_blocks: int = 0  # parts that it was split into, one for each core; 0 where the profile does not say
 
     @property
-    def engine(self) -> Engine:
-        if self.type.lower().startswith("hcom"):
-            return Engine.COMMUNICATION
-        return ENGINES.get(self.core, Engine.OTHER)
+    def units(self) -> tuple[ComputeUnit, ...]:
+        """Units that may have run it."""
+        return NETWORK if self.type.lower().startswith("hcom") else UNITS.get(self.core, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +98,7 @@ def can_measure(kernel: ProfiledKernel) -> bool:
     """
     if not kernel.is_plain or kernel.inputs is None or kernel.outputs is None:
         return False
-    return kernel.engine in (Engine.CORE, Engine.MATRIX if is_matrix_kernel(kernel) else Engine.VECTOR)
+    return (ComputeUnit.MATRIX if is_matrix_kernel(kernel) else ComputeUnit.VECTOR) in kernel.units
 
 
 def is_matrix_kernel(kernel: ProfiledKernel) -> bool:

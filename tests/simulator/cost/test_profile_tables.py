@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from mindswap.errors import CostError
-from mindswap.simulator.cost.profile import Engine, ProfiledKernel, Share
+from mindswap.simulator.cost.profile import MATRIX, NETWORK, VECTOR, ProfiledKernel, Share
 from mindswap.simulator.cost.profile_tables import read_kernels, read_peak, read_steps, recognise_table
 from tests.simulator.cost.builders import tensor
 from tests.simulator.cost.profiles import (
@@ -55,26 +55,26 @@ def test_optional_inputs_scalars_and_new_dtype_names(path):
 
 
 @pytest.mark.parametrize(
-    ("core", "engine"),
+    ("core", "units"),
     [
-        ("AI_CORE", Engine.CORE),
-        ("MIX_AIC", Engine.MATRIX),
-        ("AI_VECTOR_CORE", Engine.VECTOR),
-        ("MIX_AIV", Engine.VECTOR),
-        ("HCCL", Engine.COMMUNICATION),
-        ("COMMUNICATION", Engine.COMMUNICATION),
-        ("AI_CPU", Engine.OTHER),
-        ("DSA_SQE", Engine.OTHER),
-        ("N/A", Engine.OTHER),
-        ("WHAT_COMES_NEXT", Engine.OTHER),
+        ("AI_CORE", MATRIX + VECTOR),
+        ("MIX_AIC", MATRIX),
+        ("AI_VECTOR_CORE", VECTOR),
+        ("MIX_AIV", VECTOR),
+        ("HCCL", NETWORK),
+        ("COMMUNICATION", NETWORK),
+        ("AI_CPU", ()),
+        ("DSA_SQE", ()),
+        ("N/A", ()),
+        ("WHAT_COMES_NEXT", ()),
     ],
 )
-def test_what_ran_a_kernel(path, core, engine):
-    assert [row.engine for row in read(path, kernel("Cast", "1", "", "", **on(core)))] == [engine]
+def test_what_ran_a_kernel(path, core, units):
+    assert [row.units for row in read(path, kernel("Cast", "1", "", "", **on(core)))] == [units]
 
 
 def test_collectives_are_known_by_their_name_as_well(path):
-    assert read(path, kernel("hcom_allReduce_", "900", "", ""))[0].engine is Engine.COMMUNICATION
+    assert read(path, kernel("hcom_allReduce_", "900", "", ""))[0].units == NETWORK
 
 
 def test_formats_that_split_the_shape(path):
