@@ -72,12 +72,12 @@ def require_folder(path: Path | None) -> None:
         raise DataError(f"{path}: is not a folder\n    fix:     the name of a folder, which is made if it is missing")
 
 
-def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> None:
-    """Write a text complete or not at all; line ends as they are, the mode of a replaced file kept.
+def write_new(path: str | os.PathLike[str], content: str | bytes, overwrite: bool = False) -> None:
+    """Write a text, or bytes, complete or not at all; line ends as they are, the mode of a replaced file kept.
 
     Args:
         path: where; a link is followed, folders are made. A device or a pipe is written to.
-        text: what.
+        content: what.
         overwrite: replace a file that is there.
 
     Raises:
@@ -87,7 +87,7 @@ def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
     if not overwrite:
         refuse_existing([target])
     try:
-        replace_file(target, text.encode("utf-8", "surrogatepass"))
+        replace_file(target, content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
     except OSError as error:
         raise DataError(f"{target}: cannot be written: {error.strerror}") from error
 
@@ -198,22 +198,6 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 if not folder.exists():
                     raise
     return folder
-
-
-@contextmanager
-def rewritten(path: Path) -> Iterator[Path]:
-    """A path to write to, see `staged`, in place of a file that may be there; links and devices as in `write_new`.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    require_folders(path)
-    target = _behind_links(path)
-    if _is_device(target):
-        yield target
-        return
-    with staged(target, overwrite=True) as written:
-        yield written
 
 
 def _move_all(moves: list[tuple[Path, Path]], attic: Path) -> None:

@@ -1,5 +1,6 @@
 """Pictures: memory by operator, a dry run, step time against memory. Need matplotlib, the extra `mindswap[plot]`."""
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from mindswap.errors import DataError
-from mindswap.files import rewritten
+from mindswap.files import write_new
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.planner.problem import Compared, Plan
 from mindswap.report.dryrun_html import real_curve, simulated_curve
@@ -53,11 +54,12 @@ def save_figure(figure: "Figure", path: Path) -> None:
         DataError: if the format is unknown or the file cannot be written.
     """
     words = {"Description": _words(figure), "Software": None} if path.suffix == ".png" else None
+    picture = io.BytesIO()
     try:
-        with rewritten(path) as written:
-            figure.savefig(written, dpi=140, metadata=words)
-    except (OSError, ValueError) as error:
+        figure.savefig(picture, dpi=140, metadata=words, format=path.suffix[1:] or None)
+    except ValueError as error:
         raise DataError(f"cannot write {path}: {error}") from None
+    write_new(path, picture.getvalue(), overwrite=True)
 
 
 def _words(figure: "Figure") -> str:

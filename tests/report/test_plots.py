@@ -165,7 +165,6 @@ def test_a_picture_says_that_it_is_simulated_and_carries_its_words(tmp_path):
         assert words in text, words
 
 
-@pytest.mark.parametrize("name", ["step.xyz", "no/step.png"])
-def test_a_file_that_cannot_be_written(tmp_path, name):
+def test_a_picture_of_an_unknown_kind(tmp_path):
     with pytest.raises(DataError, match="cannot write"):
-        plot_tradeoffs(POINTS, tmp_path / name, title="llama", caption="")
+        plot_tradeoffs(POINTS, tmp_path / "step.xyz", title="llama", caption="")

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mindswap.errors import DataError
-from mindswap.files import rewritten
+from mindswap.files import write_new
 from mindswap.report.insight import trace_names
 from mindswap.report.simulation.bars import AFTER, BAR_STYLES, MEMORY_STYLES, Lane, name_bars
 from mindswap.simulator.summary_model import SimulationReport, StageReport
@@ -22,7 +21,7 @@ THREADS_PER_STAGE = 10  # thread numbers are unique in the whole trace
 
 
 def write_trace(report: SimulationReport, path: Path) -> None:
-    """Writes the trace, event by event; compressed if the path ends with `.gz`, which Perfetto opens too.
+    """Writes the trace; compressed if the path ends with `.gz`, which Perfetto opens too.
 
     Raises:
         DataError: if the file cannot be written.
@@ -34,17 +33,9 @@ def write_trace(report: SimulationReport, path: Path) -> None:
         "figures": {figure.name: figure.value for figure in report.figures},
         "step_time_ns": report.step_time_ns,
     }
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with rewritten(path) as written, opener(written, "wt", encoding="utf-8") as file:
-            file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(facts)},"traceEvents":[\n')
-            separator = ""
-            for event in trace_events(report):
-                file.write(separator + json.dumps(event, separators=(",", ":")))
-                separator = ",\n"
-            file.write("\n]}\n")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error}") from None
+    events = ",\n".join(json.dumps(event, separators=(",", ":")) for event in trace_events(report))
+    text = f'{{"displayTimeUnit":"ms","otherData":{json.dumps(facts)},"traceEvents":[\n{events}\n]}}\n'
+    write_new(path, gzip.compress(text.encode()) if path.suffix == ".gz" else text, overwrite=True)
 
 
 def trace_events(report: SimulationReport) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,6 @@ from typing import Any
 from mindswap.files import package_data
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, ceil_div, parse_quantity
 
-
 NO_UNITS: dict[str, int] = {}
 
 

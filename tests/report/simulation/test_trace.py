@@ -8,7 +8,6 @@ from numbers import Real
 
 import pytest
 
-from mindswap.errors import DataError
 from mindswap.report.simulation.trace import trace_events, write_trace
 from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report
 from tests.simulator.builders import program_of
@@ -127,8 +126,3 @@ def test_a_name_that_ends_with_gz_is_compressed(tmp_path):
     write_trace(small_report(), tmp_path / "step.json.gz")
     with gzip.open(tmp_path / "step.json.gz", "rt") as file:
         assert json.load(file)["traceEvents"]
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match="cannot write"):
-        write_trace(small_report(), tmp_path / "no" / "step.json")
