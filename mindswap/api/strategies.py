@@ -71,10 +71,9 @@ def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
 
 
 def like_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
-    """Key of the network of one rank but for those constants; of experts with the ranks that share them."""
+    """Key of the network of one rank but for those constants."""
     cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
-    is_cut = settings.num_parts > 1
-    return settings.batch_size, cut, is_cut and has_sequence, settings.expert_parallel > 1 and settings.data_parallel
+    return settings.batch_size, cut, settings.num_parts > 1 and has_sequence
 
 
 def strategy_space(

@@ -1,13 +1,14 @@
 """From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
 
 import contextlib
+import functools
 import gc
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
-from mindswap.planner.catalog import collect_items
+from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.curve import Curve
 from mindswap.planner.effect import is_foreseen_as_asked, without_idle_swaps
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short, short_model
@@ -37,13 +38,17 @@ class Planner:
     """
 
     def __init__(self, model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None):
-        self.model = model
+        self.model, self.allow, self.known = model, allow, known
         with _without_collector():
-            self.catalog = collect_items(model, allow, known)
             self.shorts = short_model(model)
             self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
         self.curves: dict[Hashable, Curve] = {}
         self.common: dict[Hashable, tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]] = {}
+
+    @functools.cached_property
+    def catalog(self) -> Catalog:
+        """What may be chosen in each layer; a bound needs none of it."""
+        return collect_items(self.model, self.allow, self.known)
 
     def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
         """The best policy that is found for a problem of this model.

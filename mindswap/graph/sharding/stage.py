@@ -1,5 +1,6 @@
 """The part of a compiled step that is on one pipeline stage."""
 
+import math
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, TensorType, depending
@@ -46,9 +47,11 @@ def drop_head(graph: Graph) -> Graph:
 #
 # MindFormers 1.9.0, VocabParallelEmbedding of training_graph/tensor_parallel/layers.py: tokens are cut over data and
 # context parallel ranks, the rows of the weight over tensor parallel ranks if they can be divided. The compiler leaves
-# no strategy on what is inside, and no `Load` before the weight.
+# no strategy on what is inside, and no `Load` before the weight. With sequence parallelism it ends in a ReduceScatter
+# between two transposes of all tokens.
 
 EMBEDDING, GRADIENT = "Embedding", "EmbeddingDenseBackward"
+LAYOUT_OPS = ("Reshape", "Transpose", "ReduceScatter", "AllGather")
 
 
 def load_embedding(graph: Graph) -> Graph:
@@ -72,6 +75,8 @@ def cut_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
     sources = [graph.index.forward_nodes[name] for name in embedding.inputs if name in graph.index.forward_nodes]
     whole = [node.outputs[0] for node in sources if node.op in WEIGHT_OPS and node.outputs]
     num_tokens = embedding.outputs[0].shape[0]
+    num_elements = math.prod(embedding.outputs[0].shape)
+    scattered: set[str] = set()  # values of which each tensor parallel rank has a part of the sequence
 
     def own(node: Node) -> Node:
         if node.cell_path or node.layer_index is not None or not node.outputs:
@@ -82,17 +87,30 @@ def cut_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
             return replace(node, outputs=(_rows(known, tensor_ranks),))
         if not is_weight and known.shape[:1] == (num_tokens,):
             return replace(node, outputs=(_rows(known, token_ranks), *node.outputs[1:]))
+        if node.op in LAYOUT_OPS and math.prod(known.shape) == num_elements:
+            part = _tokens(known, token_ranks)
+            if node.op == "ReduceScatter" or scattered.intersection(node.inputs):
+                scattered.add(node.name)
+                part = _tokens(part, tensor_ranks)
+            return replace(node, outputs=(part,))
         # What was cut from whole tokens is the own part by now.
         return replace(node, op="Reshape") if node.op == "Slice" else node
 
     return replace(graph, forward=tuple(map(own, graph.forward)), backward=tuple(map(own, graph.backward)))
 
 
-def _rows(known: TensorType, parts: int) -> TensorType:
+def _rows(known: TensorType, parts: int, axis: int = 0) -> TensorType:
     """One of equal parts of the rows; all of them if they cannot be divided."""
-    if known.shape[0] % parts:
+    if known.shape[axis] % parts:
         return known
-    return TensorType((known.shape[0] // parts, *known.shape[1:]), known.dtype, known.size_bytes // parts)
+    shape = (*known.shape[:axis], known.shape[axis] // parts, *known.shape[axis + 1 :])
+    return TensorType(shape, known.dtype, known.size_bytes // parts)
+
+
+def _tokens(known: TensorType, parts: int) -> TensorType:
+    """One of equal parts of (samples, sequence, width) or (sequence, samples, width), cut where it is thinnest."""
+    divisible = [axis for axis, size in enumerate(known.shape[:-1]) if size % parts == 0]
+    return _rows(known, parts, min(divisible, key=lambda axis: known.shape[axis])) if divisible else known
 
 
 # Casts of weights that all micro-batches share, where the parallel optimizer has nothing to gather.

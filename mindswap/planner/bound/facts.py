@@ -1,13 +1,14 @@
 """Facts of the step without any policy: memory at the fullest moment, time until then, work."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mindswap.planner.bound.flow import Flow, flows_of
 from mindswap.planner.bound.moments import Liveness, LivenessPoint, alive_bytes, liveness_of
+from mindswap.simulator.block import Block
 from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.placing import TransferCosts
@@ -69,10 +70,10 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
     num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
     liveness = liveness_of(model, num_turns // model.layout.num_sequences)
-    stages = range(model.layout.num_stages)
+    stages, free = range(model.layout.num_stages), model.blocks_with_free_gathers()
     return Facts(
         flows=flows_of(model),
-        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage) for stage in stages),
+        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, free) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
@@ -81,7 +82,9 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     )
 
 
-def _look_at_stage(model: StepModel, timeline: Timeline, liveness: Liveness, stage: int) -> Stage:
+def _look_at_stage(
+    model: StepModel, timeline: Timeline, liveness: Liveness, stage: int, free: Sequence[Block]
+) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
     positions = np.arange(begin, end)
@@ -110,7 +113,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, liveness: Liveness, sta
     is_compute = kind < OpKind.COLLECTIVE
     before = is_compute & (positions < first_backward)
     num_before = len(np.unique(micro_batch[before]))
-    alone, forward_stall_ns, first_backward_stall_ns = _run_alone(model, stage)
+    alone, forward_stall_ns, first_backward_stall_ns = _run_alone(model, stage, free)
     # What the first backward waits for its own communication is in its work.
     own_stall_ns = num_before * forward_stall_ns + first_backward_stall_ns
     busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
@@ -137,15 +140,14 @@ def _look_at_stage(model: StepModel, timeline: Timeline, liveness: Liveness, sta
     )
 
 
-def _run_alone(model: StepModel, stage: int) -> tuple[dict[str, int], int, int]:
-    """One micro-batch on a stage that waits for no other, nor for weights.
+def _run_alone(model: StepModel, stage: int, blocks: Sequence[Block]) -> tuple[dict[str, int], int, int]:
+    """One micro-batch on a stage that waits for no other, nor for weights, of `blocks` in which gathers are free.
 
     Returns:
         Times as `Stage` has them; waits of forward, and of the first operator of backward, for communication.
     """
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
-    blocks = model.blocks_with_free_gathers()
     timeline = run_program(build_program(blocks, model.transfers, layout, stage))
     kind = timeline.program.ops.kind
     stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)

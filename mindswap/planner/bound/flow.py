@@ -241,8 +241,8 @@ def _windows(model: StepModel, places: Mapping[int, set[int]]) -> Iterable[Windo
         behind = [
             c for c in model.captured.collectives.get(name, ()) if not c.is_before or node.op in COMMUNICATION_OPS
         ]
-        idle_ns = sum(map(model.collective_ns, behind))
+        if not (idle_ns := sum(map(model.collective_ns, behind))):
+            continue
         last = first_reader.get(node.name, position)
-        ops = tuple(op for op, at in places.items() if any(position < place <= last for place in at))
-        if idle_ns and ops:
+        if ops := tuple(op for op, at in places.items() if any(position < place <= last for place in at)):
             yield Window(idle_ns, ops)

@@ -46,6 +46,26 @@ def test_rows_are_cut_over_tensor_and_tokens_over_data_parallel_ranks():
     assert own.index.forward_nodes["view"].op == "Reshape"
 
 
+def test_with_sequence_parallelism_tokens_are_scattered_over_tensor_parallel_ranks_too():
+    # 8 tokens as 4 samples of 2, on 4 data and 2 tensor parallel ranks
+    forward = [
+        *step().forward[:3],
+        typed(node("samples", "Reshape", "masked"), 4, 2, 4),
+        typed(node("sequence_first", "Transpose", "samples"), 2, 4, 4),
+        typed(node("scattered", "ReduceScatter", "sequence_first"), 2, 4, 4),
+        typed(node("back", "Transpose", "scattered"), 4, 2, 4),
+        typed(node("other", "Reshape", "masked"), 4, 2, 2),
+    ]
+    backward = [typed(node("whole", "AllGather", "dback"), 2, 4, 4)]
+    own = cut_embedding(load_embedding(replace(step(), forward=tuple(forward), backward=tuple(backward))), 2, 4)
+    shapes = {made.name: made.outputs[0].shape for made in (*own.forward[4:], *own.backward)}
+    assert shapes == {
+        "samples": (1, 2, 4), "sequence_first": (2, 1, 4), "scattered": (1, 1, 4), "back": (1, 1, 4),
+        "other": (4, 2, 2), "whole": (2, 1, 4),
+    }  # fmt: skip
+    assert own.forward_nodes["back"].size_bytes == 4 * 4
+
+
 def test_rows_that_cannot_be_divided_are_whole():
     assert cut_embedding(load_embedding(step()), 3, 1).backward[0].outputs[0].shape == (16, 4)
 
