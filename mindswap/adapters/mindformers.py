@@ -92,21 +92,17 @@ class Capture:
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 
-def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> LayerSample:
+def choose_layers(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None
+) -> tuple[LayerSample, OwnRecompute | None]:
     """The layers of the network of a YAML file that have to be compiled to know all of them under a policy.
 
-    With a placement only the layers on the stage of this rank, in `layer_map` too.
+    With a placement only the layers on the stage of this rank, in `layer_map` too. The second value: with swap off
+    the layers that MindFormers sets by itself.
 
     Raises:
         GraphError: if MindFormers cannot build the network.
     """
-    return _survey(config_path, policy, placement)[0]
-
-
-def _survey(
-    config_path: str, policy: Policy, placement: RankPlacement | None
-) -> tuple[LayerSample, OwnRecompute | None]:
-    """The layers of `choose_layers`, and with swap off those that MindFormers sets by itself."""
     network, _ = build_network(config_path, Policy(is_swap_enabled=policy.is_swap_enabled))
     layers = find_layers(network)
     trees = [read_tree(layer) for layer in layers]
@@ -168,7 +164,7 @@ def capture(
     own = None
     if sample is None:
         tell("building the network")
-        sample, own = _survey(config_path, policy, placement)
+        sample, own = choose_layers(config_path, policy, placement)
     is_cut = not sample.is_whole or (placement is not None and placement.num_stages > 1)
     as_in_model = recompute_as_in_model(own, sample.indices) if own and is_cut else contextlib.nullcontext()
     with as_in_model:
@@ -265,7 +261,6 @@ def capture_step(config_path: str, num_layers: int, placement: RankPlacement | N
         placement = replace(
             placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
         )
-    sample = choose_layers(config_path, plain, placement)
-    found = capture(config_path, plain, sample, placement=placement, with_all_tags=True)
+    found = capture(config_path, plain, placement=placement, with_all_tags=True)
     graph = with_cache_gradients(found.graph)
     return CapturedStep(found.sample, found.layers, graph, found.collectives, found.notes, has_all_tags=True)

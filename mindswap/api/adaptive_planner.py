@@ -1,11 +1,10 @@
 """The planner of an adaptive run: one answer for a configuration, a budget, and what was measured so far.
 
-`planner_child` starts it in a process of its own.
+`planner_in_child` starts it in a process of its own.
 """
 
 import hashlib
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -109,18 +108,10 @@ def _exposed_copy_ns(problem: PlanProblem, found: FoundPlan) -> int:
     return exposed // len(found.stage_peak_bytes)
 
 
-def _main() -> int:
-    """The child: what was asked is the only word, the answer is JSON."""
-    config, budget_bytes, corrections = json.loads(sys.argv[1])
+if __name__ == "__main__":  # the child: what was asked is the only word, the answer is JSON
+    config, asked_bytes, learned = json.loads(sys.argv[1])
     try:
-        answer = plan_training(Path(config), budget_bytes, from_plain(corrections, CLASSES))
+        answer = to_plain(plan_training(Path(config), asked_bytes, from_plain(learned, CLASSES)))
     except MindswapError as error:
-        print(json.dumps({"error": str(error)}))
-        return 1
-    print(json.dumps(to_plain(answer)))
-    return 0
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    sys.exit(_main())
+        answer = {"refused": str(error)}
+    print(json.dumps(answer))

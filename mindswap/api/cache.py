@@ -81,14 +81,11 @@ def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in names}
 
 
-def _is_in_cache_key(path: Path) -> bool:
-    return not any(path.is_relative_to(room) for room in NOT_IN_CACHE_KEY)
-
-
 def _versions() -> dict[str, str]:
     """Versions of what compiles and reads the result; mindswap by the text of its files: other checkouts share it."""
     found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
-    texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files if _is_in_cache_key(path)]
+    files = [path for path in files if not any(path.is_relative_to(room) for room in NOT_IN_CACHE_KEY)]
+    texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files]
     return {**found, "mindswap": make_key(files=texts)}

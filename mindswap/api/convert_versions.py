@@ -72,12 +72,10 @@ class Tensors:
             *differences(self.trace, before.moved, after.moved, "moves", version),
             *differences(self.trace, before.again, after.again, "recomputes", version),
         ]
-        sizes = [self._bytes(found) for found in (before.moved, after.moved, before.again, after.again)]
+        fates = (before.moved, after.moved, before.again, after.again)
+        sizes = [format_bytes(sum(self.trace.storages[index].size_bytes for index in found)) for found in fates]
         by = "by tensor of {}: moved {} before, {} now; recomputed {} before, {} now".format(self.file, *sizes)
         return replace(converted, lost=(*converted.lost, *lost), by=by)
-
-    def _bytes(self, storages: Sequence[int] | frozenset[int]) -> str:
-        return format_bytes(sum(self.trace.storages[index].size_bytes for index in storages))
 
 
 def read_tensors(file: str, num_layers: int) -> Tensors:

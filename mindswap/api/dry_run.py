@@ -17,7 +17,6 @@ from mindswap.graph.cache import cache_folder, make_key
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
-from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
 from mindswap.training.proof.derive import (
     RunOptions,
     SyntheticData,
@@ -59,8 +58,6 @@ def dry_run(
         raise LaunchError(f"rank {rank}: the configuration has ranks 0 to {num_ranks - 1}")
     folder.mkdir(parents=True, exist_ok=True)
     file = write_dry_run_config(document, folder, num_ranks, kept, home or Path.cwd())
-    if not has_cann():
-        stand_ins()
 
     def tell(line: str) -> None:
         say(f"rank {rank}: {line}")

@@ -24,17 +24,17 @@ from mindswap.report.dryrun_html import real_curve
 from mindswap.report.html_parts import in_notebook, memory_curve
 from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.dryrun.read import DryRun
+from mindswap.training.dryrun.run import Say
 from mindswap.training.dryrun.stages import DryRunReport, stage_run
 from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
 from mindswap.training.proof.derive import kept_layers
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
-MOST_LAYERS = 6
+MOST_SHORT_LAYERS = 6
 NOT_BUILT = (
     "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
     "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
 )
-Say = Callable[[str], None]
 # The simulated step: of the whole model, or of one whose layers stand for some of its layers; None where there is none.
 Simulate = Callable[[Sequence[int] | None], SimulationReport | None]
 
@@ -237,7 +237,7 @@ def choose_depths(
         found = [whole if n == num_layers else _depth(settings, num_layers, n // len(cells)) for n in options.layers]
         pairs = [sorted(found, key=lambda depth: len(depth.kept))]
     else:
-        most = min(MOST_LAYERS if len(cells) == 1 else MOST_LAYERS // 2, shortest)
+        most = min(MOST_SHORT_LAYERS if len(cells) == 1 else MOST_SHORT_LAYERS // 2, shortest)
         if options.is_full or num_layers <= most * len(cells) or most < 2:
             return [whole], ""
         least = 2 if len(cells) == 1 else 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.api.dry_run_stages import Say, run_stages
+from mindswap.api.dry_run_stages import run_stages
 from mindswap.api.plan import StepPlan
 from mindswap.api.plan_2x import is_2x
 from mindswap.api.recorded import is_trace_path
@@ -17,8 +17,9 @@ from mindswap.policy.words import name_indices
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table
 from mindswap.simulator.summary_model import SimulationReport
+from mindswap.training.dryrun.run import Say
 from mindswap.training.dryrun.stages import DryRunReport
-from mindswap.training.proof.children import ask
+from mindswap.training.launch.processes import ask
 from mindswap.units import format_bytes
 
 MAX_ATTEMPTS = 3

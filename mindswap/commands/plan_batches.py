@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.device import find_costs
-from mindswap.api.dry_run_stages import Say
 from mindswap.api.plan import StepPlan, make_plan
 from mindswap.api.plan_2x import is_2x
 from mindswap.api.plan_batches import AskedBatches, BatchPlan, best_of, plan_batches
@@ -38,6 +37,7 @@ from mindswap.planner.strategies import AUTO, Batch, Strategy
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
+from mindswap.training.dryrun.run import Say
 from mindswap.units import format_bytes, format_time
 
 # Strategy, batch, and layers of the stages that a file has.

@@ -12,7 +12,7 @@ from mindswap.training.logs.oom import MemoryStatistics
 from mindswap.units import format_bytes, format_count
 
 # Of the memory of a worker, as `MemoryStatistics` has them.
-FIGURES = ("device", "available", "used_peak", "actual_peak")
+MEMORY_FIGURES = ("device", "available", "used_peak", "actual_peak")
 # More rows of memory than this are joined to one for each pipeline stage, more runs of workers are counted.
 MAX_ROWS = 16
 MAX_RUNS = 8
@@ -41,7 +41,7 @@ def logs_to_json(report: LogReport) -> dict[str, Any]:
         "memory": [
             {
                 "worker": worker,
-                **{f"{name}_bytes": getattr(measured, f"{name}_bytes") for name in FIGURES},
+                **{f"{name}_bytes": getattr(measured, f"{name}_bytes") for name in MEMORY_FIGURES},
                 "difference_bytes": report.difference_bytes(measured),
             }
             for worker, measured in report.memory.items()
@@ -88,7 +88,7 @@ def _format_memory(report: LogReport) -> str:
     """Measured memory; the difference to the prediction only if there is one."""
 
     def cells(measured: MemoryStatistics) -> tuple[str, ...]:
-        shown = [_size(getattr(measured, f"{name}_bytes")) for name in FIGURES]
+        shown = [_size(getattr(measured, f"{name}_bytes")) for name in MEMORY_FIGURES]
         if report.predicted_peak_bytes is not None:
             difference = report.difference_bytes(measured)
             sign = "-" if difference is not None and difference < 0 else "+"

@@ -11,6 +11,7 @@ from mindswap.errors import DataError
 from mindswap.files import write_new
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.planner.problem import Compared, Plan
+from mindswap.report.dryrun import same_rank
 from mindswap.report.dryrun_html import real_curve, simulated_curve
 from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_of
 from mindswap.report.simulation.bars import BUDGET, MEMORY_STYLES
@@ -144,10 +145,9 @@ def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = 
             shares, live = simulated_curve(simulated, report.workspace_bytes(stage))
             axis.fill_between(shares, live / GIB, step="post", color="#d5dae1", label="simulated, over time")
         for each, colour in ((report, "#3b76c4"), (other, "#e07b26")):
-            for match in each.stages if each is not None else ():
-                if each is not None and match.run.rank == stage.run.rank:
-                    shares, live = real_curve(match.run)
-                    axis.step(shares, live / GIB, where="post", color=colour, linewidth=0.9, label=each.title)
+            if each is not None and (match := same_rank(each, stage)):
+                shares, live = real_curve(match.run)
+                axis.step(shares, live / GIB, where="post", color=colour, linewidth=0.9, label=each.title)
         layers = max(stage.runs)
         of_all = "" if layers == stage.num_layers else f", {layers} of {stage.num_layers} layers"
         axis.set_title(f"rank {stage.run.rank}, stage {stage.stage}{of_all}", loc="left", fontsize=10)

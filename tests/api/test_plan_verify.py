@@ -18,7 +18,7 @@ from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
-from mindswap.training.proof.children import Answer, ask
+from mindswap.training.launch.processes import Answer, ask
 from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import DEEPSEEK, QWEN3, QWEN3_MOE, ROOT

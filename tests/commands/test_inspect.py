@@ -108,7 +108,7 @@ with quiet():
     from mindswap.adapters import mindformers
 policy, plain = load_policy({str(config)!r}), Policy(is_swap_enabled=True)
 with quiet():
-    sizes = [len(mindformers.choose_layers({str(config)!r}, each).indices) for each in (policy, plain)]
+    sizes = [len(mindformers.choose_layers({str(config)!r}, each)[0].indices) for each in (policy, plain)]
 sampled = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))
 mindformers.sample_layers = lambda _: LayerSample(tuple(range(5)), tuple(range(5)))
 whole = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))

@@ -117,7 +117,10 @@ class Executor:
 
     def give_up(self) -> None:
         """Bring back what is away."""
-        self._bring_all_back()
+        for index, copy in self._copies.items():
+            self._bring_back(index)
+            self.copies.wait(copy)
+        self._copies = {}
         self._live.clear()
 
     def end_forward(self, outputs) -> None:
@@ -262,9 +265,3 @@ class Executor:
             self.copies.prefetch(copy, self._live[index].take_memory(copy.size_bytes), self.poison)
             return True
         return False
-
-    def _bring_all_back(self) -> None:
-        for index, copy in self._copies.items():
-            self._bring_back(index)
-            self.copies.wait(copy)
-        self._copies = {}

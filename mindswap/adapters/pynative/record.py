@@ -224,8 +224,9 @@ class Recorder:
         """The pass is over: its trace, if it had a backward pass."""
         if not any(event.kind is EventKind.BACKWARD_BEGIN for event in self.events):
             return
+        memories = self.values.memories  # none without values
         storages = tuple(
-            TracedStorage(s.size_bytes, s.maker, s.last_use, s.protection, self._memory_of(s.tensor))
+            TracedStorage(s.size_bytes, s.maker, s.last_use, s.protection, memories.get(address_of(s.tensor)))
             for s in self.storages
         )
         self.trace = Trace(
@@ -233,9 +234,6 @@ class Recorder:
             ms.get_context("device_target"),
         )  # fmt: skip
         self._clear()
-
-    def _memory_of(self, tensor) -> int | None:
-        return self.values.memories.get(address_of(tensor)) if self.with_values else None
 
 
 def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object], with_values: bool = False) -> Trace:

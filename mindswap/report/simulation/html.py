@@ -103,15 +103,11 @@ def _stage_data(
         "peak_words": f"peak {format_bytes(stage.peak_bytes)}",
         "peak_moment": describe_moment(stage.moment),
         "bars": {
-            "lane": bars.lane.tolist(),
-            "kind": bars.kind.tolist(),
+            **{name: bars[name].tolist() for name in ("lane", "kind", "layer", "micro_batch", "count")},
             "start": np.diff(bars.start_ns, prepend=0).tolist(),
             "duration": duration_ns.tolist(),
             "idle": (duration_ns - bars.busy_ns).tolist(),
             "label": number[bars.label].tolist(),
-            "layer": bars.layer.tolist(),
-            "micro_batch": bars.micro_batch.tolist(),
-            "count": bars.count.tolist(),
             "size": bars.size_bytes.tolist(),
         },
         "memory": {

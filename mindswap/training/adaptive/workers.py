@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from mindswap.graph.cache import from_plain, to_plain
 from mindswap.training.adaptive.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
 from mindswap.training.launch.msrun import failure_report, worker_log
-from mindswap.training.launch.processes import stop_descendants, tie_to_parent, worker_ranks
+from mindswap.training.launch.processes import ask, stop_descendants, tie_to_parent, worker_ranks
 
 # Signals with which somebody ends a process; others are crashes.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -139,37 +138,22 @@ def count_oom_kills() -> int:
         return 0
 
 
-# The planner, asked in a process of its own: that takes the memory of MindSpore with it when it ends, and a compiler
-# that crashes does not end the run. The one that asks imports nothing of what plans: it is to be there at once, and
+# The planner, in a process of its own. The one that asks imports nothing of what plans: it is to be there at once, and
 # small beside the training.
 
-_MODULE = "mindswap.api.adaptive_planner"
-# Of what a child prints before it crashes.
-NUM_LAST_LINES = 5
 
-
-def planner_in_child(environment: dict[str, str]) -> Planner:
-    """`make_plan` in a process of its own, with this environment."""
+def planner_in_child(environment: Mapping[str, str]) -> Planner:
+    """The planner of the package in a process of its own, with this environment."""
 
     def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
         asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
-        try:
-            # A session of its own: Ctrl-C is for this process, which then ends the child.
-            done = subprocess.run(
-                [sys.executable, "-m", _MODULE, asked], env=environment, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", check=False, start_new_session=True,
-                preexec_fn=tie_to_parent(),
-            )  # fmt: skip
-        except OSError as error:
-            raise PlanError(f"the planner cannot be started: {error.strerror or error}") from error
-        lines = done.stdout.splitlines()
-        if done.returncode == 1 and lines:
-            raise PlanError(json.loads(lines[-1])["error"])
-        if done.returncode != 0:
-            last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
-            raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
-        answer = from_plain(json.loads(lines[-1]), CLASSES)
-        assert isinstance(answer, TrainingPlan | NothingFits)
-        return answer
+        answer = ask([asked], None, "mindswap.api.adaptive_planner", environment, is_tied=True)
+        if answer.data is None:
+            raise PlanError(f"the planner crashed, exit code {answer.exit_code}\n{answer.error}")
+        if "refused" in answer.data:
+            raise PlanError(answer.data["refused"])
+        found = from_plain(answer.data, CLASSES)
+        assert isinstance(found, TrainingPlan | NothingFits)
+        return found
 
     return plan

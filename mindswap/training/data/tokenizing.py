@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -16,18 +15,6 @@ from mindswap.errors import DataError
 # that a tokenizer meets whole words.
 _LAST_LINE = re.compile(r".*\n(?=\S)", re.DOTALL)
 _LAST_WORD = re.compile(r".*\S(?=\s)", re.DOTALL)
-
-
-class Tokenizer(Protocol):
-    """Interface of a tokenizer for `prepare-data`; token arrays have type code 'i' (int32)."""
-
-    name: str
-    vocab_size: int
-    eos_id: int
-
-    def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
-        """The tokens of one document, without special tokens; `name` is for messages."""
-        ...
 
 
 class ByteTokenizer:
@@ -41,7 +28,7 @@ class ByteTokenizer:
     vocab_size = num_special + 256
 
     def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
-        """See `Tokenizer.tokens`."""
+        """The tokens of one document, without special tokens, type code 'i' (int32); `name` is for messages."""
         for index, block in enumerate(blocks):
             data = block.removeprefix(b"" if index else codecs.BOM_UTF8)
             tokens = np.frombuffer(data, np.uint8).astype(np.intc) + self.num_special
@@ -67,9 +54,13 @@ class TextTokenizer:
         self._encode = encode
 
     def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
-        """See `Tokenizer.tokens`. Raises DataError: bytes that are not UTF-8, with their offset."""
+        """As of `ByteTokenizer`. Raises DataError: bytes that are not UTF-8, with their offset."""
         for piece in split_pieces(decode_utf8(name, blocks)):
             yield array("i", self._encode(piece))
+
+
+# Of `prepare-data`.
+Tokenizer = ByteTokenizer | TextTokenizer
 
 
 def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:

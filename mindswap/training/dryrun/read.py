@@ -174,7 +174,7 @@ class DryRun:
         return [kernel for kernel in self.kernels if kernel.is_copy_back]
 
 
-def read_run(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -> DryRun:
+def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -> DryRun:
     """Results of a rank that ended well: its log, the tables of the tracker, the order of execution in its folder.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindswap.errors import LaunchError
-from mindswap.training.dryrun.read import LOG, TRACKER, DryRun, read_run
+from mindswap.training.dryrun.read import LOG, TRACKER, DryRun, read_rank
 from mindswap.training.dryrun.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
 from mindswap.training.launch.processes import VARIABLE, child_environment, lifeline
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
@@ -67,7 +67,7 @@ def run_rank(
     wall_s = time.monotonic() - begin_s
     if code != 0:
         raise LaunchError(_why(code, folder, rank, wall_s))
-    return read_run(folder, rank, wall_s, is_inlined)
+    return read_rank(folder, rank, wall_s, is_inlined)
 
 
 def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:

@@ -24,7 +24,7 @@ from mindswap.files import DATA, made_once, package_data
 from mindswap.graph.cache import cache_folder
 
 # Part of the key of what is kept: to be raised when the C text (data/dryrun/) changes.
-VERSION = 6
+EDITION = 6
 # MindSpore takes the path of a library up to this word for CANN's home (GetAscendPath).
 HOME = "cann"
 # Libraries that MindSpore opens itself, beside those that it is linked against.
@@ -74,7 +74,7 @@ def stand_ins() -> Path:
     """
     libraries = mindspore_libraries()
     wheel = sorted((path.name, path.stat().st_size) for path in (libraries / "plugin").glob("libmindspore_*"))
-    key = hashlib.sha256(repr((VERSION, PROCESSORS, platform.machine(), str(libraries), wheel)).encode()).hexdigest()
+    key = hashlib.sha256(repr((EDITION, PROCESSORS, platform.machine(), str(libraries), wheel)).encode()).hexdigest()
     folder = cache_folder() / "stand_ins" / key[:16]
     return made_once(folder, lambda made: _make(made / HOME, libraries, find_compiler())) / HOME
 

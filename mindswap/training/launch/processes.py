@@ -3,15 +3,18 @@
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mindswap.errors import LaunchError
 
@@ -188,6 +191,61 @@ def tie_to_parent() -> Callable[[], None]:
             os._exit(1)
 
     return tie
+
+
+# Questions to programs of the package: a process of its own takes the memory of MindSpore with it when it ends, and a
+# compiler that crashes does not end the one that asks.
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of a command."""
+
+    exit_code: int  # 0 and 1 come with data, if the command has any
+    data: Any  # its JSON; None where it printed none
+    error: str  # what it wrote to the standard error, last lines
+
+    def require(self, what: str) -> Any:
+        """The data. Raises LaunchError: there is none."""
+        if self.data is None:
+            raise LaunchError(f"{what}: {self.error or f'exit code {self.exit_code}'}")
+        return self.data
+
+
+def ask(
+    words: Sequence[str],
+    limit_s: float | None = None,
+    module: str = "mindswap",
+    environment: Mapping[str, str] | None = None,
+    is_tied: bool = False,
+) -> Answer:
+    """Run `mindswap WORDS`, or another module, whose answer is JSON.
+
+    `is_tied`: it ends with this process, which must have no threads then.
+
+    Raises:
+        LaunchError: it cannot be started, or took longer than `limit_s` and was ended.
+    """
+    variables = {**(child_environment() if environment is None else environment), "TQDM_DISABLE": "1"}
+    try:
+        # A session of its own: Ctrl-C is for this process, which then ends the child.
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words], env=variables, check=False, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", start_new_session=True, timeout=limit_s,
+            preexec_fn=tie_to_parent() if is_tied else None,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"mindswap {words[0]} took longer than {limit_s:g} s") from None
+    except OSError as error:
+        raise LaunchError(f"{module} cannot be started: {error.strerror or error}") from error
+    try:
+        data = json.loads(done.stdout)
+    except ValueError:
+        data = None
+    if isinstance(data, dict) and data.get("error") is not None:
+        data = None  # it is on the standard error, too
+    error_text = "\n".join(done.stderr.strip().splitlines()[-12:])
+    return Answer(done.returncode, data, error_text.removeprefix("mindswap: error: "))
 
 
 # Signals that end a program, as an exception.

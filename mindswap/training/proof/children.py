@@ -1,16 +1,13 @@
-"""Processes of a proof: other commands of mindswap, whose answers are JSON, and the workers of a run."""
+"""The workers of a run of a proof, and what they and other commands say, as plain data."""
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mindswap.check.doctor.software import has_cards
-from mindswap.errors import CostError, LaunchError
+from mindswap.errors import CostError
 from mindswap.files import replace_file
 from mindswap.simulator.cost.profile_trace import read_events
 from mindswap.training.adaptive.command import TrainingCommand
@@ -20,7 +17,7 @@ from mindswap.training.adaptive.nodes import Nodes, RayNodes
 from mindswap.training.adaptive.state import attempt_folder
 from mindswap.training.launch.cluster import NodeLost
 from mindswap.training.launch.msrun import free_port, worker_log
-from mindswap.training.launch.processes import child_environment
+from mindswap.training.launch.processes import Answer
 from mindswap.training.logs.read import read_worker_logs
 from mindswap.training.logs.step_report import ReportedStep, parse_steps
 from mindswap.training.proof.model import Fit, MeasuredRun, Simulated, VerifiedEffect, Worker
@@ -33,45 +30,6 @@ CLUSTER_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Answer of a command."""
-
-    exit_code: int  # 0 and 1 come with data, if the command has any
-    data: Any  # its JSON; None where it printed none
-    error: str  # what it wrote to the standard error, last lines
-
-    def require(self, what: str) -> Any:
-        """The data. Raises LaunchError: there is none."""
-        if self.data is None:
-            raise LaunchError(f"{what}: {self.error or f'exit code {self.exit_code}'}")
-        return self.data
-
-
-def ask(words: Sequence[str], limit_s: float | None = None) -> Answer:
-    """Run `mindswap WORDS` in a process of its own: it takes the memory of MindSpore with it when it ends.
-
-    Raises:
-        LaunchError: it took longer than `limit_s`, and was ended.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "mindswap", *words], env={**child_environment(), "TQDM_DISABLE": "1"}, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", start_new_session=True,
-            timeout=limit_s,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"mindswap {words[0]} took longer than {limit_s:g} s") from None
-    try:
-        data = json.loads(done.stdout)
-    except ValueError:
-        data = None
-    if isinstance(data, dict) and data.get("error") is not None:
-        data = None  # it is on the standard error, too
-    error = "\n".join(done.stderr.strip().splitlines()[-12:])
-    return Answer(done.returncode, data, error.removeprefix("mindswap: error: "))
-
-
-@dataclass(frozen=True)
 class RayPlace:
     """Place of the workers of a proof, if not on this machine alone."""
 
@@ -80,7 +38,7 @@ class RayPlace:
     files: Mapping[Path, bytes] = field(default_factory=dict)  # what the nodes need of this machine
 
 
-def train(source: Path, config: Path, folder: Path, num_workers: int, say: Callable[[str], None],
+def run_workers(source: Path, config: Path, folder: Path, num_workers: int, say: Callable[[str], None],
           cluster: RayPlace | None = None) -> int:  # fmt: skip
     """Run the workers to their end, and say how far they are; gives the exit code of the training.
 

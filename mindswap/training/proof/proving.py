@@ -16,15 +16,14 @@ from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
+from mindswap.training.launch.processes import Answer, ask
 from mindswap.training.proof.children import (
-    Answer,
     RayPlace,
-    ask,
     read_effect,
     read_fits,
     read_measured,
     read_simulated,
-    train,
+    run_workers,
 )
 from mindswap.training.proof.derive import (
     RunOptions,
@@ -227,7 +226,7 @@ def _run(request: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     folder.mkdir()
     begin_s = time.monotonic()
     cluster = request.cluster and replace(request.cluster, files=_data_files(request.folder))
-    code = train(request.config, Path(variant.config), folder, proof.num_workers, request.say, cluster)
+    code = run_workers(request.config, Path(variant.config), folder, proof.num_workers, request.say, cluster)
     measured = read_measured(folder, code, time.monotonic() - begin_s)
     step = typical_ns(measured, proof.is_profiled)
     losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []

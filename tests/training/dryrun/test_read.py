@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.training.dryrun.read import read_run
+from mindswap.training.dryrun.read import read_rank
 from mindswap.training.dryrun.run import last_operator
 
 LAYER = "Default/network-LlamaForCausalLM/model-LlamaModel/layers-CellList/1-LLamaDecodeLayer"
@@ -57,7 +57,7 @@ def run(tmp_path):
 
 
 def test_peak_and_what_is_live_there(run):
-    found = read_run(run, 0, 1.0)
+    found = read_rank(run, 0, 1.0)
     assert (found.used_peak_bytes, found.actual_peak_bytes) == (3 << 20, 4 << 20)
     # tick 20: 100 + 200 + 1000 + 400 + 60 + 700; the pool's own block counts nowhere
     assert max(live for _, live in found.curve) == 2460
@@ -68,13 +68,13 @@ def test_peak_and_what_is_live_there(run):
 
 
 def test_names_of_a_block(run):
-    block = next(block for block in read_run(run, 0, 1.0).blocks if block.size_bytes == 1000)
+    block = next(block for block in read_rank(run, 0, 1.0).blocks if block.size_bytes == 1000)
     assert (block.operator, block.is_backward) == ("MatMul", False)
     assert block.cell == (1, "attention-LLamaAttention/wq-Linear")
 
 
 def test_copies_in_order(run):
-    found = read_run(run, 0, 1.0)
+    found = read_rank(run, 0, 1.0)
     assert [kernel.name[-7:] for kernel in found.copied_out] == ["eTo-op0"]
     assert [(kernel.name[-3:], kernel.stream) for kernel in found.copied_back] == [("op1", 4)]
 
@@ -86,4 +86,4 @@ def test_the_last_operator_of_a_crash(run):
 def test_no_figures(run):
     Path(run / "log").write_text("RuntimeError: no\n")
     with pytest.raises(LaunchError, match="no peak of memory: RuntimeError: no\n.*log:"):
-        read_run(run, 0, 1.0)
+        read_rank(run, 0, 1.0)

@@ -78,7 +78,6 @@ def test_what_does_not_build_inlined_is_run_again_without(tmp_path, monkeypatch)
 
     monkeypatch.setattr(api, "run_rank", run_rank)
     monkeypatch.setattr(api, "write_dry_run_config", lambda *arguments: tmp_path / "x.yaml")
-    monkeypatch.setattr(api, "has_cann", lambda: True)
     said = []
     found = api.dry_run(load_document("configs/llama2_7b/case2_layer_swap.yaml"), 0, tmp_path, say=said.append)
     assert found == "a run"

@@ -4,8 +4,9 @@ import tarfile
 
 import pytest
 
+from mindswap.training.launch.processes import Answer
 from mindswap.training.logs.step_report import ReportedStep, format_step
-from mindswap.training.proof.children import Answer, read_effect, read_fits, read_measured, read_simulated
+from mindswap.training.proof.children import read_effect, read_fits, read_measured, read_simulated
 from mindswap.training.proof.model import Fit, Simulated, VerifiedEffect
 from mindswap.training.proof.support_bundle import describe_machine, pack
 from tests.simulator.cost.profiles import copy, kernel, write_profile
