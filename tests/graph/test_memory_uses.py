@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.memory import find_handed_on, merged_readers
+from mindswap.graph.memory import find_handed_on, merged_readers, operator_uses
 from tests.builders import layer
 from tests.graph.builders import node
 from tests.graph.cut_graphs import graph, op
@@ -57,3 +57,25 @@ def test_tuples_of_the_compiler_compute_nothing():
         op("both", "Concat", "two", (16,), layer=0),
     )
     assert find_handed_on(step) == frozenset()
+
+
+def test_users_of_an_operator_are_found_behind_what_has_no_name():
+    """`mul` of layer 0 reads `exp` through a view; `add` of layer 1 reads `mul`, and `exp` by a cast without a name."""
+    step = graph(
+        op("exp", "Exp", "x", (8,), layer=0), op("view", "Reshape", "exp", (8,), layer=0),
+        op("mul", "Mul", "view w", (8,), layer=0), op("cast", "Cast", "exp", (8,), layer=None),
+        op("add", "Add", "mul cast", (8,), layer=1),
+    )  # fmt: skip
+
+    class Paths:
+        """Operators of layers but `view` go by their own name."""
+
+        def __call__(self, each):
+            return (each.name,) if self.can_name(each) else ()
+
+        def can_name(self, each):
+            return each.layer_index is not None and each.name != "view"
+
+    assert operator_uses(step, Paths()) == {
+        (0, "exp"): {(0, "mul"), (1, "add")}, (0, "mul"): {(1, "add")},
+    }  # fmt: skip

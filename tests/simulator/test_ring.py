@@ -1,7 +1,7 @@
 """Ring attention as operators of a block, by hand."""
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.sharding.overlap import RingKernel, Round
+from mindswap.graph.sharding.overlap import RingKernel, Round, list_rounds, ring_flops
 from mindswap.simulator.block import BlockOp, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
 
@@ -40,3 +40,47 @@ def test_buffers():
     operands = [TensorType((), "bfloat16", size) for size in (800, 100, 100)]
     assert ring_buffers(operands, True) == 2 * 200 + 800
     assert ring_buffers(operands, False) == 4 * 200 + 800
+
+
+def test_half_of_the_pairs_of_its_own_queries_count():
+    """4 queries on each of 3 ranks: of 16 pairs each those of 2 rounds, and 10 of 16 of its own."""
+    assert ring_flops(160, 4, 3) == 2 * 160 + 100
+
+
+OPERANDS = [TensorType((), "bfloat16", size) for size in (800, 100, 60)]  # keys and values: 160 bytes
+
+
+def test_rounds_of_forward():
+    """Keys and values go round twice; 5 parts of the work: 1 in the first round, 2 in each other one."""
+    first, second, last = list_rounds(True, 3, 500, OPERANDS, 8, is_fused=True)
+    take, give = RingKernel("Split", 320), RingKernel("Concat", 320)
+    assert [(one.before, one.num_exchanges, one.flops) for one in (first, second, last)] == [
+        ((give,), 1, 100), ((take, give), 1, 200), ((take,), 0, 200),
+    ]  # fmt: skip
+    assert first.after == () and second.after == last.after != ()
+
+
+def test_rounds_of_backward():
+    """Gradients of keys and values go round behind them: two exchanges in all but the first and last rounds."""
+    rounds = list_rounds(False, 3, 500, OPERANDS, 8, is_fused=True)
+    give, take = RingKernel("Concat", 320), RingKernel("Split", 320)
+    joins = (RingKernel("Add", 2400), take, RingKernel("Add", 480))
+    assert [(one.before, one.num_exchanges, one.flops, one.after) for one in rounds] == [
+        ((give,), 1, 200, ()), ((give, take), 2, 200, joins), ((give, take), 1, 100, joins),
+    ]  # fmt: skip
+
+
+def test_one_rank_has_one_round():
+    (only,) = list_rounds(True, 1, 500, OPERANDS, 8, is_fused=True)
+    assert (only.before, only.num_exchanges, only.flops, only.after) == ((), 0, 500, ())
+
+
+def test_what_joins_the_result_of_a_round_with_those_before():
+    """Fused: one kernel on the statistics, four read and four written; else each operator by what it moves."""
+    fused, apart = (list_rounds(True, 2, 300, OPERANDS, 16, is_fused=way)[1].after for way in (True, False))
+    statistics = "Maximum 48, Sub 48, Sub 48, Exp 32, Exp 32, Mul 48, Mul 48, Add 48, RealDiv 48, RealDiv 48"
+    spread = "Split 32, Cast 3, Transpose 2, Tile 800"
+    found = [", ".join(f"{kernel.op} {kernel.moved_bytes}" for kernel in kernels) for kernels in (fused, apart)]
+    assert found == [
+        f"Mul 128, {spread}, {spread}, Add 4000", f"{statistics}, {spread}, {spread}, Mul 2400, Mul 2400, Add 2400",
+    ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Device files: what comes with mindswap, strict reading, figures set by the user."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mindswap.config.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, FOLDER, list_devices, load_device
-from mindswap.simulator.cost.hardware import FIGURES
+from mindswap.simulator.cost.hardware import FIGURES, with_fragments, without_fragments
 
 GENERIC_TEXT = (FOLDER / "generic.yaml").read_text()
 
@@ -175,3 +176,12 @@ def test_wrong_figures_of_the_user_are_listed_at_once():
 def test_a_budget_larger_than_the_device_is_refused():
     with pytest.raises(CostError, match="more than"):
         load_device("generic", {"memory": "33GiB"})
+
+
+def test_what_a_pool_that_maps_no_pages_loses_to_fragments():
+    """60 permille: 1000 bytes that are used take 1060; of 1060 and 1061 bytes 1000 can be used, of 1059 only 999."""
+    device = replace(load_device("generic"), fragments_permille=60)
+    assert device.leaves_fragments and not replace(device, fragments_permille=0).leaves_fragments
+    assert (with_fragments(device, 1000), with_fragments(device, 1001)) == (1060, 1062)
+    assert [without_fragments(device, size) for size in (1059, 1060, 1061)] == [999, 1000, 1000]
+    assert all(without_fragments(device, with_fragments(device, size)) == size for size in range(500))

@@ -117,3 +117,28 @@ def test_links_that_are_busy_for_four_fifths_count():
     # 1.6 of 2 ms: 20 MB in 2 ms are 10 GB/s of 20; a nanosecond less says nothing.
     assert fit_share([gather(20 * MB, 1_600_000, 2 * MB)], "HCCS", 20 * GB_PER_S) == (500, 1, 0)
     assert fit_share([gather(20 * MB, 1_599_999, 2 * MB)], "HCCS", 20 * GB_PER_S) is None
+
+
+def both_ways(number: int, duration_ns: int) -> list[ProfiledCopy]:
+    """So many copies out, each beside one back of the same time."""
+    starts = range(0, number * 1_000_000, 1_000_000)
+    rows = [(start, duration_ns, MB) for start in starts]
+    return copies(*rows) + copies(*rows, is_out=False)
+
+
+def test_three_copies_are_enough_to_say_how_the_directions_slow_each_other():
+    """Alone 1 MB takes 100 us at 10 GB/s, beside the other direction 125 us."""
+    out = fit_link(one_after_another({MB: 100_000, 2 * MB: 200_000, 4 * MB: 400_000}), True)
+    assert out.latency_ns == 0
+    assert fit_contention(both_ways(3, 125_000), out, None) == (800, 3)
+    assert fit_contention(both_ways(2, 125_000), out, None) is None
+    assert fit_contention(both_ways(3, 90_000), out, None) == (1000, 3)  # nothing is faster than alone
+
+
+def test_two_sizes_of_collectives_have_one_share_and_each_its_error():
+    """20 MB in 2 ms and 40 MB in 3 ms: 60 MB in 5 ms are 12 GB/s, 600 permille of 20; 4 ms and 8 / 3 ms by it.
+
+    20 MB in 5 / 3 ms: off by a sixth; 40 MB in 10 / 3 ms: off by a ninth.
+    """
+    found = [gather(20 * MB, 2_000_000, 2_000_000), gather(40 * MB, 3_000_000, 3_000_000)]
+    assert fit_share(found, "HCCS", 20 * GB_PER_S) == (600, 2, (166 + 111) // 2)
