@@ -83,7 +83,7 @@ def _require_layers(layers: object) -> None:
         raise MindswapError(f"layers={layers!r} is not a set of layers\n    fix:     layers=Layers(0, 3)")
 
 
-def _require_distance(name: str, prefetch: object) -> None:
+def _require_distance(prefetch: object, name: str = "prefetch") -> None:
     if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
         raise MindswapError(f"{name}={prefetch!r} is not a distance\n    allowed: a number of operators from 1")
 
@@ -93,20 +93,30 @@ def _require_pattern(pattern: object) -> None:
         raise MindswapError(f"pattern={pattern!r} names no operator\n    fix:     pattern='attention'")
 
 
+_REQUIRE: dict[str, Callable[[object], None]] = {
+    "layers": _require_layers, "prefetch": _require_distance, "pattern": _require_pattern,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
-class LayerSwap:
+class _Checked:
+    """An entry, whose values are looked at when it is made."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _REQUIRE[name](value)
+
+
+@dataclass(frozen=True)
+class LayerSwap(_Checked):
     """Offload every operator of these layers, prefetched `prefetch` operators ahead."""
 
     layers: Layers
     prefetch: int
 
-    def __post_init__(self) -> None:
-        _require_layers(self.layers)
-        _require_distance("prefetch", self.prefetch)
-
 
 @dataclass(frozen=True)
-class OpSwap:
+class OpSwap(_Checked):
     r"""Offload the operators that `pattern` names in these layers.
 
     Attributes:
@@ -120,22 +130,13 @@ class OpSwap:
     layers: Layers
     prefetch: int
 
-    def __post_init__(self) -> None:
-        _require_pattern(self.pattern)
-        _require_layers(self.layers)
-        _require_distance("prefetch", self.prefetch)
-
 
 @dataclass(frozen=True)
-class OpRecompute:
+class OpRecompute(_Checked):
     """Recompute the operators that `pattern` names in these layers (pattern as in `OpSwap`)."""
 
     pattern: str
     layers: Layers
-
-    def __post_init__(self) -> None:
-        _require_pattern(self.pattern)
-        _require_layers(self.layers)
 
 
 def _entries(name: str, given: object) -> tuple[Any, ...]:
@@ -195,7 +196,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.default_prefetch is not None:
-            _require_distance("default_prefetch", self.default_prefetch)
+            _require_distance(self.default_prefetch, "default_prefetch")
         if self.op_swap is None:
             default = DEFAULT_SWAP_PATTERNS if self.default_prefetch is not None else ()
             object.__setattr__(self, "op_swap", [OpSwap(name, ALL_LAYERS, self.default_prefetch) for name in default])

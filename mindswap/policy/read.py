@@ -63,7 +63,6 @@ def read_settings(document: Document, num_layers: int | None = None) -> PolicySe
         recompute=tuple(recompute.statements),
         flags=tuple(recompute.flags),
         unread=parts.unread,
-        stage_counts=tuple(recompute.stage_counts),
     )
 
 

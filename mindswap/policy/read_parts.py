@@ -18,7 +18,7 @@ from mindswap.policy.schema import (
     is_index,
     is_pattern,
 )
-from mindswap.policy.settings import LayerRef, ParseIssues, StageCounts, Statement
+from mindswap.policy.settings import LayerRef, ParseIssues, Statement
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 # Layers, and each index with its place.
@@ -127,7 +127,6 @@ class RecomputeReader:
     use_legacy: bool
     statements: list[Statement] = field(default_factory=list)
     flags: list[tuple[str, bool]] = field(default_factory=list)
-    stage_counts: list[StageCounts] = field(default_factory=list)
 
     def read_section(self, node: DocumentNode | None) -> None:
         section = self.parts.section(node, "recompute_config")
@@ -188,6 +187,6 @@ class RecomputeReader:
 
     def _layers(self, node: DocumentNode, path: str, expect: Expect) -> Found:
         if is_stage_counts(node, self.pipeline, self.parts.num_layers):
-            self.stage_counts.append(StageCounts(path, node))
+            self.parts.unread.stage_counts.append((path, node))
             return NO_LAYERS, ()
         return self.parts.layers(node, path, expect)

@@ -56,6 +56,8 @@ class ParseIssues:
     misfits: list[InvalidValue] = field(default_factory=list)
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     missing_keys: list[MissingKey] = field(default_factory=list)
+    # key path and list, where it can only be meant as layers per pipeline stage
+    stage_counts: list[tuple[str, DocumentNode]] = field(default_factory=list)
 
     def section(self, node: DocumentNode, path: str, mapping: Enum, small: Enum) -> DocumentNode | None:
         """A section that can be read; None where it is no mapping, or too large."""
@@ -108,14 +110,6 @@ class Statement:
 
 
 @dataclass(frozen=True, eq=False)
-class StageCounts:
-    """A list that can only be meant as layers per pipeline stage."""
-
-    path: str
-    node: DocumentNode
-
-
-@dataclass(frozen=True, eq=False)
 class PolicySettings:
     """Everything the configuration says, and what could not be read of it."""
 
@@ -131,7 +125,6 @@ class PolicySettings:
     recompute: tuple[Statement, ...] = ()  # statements of `recompute` and the select options
     flags: tuple[tuple[str, bool], ...] = ()
     unread: ParseIssues = field(default_factory=ParseIssues)  # what could not be read
-    stage_counts: tuple[StageCounts, ...] = ()
 
     @property
     def statements(self) -> tuple[Statement, ...]:

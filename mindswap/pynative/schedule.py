@@ -95,23 +95,15 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
             actions[clock.saves[index][0]].append(StorageAction(ActionKind.ADD, index))
             actions[min(reads[-1] + 1, len(events) - 1)].append(StorageAction(ActionKind.DROP, index))
         moments = _moments(clock, trace, index, storage, wanted[index]) if index in wanted else None
-        if moments is None or not moments.offload <= moments.release < moments.prefetch < reads[0]:
+        if moments is None or not moments[0] <= moments[1] < moments[2] < reads[0]:
             continue
         moved.append(index)
-        actions[moments.offload].append(StorageAction(ActionKind.OFFLOAD, index))
-        actions[moments.release].append(StorageAction(ActionKind.RELEASE, index))
-        actions[moments.prefetch].append(StorageAction(ActionKind.PREFETCH, index))
-        actions[reads[0]].append(StorageAction(ActionKind.WAIT, index))
+        kinds = (ActionKind.OFFLOAD, ActionKind.RELEASE, ActionKind.PREFETCH, ActionKind.WAIT)
+        for kind, moment in zip(kinds, (*moments, reads[0]), strict=True):
+            actions[moment].append(StorageAction(kind, index))
     order = list(ActionKind)
     in_order = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
     return StepSchedule(hooked, events, tuple(in_order), tuple(moved))
-
-
-@dataclass(frozen=True)
-class _Moments:
-    offload: int
-    release: int
-    prefetch: int
 
 
 class _Clock:
@@ -145,8 +137,10 @@ class _Clock:
         return max(bisect_right(self.times, num_operators) - 1, self.forward_end + 1)
 
 
-def _moments(clock: _Clock, trace: Trace, index: int, storage: TracedStorage, distance: Distance) -> _Moments | None:
-    """Moments at which a storage goes and comes back; None if there is no such moment."""
+def _moments(
+    clock: _Clock, trace: Trace, index: int, storage: TracedStorage, distance: Distance
+) -> tuple[int, int, int] | None:
+    """Moments at which a storage is offloaded, released and prefetched; None if there are no such moments."""
     reads = clock.reads.get(index)
     if reads is None or clock.saves[index][0] > clock.forward_end:  # nobody needs it again, or only backward does
         return None
@@ -163,11 +157,11 @@ def _moments(clock: _Clock, trace: Trace, index: int, storage: TracedStorage, di
         # Of several micro-batches in one pass, those of its own.
         ended = [next(at for at in clock.ends[EventKind.FORWARD_END, i] if at > last_save) for i in (layer, ahead)]
         begun = [at for at in clock.ends.get((EventKind.BACKWARD_BEGIN, ahead), ()) if at <= reads[0]]
-        return _Moments(ended[0], max(ended[1], earliest), begun[-1]) if begun else None
+        return (ended[0], max(ended[1], earliest), begun[-1]) if begun else None
     made = saved[0].operator if storage.maker is None else storage.maker
     release = max(clock.first_behind(made + distance.count + 1), earliest)
     first_read = clock.times[reads[0]]
-    return _Moments(clock.saves[index][0], release, clock.last_before(first_read - distance.count - 1))
+    return clock.saves[index][0], release, clock.last_before(first_read - distance.count - 1)
 
 
 # Policy -> which storages of a trace leave the device.

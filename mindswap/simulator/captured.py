@@ -100,24 +100,14 @@ class CapturedStep:
         return OperatorNames(self.trees, self.graph, self.has_all_tags)
 
 
-@dataclass(frozen=True)
-class PlacedParameter:
-    """A weight on one rank, and where in the step it is read."""
-
-    parameter: Parameter  # the part of it that the rank has
-    layer_index: int | None  # position of its layer among the compiled ones; None outside the layers
-    is_behind: bool  # outside the layers and read behind them (final norm, head)
-    shape: tuple[int, ...] = ()  # of the part that the rank has
-
-    @property
-    def gradient_key(self) -> GradientKey:
-        """Key of it in a `GradientRule`."""
-        return (0 if self.layer_index is not None else 1 if self.is_behind else -1), self.shape
+def gradient_key(weight: Parameter) -> GradientKey:
+    """Key of a weight in a `GradientRule`."""
+    return (0 if weight.layer_index is not None else 1 if weight.is_behind else -1), weight.shape
 
 
-def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[PlacedParameter, ...]:
+def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Parameter, ...]:
     """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
-    found: dict[str, PlacedParameter] = {}
+    found: dict[str, Parameter] = {}
     has_layers_begun = False
     for node in graph.forward:
         has_layers_begun |= node.layer_index is not None
@@ -126,9 +116,9 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Pla
             known = node.outputs[0]
             is_cut = sharding.cuts(name, known.shape, known.size_bytes)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
-            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut, copies)
             is_behind = has_layers_begun and node.layer_index is None
-            found[name] = PlacedParameter(parameter, node.layer_index, is_behind, known.shape)
+            place = node.layer_index, is_behind, known.shape
+            found[name] = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut, copies, *place)
     return tuple(found.values())
 
 
@@ -145,7 +135,7 @@ def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
         elif node.layer_index is None and node.op not in NO_WORK_OPS:
             read[position > last].update(sources[name] for name in node.inputs if name in sources)
     names = {name.rpartition(WEIGHT_MARK)[2] for name in read[0] & read[1]}
-    return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)
+    return tuple(weight for weight in find_parameters(graph) if weight.name in names)
 
 
 def list_doubts(captured: Graph, settings: StepSettings) -> tuple[str, ...]:

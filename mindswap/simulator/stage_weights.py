@@ -8,7 +8,13 @@ from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes, constant_bytes
-from mindswap.simulator.captured import CapturedStep, GradientRule, find_parameters, find_tied_parameters
+from mindswap.simulator.captured import (
+    CapturedStep,
+    GradientRule,
+    find_parameters,
+    find_tied_parameters,
+    gradient_key,
+)
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.static_memory import (
     FLOAT32_BYTES,
@@ -103,7 +109,7 @@ def _place_parameters(
     placed = find_parameters(captured.graph, sharding)
     return [
         [
-            (section, weight.parameter)
+            (section, weight)
             for section in chain(*stage)
             for weight in placed
             if (weight.layer_index, weight.is_behind) == sources[section]
@@ -118,9 +124,9 @@ def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
     return GradientRule(
         settings.num_turns > 1,
         settings.sharding,
-        frozenset(weight.gradient_key for weight in placed if num_parameter_shards(weight.parameter, ranks) != ranks),
+        frozenset(gradient_key(weight) for weight in placed if num_parameter_shards(weight, ranks) != ranks),
         max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,
-        frozenset(weight.gradient_key for weight in placed if weight.parameter.num_copies == 1),
+        frozenset(gradient_key(weight) for weight in placed if weight.num_copies == 1),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mindswap.check.context import Context, FirstOfLayer, shared_layers
+from mindswap.check.context import Context, StatementIndex, shared_layers
 from mindswap.check.rules.patterns import bad_regex, plain_dot, unmatched_pattern
 from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
 from mindswap.config.problem import Level, Location, Problem
@@ -65,21 +65,21 @@ def repeated_layer(context: Context) -> Iterator[Finding]:
     PASS: layers: [0, 1, 3]
     FAIL: layers: [0, 1, 1]
     """
-    groups: dict[tuple[object, ...], FirstOfLayer] = {}
-    for number, statement in enumerate(context.settings.statements):
+    groups: dict[tuple[object, ...], StatementIndex] = {}
+    for statement in context.settings.statements:
         seen: set[int] = set()
         for ref in statement.layer_refs:
             if ref.index in seen:
                 message = f"{statement.layers_path}: layer {ref.index} appears twice"
                 yield Finding(ref.location, message, "each layer once", f"delete one {ref.index}")
             seen.add(ref.index)
-        group = groups.setdefault((statement.option, statement.pattern, statement.num_prefetch_ops), FirstOfLayer())
-        earlier = group.other(statement.layers, number)
+        group = groups.setdefault((statement.option, statement.pattern, statement.num_prefetch_ops), StatementIndex())
+        earlier = next(iter(group.candidates(statement.layers)), None)
         if earlier is not None:
             layers = shared_layers(earlier.layers, statement.layers)
             message = f"{statement.path}: {earlier.path} says the same for {format_layers(layers)}"
             yield Finding(statement.pattern_location, message, fix="delete one of them")
-        group.add(statement, number)
+        group.add(statement)
 
 
 @rule(Level.WARNING)
@@ -148,20 +148,20 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
     FAIL (swap on; two lists of stages): recompute_config: {recompute: [[2, 1], [1, 0]]}
     """
     settings = context.settings
-    for counts in settings.stage_counts:
-        message = f"{counts.path}: {show(counts.node)} counts layers per pipeline stage, but swap is on"
+    counts = settings.unread.stage_counts
+    for path, node in counts:
+        message = f"{path}: {show(node)} counts layers per pipeline stage, but swap is on"
         allowed = "True, False, or a list of layer indices"
-        yield Finding(counts.node.location, message, allowed, _as_indices(context, counts.path, counts.node))
-    refused = {id(counts.node) for counts in settings.stage_counts}
+        yield Finding(node.location, message, allowed, _as_indices(context, path, node))
+    refused = {id(node) for _, node in counts}
     for path, node in _lists(context) if settings.is_swap_enabled else ():
         values = [item.value for item in node.items or ()]
         if id(node) in refused or not _can_be_counts(context, values):
             continue
         what = f"{path}: {show(node)} is read as {format_layers(Layers(values))}"
         fix = f"if layers of each stage are meant: {_as_indices(context, path, node)}"
-        if settings.stage_counts:
-            other = settings.stage_counts[0]
-            message = f"{what}, while {other.path} ({other.node.location}) counts layers per pipeline stage"
+        if counts:
+            message = f"{what}, while {counts[0][0]} ({counts[0][1].location}) counts layers per pipeline stage"
             yield Finding(node.location, message, "one form in the whole section: layer indices", fix)
         elif values != sorted(values):
             message = f"{what}, because swap is on; with swap off it would count the layers of {len(values)} stages"

@@ -28,6 +28,9 @@ class Parameter:
     num_elements: int
     is_cut: bool = True  # the parallel optimizer cuts it, where it is on (`config.weight_sharding`)
     num_copies: int | None = None  # ranks that have the same weight, where these are not those of data parallelism
+    layer_index: int | None = None  # position of its layer among the compiled ones; None outside the layers
+    is_behind: bool = False  # outside the layers and read behind them (final norm, head)
+    shape: tuple[int, ...] = ()  # of the part that the rank has
 
 
 # States of each optimizer, a letter for a tensor of the shape of the weight: F is float32, whatever the type of the
