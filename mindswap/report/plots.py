@@ -200,7 +200,7 @@ def plot_tradeoffs(
     )
     figure = load_figure_class()(figsize=(8.5, 4.6), layout="constrained")
     axis = figure.subplots()
-    figure.suptitle(f"{title}: simulated")
+    axis.set_title(f"{title}: simulated", loc="left")
     caption = "\n".join(wrap(f"Simulated, no device was used. {caption}", 110))
     axis.set_xlabel(f"peak memory (GiB)\n\n{caption}", fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
@@ -223,7 +223,7 @@ def plot_tradeoffs(
         axis.plot(point.peak_bytes / GIB, point.step_time_ns / unit_ns, MARKS[number % len(MARKS)], markersize=8,
                   color=_colour(point, points, budget_bytes), markeredgecolor="white", label=point.name)  # fmt: skip
     if budget_bytes is not None:
-        label = f"budget {format_bytes(budget_bytes)}"
+        label = f"budget {format_bytes(budget_bytes)}, red: does not fit"
         axis.axvline(budget_bytes / GIB, color=BUDGET.light, linewidth=1.3, linestyle=(0, (5, 3)), label=label)
         axis.axvspan(budget_bytes / GIB, axis.get_xlim()[1], color=BUDGET.light, alpha=0.05, linewidth=0)
     figure.legend(loc="outside right upper", frameon=False)

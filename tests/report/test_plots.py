@@ -109,7 +109,8 @@ def test_each_configuration_has_a_mark_of_its_own_and_the_colour_of_its_verdict(
     plot_tradeoffs(POINTS, "c.png", title="llama", caption="device", budget_bytes=54 * GIB)
     (axis,) = figures[0].axes
     assert legend(figures[0].legends[0]) == [
-        "none", "full-recompute", "select-recompute", "default-swap", "planned.yaml, the same", "budget 54.0 GiB"
+        "none", "full-recompute", "select-recompute", "default-swap", "planned.yaml, the same",
+        "budget 54.0 GiB, red: does not fit",
     ]  # fmt: skip
     marks = axis.lines[:5]
     assert len({mark.get_marker() for mark in marks}) == 5
