@@ -39,7 +39,15 @@ from mindswap.errors import MindswapError
 from mindswap.planner.balance import balance_stages, busy_of
 from mindswap.planner.problem import Plan
 from mindswap.planner.solvers.search import Stop
-from mindswap.planner.strategies import Batch, Strategy, list_batches, list_strategies, pareto_front
+from mindswap.planner.strategies import (
+    Batch,
+    Strategy,
+    demand_of,
+    list_batches,
+    list_strategies,
+    needs_more,
+    pareto_front,
+)
 from mindswap.simulator.captured import CapturedStep
 from mindswap.units import format_bytes, format_time
 
@@ -72,6 +80,11 @@ class BatchPlan:
     is_on_front: bool = False  # nothing else is as fast with less memory
 
     @property
+    def what(self) -> tuple[Strategy, Batch]:
+        """Strategy and batch."""
+        return self.strategy, self.batch
+
+    @property
     def tokens_per_s(self) -> float:
         """Of one card; 0 without a plan that fits."""
         return tokens_per_s(self.found.step.model.settings, self.found.step_time_ns) if self.found else 0.0
@@ -96,11 +109,7 @@ def plan_batches(
     say: Callable[[str], None] = lambda text: None,
     tick: Tick = lambda: None,
 ) -> tuple[BatchPlan, ...]:
-    """The batches of a configuration, the fastest first.
-
-    A network is captured once for each number of samples of a micro-batch, and for each way to cut a layer; on these
-    captures each batch has its bound. Then they are planned, that of the configuration first and then those with the
-    fastest bound, until no bound is faster than a plan.
+    """The batches of a configuration, the fastest first: captured, bounded, and planned until no bound beats a plan.
 
     Args:
         config: YAML of MindFormers 1.9.
@@ -108,7 +117,7 @@ def plan_batches(
         options: of each step.
         folder: for the changed configurations, from which plans are written; as long as they are needed.
         spread: where captures, bounds and plans are made; the answer does not depend on it.
-        say: told of each capture and plan before it is made.
+        say: told of each capture and plan.
         tick: called now and then; may raise `Stop`, and the best so far counts.
 
     Raises:
@@ -136,8 +145,7 @@ def plan_batches(
     fits = [one for one in plans if one.found is not None]
     front = pareto_front([(one.tokens_per_s, one.found.peak_bytes) for one in fits if one.found is not None])
     marked = [replace(one, is_on_front=is_front) for one, is_front in zip(fits, front, strict=True)]
-    marked.sort(key=lambda one: -one.tokens_per_s)
-    return (*marked, *(one for one in plans if one.found is None))
+    return (*sorted(marked, key=lambda one: -one.tokens_per_s), *(one for one in plans if one.found is None))
 
 
 def _move_layers(search: "_BatchSearch") -> None:
@@ -150,17 +158,15 @@ def _move_layers(search: "_BatchSearch") -> None:
         found = search.look([search.candidate(best.strategy, best.batch, layout) for layout in layouts])
         return next((one for one in found if one.tokens_per_s > best.tokens_per_s), None)
 
-    balance_stages(best, lambda one: one.layout, _busy_ns, faster)
+    def busy_ns(one: BatchPlan) -> Sequence[int]:
+        return busy_of(one.found.run().simulated.timeline) if one.found else ()
 
-
-def _busy_ns(one: BatchPlan) -> Sequence[int]:
-    assert one.found is not None
-    return busy_of(one.found.run().simulated.timeline)
+    balance_stages(best, lambda one: one.layout, busy_ns, faster)
 
 
 @dataclass(eq=False)
 class _BatchSearch:
-    """Captures, bounds and plans of candidates, each made once; first what `plan_batches` was asked."""
+    """Captures, bounds and plans of candidates, each made once."""
 
     document: Document
     text: str
@@ -172,7 +178,7 @@ class _BatchSearch:
     has_layouts: bool
     captured: dict[Hashable, CapturedStep] = field(default_factory=dict)
     bounds_ns: "dict[_Candidate, int]" = field(default_factory=dict)
-    unfit: dict[Strategy, int] = field(default_factory=dict)  # the least samples for which nothing fits
+    unfit: list[tuple[Strategy, Batch]] = field(default_factory=list)  # for which nothing fits
     plans: list[BatchPlan] = field(default_factory=list)
     is_over: bool = False  # interrupted
 
@@ -203,8 +209,8 @@ class _BatchSearch:
         ready = [one for one in candidates if isinstance(one, _Candidate)]
         left = dict.fromkeys(ready, "interrupted")
         try:
-            for size in sorted({one.plan.batch.size for one in ready}):
-                left |= self._bounded([one for one in ready if one.plan.batch.size == size])
+            for demand in sorted({demand_of(*one.plan.what) for one in ready}):  # what needs less first
+                left |= self._bounded([one for one in ready if demand_of(*one.plan.what) == demand])
             for one, plan in self._planned([one for one in ready if one in self.bounds_ns]):
                 del left[one]
                 self.plans.append(plan)
@@ -217,12 +223,13 @@ class _BatchSearch:
             self.plans.append(replace(one.plan, reason=reason))
 
     def _bounded(self, ones: Sequence[_Candidate]) -> dict[_Candidate, str]:
-        """Why some of these have no bound. Where micro-batches of fewer samples do not fit, those of more do not."""
+        """Why some of these have no bound. Where what needs less does not fit, what needs more does not."""
         found = {}
         for one in ones:
-            unfit = self.unfit.get(one.plan.strategy, one.plan.batch.size)
-            if unfit < one.plan.batch.size and one.plan.batch.count > 1:  # a single one needs no sums of gradients
-                found[one] = f"no policy fits micro-batches of {unfit}, by the bound"
+            less = next((other for other in self.unfit if needs_more(one.plan.what, other)), None)
+            if less is not None:
+                of_which = f" of {less[0]}" if less[0] != one.plan.strategy else ""
+                found[one] = f"no policy fits micro-batches of {less[1].size}{of_which}, by the bound"
         ones = [one for one in ones if one not in found]
         self._capture(ones)
         tasks = (replace(one.task, captured=self._captured_of(one)) for one in ones)
@@ -232,7 +239,7 @@ class _BatchSearch:
                 continue
             found[one] = bound
             if isinstance(bound, NoRoom):
-                self.unfit.setdefault(one.plan.strategy, one.plan.batch.size)
+                self.unfit.append(one.plan.what)
         return found
 
     def _may_win(self, one: _Candidate) -> bool:
@@ -291,8 +298,3 @@ class _BatchSearch:
 def tokens_per_s(settings: StepSettings, step_time_ns: int) -> float:
     """Tokens that one card trains in a second."""
     return settings.num_tokens / settings.num_cards * 1e9 / max(step_time_ns, 1)
-
-
-def best_of(plans: Sequence[BatchPlan]) -> BatchPlan | None:
-    """The fastest that fits; None if nothing does."""
-    return plans[0] if plans and plans[0].found is not None else None

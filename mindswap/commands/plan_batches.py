@@ -12,7 +12,7 @@ from typing import Any
 from mindswap.api.device import find_costs
 from mindswap.api.plan import StepPlan, make_plan
 from mindswap.api.plan_2x import is_2x
-from mindswap.api.plan_batches import AskedBatches, BatchPlan, best_of, plan_batches
+from mindswap.api.plan_batches import AskedBatches, BatchPlan, plan_batches
 from mindswap.api.plan_dry_run import (
     DryRunPlan,
     attempts_to_json,
@@ -135,7 +135,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         with Spread(args.jobs, args.ray) as spread:
             tick = bar if spread.width == 1 else bar.raise_if_interrupted
             plans = plan_batches(args.config, asked, options, Path(folder), spread, say, tick)
-        best = best_of(plans)
+        best = next((one for one in plans if one.found is not None), None)
         if not args.json:
             print(format_batches(plans, own), flush=True)
         found = best.found if best is not None else None

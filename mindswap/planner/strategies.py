@@ -5,7 +5,7 @@ are all that MindFormers takes for a number of cards and a step with as many sam
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindswap.errors import PlanError
 
@@ -90,6 +90,21 @@ class Strategy:
         text = f"data {self.data}, tensor {self.tensor}, stages {self.stages}"
         text += f", experts {self.experts}" if self.experts > 1 else ""
         return text + (", sequence" if self.has_sequence else "")
+
+
+def demand_of(strategy: Strategy, batch: Batch) -> tuple[int, int, bool]:
+    """What memory rises with: samples at a time, and what expert and sequence parallelism do not share."""
+    return batch.size, -strategy.experts, not strategy.has_sequence
+
+
+def needs_more(one: tuple[Strategy, Batch], other: tuple[Strategy, Batch]) -> bool:
+    """Where nothing fits the other, nothing fits this: the same split, with no less in anything that memory rises with.
+
+    A single micro-batch may need less than several smaller ones, as it has no sums of gradients.
+    """
+    is_more = all(own >= least for own, least in zip(demand_of(*one), demand_of(*other), strict=True))
+    alike = replace(one[0], experts=other[0].experts, has_sequence=other[0].has_sequence) == other[0]
+    return one != other and is_more and alike and (one[1].count > 1 or one[1] == other[1])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from itertools import product
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner.strategies import Batch, Strategy, StrategySpace, list_strategies
+from mindswap.planner.strategies import Batch, Strategy, StrategySpace, list_strategies, needs_more
 
 OWN = Strategy(4, 1, 1)
 SPACE = StrategySpace(
@@ -122,3 +122,16 @@ def test_numbers_of_cards_are_looked_for_up_to_64_away():
     with pytest.raises(PlanError) as error:
         list_strategies(2, alone)
     assert str(error.value).startswith("--cards 2: no strategy spreads 1 samples a step and 1 layers over them")
+
+
+def test_what_shares_less_of_the_same_split_needs_more():
+    shared = (Strategy(8, 8, 4, 8, True), Batch(1, 4))
+    assert needs_more((Strategy(8, 8, 4, 4, True), Batch(1, 4)), shared)
+    assert needs_more((Strategy(8, 8, 4, 8, False), Batch(1, 4)), shared)
+    assert needs_more((shared[0], Batch(2, 2)), shared)
+    # Itself, which may have other layers on its stages; more ranks that share; another split; one micro-batch.
+    others = [
+        shared, (Strategy(8, 8, 4, 16, True), Batch(1, 4)), (Strategy(16, 4, 4, 4, True), Batch(1, 4)),
+        (shared[0], Batch(4, 1)),
+    ]  # fmt: skip
+    assert not any(needs_more(one, shared) for one in others)
