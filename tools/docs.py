@@ -149,7 +149,7 @@ def refresh_page(page: str) -> None:
     """The outputs of the examples, in both languages."""
     for block in re.findall(r"^```console\n\$ (.*?)^```", both(page)[0].read_text("utf-8"), re.MULTILINE | re.DOTALL):
         command, *shown = block.splitlines()
-        new = "\n".join([command, *refresh(shown, run(command)), ""])
+        new = "\n".join([command, *refresh(shown, run(drawing(command))), ""])
         print(f"{page}: {'same' if new == block else 'NEW '}  {command}", flush=True)
         for path in both(page):
             write(path, path.read_text("utf-8").replace(block, new))
@@ -232,13 +232,25 @@ def stamped(png: bytes, text: str) -> bytes:
     return png[:end] + struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) + png[end:]
 
 
+def drawn(name: str) -> Path:
+    """Where a picture is drawn before it is looked at."""
+    return ROOT / "docs" / f"new_{name}"
+
+
+def drawing(command: str) -> str:
+    """The command of an example; of a picture's example it draws that, too: one run for both."""
+    for name, picture in PICTURES.items():
+        if command == example(*picture).splitlines()[0]:
+            return f"{command} --plot {drawn(name)}"
+    return command
+
+
 def draw(name: str) -> None:
     """A picture, if its words are new or its example is."""
     path = ROOT / "docs" / name
-    drawn = path.with_name(f"new_{name}")
-    run(f"{example(*PICTURES[name]).splitlines()[0]} --plot {drawn}")
-    png = stamped(drawn.read_bytes(), fingerprint(name))
-    drawn.unlink()
+    run(drawing(example(*PICTURES[name]).splitlines()[0]))
+    png = stamped(drawn(name).read_bytes(), fingerprint(name))
+    drawn(name).unlink()
     if not path.exists() or chunks(png) != chunks(path.read_bytes()):
         path.write_bytes(png)
 
