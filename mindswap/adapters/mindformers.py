@@ -193,11 +193,10 @@ def capture(
 def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     """The sizes of one rank, and nothing that is on another stage only."""
     sharding = shard_graph(whole.graph)
-    collectives = find_collectives(sharding)
-    unresolved = (*sharding.unresolved, *collectives.unresolved)
+    collectives, unmatched = find_collectives(sharding)
     token_ranks = placement.data_parallel * placement.context_parallel if placement.has_strategies else 1
     graph = cut_embedding(sharding.graph, placement.model_parallel if placement.has_strategies else 1, token_ranks)
-    notes = [*whole.notes, *_describe_unresolved(unresolved)]
+    notes = [*whole.notes, *_describe_unresolved((*sharding.unresolved, *unmatched))]
     inserted = (node for node in graph.forward if node.op in REDISTRIBUTION_OPS and not is_exchange(node))
     if any(node.layer_index is not None for node in inserted):
         notes.append(
@@ -217,7 +216,7 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     if not placement.is_last_stage:
         graph = drop_head(graph)
         notes.append("head and loss are on another stage; their part is left out")
-    return replace(whole, graph=graph, notes=tuple(notes), collectives=collectives.by_node)
+    return replace(whole, graph=graph, notes=tuple(notes), collectives=collectives)
 
 
 def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:

@@ -25,29 +25,22 @@ class ComputeUnit(Enum):
 class OpClass(Enum):
     """Kinds of operators, as costs and reports group them."""
 
-    MATMUL = "matrix product"
-    ATTENTION = "attention"
-    NORM = "norm"
-    SOFTMAX = "softmax"
-    EMBEDDING = "embedding"
-    CAST = "cast"
-    MOVE = "data movement"
-    ELEMENTWISE = "element-wise"
-    COMMUNICATION = "communication"  # its time depends on the ranks, see `simulator.cost.transfer.collective_ns`
-    NONE = "no kernel"
+    MATMUL = ("matrix product", ComputeUnit.MATRIX)
+    ATTENTION = ("attention", ComputeUnit.MATRIX)
+    NORM = ("norm", ComputeUnit.VECTOR)
+    SOFTMAX = ("softmax", ComputeUnit.VECTOR)
+    EMBEDDING = ("embedding", ComputeUnit.VECTOR)
+    CAST = ("cast", ComputeUnit.VECTOR)
+    MOVE = ("data movement", ComputeUnit.VECTOR)
+    ELEMENTWISE = ("element-wise", ComputeUnit.VECTOR)
+    # its time depends on the ranks, see `simulator.cost.transfer.collective_ns`
+    COMMUNICATION = ("communication", ComputeUnit.NETWORK)
+    NONE = ("no kernel", ComputeUnit.NONE)
 
     @property
     def unit(self) -> ComputeUnit:
         """The units that run operators of this class."""
-        return _UNITS.get(self, ComputeUnit.VECTOR)
-
-
-_UNITS = {
-    OpClass.MATMUL: ComputeUnit.MATRIX,
-    OpClass.ATTENTION: ComputeUnit.MATRIX,
-    OpClass.COMMUNICATION: ComputeUnit.NETWORK,
-    OpClass.NONE: ComputeUnit.NONE,
-}
+        return self.value[1]
 
 
 class Cut(Enum):

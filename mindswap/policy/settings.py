@@ -6,7 +6,7 @@ Made by `read`; `build` makes the Policy from it and the rules judge it.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mindswap.config.nodes import DocumentNode, MappingEntry, expanded_size, key_text
+from mindswap.config.nodes import DocumentNode, MappingEntry, expanded_size, key_text, show
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.problem import Location
 from mindswap.policy.model import Layers
@@ -23,6 +23,15 @@ class InvalidValue:
     path: str
     node: DocumentNode
     expect: Enum
+
+    @property
+    def message(self) -> str:
+        """In words."""
+        if self.expect.name == "SMALL_SECTION":
+            return f"{self.path}: the section is too large"
+        if self.node.value == "" or self.node.items == ():
+            return f"{self.path}: {self.node.kind.replace('a ', 'the ')} is empty"
+        return f"{self.path}: {show(self.node)} is {self.node.kind}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,9 +25,8 @@ def swap_not_bool(context: Context) -> Iterator[Finding]:
     """
     for misfit in context.settings.unread.misfits:
         if misfit.path == "swap_config.swap":
-            message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}"
             fix = f"swap: {context.settings.is_swap_enabled}"
-            yield Finding(misfit.node.location, message, Expect.BOOL.value, fix)
+            yield Finding(misfit.node.location, misfit.message, Expect.BOOL.value, fix)
 
 
 @rule(Level.ERROR)
@@ -132,18 +131,7 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     """
     for misfit in context.settings.unread.misfits:
         if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
-            message = f"{misfit.path}: {_what(misfit)}"
-            yield Finding(misfit.node.location, message, misfit.expect.value, _right_type(misfit))
-
-
-def _what(misfit: InvalidValue) -> str:
-    if misfit.expect is Expect.SMALL_SECTION:
-        return "the section is too large"
-    if misfit.node.value == "":
-        return "the string is empty"
-    if misfit.node.items == ():
-        return "the list is empty"
-    return f"{show(misfit.node)} is {misfit.node.kind}"
+            yield Finding(misfit.node.location, misfit.message, misfit.expect.value, _right_type(misfit))
 
 
 def _right_type(misfit: InvalidValue) -> str:

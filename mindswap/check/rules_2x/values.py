@@ -30,11 +30,7 @@ def wrong_type(context: Context2x) -> Iterator[Finding]:
     for misfit in context.settings.unread.misfits:
         if misfit.expect in elsewhere or _is_single_mapping(misfit):
             continue
-        what = "the string is empty" if misfit.node.value == "" else f"{show(misfit.node)} is {misfit.node.kind}"
-        if misfit.expect is Expect2x.SMALL_SECTION:
-            what = "the section is too large"
-        message = f"{misfit.path}: {what}"
-        yield Finding(misfit.node.location, message, misfit.expect.value, _right_type(misfit, context))
+        yield Finding(misfit.node.location, misfit.message, misfit.expect.value, _right_type(misfit, context))
 
 
 def _right_type(misfit: InvalidValue, context: Context2x) -> str:

@@ -16,7 +16,7 @@ models cut by code of their own.
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Node, first_source
@@ -40,21 +40,16 @@ class Collective:
     stride: int = 1  # from one of these ranks to the next; 1 for tensor parallel ranks
 
 
-@dataclass(frozen=True)
-class Collectives:
-    """All tensor parallel communication of a step."""
+def find_collectives(sharding: Sharding) -> tuple[dict[str, tuple[Collective, ...]], tuple[Unresolved, ...]]:
+    """The communication of a step that was compiled without swap and recompute, as `shard_graph` gives it.
 
-    by_node: Mapping[str, tuple[Collective, ...]]  # by name of the operator that it belongs to
-    # operators of layers that communicate in forward and whose gradient was not found
-    unresolved: tuple[Unresolved, ...]
-
-
-def find_collectives(sharding: Sharding) -> Collectives:
-    """The communication of a step that was compiled without swap and recompute, as `shard_graph` gives it."""
+    Returns:
+        It by name of the operator that it belongs to; operators of layers that communicate in forward and whose
+        gradient was not found.
+    """
     finder = _Finder(sharding)
     finder.find()
-    by_node = {name: tuple(entries) for name, entries in finder.found.items()}
-    return Collectives(by_node, tuple(finder.unresolved))
+    return {name: tuple(entries) for name, entries in finder.found.items()}, tuple(finder.unresolved)
 
 
 class _Finder:

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, TensorType, depending
-from mindswap.graph.ops import BOOKKEEPING_OPS, WEIGHT_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS, RESHAPING_OPS, WEIGHT_OPS, Cut, line_of
 from mindswap.graph.sharding.gather import (
     GATHER_MARK,
     WEIGHT_MARK,
@@ -51,7 +51,6 @@ def drop_head(graph: Graph) -> Graph:
 # between two transposes of all tokens.
 
 EMBEDDING, GRADIENT = "Embedding", "EmbeddingDenseBackward"
-LAYOUT_OPS = ("Reshape", "Transpose", "ReduceScatter", "AllGather")
 
 
 def load_embedding(graph: Graph) -> Graph:
@@ -87,7 +86,8 @@ def cut_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
             return replace(node, outputs=(_rows(known, tensor_ranks),))
         if not is_weight and known.shape[:1] == (num_tokens,):
             return replace(node, outputs=(_rows(known, token_ranks), *node.outputs[1:]))
-        if node.op in LAYOUT_OPS and math.prod(known.shape) == num_elements:
+        moves_tokens = node.op in ("ReduceScatter", "AllGather") or line_of(node.op).cut is Cut.TRANSPOSE
+        if (moves_tokens or node.op in RESHAPING_OPS) and math.prod(known.shape) == num_elements:
             part = _tokens(known, token_ranks)
             if node.op == "ReduceScatter" or scattered.intersection(node.inputs):
                 scattered.add(node.name)

@@ -84,6 +84,6 @@ def test_the_gradient_of_a_scattered_sum_is_gathered_once():
         "down:arrived",
     )
     assert (shapes(sharding)["top"], shapes(sharding)["down:arrived"]) == ((2, WIDTH), (8, WIDTH))
-    by_node = find_collectives(sharding).by_node
+    by_node = find_collectives(sharding)[0]
     assert by_node["down:arrived"] == (Collective("AllGather", SEQ * WIDTH * 4, NUM_RANKS),)
     assert "up_grad" not in by_node

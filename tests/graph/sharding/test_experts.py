@@ -61,7 +61,7 @@ def test_the_way_in_and_out_is_a_view_and_the_exchange_a_collective():
     ops = {each.name: each.op for each in found.graph.forward}
     assert (ops["own"], ops["out"], ops["sent"]) == ("Reshape", "Reshape", "AlltoAllV")
     # The larger of 8 x 4 x 4 bytes sent and 12 x 4 x 4 received.
-    by_node = find_collectives(found).by_node
+    by_node = find_collectives(found)[0]
     assert by_node["sent"] == (Collective("AllToAll", 192, 2),)
     assert ops["all"] == "AllGather"
     assert by_node["all"] == (Collective("AllGather", 24 * 4 * 4, 2, stride=8),)

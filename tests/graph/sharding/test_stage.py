@@ -63,7 +63,7 @@ def test_with_sequence_parallelism_tokens_are_scattered_over_tensor_parallel_ran
         "samples": (1, 2, 4), "sequence_first": (2, 1, 4), "scattered": (1, 1, 4), "back": (1, 1, 4),
         "other": (4, 2, 2), "whole": (2, 1, 4),
     }  # fmt: skip
-    assert own.forward_nodes["back"].size_bytes == 4 * 4
+    assert own.index.forward_nodes["back"].size_bytes == 4 * 4
 
 
 def test_rows_that_cannot_be_divided_are_whole():
