@@ -1,0 +1,15 @@
+"""Effects of compiled steps are what they were (`tests.recorded_steps`)."""
+
+import json
+
+import pytest
+
+from tests.graph.recorded import effects
+from tests.recorded_steps import NAMES, captured, recorded
+
+FACTS = {"effects": effects}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_steps_are_what_they_were(name):
+    assert json.loads(json.dumps(effects(captured(name)))) == recorded()[__name__]["effects"][name]

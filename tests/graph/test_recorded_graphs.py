@@ -1,0 +1,15 @@
+"""Memory of compiled steps are what they were (`tests.recorded_steps`)."""
+
+import json
+
+import pytest
+
+from tests.graph.recorded import memory
+from tests.recorded_steps import NAMES, captured, recorded
+
+FACTS = {"memory": memory}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_steps_are_what_they_were(name):
+    assert json.loads(json.dumps(memory(captured(name)))) == recorded()[__name__]["memory"][name]
