@@ -110,7 +110,8 @@ DEFAULT_THRESHOLD_KIB = 64
 class WeightSharding:
     """Settings of the parallel optimizer that cut weights."""
 
-    num_ranks: int = 1  # ranks that share a weight; 1 without the parallel optimizer
+    num_ranks: int = 1  # ranks that share a weight that tensor parallelism cuts; 1 without the parallel optimizer
+    num_stage_ranks: int = 0  # of a pipeline stage: they share a weight that tensor parallelism leaves whole
     # smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB)
     threshold_bytes: int = DEFAULT_THRESHOLD_KIB * KIB
     # forward releases a gathered weight and backward gathers it again (optimizer_level level3)
@@ -123,24 +124,34 @@ class WeightSharding:
     # a weight is gathered as it is stored, and cast where it is read: lazy_inline, one stage and one micro-batch
     is_cast_behind: bool = False
 
-    def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:
+    def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int, num_parts: int | None = None) -> bool:
         """True if a weight is cut.
 
         Args:
             name: of the parameter.
             shape, size_bytes: as it is stored on one rank, cut by tensor parallel only.
+            num_parts: into how many parts tensor parallelism cuts it; None where nothing says it.
         """
-        num_ranks = self.num_ranks_of(name)
+        num_ranks = self.num_ranks_of(name, num_parts)
         if num_ranks < 2 or name.endswith(self.whole_names) or size_bytes < self.threshold_bytes:
             return False
         return math.prod(shape) > 0 and bool(shape) and shape[0] % num_ranks == 0
 
-    def num_ranks_of(self, name: str) -> int:
-        """Over how many ranks a weight would be cut: those of experts over the ranks that have the same ones.
+    def num_ranks_of(self, name: str, num_parts: int | None = None) -> int:
+        """Over how many ranks a weight would be cut: those that have the same part of it.
 
-        So dry runs have it: `qwen3_moe optimizer_cut ep4` of benchmarks/dryrun, two copies, weights of half the size.
+        So dry runs have it: `qwen3_moe optimizer_cut ep4` of benchmarks/dryrun, two copies of experts, weights of half
+        the size; and DeepSeek-V3 over data 4 and tensor 8, where the weights of routers, shared experts, `eh_proj` and
+        `linear_q_down_proj`, which tensor parallelism leaves whole, have a 32nd of their size.
         """
-        return min(self.num_ranks, self.num_expert_copies) if is_expert_weight(name) else self.num_ranks
+        if is_expert_weight(name):
+            return min(self.num_ranks, self.num_expert_copies)
+        return self.num_stage_ranks if self.is_on_all(name, num_parts) else self.num_ranks
+
+    def is_on_all(self, name: str, num_parts: int | None) -> bool:
+        """All ranks of a stage have the whole weight, and it would be cut over all of them."""
+        is_wide = 1 < self.num_ranks < self.num_stage_ranks
+        return is_wide and num_parts == 1 and not is_expert_weight(name)
 
 
 WHOLE = WeightSharding()  # nothing is cut
@@ -160,11 +171,14 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     size = document.value(*OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
     threshold = document.value(*OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
     cuts_embedding = document.value("model", "model_config", "parallel_optimizer") is True
+    tensor_ranks = document.count("parallel_config", "model_parallel")
+    has_size = is_whole_number(size) and size > 1
     return WeightSharding(
-        num_ranks=size if is_whole_number(size) and size > 1 and ranks % size == 0 else ranks,
+        num_ranks=size if has_size and ranks % size == 0 else ranks,
+        num_stage_ranks=size if has_size and ranks * tensor_ranks % size == 0 else ranks * tensor_ranks,
         threshold_bytes=(threshold if is_whole_number(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
         is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
-        stride=document.count("parallel_config", "model_parallel"),
+        stride=tensor_ranks,
         num_expert_copies=num_expert_copies(document),
         whole_names=WHOLE_WEIGHTS if cuts_embedding else (*WHOLE_WEIGHTS, LEGACY_EMBEDDING),
         is_cast_behind=document.value("swap_config", "swap") is True and has_one_turn(document),

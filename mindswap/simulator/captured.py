@@ -11,7 +11,7 @@ from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, TensorType
 from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
 from mindswap.graph.sharding.collectives import Collective
-from mindswap.graph.sharding.gather import WEIGHT_MARK, weight_name
+from mindswap.graph.sharding.gather import WEIGHT_MARK, is_gathering, weight_name, weight_parts
 from mindswap.policy.cell_tree import CellNode
 from mindswap.simulator.cost.static_memory import FLOAT32_BYTES, Parameter
 from mindswap.units import ceil_div
@@ -65,13 +65,13 @@ class GradientRule:
         is_passing = is_sent and self.sharding.is_released
         return size_bytes * is_passing, size_bytes * (is_sent and not is_passing), self.own_bytes(size_bytes, is_cut)
 
-    def final_bytes(self, size_bytes: int, num_elements: int, is_cut: bool) -> int:
-        """Bytes that the optimizer reads in place of it.
+    def final_bytes(self, size_bytes: int, num_elements: int, num_shards: int) -> int:
+        """Bytes that the optimizer reads in place of it, where the weight is cut over so many ranks.
 
         MindFormers' `wrapper.py` scales gradients before the optimizer: to new tensors of float32
         (`_grad_scale`), or of the type of the sums (`shard_grad_scale`).
         """
-        return self.own_bytes(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, is_cut)
+        return ceil_div(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, num_shards)
 
     def own_bytes(self, size_bytes: int, is_cut: bool) -> int:
         """The part of this rank."""
@@ -114,28 +114,36 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Par
         name = weight_name(node)
         if name and node.outputs and name not in found:
             known = node.outputs[0]
-            is_cut = sharding.cuts(name, known.shape, known.size_bytes)
+            parts = weight_parts(node)
+            is_cut = sharding.cuts(name, known.shape, known.size_bytes, parts)
+            num_shards = sharding.num_ranks_of(name, parts)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
+            if sharding.is_on_all(name, parts):
+                copies = num_shards
             is_behind = has_layers_begun and node.layer_index is None
-            place = node.layer_index, is_behind, known.shape
-            found[name] = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut, copies, *place)
+            own = known.size_bytes, math.prod(known.shape), is_cut, copies
+            found[name] = Parameter(name, *own, node.layer_index, is_behind, known.shape, num_shards)
     return tuple(found.values())
 
 
-def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
-    """The weights that are read before the layers and behind them: an embedding table that the head uses."""
-    layered = (p for p, node in enumerate(graph.forward) if node.layer_index is not None and node.op not in NO_WORK_OPS)
-    last = max(layered, default=-1)
+def find_tied_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Parameter, ...]:
+    """The weights that are read before the layers and behind them: an embedding table that the head uses.
+
+    Behind them is what comes when the last one has begun: its small sums for the loss may be at the very end.
+    """
+    layered = {p: node.layer_index for p, node in enumerate(graph.forward) if node.op not in NO_WORK_OPS}
+    indices = [index for index in layered.values() if index is not None]
+    last = min((p for p, index in layered.items() if index is not None and index == max(indices)), default=-1)
     read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
     sources: dict[str, str] = {}  # value -> weight that it is a read of
     for position, node in enumerate(graph.forward):
-        if node.op in WEIGHT_OPS:
+        if node.op in WEIGHT_OPS or is_gathering(node):
             source = node.inputs[0]
             sources[node.name] = sources.get(source, source)
         elif node.layer_index is None and node.op not in NO_WORK_OPS:
             read[position > last].update(sources[name] for name in node.inputs if name in sources)
     names = {name.rpartition(WEIGHT_MARK)[2] for name in read[0] & read[1]}
-    return tuple(weight for weight in find_parameters(graph) if weight.name in names)
+    return tuple(weight for weight in find_parameters(graph, sharding) if weight.name in names)
 
 
 def list_doubts(captured: Graph, settings: StepSettings) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from mindswap.simulator.cost.static_memory import (
     StaticMemory,
     estimate_static_memory,
     num_parameter_shards,
+    state_sizes,
     workspace_bytes,
 )
 from mindswap.simulator.cost.step_terms import (
@@ -35,6 +36,7 @@ from mindswap.simulator.cost.step_terms import (
     scale_ns,
 )
 from mindswap.simulator.layout import StageLayout
+from mindswap.units import ceil_div
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +126,7 @@ def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
     return GradientRule(
         settings.num_turns > 1,
         settings.sharding,
-        frozenset(gradient_key(weight) for weight in placed if num_parameter_shards(weight, ranks) != ranks),
+        frozenset(gradient_key(weight) for weight in placed if num_parameter_shards(weight, ranks) < ranks),
         max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,
         frozenset(gradient_key(weight) for weight in placed if weight.num_copies == 1),
     )
@@ -145,10 +147,12 @@ def _static_memory(
         # A weight of the first stage that the last one reads is there a second time, as what it receives and as
         # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
         # InsertReceive). The optimizer has it on the first stage only.
-        tied = sum(parameter.size_bytes for parameter in find_tied_parameters(graph))
+        tied = estimate_static_memory(find_tied_parameters(captured.graph, settings.sharding), settings)
         last = stages[-1]
         stages[-1] = replace(
-            last, parameter_bytes=last.parameter_bytes + 2 * tied, gradient_bytes=last.gradient_bytes + tied
+            last,
+            parameter_bytes=last.parameter_bytes + 2 * tied.parameter_bytes,
+            gradient_bytes=last.gradient_bytes + tied.gradient_bytes,
         )
     layer_map = captured.sample.layer_map
     layer_bytes = [constants.get(position, 0) + cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
@@ -170,18 +174,25 @@ def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule, settings
     order of the model: a copy of the first moment, and its product with `beta1`. Seen in dry runs of 2.9.0: `qwen3
     full`, `telechat3 full`, `deepseek full` and `deepseek pp2_tp2` of benchmarks/dryrun have their peak there, to the
     MiB; `telechat3 full` with a decay of 0.1 needs 803 MiB instead of 676.
+
+    States on the host (`optimizer.swap`) come one after the other, with their weights, and all stay to the end.
+    Products are then made when the states are there. Seen in the last stage of a DeepSeek-V3 of 16 layers on 256 cards.
     """
     ranks = rule.sharding.num_ranks
     num_products = 1 + settings.is_decaying if is_optimized_by_operators(settings) else 0
     closing = gone = most = waiting = 0
     for parameter in parameters:
-        is_cut = num_parameter_shards(parameter, ranks) == ranks
-        scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, is_cut)
+        shards = num_parameter_shards(parameter, ranks)
+        scaled = rule.final_bytes(parameter.size_bytes, parameter.num_elements, shards)
         is_sent = rule.is_shared and parameter.num_copies != 1
-        _, sent_bytes, kept_bytes = rule.parts_bytes(parameter.size_bytes, is_cut, is_sent)
+        _, sent_bytes, kept_bytes = rule.parts_bytes(parameter.size_bytes, shards >= ranks, is_sent)
         closing, waiting = closing + max(0, scaled - kept_bytes), waiting + sent_bytes
-        if num_products:
-            each = rule.own_bytes(parameter.num_elements * FLOAT32_BYTES, is_cut)
+        each = ceil_div(parameter.num_elements * FLOAT32_BYTES, shards)
+        if settings.is_state_offloaded:
+            gone -= sum(state_sizes(parameter, settings))
+            most = max(most, (num_products and num_products + 1) * each - gone)
+            gone += scaled
+        elif num_products:
             closing += num_products * each
             most = max(most, 2 * each - gone)
             gone += scaled + num_products * each

@@ -13,10 +13,12 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.captured import GradientRule
+from mindswap.simulator.cost.static_memory import Parameter
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times, profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind, Program
+from mindswap.simulator.stage_weights import _closing_bytes
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB, node
 from tests.simulator.cost.builders import device
@@ -50,7 +52,7 @@ def test_what_becomes_of_a_gradient(rule, is_cut, passing, waiting, kept, final)
     is_sent = rule.is_sent(known, 0)
     assert is_sent == (rule is not KEPT)
     assert rule.parts_bytes(1024, is_cut, is_sent) == (passing, waiting, kept)
-    assert rule.final_bytes(1024, 512, is_cut) == final
+    assert rule.final_bytes(1024, 512, 4 if is_cut else 1) == final
 
 
 def test_small_weights_and_odd_first_dimensions_are_whole():
@@ -159,6 +161,36 @@ def test_an_optimizer_of_single_operators_makes_products_first(settings, num_mor
     assert own.layout.closing_bytes == (num_more * KIB,)
     # The last operator reads 1 KiB, which makes room for as much.
     assert gradient_bytes(own) == [KIB, 2 * KIB, 3 * KIB, (4 + max(num_more - 1, 0)) * KIB, 0]
+
+
+@pytest.mark.parametrize(
+    "settings,num_more",
+    [
+        # One weight of 1 KiB: two states, a copy of the first and its product; the gradient is there.
+        ({"optimizer": "AdamW"}, 4),
+        ({"optimizer": "AdamW", "is_decaying": True}, 5),  # and the weight less its decay
+        ({"optimizer": "FusedAdamW"}, 2),
+        # With sums over micro-batches the gradient is a copy, too.
+        ({"optimizer": "AdamW", "num_micro_batches": 2}, 5),
+    ],
+)
+def test_states_on_the_host_come_with_their_weights(settings, num_more):
+    assert model(is_state_offloaded=True, **settings).layout.closing_bytes == (num_more * KIB,)
+
+
+@pytest.mark.parametrize(
+    "sizes_kib,closing_kib",
+    [
+        # States of both are there at the second, whose gradient is left, and two products: 2 + 4 + 2 + 4.
+        ((1, 2), 12),
+        # At the first: its states, both gradients, two products: 4 + 3 + 4. At the second less: 6 + 1 + 2.
+        ((2, 1), 11),
+    ],
+)
+def test_states_on_the_host_stay_to_the_end_and_gradients_go(sizes_kib, closing_kib):
+    weights = [Parameter("w", size * KIB, size * KIB // 4) for size in sizes_kib]
+    settings = replace(SETTINGS, optimizer="AdamW", is_state_offloaded=True, num_micro_batches=2)
+    assert _closing_bytes(weights, GradientRule(True), settings) == closing_kib * KIB
 
 
 def test_what_waited_for_communication_makes_room_for_the_optimizer():

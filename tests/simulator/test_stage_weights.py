@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from mindswap.config.pipeline import Pipeline
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.policy.model import Policy
+from mindswap.simulator.captured import find_tied_parameters
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.stage_weights import least_exchange_ns
 from mindswap.simulator.step_model import StepModel
@@ -37,6 +39,26 @@ def test_a_tied_weight_is_on_the_last_stage_twice_with_one_gradient():
     assert StepModel(replace(step, graph=tied), CostTable(device()), SETTINGS).doubts == ()
     _, last = own.static
     assert (last.parameter_bytes, last.gradient_bytes, last.optimizer_bytes) == (2 * KIB, KIB, 0)
+
+
+def test_a_tied_weight_that_the_parallel_optimizer_cuts_is_a_part_on_the_last_stage():
+    """Read behind the layers through what makes it whole; its sum of gradients is whole."""
+    step = captured(NUM_LAYERS)
+    *before, loss = step.graph.forward
+    tied = replace(step.graph, forward=(*before, replace(loss, inputs=(*loss.inputs, "weight"))))
+    sharding = WeightSharding(2, threshold_bytes=KIB)
+    settings = replace(SETTINGS, pipeline=Pipeline(num_stages=2), num_micro_batches=2, sharding=sharding)
+    _, last = StepModel(replace(step, graph=tied), CostTable(device()), settings).static
+    assert (last.parameter_bytes, last.gradient_bytes) == (2 * KIB // 2, KIB)
+
+
+def test_a_weight_is_behind_the_layers_when_the_last_one_has_begun():
+    """A sum of the last layer that the compiler puts at the very end does not make the loss a part of the layers."""
+    step = captured(NUM_LAYERS)
+    *before, loss = step.graph.forward
+    late = replace(before[-1], name="late")
+    tied = replace(step.graph, forward=(*before, replace(loss, inputs=(*loss.inputs, "weight")), late))
+    assert [parameter.name for parameter in find_tied_parameters(tied)] == ["embedding.table"]
 
 
 def test_terms_by_name():

@@ -28,6 +28,7 @@ from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.sequences import is_sequence_state
 from mindswap.graph.sharding.collectives import Collective
+from mindswap.graph.sharding.splits import PARTS_MARK
 
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
@@ -50,6 +51,12 @@ def weight_name(node: Node) -> str:
     """Name of the weight that a `Load` reads; "" for any other operator, and for parameters that are not trained."""
     _, mark, name = node.inputs[0].rpartition(WEIGHT_MARK) if node.op == "Load" and node.inputs else ("", "", "")
     return name if mark and not is_sequence_state(name) else ""
+
+
+def weight_parts(node: Node) -> int | None:
+    """Into how many parts tensor parallelism cuts the weight that a `Load` reads; None where nothing says it."""
+    parts = node.attributes.get(PARTS_MARK)
+    return parts if isinstance(parts, int) else None
 
 
 def is_gathering(node: Node) -> bool:
@@ -82,8 +89,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
     forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved, sharding.is_cast_behind))
     rewritten = replace(graph, forward=forward, backward=backward, saved=tuple(saved))
     collectives = {
-        w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, w.num_ranks, stride=sharding.stride),)
-        for w in weights
+        w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, w.num_ranks, stride=w.stride),) for w in weights
     }
     once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
     return GatheredStep(rewritten, collectives, frozenset(once))
@@ -97,6 +103,7 @@ class _Weight:
     # names under which the step had the whole weight until now; their readers read the AllGather
     values: frozenset[str]
     num_ranks: int
+    stride: int  # from one of these ranks to the next
 
     @property
     def gather(self) -> Node:
@@ -125,11 +132,13 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
     loads: dict[str, list[Node]] = {}
     for node in graph.forward:
         name = weight_name(node)
-        if name and node.outputs and sharding.cuts(name, node.outputs[0].shape, node.outputs[0].size_bytes):
+        parts = weight_parts(node)
+        if name and node.outputs and sharding.cuts(name, node.outputs[0].shape, node.outputs[0].size_bytes, parts):
             loads.setdefault(name, []).append(node)
     mark = {GATHER_MARK: sharding.is_released}
     for name, nodes in loads.items():
-        num_ranks = sharding.num_ranks_of(name)
+        parts = weight_parts(nodes[0])
+        num_ranks = sharding.num_ranks_of(name, parts)
         lead = [_part(nodes[0], num_ranks)]
         values = {node.name for node in nodes}
         users = [user for node in nodes for user in _users(node.name, readers)]
@@ -151,7 +160,8 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
         gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark, paths=())
         scope = f"parallel_optimizer/{name}"
         gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
-        yield _Weight((*lead, gather), frozenset(values), num_ranks)
+        stride = 1 if sharding.is_on_all(name, parts) else sharding.stride
+        yield _Weight((*lead, gather), frozenset(values), num_ranks, stride)
 
 
 def _needed_whole(graph: Graph) -> dict[str, set[str]]:

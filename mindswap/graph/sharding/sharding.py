@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS
+from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS, WEIGHT_OPS
 from mindswap.graph.sharding.experts import rank_name
 from mindswap.graph.sharding.split_backward import BackwardSplits
 from mindswap.graph.sharding.split_table import (
@@ -23,7 +23,7 @@ from mindswap.graph.sharding.split_table import (
     cut_type,
     is_local_reshape,
 )
-from mindswap.graph.sharding.splits import LOCAL_MARK, num_parts, read_out_strategy, read_strategy
+from mindswap.graph.sharding.splits import LOCAL_MARK, PARTS_MARK, num_parts, read_out_strategy, read_strategy
 
 # Tensors that arrive by communication and are kept as they arrived.
 #
@@ -148,6 +148,8 @@ def _of_one_rank(table: SplitTable) -> Graph:
         splits = table.splits[node.name]
         outputs = tuple(cut_type(known, split) for known, split in zip(node.outputs, splits, strict=True))
         op = table.communications.get(node.name, rank_name(node))
+        if node.op in WEIGHT_OPS and splits and splits[0] is not None:
+            return replace(node, outputs=outputs, attributes={**node.attributes, PARTS_MARK: num_parts(splits[0])})
         return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
 
     graph = table.graph

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 Shape = tuple[int, ...]
 Split = tuple[int, ...]
+# Attribute of a read of a weight: into how many parts tensor parallelism cuts it.
+PARTS_MARK = "tensor_parallel_parts"
 
 
 def num_parts(split: Split) -> int:

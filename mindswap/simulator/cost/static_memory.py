@@ -31,6 +31,7 @@ class Parameter:
     layer_index: int | None = None  # position of its layer among the compiled ones; None outside the layers
     is_behind: bool = False  # outside the layers and read behind them (final norm, head)
     shape: tuple[int, ...] = ()  # of the part that the rank has
+    num_shards: int | None = None  # ranks over which it is cut, where these are not those of most weights
 
 
 # States of each optimizer, a letter for a tensor of the shape of the weight: F is float32, whatever the type of the
@@ -108,8 +109,8 @@ def estimate_static_memory(
 
 
 def num_parameter_shards(parameter: Parameter, num_shards: int) -> int:
-    """Ranks over which this parameter is cut: `num_shards`, or 1 where the parallel optimizer leaves it whole."""
-    return min(num_shards, parameter.num_copies or num_shards) if parameter.is_cut else 1
+    """Ranks over which this parameter is cut: `num_shards` for most, 1 where the parallel optimizer leaves it."""
+    return parameter.num_shards or num_shards if parameter.is_cut and num_shards > 1 else 1
 
 
 # Device memory beside tensors: workspace of kernels within MindSpore's pool, buffers of HCCL outside it.

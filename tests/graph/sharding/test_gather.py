@@ -8,6 +8,7 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.rewrite.rewrite import NodeSettings, rewrite_graph
 from mindswap.graph.sharding.gather import gather_weights, is_gathering
+from mindswap.graph.sharding.splits import PARTS_MARK
 from mindswap.graph.storage import classify_saved
 from tests.graph.builders import copy_in, copy_out, graph, node
 
@@ -255,3 +256,30 @@ def test_what_is_gathered_late_is_there_for_the_first_of_its_readers():
     gathered = gather_weights(graph(forward), WeightSharding(8, is_cast_behind=True)).graph
     assert [each.name for each in gathered.forward] == ["w_load", "w_load@gather", "first", "second"]
     assert {each.inputs for each in gathered.forward[2:]} == {("x", "w_load@gather")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_stage_ranks", "num_ranks", "stride"),
+    [
+        (1, 8, 8, 1),  # whole under tensor parallelism: all ranks of the stage have the same
+        (4, 8, 2, 4),
+        (None, 8, 2, 4),  # nothing says it
+        (1, 2, 2, 4),  # limited by `optimizer_weight_shard_size`
+    ],
+)
+def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_stage_ranks, num_ranks, stride):
+    before = step(W)
+    marks = {} if parts is None else {PARTS_MARK: parts}
+    forward = [replace(made, attributes=marks) if made.op == "Load" else made for made in before.forward]
+    sharding = WeightSharding(2, num_stage_ranks, stride=4)
+    gathered = gather_weights(replace(before, forward=tuple(forward)), sharding)
+    ((collective,),) = gathered.collectives.values()
+    assert (collective.num_ranks, collective.stride) == (num_ranks, stride)
+    (cast,) = [made for made in gathered.graph.forward if made.op == "Cast"]
+    assert cast.size_bytes == 32 * 1024 // num_ranks
+
+
+def test_experts_are_cut_over_the_ranks_that_have_the_same():
+    sharding = WeightSharding(4, 32, num_expert_copies=2)
+    assert sharding.num_ranks_of("layers.0.mlp.experts.weight1", 1) == 2
+    assert sharding.num_ranks_of("layers.0.mlp.router.weight", 1) == 32

@@ -1,5 +1,6 @@
 """Sizes per rank from strategies, operator kind by operator kind, worked out by hand."""
 
+from mindswap.graph.sharding.gather import weight_parts
 from mindswap.graph.sharding.sharding import shard_graph
 from mindswap.graph.sharding.split_table import Redistribution
 from mindswap.graph.sharding.splits import LOCAL_MARK
@@ -23,7 +24,10 @@ def test_a_weight_is_cut_as_its_reader_asks():
         no=0,
         yes=1,
     )
-    assert shapes(shard_graph(step)) == {"load": (2, 8), "cast": (2, 8), "out": (4, 2)}
+    sharded = shard_graph(step)
+    assert shapes(sharded) == {"load": (2, 8), "cast": (2, 8), "out": (4, 2)}
+    assert weight_parts(sharded.graph.forward[0]) == 8
+    assert weight_parts(sharded.graph.forward[1]) is None  # said where it is read
 
 
 def test_out_strategy_is_the_cut_of_the_output():
