@@ -116,9 +116,9 @@ def main(argv: list[str] | None = None) -> int:
     def refuse(shown: str, error: Exception, problems: "Sequence[Problem]" = (), code: int = EXIT_BAD_INPUT) -> int:
         print(_escape(shown), file=sys.stderr)
         if wants_json:
-            from mindswap.report.problems import error_text
+            from mindswap.report.problems import answer_text, problems_to_data
 
-            print(error_text(command or "", str(error), problems))
+            print(answer_text(command or "", problems_to_data(problems), False, str(error)))
         return code
 
     if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):

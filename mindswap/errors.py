@@ -4,7 +4,8 @@ The command line turns each of them into a short message and exit code 1; any ot
 exception is a bug of ours (exit code 3, with a log file).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -21,6 +22,15 @@ def require(name: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         shown = value if value is None or isinstance(value, str | int | float) else type(value)
         raise MindswapError(f"{name}: {shown!r}\n    allowed: {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+@contextmanager
+def system_errors_as(kind: type[MindswapError], what: str) -> Iterator[None]:
+    """While this lasts, an error of the system is one of this kind: `WHAT: No space left on device`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from error
 
 
 class PolicyError(MindswapError):

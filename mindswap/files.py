@@ -1,5 +1,6 @@
 """Files that appear complete or not at all: the one place where the package writes files that others read."""
 
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from mindswap.errors import DataError
+from mindswap.errors import DataError, system_errors_as
 
 # Tables and texts that come with the package.
 DATA = Path(__file__).with_name("data")
@@ -86,10 +87,8 @@ def write_new(path: str | os.PathLike[str], content: str | bytes, overwrite: boo
     target = _behind_links(Path(file_name(path)))
     if not overwrite:
         refuse_existing([target])
-    try:
+    with system_errors_as(DataError, f"{target}: cannot be written"):
         replace_file(target, content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
-    except OSError as error:
-        raise DataError(f"{target}: cannot be written: {error.strerror}") from error
 
 
 def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
@@ -165,11 +164,9 @@ def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = 
     Raises:
         DataError: the folder cannot be written, or a file is there (also one that came meanwhile).
     """
-    try:
+    with system_errors_as(DataError, f"{target.parent}: cannot be written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-    except OSError as error:
-        raise DataError(f"{target.parent}: cannot be written: {error.strerror}") from error
     try:
         path = folder / target.name
         yield path
@@ -179,6 +176,12 @@ def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = 
         _move_all(moves, folder / "replaced")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_aside(folder: Path) -> None:
+    """Give a folder that is there a name with `.old1`, or the next number."""
+    others = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
+    folder.rename(next(other for other in others if not other.exists()))
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:

@@ -26,7 +26,6 @@ from typing import Any
 
 import yaml
 
-from mindswap.api.dry_run import stage_ranks
 from mindswap.config.render import document_from_data
 from mindswap.config.step import read_step_settings
 from mindswap.graph.cache import make_key
@@ -133,7 +132,7 @@ def compare(name: str, data: dict[str, Any], is_again: bool, is_known_only: bool
             return [Row(name, 0, 0, 0, None, error)]
         simulated, error = simulate(path)
     rows = []
-    for stage, _ in enumerate(stage_ranks(settings.num_cards, settings.pipeline.num_stages)):
+    for stage in range(settings.pipeline.num_stages):
         used, actual = known[key]["peaks"][stage]
         one = simulated[stage] if simulated else None
         rows.append(Row(name, stage, used, actual, one, error, not known[key]["notes"]))

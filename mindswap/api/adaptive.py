@@ -12,7 +12,6 @@ from mindswap.config.step import ALLOWED, PATH, is_on_cpu, read_device_memory, r
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.training.adaptive.command import (
-    FLAG,
     TrainingCommand,
     checkpoint_folder,
     find_exclusions,
@@ -28,7 +27,7 @@ from mindswap.training.adaptive.node import MARKER, NodeTask
 from mindswap.training.adaptive.nodes import Nodes, RayNodes
 from mindswap.training.adaptive.supervise import AdaptiveRun
 from mindswap.training.adaptive.workers import planner_in_child
-from mindswap.training.launch.training import load_trainable
+from mindswap.training.launch.training import ADAPTIVE_FLAG, load_trainable
 from mindswap.training.logs.scan import REPORT_MEMORY
 from mindswap.units import format_bytes, parse_bytes
 from mindswap.version import __version__
@@ -68,7 +67,8 @@ def train_adaptively(
         MindswapError: it cannot be started.
     """
     if os.environ.get("MS_ROLE"):
-        raise LaunchError(f"{FLAG} inside a worker\n    fix:     mindswap run {FLAG} -- msrun ... (in front of msrun)")
+        fix = f"mindswap run {ADAPTIVE_FLAG} -- msrun ... (in front of msrun)"
+        raise LaunchError(f"{ADAPTIVE_FLAG} inside a worker\n    fix:     {fix}")
     if (ray is None) != (nodes is None) or spare and ray is None:
         raise LaunchError(
             "--ray, --nodes, --spare: a cluster needs its address and its nodes\n    fix:     --ray auto --nodes N"

@@ -72,11 +72,6 @@ def dry_run(
     return run_rank(file, again, rank, num_ranks, tell, stop, is_inlined=False)
 
 
-def stage_ranks(num_ranks: int, num_stages: int) -> list[int]:
-    """The first rank of each pipeline stage."""
-    return list(range(0, num_ranks, max(num_ranks // num_stages, 1)))
-
-
 def write_dry_run_config(
     document: Document, folder: Path, num_ranks: int, kept: Sequence[int] | None, home: Path
 ) -> Path:

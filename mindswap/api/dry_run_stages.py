@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from mindswap.api.dry_run import dry_run, stage_ranks
+from mindswap.api.dry_run import dry_run
 from mindswap.api.loaded_step import LoadedStep
 from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.errors import LaunchError
+from mindswap.errors import LaunchError, system_errors_as
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.report.dryrun import format_dry_run
@@ -105,7 +105,7 @@ def run_stages(
     require_mindformers()
     settings = read_step_settings(document)
     num_stages = settings.pipeline.num_stages
-    ranks = options.ranks or tuple(stage_ranks(settings.num_cards, num_stages))
+    ranks = options.ranks or tuple(range(0, settings.num_cards, max(settings.num_cards // num_stages, 1)))
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
@@ -187,12 +187,10 @@ def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Sa
 def _make_folder(asked: Path | None) -> Path:
     if asked is None:
         return Path(tempfile.mkdtemp(prefix="mindswap-dryrun-"))
-    try:
+    with system_errors_as(LaunchError, f"{asked}: cannot be made"):
         asked.mkdir(parents=True, exist_ok=True)
         if any(asked.iterdir()):
             raise LaunchError(f"{asked}: already exists, and not empty\n    fix:     another folder")
-    except OSError as error:
-        raise LaunchError(f"{asked}: cannot be made: {error.strerror or error}") from error
     return asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from mindswap.check.doctor.software import count_cards, has_cards, require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import ASCEND, is_on_cpu, read_device_target
-from mindswap.errors import LaunchError, LogError
-from mindswap.files import DATA, refuse_existing, write_new
+from mindswap.errors import LaunchError, LogError, system_errors_as
+from mindswap.files import DATA, put_aside, refuse_existing, write_new
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof_html, proof_to_json
 from mindswap.training.adaptive.model import State
@@ -184,15 +184,12 @@ def _require_cards(document: Document, num_workers: int) -> None:
 
 def _make_fresh(folder: Path, is_put_aside: bool) -> None:
     """Make the folder; what an earlier proof left in it must not be taken for this one."""
-    try:
+    with system_errors_as(LaunchError, f"{folder}: cannot be made"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             if not is_put_aside:
                 raise LaunchError(f"{folder}: already exists\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
-            number = next(n for n in range(1, 1 << 20) if not folder.with_name(f"{folder.name}.old{n}").exists())
-            folder.rename(folder.with_name(f"{folder.name}.old{number}"))
+            put_aside(folder)
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"{folder}: cannot be made: {error.strerror or error}") from error
 
 
 # How an adaptive run stands.

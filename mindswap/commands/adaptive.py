@@ -22,9 +22,9 @@ from mindswap.api.adaptive import train_adaptively
 from mindswap.commands import Parser
 from mindswap.commands.options import add_options, number_from
 from mindswap.report.adaptive import format_summary
-from mindswap.training.adaptive.command import FLAG
+from mindswap.training.launch.training import ADAPTIVE_FLAG
 
-USAGE = f"mindswap run {FLAG} [OPTIONS] [--] COMMAND"
+USAGE = f"mindswap run {ADAPTIVE_FLAG} [OPTIONS] [--] COMMAND"
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "--memory": {"default": "auto"},
     "--run-dir": {"type": Path},
@@ -42,7 +42,7 @@ def run_adaptive(args: argparse.Namespace, command_words: list[str]) -> int:
     Raises:
         MindswapError: it cannot be started.
     """
-    options = {name: value for name, value in vars(args).items() if name != FLAG[2:].replace("-", "_")}
+    options = {name: value for name, value in vars(args).items() if name != ADAPTIVE_FLAG[2:].replace("-", "_")}
     code, state = train_adaptively(command_words, _say, **options)
     _print(format_summary(state))
     return code

@@ -6,7 +6,7 @@ from typing import Any
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_budget, describe_moment
 from mindswap.report.tables import attributes, format_table
-from mindswap.training.dryrun.read import PARTS, DryRun, Kernel, live_by_cell
+from mindswap.training.dryrun.read import PARTS, DryRun, Kernel
 from mindswap.training.dryrun.stages import DryRunReport, StageRun, StepPlace
 from mindswap.units import format_bytes
 
@@ -109,7 +109,11 @@ def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) 
 
 def saved_cells(run: DryRun) -> Counter[str]:
     """Bytes of saved activations at the peak by cell, all layers together."""
-    return live_by_cell([block for block in run.live() if run.part(block) == "saved activations"])
+    sums: Counter[str] = Counter()
+    for block in run.live():
+        if run.part(block) == "saved activations":
+            sums[block.cell[1] if block.cell else "outside the layers"] += block.size_bytes
+    return sums
 
 
 def _copy_lines(run: DryRun) -> list[str]:

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mindswap.errors import DataError
-from mindswap.files import package_data, replace_file, require_folder, write_new
+from mindswap.files import package_data, require_folder, write_new
 from mindswap.training.dryrun.read import DryRun
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.proof.overlap import union
@@ -170,10 +169,7 @@ def write_snapshot(report: DryRunReport, path: Path) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    try:
-        replace_file(path, pickle.dumps(snapshot([stage.run for stage in report.stages]), protocol=4))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from error
+    write_new(path, pickle.dumps(snapshot([stage.run for stage in report.stages]), protocol=4), overwrite=True)
 
 
 def snapshot(runs: list[DryRun]) -> dict[str, Any]:

@@ -88,8 +88,3 @@ def answer_text(command: str, data: Mapping[str, Any], is_ok: bool, error: str |
     name = f"mindswap.{command}" if command else "mindswap"
     outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error}
     return json.dumps({**outer, "problems": [], **data, **outer}, indent=1)
-
-
-def error_text(command: str, error: str, problems: Iterable[Problem] = ()) -> str:
-    """Answer of a command that cannot do what it is asked: what is wrong, or what is wrong in the configuration."""
-    return answer_text(command, problems_to_data(problems), False, error)

@@ -64,8 +64,8 @@ def test_memory_that_cannot_be_read(text, words, message):
     ],
 )
 def test_options_of_mindswap_and_of_the_training(words, own, rest):
-    args, command = adaptive.split_words(words.replace("F", adaptive.FLAG).split())
-    assert command == rest.replace("F", adaptive.FLAG).split()
+    args, command = adaptive.split_words(words.replace("F", adaptive.ADAPTIVE_FLAG).split())
+    assert command == rest.replace("F", adaptive.ADAPTIVE_FLAG).split()
     expected = {"memory": "auto", "is_replaced": False, "max_restarts": 8, "nodes": None} | own
     assert {name: value for name, value in vars(args).items() if name in expected} == expected
 
@@ -75,7 +75,7 @@ def test_options_of_mindswap_and_of_the_training(words, own, rest):
 )
 def test_wrong_calls_are_messages(words, capsys, monkeypatch):
     monkeypatch.delenv("MS_ROLE", raising=False)
-    assert cli.main(["run", adaptive.FLAG, *words]) == 1
+    assert cli.main(["run", adaptive.ADAPTIVE_FLAG, *words]) == 1
     error = capsys.readouterr().err
     assert "Traceback" not in error and "a bug" not in error and error
 
@@ -86,7 +86,7 @@ def test_one_checkpoint_is_too_few(kept, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("MS_ROLE", raising=False)
     path = tmp_path / "c.yaml"
     path.write_text(f"seed: 0\ncallbacks:\n  - type: CheckpointMonitor\n    keep_checkpoint_max: {kept}\n")
-    assert cli.main(["run", adaptive.FLAG, "--memory", "x", "--", "--config", str(path)]) == 1
+    assert cli.main(["run", adaptive.ADAPTIVE_FLAG, "--memory", "x", "--", "--config", str(path)]) == 1
     printed = capsys.readouterr()
     assert "--memory" in printed.err
     warning = (
@@ -99,5 +99,5 @@ def test_one_checkpoint_is_too_few(kept, tmp_path, capsys, monkeypatch):
 
 def test_inside_a_worker_it_says_where_it_belongs(capsys, monkeypatch):
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
-    assert cli.main(["run", "--config", "c.yaml", adaptive.FLAG]) == 1
+    assert cli.main(["run", "--config", "c.yaml", adaptive.ADAPTIVE_FLAG]) == 1
     assert "(in front of msrun)" in capsys.readouterr().err

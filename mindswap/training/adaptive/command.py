@@ -14,7 +14,6 @@ from mindswap.training.launch.arguments import DEFAULT_LOG_DIR, worker_command
 from mindswap.training.launch.msrun import find_msrun, find_python
 from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
-FLAG = ADAPTIVE_FLAG
 # What a restart sets in the YAML; on the command line it would go before that.
 _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
 # Where a node stands in the cluster: the driver says it.
@@ -71,9 +70,8 @@ def parse_command(words: Sequence[str], num_nodes: int | None = None) -> Trainin
         LaunchError: what is wrong with it.
     """
     if not words:
-        raise LaunchError(
-            f"{FLAG}: no training command\n    fix: mindswap run {FLAG} -- msrun ... (as you start it now)"
-        )
+        fix = f"mindswap run {ADAPTIVE_FLAG} -- msrun ... (as you start it now)"
+        raise LaunchError(f"{ADAPTIVE_FLAG}: no training command\n    fix: {fix}")
     if Path(words[0]).name != "msrun":
         if num_nodes is not None:
             raise LaunchError(f"--ray: the training command is {words[0]}\n    allowed: msrun, which every node starts")
@@ -105,8 +103,8 @@ def _with_training(
         )
     if worker[:2] == ["mindswap", "run"]:
         worker = worker[2:]
-    training = parse_training(worker_command(worker, f"{FLAG}: the training command")[0][3:] if worker else [])
-    options = without_options(training.options, lambda name: name in ("--config", FLAG))
+    training = parse_training(worker_command(worker, f"{ADAPTIVE_FLAG}: the training command")[0][3:] if worker else [])
+    options = without_options(training.options, lambda name: name in ("--config", ADAPTIVE_FLAG))
     command = TrainingCommand(msrun_options, training.script, tuple(options), training.config_path.absolute())
     if msrun_options is None:
         return command
@@ -120,7 +118,7 @@ def _with_training(
     if num_nodes is None and local != total:
         fix = f"\n    fix:     add --local_worker_num={total}" if "--local_worker_num" not in values else ""
         raise LaunchError(
-            f"{FLAG}: --worker_num={total}, --local_worker_num={local}\n"
+            f"{ADAPTIVE_FLAG}: --worker_num={total}, --local_worker_num={local}\n"
             f"    allowed: all workers on one machine, or --ray auto --nodes N{fix}"
         )
     return replace(

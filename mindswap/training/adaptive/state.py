@@ -7,15 +7,14 @@ configuration, a damaged or a foreign one is passed over with a message, never t
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from mindswap.config.parse import parse_document
 from mindswap.config.source import BASE_CONFIG
-from mindswap.errors import LaunchError, MindswapError
-from mindswap.files import replace_file
+from mindswap.errors import LaunchError, MindswapError, system_errors_as
+from mindswap.files import put_aside, replace_file
 from mindswap.graph.cache import CodecError, from_plain, to_plain
 from mindswap.training.adaptive.checkpoints import Checkpoint, CheckpointFolder, link_checkpoint
 from mindswap.training.adaptive.model import CLASSES, State
@@ -42,11 +41,9 @@ def locked(run_dir: Path) -> Iterator[None]:
         LaunchError: another one does, or it cannot be written.
     """
     path = _lock_path(run_dir)
-    try:
+    with system_errors_as(LaunchError, f"{path.parent}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
-    except OSError as error:
-        raise LaunchError(f"{path.parent}: cannot be written: {error.strerror or error}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,10 +157,9 @@ def prepare_attempt(
     Raises:
         LaunchError: the folder cannot be written.
     """
-    try:
+    with system_errors_as(LaunchError, f"{folder}: cannot be written"):
         if folder.exists():
-            others = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
-            folder.rename(next(other for other in others if not other.exists()))
+            put_aside(folder)
         folder.mkdir(parents=True)
         plan = folder / "plan.yaml"
         plan.write_text(with_absolute_bases(yaml_text, config_path.parent), encoding="utf-8", newline="")
@@ -178,8 +174,6 @@ def prepare_attempt(
         }
         config = folder / "config.yaml"
         config.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in resumed.items()), encoding="utf-8")
-    except OSError as error:
-        raise LaunchError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return config.absolute()
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mindswap.errors import LaunchError, PlanError
+from mindswap.errors import LaunchError, PlanError, system_errors_as
 from mindswap.graph.cache import from_plain, to_plain
 from mindswap.training.adaptive.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
@@ -51,18 +51,13 @@ class Workers:
     def start_words(self, words: list[str], environment: Mapping[str, str], working_folder: Path) -> None:
         """Start them. Raises LaunchError: it cannot be started."""
         log = self._output.path
-        try:
+        with system_errors_as(LaunchError, f"{log}: cannot be written"):
             file = log.open("wb")
-        except OSError as error:
-            raise LaunchError(f"{log}: cannot be written: {error.strerror or error}") from error
-        try:
-            with file:
-                self._process = subprocess.Popen(
-                    words, cwd=working_folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
-                    stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=tie_to_parent(),
-                )  # fmt: skip
-        except OSError as error:
-            raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error
+        with system_errors_as(LaunchError, f"{words[0]} cannot be started"), file:
+            self._process = subprocess.Popen(
+                words, cwd=working_folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=tie_to_parent(),
+            )  # fmt: skip
 
     def look(self) -> Seen:
         """State of training by their logs."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindswap.errors import DataError
+from mindswap.errors import DataError, system_errors_as
 
 # A long document is cut before a line that begins with text, else before a word, else anywhere, so
 # that a tokenizer meets whole words.
@@ -118,11 +118,8 @@ def load_tokenizer(path: Path, eos_token: str | None = None) -> TextTokenizer:
         inner = [name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]
         fix = f"--tokenizer {path / inner[0]}" if inner else "name a tokenizer.json or a sentencepiece .model"
         raise DataError(f"{path}: is a folder\n    fix:     {fix}")
-    try:
-        with path.open("rb") as file:
-            is_json = file.read(64).lstrip().startswith(b"{")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error
+    with system_errors_as(DataError, str(path)), path.open("rb") as file:
+        is_json = file.read(64).lstrip().startswith(b"{")
     return _load_json(path, eos_token) if is_json else _load_sentencepiece(path, eos_token)
 
 

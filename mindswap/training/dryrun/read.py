@@ -9,7 +9,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -243,12 +243,3 @@ def _read_kernels(path: Path) -> Iterator[Kernel]:
         is_copy = "Primitive> MoveTo" in info
         is_out = is_copy and "StringImm> CPU" in info
         yield Kernel(name, int(row["stream_id"] or 0), is_out, is_copy and not is_out)
-
-
-def live_by_cell(blocks: Sequence[PoolBlock]) -> Counter[str]:
-    """Bytes by the cell of a layer, layers together; "outside the layers" for the rest."""
-    sums: Counter[str] = Counter()
-    for block in blocks:
-        cell = block.cell
-        sums[cell[1] if cell else "outside the layers"] += block.size_bytes
-    return sums

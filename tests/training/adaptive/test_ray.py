@@ -24,7 +24,7 @@ from mindswap.training.adaptive.node import (
 )
 from mindswap.training.adaptive.nodes import Nodes, first_cause
 from mindswap.training.launch.msrun import free_port
-from mindswap.training.proof.children import RayPlace, read_measured, train
+from mindswap.training.proof.children import RayPlace, read_measured, run_workers
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
 from tests.training.adaptive.test_supervise import small_disk
 
@@ -228,7 +228,7 @@ def test_a_proof_trains_on_two_nodes_without_a_shared_disk(place, cluster, tmp_p
     nodes, said = RayPlace(cluster.address, 2, files), []
     config = place.folder / "c.yaml"
     with _node_in_other_mounts(f"-t tmpfs tmpfs {place.folder}", cluster, tmp_path_factory.mktemp("other")):
-        assert train(config, config, place.folder, 4, said.append, nodes) == 0, said
+        assert run_workers(config, config, place.folder, 4, said.append, nodes) == 0, said
     assert not place.workers()
     found = {path.name: path.parent.name for path in (place.folder / "logs").glob("*/worker_*.log")}
     assert found == {f"worker_{rank}.log": f"node_{rank // 2}" for rank in range(4)}
