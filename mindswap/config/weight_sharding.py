@@ -111,7 +111,6 @@ class WeightSharding:
     """Settings of the parallel optimizer that cut weights."""
 
     num_ranks: int = 1  # ranks that share a weight that tensor parallelism cuts; 1 without the parallel optimizer
-    num_stage_ranks: int = 0  # of a pipeline stage: they share a weight that tensor parallelism leaves whole
     # smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB)
     threshold_bytes: int = DEFAULT_THRESHOLD_KIB * KIB
     # forward releases a gathered weight and backward gathers it again (optimizer_level level3)
@@ -123,6 +122,7 @@ class WeightSharding:
     whole_names: tuple[str, ...] = (*WHOLE_WEIGHTS, LEGACY_EMBEDDING)  # ends of the names of weights that stay whole
     # a weight is gathered as it is stored, and cast where it is read: lazy_inline, one stage and one micro-batch
     is_cast_behind: bool = False
+    num_stage_ranks: int = 0  # of a pipeline stage: they share a weight that tensor parallelism leaves whole
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int, num_parts: int | None = None) -> bool:
         """True if a weight is cut.

@@ -271,7 +271,7 @@ def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_stag
     before = step(W)
     marks = {} if parts is None else {PARTS_MARK: parts}
     forward = [replace(made, attributes=marks) if made.op == "Load" else made for made in before.forward]
-    sharding = WeightSharding(2, num_stage_ranks, stride=4)
+    sharding = WeightSharding(2, num_stage_ranks=num_stage_ranks, stride=4)
     gathered = gather_weights(replace(before, forward=tuple(forward)), sharding)
     ((collective,),) = gathered.collectives.values()
     assert (collective.num_ranks, collective.stride) == (num_ranks, stride)
@@ -280,6 +280,6 @@ def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_stag
 
 
 def test_experts_are_cut_over_the_ranks_that_have_the_same():
-    sharding = WeightSharding(4, 32, num_expert_copies=2)
+    sharding = WeightSharding(4, num_stage_ranks=32, num_expert_copies=2)
     assert sharding.num_ranks_of("layers.0.mlp.experts.weight1", 1) == 2
     assert sharding.num_ranks_of("layers.0.mlp.router.weight", 1) == 32
