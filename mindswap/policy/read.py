@@ -21,7 +21,7 @@ from mindswap.policy.model import (
     Policy,
     union_layers,
 )
-from mindswap.policy.read_parts import Parts, Pattern, RecomputeReader, is_empty
+from mindswap.policy.read_parts import Named, Parts, RecomputeReader, is_empty
 from mindswap.policy.schema import (
     ENTRY_KEYS,
     PREFETCH_DEFAULT,
@@ -119,7 +119,7 @@ def _default_strategy(swap: DocumentNode, prefetch: DocumentNode | None) -> _Swa
 def _read_layer_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
     for path, entry in parts.entries(node, "swap_config.layer_swap", Expect.LAYER_SWAP):
         parts.unread.check_keys(entry, path, ENTRY_KEYS["layer_swap"], is_entry=True)
-        yield from _swap_entry("layer_swap", path, entry, [Pattern(None, path, entry.location)], parts)
+        yield from _swap_entry("layer_swap", path, entry, [(None, path, entry.location)], parts)
 
 
 def _read_op_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
@@ -145,7 +145,7 @@ def _read_op_swap_mapping(node: DocumentNode, path: str, parts: Parts) -> Iterat
 
 
 def _swap_entry(
-    option: str, path: str, entry: DocumentNode, patterns: Sequence[Pattern], parts: Parts
+    option: str, path: str, entry: DocumentNode, patterns: Sequence[Named], parts: Parts
 ) -> Iterator[Statement]:
     layers_node, prefetch = entry.get("layers"), entry.get("backward_prefetch")
     layers, refs = parts.layers(layers_node, f"{path}.layers") if layers_node is not None else (NO_LAYERS, ())
@@ -153,8 +153,7 @@ def _swap_entry(
         parts.unread.misfit(f"{path}.backward_prefetch", prefetch, Expect.PREFETCH)
         prefetch = None
     distance = (prefetch.value, prefetch.location) if prefetch is not None else (None, None)
-    for pattern in patterns:
-        named = (pattern.text, pattern.path, pattern.location)
+    for named in patterns:
         yield Statement(option, path, entry.location, *named, layers, f"{path}.layers", refs, *distance)
 
 

@@ -25,13 +25,8 @@ _RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 Found = tuple[Layers, tuple[LayerRef, ...]]
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """Pattern of an entry; `text` is None for whole layers."""
-
-    text: str | None
-    path: str
-    location: Location
+# Pattern of an entry, None for whole layers; its key path and its place: as a `Statement` has them.
+Named = tuple[str | None, str, Location]
 
 
 @dataclass(frozen=True)
@@ -59,14 +54,14 @@ class Parts:
                 self.unread.misfit(entry_path, entry, Expect.MAPPING)
         return [(entry_path, entry) for entry_path, entry in entries if entry.entries is not None]
 
-    def patterns(self, node: DocumentNode, path: str) -> list[Pattern]:
+    def patterns(self, node: DocumentNode, path: str) -> list[Named]:
         """The operator names at a place."""
         items = node.items or ()
         places = [(f"{path}[{index}]", item) for index, item in enumerate(items)] or [(path, node)]
-        patterns = []
+        patterns: list[Named] = []
         for place_path, place in places:
             if is_pattern(place):
-                patterns.append(Pattern(str(place.value), place_path, place.location))
+                patterns.append((str(place.value), place_path, place.location))
             else:
                 self.unread.misfit(place_path, place, Expect.PATTERN)
         return patterns
@@ -136,8 +131,8 @@ class RecomputeReader:
         for entry in section.unique_entries():
             path = f"recompute_config.{key_text(entry.key)}"
             if entry.key == "recompute":
-                whole = Pattern(None, path, entry.value.location)
-                self._add("recompute", path, entry.value, whole, self._layers(entry.value, path, Expect.RECOMPUTE))
+                whole, found = (None, path, entry.value.location), self._layers(entry.value, path, Expect.RECOMPUTE)
+                self._add("recompute", path, entry.value, whole, found)
             elif entry.key in SELECT_OPTIONS:
                 self._read_select(str(entry.key), entry.value, path)
             elif entry.key in RECOMPUTE_FLAGS:
@@ -170,18 +165,17 @@ class RecomputeReader:
                     self._add(option, name_path, named.value, pattern, found)
         elif node.items and any(isinstance(item.value, str) and not is_range(item) for item in node.items):
             for pattern in self.parts.patterns(node, path):
-                self._add(option, pattern.path, node, pattern, (ALL_LAYERS, ()))
+                self._add(option, pattern[1], node, pattern, (ALL_LAYERS, ()))
         else:
             found = self._layers(node, path, Expect.SELECT)
             for name in default_operators(option, self.use_legacy):
-                self._add(option, path, node, Pattern(name, path, node.location), found, is_default=True)
+                self._add(option, path, node, (name, path, node.location), found, is_default=True)
 
     def _add(
-        self, option: str, path: str, node: DocumentNode, pattern: Pattern, found: Found, is_default: bool = False
+        self, option: str, path: str, node: DocumentNode, named: Named, found: Found, is_default: bool = False
     ) -> None:
         layers, refs = found
         if layers or refs:
-            named = (pattern.text, pattern.path, pattern.location)
             statement = Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
             self.statements.append(statement)
 

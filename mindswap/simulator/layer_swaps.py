@@ -19,7 +19,7 @@ import numpy as np
 
 from mindswap.policy.model import Layers, LayerSwap, Policy
 from mindswap.simulator.block import Block, BlockTensor, Role, Source
-from mindswap.simulator.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Program
+from mindswap.simulator.program import NO_OP, ONE_WAY, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
 
 # A distance in operators beyond any step: no operator holds a copy back, none gives memory back.
@@ -106,8 +106,7 @@ def swap_at_ends_of_layers(program: Program, layers: Collection[int], prefetch: 
         prefetch_op=fetch_at - 1,
         first_user_op=backward_begin[near, turn],
     )
-    left = Copies(**{name: column[~stays] for name, column in vars(moved).items()})
-    return replace(program, copies=left, intervals=_intervals(intervals, stays, fetch_at))
+    return replace(program, copies=moved.rows(~stays), intervals=_intervals(intervals, stays, fetch_at))
 
 
 def _ends_of_layers(program: Program) -> tuple[np.ndarray, np.ndarray]:
@@ -139,5 +138,4 @@ def _intervals(intervals: Intervals, stays: np.ndarray, fetch_at: np.ndarray) ->
         end=end,
         kind=np.where(is_kept, MemoryKind.KEPT, intervals.kind).astype(np.int8),
     )
-    is_left = ~(is_back & stays[back])
-    return Intervals(**{name: column[is_left] for name, column in vars(changed).items()})
+    return changed.rows(~(is_back & stays[back]))

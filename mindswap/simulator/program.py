@@ -7,6 +7,7 @@ them from captured layers; tests make them by hand.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 
@@ -47,8 +48,22 @@ class MemoryKind(IntEnum):
     GRADIENT = 5  # of a weight
 
 
+T = TypeVar("T", bound="Table")
+
+
+class Table:
+    """Columns of the same length."""
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+    def rows(self: T, which: np.ndarray) -> T:
+        """Some of its rows."""
+        return type(self)(**{name: column[which] for name, column in vars(self).items()})
+
+
 @dataclass(frozen=True, eq=False)
-class Ops:
+class Ops(Table):
     """Operators of all pipeline stages; those of a stage are consecutive, in the order in which it issues them.
 
     All arrays have shape (num_ops,).
@@ -63,12 +78,9 @@ class Ops:
     micro_batch: np.ndarray  # int32; where sequences are cut, the number of the piece, over all micro-batches
     label: np.ndarray  # int32, index into `Program.labels`
 
-    def __len__(self) -> int:
-        return len(self.duration_ns)
-
 
 @dataclass(frozen=True, eq=False)
-class Copies:
+class Copies(Table):
     """Tensors that leave the device and come back, once each; shape (num_copies,).
 
     What never comes back has no time for it, and the last operator of the stage as its user.
@@ -92,12 +104,9 @@ class Copies:
     layer: np.ndarray  # int32
     micro_batch: np.ndarray  # int32
 
-    def __len__(self) -> int:
-        return len(self.size_bytes)
-
 
 @dataclass(frozen=True, eq=False)
-class Intervals:
+class Intervals(Table):
     """Times during which activation memory is taken; shape (num_intervals,).
 
     What ends at a moment makes room for what begins at it. An interval must not end before it begins: where
@@ -113,9 +122,6 @@ class Intervals:
     label: np.ndarray  # int32, index into `Program.labels`: who made it
     layer: np.ndarray  # int32, -1 outside the layers
     stage: np.ndarray  # int32
-
-    def __len__(self) -> int:
-        return len(self.size_bytes)
 
 
 @dataclass(frozen=True, eq=False)
