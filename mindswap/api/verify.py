@@ -61,11 +61,6 @@ class Verification:
     def __str__(self) -> str:
         return self.text
 
-    def and_also(self, name: str, is_ok: bool, text: str, data: Any) -> "Verification":
-        """With the answer to another question, under its name."""
-        is_ok = self.is_as_asked and is_ok
-        return Verification(is_ok, f"{self.text}\n\n{text}", {**self.data, "ok": is_ok, name: data}, self.log_lines)
-
 
 def verify(
     path: str | os.PathLike[str],
@@ -101,7 +96,9 @@ def verify(
     predicted = _predict_peak(document, use_cache) if has_peaks else None
     num_stages = read_pipeline(document).num_stages
     report = compare_logs(found.log_lines, workers, predicted, num_stages)
-    return found.and_also("logs", report.is_ok, format_logs(report), logs_to_json(report))
+    is_ok = found.is_as_asked and report.is_ok
+    data = {**found.data, "ok": is_ok, "logs": logs_to_json(report)}
+    return Verification(is_ok, f"{found.text}\n\n{format_logs(report)}", data, found.log_lines)
 
 
 def _predict_peak(document: Document, use_cache: bool) -> int | None:

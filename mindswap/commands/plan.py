@@ -77,8 +77,6 @@ from mindswap.api.plan import (
 from mindswap.api.plan_2x import is_2x, load_step_2x
 from mindswap.api.plan_dry_run import (
     DryRunPlan,
-    attempts_to_json,
-    format_attempts,
     plan_with_dry_runs,
 )
 from mindswap.api.recorded import is_trace_path
@@ -138,32 +136,26 @@ def run(args: argparse.Namespace) -> int:
             return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple, pins=pins)
 
         attempts = _dry_runs(step, make) if args.dry_run else ()
-        found = attempts[-1].plan.within(budget_of(step)[0]) if attempts else make(None)
-    plan = found.plan
-    fits = plan.fits and all(attempt.fits for attempt in attempts[-1:])
+        found = attempts[-1].plan.within(attempts[0].asked_bytes) if attempts else make(None)
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
         notes = [budget_doubt(step, found.problem.budget_bytes), *step.model.doubts]
         beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         beside = [line for line in beside if line]
         print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
-        if attempts:
-            print("\n" + format_attempts(attempts), flush=True)
     following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
-    verified, found = deliver(args, found, target, f"written: {target}; {following}") if fits else ({}, found)
-    fits, plan = fits and verified.get("verified") is not False, found.plan
+    data, found, is_ok = deliver(args, found, attempts, target, f"written: {target}; {following}")
+    plan = found.plan
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
-        data = plan_to_json(plan, step.device.name, found.sections)
+        data = plan_to_json(plan, step.device.name, found.sections) | data
         data |= {"explanation": explanation} if args.explain else {}
-        data |= verified
-        data |= {"dry_runs": attempts_to_json(attempts)} if attempts else {}
-        print(answer_text("plan", data, fits))
+        print(answer_text("plan", data, is_ok))
     elif explanation:
         print("\n".join(["", *explanation]))
     if plan.fits and args.html:
         found.run().save_html(args.html)
-    return 0 if fits else 1
+    return 0 if is_ok else 1
 
 
 def _dry_runs(step: LoadedStep, make: Callable[[int | None], StepPlan]) -> tuple[DryRunPlan, ...]:

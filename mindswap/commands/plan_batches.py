@@ -32,12 +32,10 @@ from mindswap.config.step import read_step_settings
 from mindswap.errors import PlanError
 from mindswap.planner.balance import Bubble, split_bubble
 from mindswap.planner.problem import Allow
-from mindswap.planner.solvers.search import Progress
 from mindswap.planner.strategies import AUTO, Batch, Strategy
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
-from mindswap.training.dryrun.run import Say
 from mindswap.units import format_bytes, format_time
 
 # Strategy, batch, and layers of the stages that a file has.
@@ -138,61 +136,56 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         best = next((one for one in plans if one.found is not None), None)
         if not args.json:
             print(format_batches(plans, own), flush=True)
-        found = best.found if best is not None else None
-        attempts = _dry_runs(found, args, allowed, bar, say) if found is not None and args.dry_run else ()
-        fits = found is not None and all(attempt.fits for attempt in attempts[-1:])
-        if attempts:
-            found = attempts[-1].plan.within(attempts[0].asked_bytes)
-            if not args.json:
-                print(f"\n{format_attempts(attempts)}", flush=True)
-        verified: dict[str, object] = {}
-        if fits and found is not None and best is not None:
+        data: dict[str, object] = {}
+        is_ok = best is not None and best.found is not None
+        if best is not None and best.found is not None:
+            first, budget_bytes = best.found, best.found.plan.budget_bytes
+
+            def make(asked_bytes: int) -> StepPlan:
+                """With less memory for its strategy and batch, until it fits on the Ascend backend."""
+                if asked_bytes == budget_bytes:
+                    return first
+                return make_plan(first.step, asked_bytes, allowed, progress=bar, simple=args.simple)
+
+            attempts = plan_with_dry_runs(budget_bytes, make, say) if args.dry_run else ()
             line = f"written: {target}, {_words(best)}; next: mindswap dryrun {target}"
-            verified, _ = deliver(args, found, target, line)
-    is_ok = fits and verified.get("verified") is not False
+            data, _, is_ok = deliver(args, first, attempts, target, line)
     if args.json:
-        data: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
-        data |= {"dry_runs": attempts_to_json(attempts)} if attempts else {}
-        print(answer_text("plan", data | verified, is_ok))
+        batches: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
+        print(answer_text("plan", batches | data, is_ok))
     return 0 if is_ok else 1
 
 
-def _dry_runs(
-    found: StepPlan, args: argparse.Namespace, allowed: Allow, progress: Progress, say: Say
-) -> tuple[DryRunPlan, ...]:
-    """The best plan on the Ascend backend; with less memory for its strategy and batch until it fits there."""
-    budget_bytes = found.plan.budget_bytes
-
-    def make(asked_bytes: int) -> StepPlan:
-        if asked_bytes == budget_bytes:
-            return found
-        return make_plan(found.step, asked_bytes, allowed, progress=progress, simple=args.simple)
-
-    return plan_with_dry_runs(budget_bytes, make, say)
-
-
 def deliver(
-    args: argparse.Namespace, found: StepPlan, target: str | None, line: str
-) -> tuple[dict[str, object], StepPlan]:
-    """Verify a plan and write it where it is asked for, unless the compiler refuses it; says both, with `line`.
+    args: argparse.Namespace, found: StepPlan, attempts: Sequence[DryRunPlan], target: str | None, line: str
+) -> tuple[dict[str, object], StepPlan, bool]:
+    """Say what dry runs showed, verify the plan, and write it where it is asked for; says so with `line`.
 
-    Gives the verdict for `--json`, and the plan that was verified.
+    What does not fit on the backend, or is refused by the compiler, is not written. Gives the same for `--json`, the
+    plan in the end, and whether it is good.
     """
-    if not target:
+    data: dict[str, object] = {"dry_runs": attempts_to_json(attempts)} if attempts else {}
+    if attempts:
+        found = attempts[-1].plan.within(attempts[0].asked_bytes)
         if not args.json:
-            print("\nnext: -o FILE writes this plan")
-        return {}, found
+            print(f"\n{format_attempts(attempts)}", flush=True)
+    is_ok = found.fits and all(attempt.fits for attempt in attempts[-1:])
+    if is_ok and not target and not args.json:
+        print("\nnext: -o FILE writes this plan")
+    if not target or not is_ok:
+        return data, found, is_ok
     is_asked = not (args.no_verify or found.plan.is_interrupted)
     verdict = verify_plan(found, not args.no_cache) if is_asked else None
     if verdict is not None:
-        found = verdict.plan or found
+        data |= {"verified": verdict.is_as_asked, "verdict": verdict.text}
+        found, is_ok = verdict.plan or found, not verdict.is_refused
         if not args.json:
             print(f"\n{verdict.text}", flush=True)
-    if verdict is None or not verdict.is_refused:
+    if is_ok:
         found.save(target, overwrite=args.overwrite or args.in_place)
         if not args.json:
             print(f"\n{line}", flush=True)
-    return {"verified": verdict.is_as_asked, "verdict": verdict.text} if verdict else {}, found
+    return data, found, is_ok
 
 
 def _own_layout(document: Document) -> Layout | None:

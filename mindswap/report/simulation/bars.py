@@ -107,12 +107,14 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
         copies.micro_batch[moved] // program.num_sequences,
         copies.size_bytes[moved],
     )
+    end = np.array([timeline.op_end_ns[own[~is_communication]].max(initial=0)])
     parts = (
         _part(lane, kind, timeline.op_start_ns[own], timeline.op_end_ns[own], *run),
         _stalls(timeline, stage),
         _part(Lane.COPY_OUT, BarKind.COPY_OUT, timeline.out_start_ns[moved], timeline.out_end_ns[moved], *copied),
         _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
-        _idle_end(timeline, own[~is_communication]),
+        # A stage that is done before the others has a bubble at its end.
+        _part(Lane.COMPUTE, BarKind.BUBBLE, end, np.array([timeline.step_time_ns]), -1, -1, -1),
     )
     bars = np.rec.fromarrays([np.concatenate(column) for column in zip(*parts, strict=True)], dtype=BAR)
     bars = bars[bars.end_ns > bars.start_ns]
@@ -138,12 +140,6 @@ def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
         np.where(is_copy, layer_of_copy, program.ops.layer[stalled]),
         program.ops.micro_batch[stalled] // program.num_sequences,
     )
-
-
-def _idle_end(timeline: Timeline, compute: np.ndarray) -> list[np.ndarray]:
-    """A stage that is done before the others has a bubble at its end."""
-    end = timeline.op_end_ns[compute].max(initial=0)
-    return _part(Lane.COMPUTE, BarKind.BUBBLE, np.array([end]), np.array([timeline.step_time_ns]), -1, -1, -1)
 
 
 def _part(
