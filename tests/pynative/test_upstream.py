@@ -13,7 +13,9 @@ TREE = CellNode(
     "",
     "Layer",
     children=(
-        CellNode("mlp", "Mlp", children=(CellNode("w1", "Dense"), CellNode("w2", "Dense"))),
+        CellNode(
+            "mlp", "Mlp", children=(CellNode("w1", "Dense"), CellNode("w2", "Dense"), CellNode("silu", "SiLU", True))
+        ),
         CellNode("norm", "Norm"),
         CellNode("add", "Add", is_primitive=True),
     ),
@@ -71,7 +73,11 @@ def test_another_distance_for_layers_whose_partners_differ():
         ),
         (
             {"op_swap": [OpSwap("add", Layers(0, 1), 1)]},
-            r"layers \[0, 1\]: add is a single operator.*\n.*name the whole layer",
+            r"layers \[0, 1\]: add is a single operator.*\n.*name the whole layer, or",
+        ),
+        (
+            {"op_swap": [OpSwap(r"mlp\.silu", Layers(2), 1)]},
+            r"layers \[2\]: mlp.silu is a single operator.*\n.*name the cell mlp, or",
         ),
         (
             {"op_swap": [OpSwap("mlp", Layers(0), 1), OpSwap("norm", Layers(0), 2)]},

@@ -1,6 +1,7 @@
 """Figures of a simulated step; the times of the small one are worked out in `simulated.py`."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -23,6 +24,13 @@ def test_the_step_and_what_it_yields():
     assert small_report(budget_bytes=4 * GIB + 64 * MIB).fits is True
     assert small_report(budget_bytes=4 * GIB).fits is False
     assert small_report(budget_bytes=None).fits is None
+
+
+def test_a_step_without_time_yields_nothing():
+    report = small_report()
+    none = replace(report, timeline=SimpleNamespace(step_time_ns=0), terms=())
+    assert (none.step_time_ns, none.tokens_per_s, none.mfu) == (0, 0, 0)
+    assert replace(report, peak_flops=0).mfu == 0
 
 
 def test_tokens_are_per_card_and_flops_of_all_cards():

@@ -41,8 +41,7 @@ class _Move:
 
     def apply(self, choice: np.ndarray) -> np.ndarray:
         changed = choice.copy()
-        if self.mask[:, 0].any() and self.value < KEEP:
-            changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
+        changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
         changed[self.mask] = self.value
         return changed
 

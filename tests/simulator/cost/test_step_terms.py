@@ -1,5 +1,7 @@
 """Work on weights and gradients, counted by hand on the generic device: 1 TB/s, no cache, no fixed cost."""
 
+from dataclasses import replace
+
 from mindswap.simulator.cost.hardware import Link
 from mindswap.simulator.cost.static_memory import Parameter
 from mindswap.simulator.cost.step_terms import (
@@ -123,3 +125,15 @@ def test_a_gradient_is_a_message():
 def test_a_weight_that_stays_whole_is_summed_whole():
     norm = Parameter("n", 40 * MIB, 10 * MIB, is_cut=False)
     assert exchange_gradient_ns(norm, step_settings(2, data_parallel=2), GENERIC) == 419_431
+
+
+def test_experts_are_handed_to_the_ranks_that_have_them():
+    """Two copies of an expert are half of the ranks apart: of 16 in another node of 8 cards, of 8 in the same one.
+
+    They are one after the other at least.
+    """
+    expert = Parameter("e", 40 * MIB, 10 * MIB, num_copies=2)
+    assert exchange_gradient_ns(expert, step_settings(data_parallel=16), GENERIC) == 4_194_304
+    assert exchange_gradient_ns(expert, step_settings(data_parallel=8), GENERIC) == 419_431
+    assert exchange_gradient_ns(expert, step_settings(data_parallel=1), GENERIC) == 419_431
+    assert exchange_gradient_ns(replace(expert, num_copies=1), step_settings(data_parallel=8), GENERIC) == 0
