@@ -111,6 +111,8 @@ def test_a_plan_is_written_checked_and_does_what_it_says(plan, tmp_path, capsys)
     assert "all figures are simulated" in out
     assert "this plan" in out
     assert "verified: the compiled graph does what the plan asks" in out
+    assert f"written: {target}; next: mindswap dryrun {target}" in out
+    assert plan(CONFIG, "--device", "cpu", "--memory", "6MiB")[1].endswith("\nnext: -o FILE writes this plan\n")
     text = target.read_text()
     assert "# mindswap: plan for 6.0 MiB per card on" in text
     assert text.startswith(CONFIG.read_text()[:200])  # the user's comments
