@@ -48,6 +48,7 @@ from mindswap.planner.strategies import (
     needs_more,
     pareto_front,
 )
+from mindswap.policy.convert import with_swap_enabled
 from mindswap.simulator.captured import CapturedStep
 from mindswap.units import format_bytes, format_time
 
@@ -117,8 +118,7 @@ def plan_batches(
         options: of each step.
         folder: for the changed configurations, from which plans are written; as long as they are needed.
         spread: where captures, bounds and plans are made; the answer does not depend on it.
-        say: told of each capture and plan.
-        tick: called now and then; may raise `Stop`, and the best so far counts.
+        say, tick: told of each capture and plan; called now and then, may raise `Stop`, and the best so far counts.
 
     Raises:
         PlanError: a number does not divide the samples of a step, or no strategy has as many cards.
@@ -190,8 +190,8 @@ class _BatchSearch:
             text = with_layout(text, self.document, layout) if layout else text
             read = with_model_of_folder(parse_document(text.encode("utf-8", "surrogatepass"), self.document.file))
             checked = check_document(read)
-            if checked.errors:
-                return replace(bare, reason=f"check: {checked.errors[0].message}")
+            if errors := checked.errors or check_document(with_swap_enabled(read)).errors:
+                return replace(bare, reason=f"check: {errors[0].message}")
             settings = settings_of(read)
         except MindswapError as error:
             return replace(bare, reason=reason_of(error))

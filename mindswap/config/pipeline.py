@@ -244,13 +244,13 @@ EXCLUDED = (
 
 
 def find_sequence_faults(document: Document) -> Iterator[Finding]:
-    """Reasons for which sequences in pieces, or `use_ring_attention` over several ranks, do not train.
+    """Reasons for which sequences in pieces, over several ranks, or layers in halves do not train.
 
     `recompute` counts with swap on, too: a layer that runs again would read keys and values that later pieces have
     changed. mindswap turns the check of MindFormers off there.
     """
     yield from _faults_of_pieces(document)
-    yield from _faults_of_rings(document)
+    yield from _faults_of_halves(document)
 
 
 def _faults_of_pieces(document: Document) -> Iterator[Finding]:
@@ -280,14 +280,17 @@ def _faults_of_pieces(document: Document) -> Iterator[Finding]:
             yield Finding(excluded.location, message, f"{path[-1]}: False", f"{path[-1]}: False, or {whole}")
 
 
-def _faults_of_rings(document: Document) -> Iterator[Finding]:
-    halves = document.get("model", "model_config", "fine_grain_interleave")
-    is_ring = document.value("model", "model_config", "use_ring_attention") is True
-    if not is_ring or halves is None or document.count("parallel_config", "context_parallel") == 1:
+def _faults_of_halves(document: Document) -> Iterator[Finding]:
+    key, has_ranks = "fine_grain_interleave", document.count("parallel_config", "context_parallel") > 1
+    halves = document.get("model", "model_config", key)
+    if halves is None or document.count("model", "model_config", key) == 1:
         return
-    if document.count("model", "model_config", "fine_grain_interleave") > 1:
+    if has_ranks and document.value("model", "model_config", "use_ring_attention") is True:
         message = "model.model_config.use_ring_attention: MindSpore refuses it beside halves of layers (flash_sp.cc)"
-        yield Finding(halves.location, message, "fine_grain_interleave: 1", "fine_grain_interleave: 1")
+        yield Finding(halves.location, message, f"{key}: 1", f"{key}: 1")
+    if not has_ranks and document.value("parallel_config", "use_seq_parallel") is not True:
+        message = f"model.model_config.{key}: MindFormers wants use_seq_parallel beside it (tools/check_rules.py)"
+        yield Finding(halves.location, message, f"{key}: 1", f"use_seq_parallel: True, or {key}: 1")
 
 
 def _is_on(node: DocumentNode) -> bool:

@@ -214,6 +214,9 @@ def sequence_pieces_config(parallel="pipeline_stage: 2, seq_split_num: 4", rest=
 def test_pieces_of_a_pipeline_pass():
     assert found(sequence_pieces_config(rest="model: {model_config: {seq_length: 4096}}")) == []
     assert found(sequence_pieces_config("pipeline_stage: 1, seq_split_num: 1", "use_legacy: False")) == []
+    halves = "model: {model_config: {fine_grain_interleave: 2}}"
+    assert found(sequence_pieces_config("model_parallel: 2, use_seq_parallel: True", halves)) == []
+    assert found(sequence_pieces_config("context_parallel: 2", halves)) == []
 
 
 @pytest.mark.parametrize(
@@ -225,6 +228,7 @@ def test_pieces_of_a_pipeline_pass():
         ("pipeline_stage: 2, seq_split_num: 4", "model: {model_config: {use_flash_attention: False}}", (3, 45)),
         ("pipeline_stage: 2, seq_split_num: 4", "model: {model_config: {use_ring_attention: True}}", (3, 44)),
         ("pipeline_stage: 2, seq_split_num: 4", "runner_wrapper: {calculate_per_token_loss: True}", (3, 44)),
+        ("model_parallel: 2", "model: {model_config: {fine_grain_interleave: 2}}", (3, 47)),
     ],
 )
 def test_what_mindformers_refuses(parallel, rest, place):
