@@ -133,6 +133,11 @@ class CheckpointFolder:
         self._ignored = frozenset(ignored)
         self._known: dict[str, SavedStep | None] = {}
 
+    def folders(self) -> list[Path]:
+        """The folder, and those of the ranks that are there: each may be a disk of its own."""
+        ranks = (self.folder / f"rank_{rank}" for rank in self._ranks)
+        return [self.folder, *(path for path in ranks if path.is_dir())]
+
     def marks(self) -> tuple[str, ...]:
         """One mark per file that is there: name and what changes when it is written again."""
         found = (_mark(path) for rank in self._ranks for path in self._files(rank))

@@ -178,11 +178,12 @@ def prepare_attempt(
 
 
 def full_disks(checkpoints: CheckpointFolder, run_dir: Path) -> tuple[str, ...]:
-    """Folders in which there is no room for one more checkpoint, or for a run."""
+    """Folders in which there is no room for one more checkpoint, or for a run; one line for each file system."""
     newest = checkpoints.newest()
     size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
-    needs = ((checkpoints.folder, size_bytes, "a checkpoint"), (run_dir, RUN_DIR_BYTES, "a run"))
-    return tuple(line for need in needs if (line := describe_full(*need)))
+    by_disk = {path.stat().st_dev: path for path in reversed(checkpoints.folders()) if path.exists()}
+    lines = [describe_full(path, size_bytes, "a checkpoint") for path in by_disk.values()]
+    return tuple(line for line in (*lines, describe_full(run_dir, RUN_DIR_BYTES, "a run")) if line)
 
 
 def with_absolute_bases(text: str, folder: Path) -> str:
