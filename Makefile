@@ -23,7 +23,7 @@ $(CHECK_VENV)/.installed: setup.py
 	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
 	touch $@
 
-demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend without a card, and trained on CPU (6 to 12 min; the first time installs MindSpore, 3 min more)
+demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend without a card, and trained on CPU (5 to 12 min; the first time installs MindSpore, 3 min more)
 	$(VENV)/bin/python tools/demo.py
 
 check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (2 min)
