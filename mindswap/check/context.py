@@ -1,7 +1,7 @@
 """Context of the rules, and the questions that several rules ask."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -49,6 +49,31 @@ def _places(layers: Layers, asks: bool) -> tuple[int | str, ...]:
     if layers.indices is None:
         return (ANY,) if asks else (ANY, EVERY)
     return (EVERY if asks else ANY, *layers.indices)
+
+
+@dataclass
+class FirstOfLayer:
+    """The first that was said of each layer, and the first that says something else: two at most, so that thousands of
+    equal statements are not compared with one another.
+    """
+
+    _said: dict[Hashable, list[tuple[int, Statement, Hashable]]] = field(default_factory=dict)
+    _count: int = 0
+
+    def other(self, layers: Layers, value: Hashable) -> Statement | None:
+        """The first statement of one of these layers with another value."""
+        said = (entry for place in _places(layers, asks=True) for entry in self._said.get(place, ()))
+        others = (entry for entry in said if entry[2] != value)
+        first = min(others, key=lambda entry: entry[0], default=None)
+        return first[1] if first is not None else None
+
+    def add(self, statement: Statement, value: Hashable) -> None:
+        """Add one more statement about its layers."""
+        for place in _places(statement.layers, asks=False):
+            said = self._said.setdefault(place, [])
+            if not said or (len(said) == 1 and said[0][2] != value):
+                said.append((self._count, statement, value))
+        self._count += 1
 
 
 @dataclass(frozen=True)

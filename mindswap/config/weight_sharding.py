@@ -122,7 +122,7 @@ class WeightSharding:
     whole_names: tuple[str, ...] = (*WHOLE_WEIGHTS, LEGACY_EMBEDDING)  # ends of the names of weights that stay whole
     # a weight is gathered as it is stored, and cast where it is read: lazy_inline, one stage and one micro-batch
     is_cast_behind: bool = False
-    num_stage_ranks: int = 0  # of a pipeline stage: they share a weight that tensor parallelism leaves whole
+    num_whole_ranks: int = 0  # ranks that share a weight that tensor parallelism leaves whole
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int, num_parts: int | None = None) -> bool:
         """True if a weight is cut.
@@ -146,11 +146,11 @@ class WeightSharding:
         """
         if is_expert_weight(name):
             return min(self.num_ranks, self.num_expert_copies)
-        return self.num_stage_ranks if self.is_on_all(name, num_parts) else self.num_ranks
+        return self.num_whole_ranks if self.is_on_all(name, num_parts) else self.num_ranks
 
     def is_on_all(self, name: str, num_parts: int | None) -> bool:
         """All ranks of a stage have the whole weight, and it would be cut over all of them."""
-        is_wide = 1 < self.num_ranks < self.num_stage_ranks
+        is_wide = 1 < self.num_ranks < self.num_whole_ranks
         return is_wide and num_parts == 1 and not is_expert_weight(name)
 
 
@@ -172,10 +172,13 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     threshold = document.value(*OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
     cuts_embedding = document.value("model", "model_config", "parallel_optimizer") is True
     tensor_ranks = document.count("parallel_config", "model_parallel")
-    has_size = is_whole_number(size) and size > 1
+
+    def limited(num_ranks: int) -> int:
+        return size if is_whole_number(size) and size > 1 and num_ranks % size == 0 else num_ranks
+
     return WeightSharding(
-        num_ranks=size if has_size and ranks % size == 0 else ranks,
-        num_stage_ranks=size if has_size and ranks * tensor_ranks % size == 0 else ranks * tensor_ranks,
+        num_ranks=limited(ranks),
+        num_whole_ranks=limited(ranks * tensor_ranks),
         threshold_bytes=(threshold if is_whole_number(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
         is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=tensor_ranks,

@@ -131,9 +131,11 @@ def find_tied_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tupl
 
     Behind them is what comes when the last one has begun: its small sums for the loss may be at the very end.
     """
-    layered = {p: node.layer_index for p, node in enumerate(graph.forward) if node.op not in NO_WORK_OPS}
-    indices = [index for index in layered.values() if index is not None]
-    last = min((p for p, index in layered.items() if index is not None and index == max(indices)), default=-1)
+    begins: dict[int, int] = {}
+    for position, node in enumerate(graph.forward):
+        if node.layer_index is not None and node.op not in NO_WORK_OPS:
+            begins.setdefault(node.layer_index, position)
+    last = begins[max(begins)] if begins else -1
     read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
     sources: dict[str, str] = {}  # value -> weight that it is a read of
     for position, node in enumerate(graph.forward):

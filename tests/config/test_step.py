@@ -89,7 +89,7 @@ def test_optimizer_levels(level, is_accumulator_sharded, is_released):
         " parallel_config: {data_parallel: 2}}"
     )
     assert settings.is_accumulator_sharded == is_accumulator_sharded
-    assert settings.sharding == WeightSharding(2, 24 * 1024, is_released, num_stage_ranks=2)
+    assert settings.sharding == WeightSharding(2, 24 * 1024, is_released, num_whole_ranks=2)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from mindswap.check.context import Context, StatementIndex, shared_layers
+from mindswap.check.context import Context, FirstOfLayer, shared_layers
 from mindswap.check.rules.patterns import bad_regex, plain_dot, unmatched_pattern
 from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
 from mindswap.config.problem import Level, Location, Problem
@@ -65,21 +65,21 @@ def repeated_layer(context: Context) -> Iterator[Finding]:
     PASS: layers: [0, 1, 3]
     FAIL: layers: [0, 1, 1]
     """
-    groups: dict[tuple[object, ...], StatementIndex] = {}
-    for statement in context.settings.statements:
+    groups: dict[tuple[object, ...], FirstOfLayer] = {}
+    for number, statement in enumerate(context.settings.statements):
         seen: set[int] = set()
         for ref in statement.layer_refs:
             if ref.index in seen:
                 message = f"{statement.layers_path}: layer {ref.index} appears twice"
                 yield Finding(ref.location, message, "each layer once", f"delete one {ref.index}")
             seen.add(ref.index)
-        group = groups.setdefault((statement.option, statement.pattern, statement.num_prefetch_ops), StatementIndex())
-        earlier = next(iter(group.candidates(statement.layers)), None)
+        group = groups.setdefault((statement.option, statement.pattern, statement.num_prefetch_ops), FirstOfLayer())
+        earlier = group.other(statement.layers, number)
         if earlier is not None:
             layers = shared_layers(earlier.layers, statement.layers)
             message = f"{statement.path}: {earlier.path} says the same for {format_layers(layers)}"
             yield Finding(statement.pattern_location, message, fix="delete one of them")
-        group.add(statement)
+        group.add(statement, number)
 
 
 @rule(Level.WARNING)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.check.context import Context, StatementIndex, StatementOverlap, shared_layers
+from mindswap.check.context import Context, FirstOfLayer, StatementIndex, StatementOverlap, shared_layers
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.model import Layers
@@ -53,13 +53,12 @@ def conflicting_prefetch(context: Context) -> Iterator[Finding]:
           - {op_name: attention, backward_prefetch: 20, layers: [0, 1]}
           - {op_name: attention, backward_prefetch: 10, layers: [1]}
     """
-    groups: dict[tuple[object, ...], StatementIndex] = {}
+    groups: dict[tuple[object, ...], FirstOfLayer] = {}
     for statement in context.settings.swap:
         if statement.num_prefetch_ops is None or statement.prefetch_location is None:
             continue
-        group = groups.setdefault((statement.option, statement.pattern), StatementIndex())
-        others = group.candidates(statement.layers)
-        earlier = next((one for one in others if one.num_prefetch_ops != statement.num_prefetch_ops), None)
+        group = groups.setdefault((statement.option, statement.pattern), FirstOfLayer())
+        earlier = group.other(statement.layers, statement.num_prefetch_ops)
         if earlier is not None:
             layers = format_layers(shared_layers(earlier.layers, statement.layers))
             message = (
@@ -68,7 +67,7 @@ def conflicting_prefetch(context: Context) -> Iterator[Finding]:
             )
             fix = f"take {layers} out of one of the two"
             yield Finding(statement.prefetch_location, message, "one distance per layer and operator", fix)
-        group.add(statement)
+        group.add(statement, statement.num_prefetch_ops)
 
 
 @rule(Level.WARNING)

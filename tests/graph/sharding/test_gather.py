@@ -259,7 +259,7 @@ def test_what_is_gathered_late_is_there_for_the_first_of_its_readers():
 
 
 @pytest.mark.parametrize(
-    ("parts", "num_stage_ranks", "num_ranks", "stride"),
+    ("parts", "num_whole_ranks", "num_ranks", "stride"),
     [
         (1, 8, 8, 1),  # whole under tensor parallelism: all ranks of the stage have the same
         (4, 8, 2, 4),
@@ -267,11 +267,11 @@ def test_what_is_gathered_late_is_there_for_the_first_of_its_readers():
         (1, 2, 2, 4),  # limited by `optimizer_weight_shard_size`
     ],
 )
-def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_stage_ranks, num_ranks, stride):
+def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_whole_ranks, num_ranks, stride):
     before = step(W)
     marks = {} if parts is None else {PARTS_MARK: parts}
     forward = [replace(made, attributes=marks) if made.op == "Load" else made for made in before.forward]
-    sharding = WeightSharding(2, num_stage_ranks=num_stage_ranks, stride=4)
+    sharding = WeightSharding(2, num_whole_ranks=num_whole_ranks, stride=4)
     gathered = gather_weights(replace(before, forward=tuple(forward)), sharding)
     ((collective,),) = gathered.collectives.values()
     assert (collective.num_ranks, collective.stride) == (num_ranks, stride)
@@ -280,6 +280,6 @@ def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_stag
 
 
 def test_experts_are_cut_over_the_ranks_that_have_the_same():
-    sharding = WeightSharding(4, num_stage_ranks=32, num_expert_copies=2)
+    sharding = WeightSharding(4, num_whole_ranks=32, num_expert_copies=2)
     assert sharding.num_ranks_of("layers.0.mlp.experts.weight1", 1) == 2
     assert sharding.num_ranks_of("layers.0.mlp.router.weight", 1) == 32
