@@ -32,7 +32,8 @@ class LogFollower:
 
     def poll(self, take: Callable[[bytes], None]) -> None:
         """Hand over everything that is new."""
-        self._drain(take)
+        with contextlib.suppress(OSError):  # not now, as of a file server that is away
+            self._drain(take)
         with contextlib.suppress(OSError):  # not there, or not now
             if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
                 opened = self.path.open("rb", buffering=0)

@@ -112,3 +112,16 @@ def test_watching_reads_each_line_once(tmp_path):
     spent = [cpu_s() for _ in range(10)]
     watch.close()
     assert min(spent[7:]) < 4 * min(spent[:3])  # 8 times as much where all is read again each time
+
+
+def test_a_read_that_fails_is_tried_again(follower, log, monkeypatch):
+    """As of a file server that is away for a moment."""
+    log.write_bytes(b"one\n")
+    assert new(follower) == b"one\n"
+    with log.open("ab") as file:
+        file.write(b"two\n")
+    real = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda descriptor: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+    assert new(follower) == b""
+    monkeypatch.setattr(os, "fstat", real)
+    assert new(follower) == b"two\n"
