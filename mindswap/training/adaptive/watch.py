@@ -36,7 +36,7 @@ class LogFollower:
             self._drain(take)
         with contextlib.suppress(OSError):  # not there, or not now
             if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
-                opened = self.path.open("rb", buffering=0)
+                opened = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
                 self.close()
                 self._file = opened
                 self._drain(take)

@@ -125,3 +125,8 @@ def test_a_read_that_fails_is_tried_again(follower, log, monkeypatch):
     assert new(follower) == b""
     monkeypatch.setattr(os, "fstat", real)
     assert new(follower) == b"two\n"
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for(follower, log):
+    os.mkfifo(log)
+    assert new(follower) == b""
