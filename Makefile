@@ -30,10 +30,11 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	$(CHECK_VENV)/bin/ruff check .
 	$(CHECK_VENV)/bin/ruff format --check .
 	{ $(CHECK_VENV)/bin/python -c 'import sys; sys.exit(sys.version_info > (3, 11))' || $(CHECK_VENV)/bin/mypy; } & types=$$!; \
-	$(CHECK_VENV)/bin/pytest -q -n 3 -m "not mindspore and not ascend"; tests=$$?; \
-	wait $$types && exit $$tests  # both are heard out; some tests wait: 3 fill 2 cores; NumPy for Python 3.10 has other types
+	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend and not long"; tests=$$?; \
+	wait $$types && exit $$tests  # both are heard out; NumPy for Python 3.10 has other types
 
-test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (16 min)
+test: check $(VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (16 min)
+	$(CHECK_VENV)/bin/pytest -q -n 3 -m "long and not mindspore" $$(grep -rl mark.long tests --include="test_*.py")
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
 	$(VENV)/bin/pytest -q tests/training/data tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
 

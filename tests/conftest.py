@@ -18,8 +18,10 @@ os.environ.pop("HCCL_BUFFSIZE", None)
 # Tests compare what a command says; that something takes its time hangs on the machine.
 os.environ["MINDSWAP_PROGRESS"] = "0"
 
-# How many examples tests look at is in `tests/strength.py`.
-settings.register_profile("nightly")
+# How many examples tests look at is in `tests/strength.py`; how long one takes hangs on the machine.
+settings.register_profile("day", deadline=None)
+settings.register_profile("nightly", deadline=None)
+settings.load_profile("day")
 
 
 # Files that take longest come first: whichever worker has the last file, the others wait for it.

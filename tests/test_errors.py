@@ -19,6 +19,7 @@ def bases_by_class():
                 yield node.name, [ast.unparse(base) for base in node.bases]
 
 
+@pytest.mark.long
 def test_every_error_of_the_package_has_the_one_base():
     strays = {
         name

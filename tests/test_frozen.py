@@ -117,6 +117,7 @@ def backdoors(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
 
 
+@pytest.mark.long
 def test_nothing_writes_into_frozen():
     sources = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
     assert find_writes(sources) == []

@@ -4,6 +4,8 @@ import ast
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).parents[1] / "tools" / "mutate.py"
 
 
@@ -36,6 +38,7 @@ def test_what_cannot_be_changed_is_left_alone():
     assert list(load().mutants(ast.parse(text))) == []
 
 
+@pytest.mark.long
 def test_the_changed_module_is_there_for_whoever_imports_it(tmp_path, monkeypatch):
     """Also for a package that imports it, which a module put into `sys.modules` later would not reach."""
     (tmp_path / "mutated").mkdir()
@@ -54,6 +57,7 @@ def test_the_changed_module_is_there_for_whoever_imports_it(tmp_path, monkeypatc
     )
 
 
+@pytest.mark.long
 def test_what_takes_too_long_on_the_clock_is_not_killed_and_what_computes_without_end_is(tmp_path, monkeypatch):
     (tmp_path / "endless.py").write_text("VALUE = 1\n")
     monkeypatch.chdir(tmp_path)

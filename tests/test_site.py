@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r'(?:href|src)="([^"]+)"')
 ID = re.compile(r'\bid="([^"]+)"')

@@ -43,7 +43,7 @@ def cell_at(layer, path):
     return layer
 
 
-@settings(max_examples=examples(30, 300), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30, 300), suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_attributes_are_what_is_decided(case):
     tree, given_policy = case

@@ -72,6 +72,7 @@ def test_a_slower_step_has_the_memory_that_it_had():
     assert slow.device.compute_permille == step.device.compute_permille // 2
 
 
+@pytest.mark.long
 def test_the_least_that_would_do_is_that_of_the_plan_command(monkeypatch, tmp_path):
     """Of the step as it is compiled with swap, where one turn gathers in float32; with what the pool loses."""
     made = gathered_model(sharding=WeightSharding(2, threshold_bytes=0))
@@ -88,6 +89,7 @@ def test_the_least_that_would_do_is_that_of_the_plan_command(monkeypatch, tmp_pa
     assert with_fragments(step.device, flat.smallest_budget_bytes) != answer.smallest_budget_bytes - 7
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_the_configuration_comes_back_from_the_child(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("swap_config: {swap: 3}\n")

@@ -121,7 +121,7 @@ def test_a_pattern_that_is_no_regular_expression_is_refused():
 
 # The same operators before and after.
 
-RELAXED = settings(max_examples=examples(30, 150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=examples(30, 150), suppress_health_check=[HealthCheck.too_slow])
 names = st.sampled_from(["attention", r"feed_forward\.mul", "add"])
 
 

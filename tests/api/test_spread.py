@@ -62,6 +62,7 @@ def test_answers_come_in_order_and_tasks_may_depend_on_those_before(num_jobs):
     assert found == [0, 1, 4, 9] + [16] * (num_jobs - 1)
 
 
+@pytest.mark.long
 def test_who_waits_is_asked_now_and_then_and_may_end_it(tmp_path):
     def tick():
         raise Stop

@@ -213,6 +213,7 @@ print([name for name in ("mindspore", "mindformers") if name in sys.modules])
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("section", "line"),
     [

@@ -332,6 +332,7 @@ def toy_facts(case: ToySpace) -> Facts:
     return Facts(tuple(flows), (stage,), case.transfers)
 
 
+@pytest.mark.long
 def test_no_choice_beats_the_bound():
     """All choices of small random problems; often enough the bound is more than the step that keeps everything."""
     num_binding = 0

@@ -15,7 +15,7 @@ from tests.strength import examples
 
 NUM_LAYERS = 4
 MODEL = trees(NUM_LAYERS, uses=LLAMA_USES)
-RELAXED = settings(max_examples=examples(20, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=examples(20, 60), suppress_health_check=[HealthCheck.too_slow])
 
 NAMES = ["attention", "feed_forward", "add", r"attention\.wq", r".*\.flash_attention", r"feed_forward\.mul", ".*"]
 names = st.sampled_from([*NAMES, r".*\.norm"])

@@ -32,7 +32,7 @@ from tests.pynative.builders import chain
 from tests.strength import examples
 
 NUM_LAYERS = 3
-QUICK = settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=examples(15, 40), suppress_health_check=[HealthCheck.too_slow])
 SWAPS = ("layer_swap", "op_swap")
 BESIDE = (StepKind.RECOMPUTE_OUTPUT, StepKind.RECOMPUTE_COMM)  # said beside what happens to an operator
 ONE = TensorType((256,), "float32", 1024)

@@ -237,7 +237,7 @@ def test_msrun_takes_no_argument_for_its_own(monkeypatch):
     from mindspore.parallel.cluster import run
     from mindspore.parallel.cluster.process_entity._utils import _generate_cmd_args_list
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))))
     def check(words):
         command = ["python", "-m", "mindswap", "run", "--l", "--join=x", *words]

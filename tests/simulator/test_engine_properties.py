@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from reference.program_bounds import compute_only_ns, lower_bound_ns
 
@@ -15,7 +16,7 @@ from tests.simulator.reference import tick_through
 from tests.simulator.strategies import programs, swap_steps
 from tests.strength import examples
 
-many = settings(max_examples=examples(40, 300), deadline=None)
+many = settings(max_examples=examples(40, 300))
 
 
 def stream_of_each_op(program: Program) -> np.ndarray:
@@ -147,13 +148,14 @@ def test_copies_that_take_no_time_cost_nothing(program):
     assert ends == compute_only_ns(program).tolist()
 
 
+@pytest.mark.long
 @many
 @given(programs())
 def test_the_lower_bound_is_never_beaten(program):
     assert run_program(program).step_time_ns >= lower_bound_ns(program)
 
 
-@settings(max_examples=examples(60, 1000), deadline=None)
+@settings(max_examples=examples(60, 1000))
 @given(swap_steps())
 def test_unlimited_prefetch_never_lowers_the_peak(program):
     unlimited = with_copies(program, prefetch_op=np.full_like(program.copies.prefetch_op, NO_OP))

@@ -29,6 +29,7 @@ def test_a_loop_that_allocates_is_refused():
         compiled(lambda size: np.empty(size))(3)
 
 
+@pytest.mark.long
 def test_what_an_earlier_version_left_on_disk_is_made_anew(tmp_path):
     """Its index names a class that is gone: numba itself fails with an AttributeError."""
     program = """

@@ -81,6 +81,7 @@ def layer_swaps(step: CapturedStep) -> object:
 FACTS = {name: simulations(settings) for name, settings in SETTINGS.items()} | {"layer swaps": layer_swaps}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_simulation_is_what_it_was(fact, name):

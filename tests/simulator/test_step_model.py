@@ -178,7 +178,7 @@ def test_peak_is_the_sum_of_activations_and_static_memory():
 # -- under any policy ---------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(10, 40), deadline=None)
+@settings(max_examples=examples(10, 40))
 @given(policies())
 def test_programs_are_consistent_and_not_faster_than_the_bound(policy):
     program = MODEL.program(policy)
@@ -188,14 +188,14 @@ def test_programs_are_consistent_and_not_faster_than_the_bound(policy):
     assert (peak_memory(timeline) > 0).all()
 
 
-@settings(max_examples=examples(10, 40), deadline=None)
+@settings(max_examples=examples(10, 40))
 @given(policies())
 def test_copies_that_cost_nothing_take_no_time(policy):
     program = FREE.program(policy)
     assert run_program(program).step_time_ns == compute_only_ns(program).max()
 
 
-@settings(max_examples=examples(10, 40), deadline=None)
+@settings(max_examples=examples(10, 40))
 @given(policies(swaps=False), policies(swaps=False))
 def test_more_recompute_never_keeps_more(one, other):
     both = replace(
@@ -206,7 +206,7 @@ def test_more_recompute_never_keeps_more(one, other):
     assert kept_bytes(MODEL.program(both)) <= kept_bytes(MODEL.program(one))
 
 
-@settings(max_examples=examples(10, 30), deadline=None)
+@settings(max_examples=examples(10, 30))
 @given(policies())
 def test_the_same_twice(policy):
     first, second = MODEL.simulate(policy), model(NUM_LAYERS).simulate(policy)
@@ -214,7 +214,7 @@ def test_the_same_twice(policy):
     assert np.array_equal(first.timeline.op_start_ns, second.timeline.op_start_ns)
 
 
-@settings(max_examples=examples(10, 40), deadline=None)
+@settings(max_examples=examples(10, 40))
 @given(policies(recomputes=False))
 def test_every_byte_that_is_kept_is_swapped_or_kept(policy):
     program = MODEL.program(policy)
@@ -230,7 +230,7 @@ def test_swapping_everything_with_free_copies_needs_less_than_keeping_it(num_lay
     assert swapped.activation_bytes[0] <= 10 * KIB
 
 
-@settings(max_examples=examples(10, 40), deadline=None)
+@settings(max_examples=examples(10, 40))
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 9), st.data())
 def test_pipelines_run_to_their_end(num_stages, num_chunks, num_micro_batches, data):
     num_cells = num_stages * num_chunks
@@ -260,7 +260,7 @@ def test_interleaved_pipelines_whose_last_group_is_not_full(num_stages, num_chun
     assert own.simulate(KEEP_ALL).step_time_ns > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 4), st.integers(0, 5), st.data())
 def test_zero_bubble_v_runs_to_its_end(num_stages, more, data):
     num_micro_batches = 2 * num_stages + more

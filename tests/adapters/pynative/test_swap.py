@@ -393,7 +393,7 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
     assert executor.num_deviations == 1 and executor.was_different and executor.copies.host_bytes == 0
 
 
-@settings(max_examples=examples(50, 200), deadline=None)
+@settings(max_examples=examples(50, 200))
 @given(policy=policies, in_layers=st.booleans())
 def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
     from mindswap.adapters.pynative.watch import Watch

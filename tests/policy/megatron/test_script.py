@@ -147,7 +147,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=examples(60, 200), deadline=None)
+@settings(max_examples=examples(60, 200))
 @given(st.lists(st.tuples(st.integers(0, len(SCRIPT)), st.integers(0, 9), st.sampled_from(FRAGMENTS)), max_size=5))
 def test_a_damaged_script_is_read_or_refused(edits):
     text = SCRIPT

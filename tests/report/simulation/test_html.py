@@ -126,6 +126,7 @@ def test_the_card_of_the_step_time_is_short_and_its_parts_stand_below():
     assert "After the last operator: 6.00 ms clip; 5.00 ms optimizer" in Page(text).text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "layers", "ops"), [(1, 1, 80, 130), (16, 16, 5, 40)], ids=["80-layers", "16-stages"]
 )

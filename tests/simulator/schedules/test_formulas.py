@@ -47,6 +47,7 @@ def warm_up(shape: Shape, stage: int, per_stage: int, size: int) -> int:
 
 
 # Narayanan et al. (SC 2021), 2.2: the bubble is (stages - 1) forwards and backwards of one chunk.
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 @pytest.mark.parametrize("name,per_stage", [("1f1b", 2), ("1f1b_less_memory", 1), ("seqpipe", 2)])
 def test_interleaved(name, per_stage, shape):
@@ -75,6 +76,7 @@ def test_gpipe(shape):
     assert in_flight("gpipe", shape) == kept_bytes("gpipe", shape) == [num_forward(shape)] * shape.num_stages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", PIECES, ids=str)
 @pytest.mark.parametrize("name,per_stage", [("seqpipe", 2), ("seqvpp", 2), ("seqsmartvpp", 1)])
 def test_pieces_of_sequences(name, per_stage, shape):
@@ -95,6 +97,7 @@ def test_pieces_of_sequences(name, per_stage, shape):
     assert in_flight(name, shape) == kept_bytes(name, shape) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_zero_bubble_v(shape):
     """Where F, I and W take one unit each, the bubble is 2 (stages - 1) units: the way down the V and up again."""
@@ -105,6 +108,7 @@ def test_zero_bubble_v(shape):
     assert in_flight("zero_bubble_v", shape) == kept_bytes("zero_bubble_v", shape) == expected
 
 
+@pytest.mark.long
 def test_random_pipelines_take_the_time_of_the_reference():
     rng = random.Random(14)
     count = 0

@@ -98,7 +98,7 @@ def test_what_mindspore_refuses(name, shape, words):
     assert words in refusal and bool(words) == bool(refusal)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(list(SCHEDULES)), st.integers(1, 6), st.integers(1, 3), st.integers(1, 14), st.integers(1, 3))
 def test_every_pass_runs_once_forward_before_backward(name, num_stages, num_chunks, num_micro_batches, num_sequences):
     shape = Shape(num_stages, num_chunks, num_micro_batches, num_sequences if name.startswith("seq") else 1)

@@ -229,7 +229,7 @@ PLANS = st.lists(
 )  # predicted peak, seconds a step, bytes that it really needs
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PLANS, st.data())
 def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
     """A world of plans with true needs, kills and checkpoints at random: few starts, no repeated failure."""

@@ -11,6 +11,8 @@ import pytest
 
 from tests.training.adaptive.conftest import GIB, ROOT, finish, wait_for
 
+pytestmark = pytest.mark.long
+
 
 def test_a_training_that_fits_is_started_once(place):
     code, out = place.run()

@@ -16,7 +16,7 @@ def test_quoted_words_arrive_unchanged(words):
     assert split_order(shlex.join(words)) == words
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(["a", " ", "'", '"', "\\", "\\\n", "\\\\", "b c", "é", "="]), max_size=12).map("".join))
 def test_words_are_those_of_a_shell(order):
     script = f"for word in {order}\ndo printf '%s\\0' \"$word\"; done"

@@ -147,7 +147,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=60), st.sampled_from([7, 64, 1 << 16]))
-@settings(max_examples=examples(150, 3000), deadline=None)
+@settings(max_examples=examples(150, 3000))
 def test_the_compiled_search_finds_the_same(pieces, block_bytes):
     data = b"".join(pieces)
     assert scan(data, block_bytes=block_bytes, find=search_compiled) == scan(data, block_bytes=block_bytes)
