@@ -15,6 +15,8 @@ WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
 MTP_CELL = "mtp"
 # Tie an order or read a weight; their inputs say nothing about where they are.
 UNPLACED_OPS = TYING_OPS | WEIGHT_OPS
+# Where values are made, in the order of the step: before the layers, in a layer (its index), behind them.
+BEFORE, BEHIND = -1, 2**31
 
 
 def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
@@ -28,28 +30,27 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
     """
     nodes = tuple(read)
     weight_cells = _weight_cells(nodes)
-    behind = 1 + max((node.layer_index for node in nodes if node.layer_index is not None), default=-1)
     read_in_layers: set[str] = set()  # also by way of operators without a place
     for node in reversed(nodes):
         if node.layer_index is not None or (not node.cell_path and node.name in read_in_layers):
             read_in_layers.update(node.inputs)
     placed: dict[str, Node] = {}
-    zones: dict[str, int] = {}  # -1 before the layers, their index, `behind` them
+    zones: dict[str, int] = {}  # `BEFORE` the layers, their index, or `BEHIND` them
     for node in nodes:
         node = _with_its_weight(node)
         sources = [placed[name] for name in node.inputs if name in placed]
         latest = max(sources, key=lambda source: zones[source.name], default=None)
-        zone = zones[latest.name] if latest is not None else -1
+        zone = zones[latest.name] if latest is not None else BEFORE
         if node.layer_index is None and not node.cell_path:
             if sources and sources[0].layer_index is not None:
                 cell_path = weight_cells.get(node.name, sources[0].cell_path)
                 node = replace(node, layer_index=sources[0].layer_index, cell_path=cell_path)
                 zone = zones[sources[0].name]
         elif node.layer_index is None:
-            if -1 < zone < behind and node.name in read_in_layers and latest is not None:
+            if zone not in (BEFORE, BEHIND) and node.name in read_in_layers and latest is not None:
                 node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
-            elif zone > -1:
-                zone = behind
+            elif zone != BEFORE:
+                zone = BEHIND
         elif zone > node.layer_index and latest is not None and node.op not in UNPLACED_OPS:
             node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
         elif node.layer_index is not None:
@@ -79,7 +80,7 @@ def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
 
 def _with_its_weight(node: Node) -> Node:
     """A read of a weight is where the name of the weight says."""
-    match = WEIGHT_LAYER.search(node.inputs[0]) if node.op == "Load" and node.inputs else None
+    match = WEIGHT_LAYER.search(node.inputs[0]) if node.op == "Load" else None
     if match is None or node.layer_index is None:
         return node
     index = None if f"{MTP_CELL}.layers." in node.inputs[0] else int(match["index"])
@@ -111,7 +112,7 @@ def place_gradients(
         nearby = node if has_place else source
         candidates = [placed[name] for name in origins.get(node.name, ())]
         branches.add(node, candidates)
-        if len(candidates) > 1 and nearby is not None and len({c.layer_index for c in candidates}) > 1:
+        if nearby is not None and len({candidate.layer_index for candidate in candidates}) > 1:
             candidates = [candidate for candidate in candidates if candidate.layer_index == nearby.layer_index]
         if len(candidates) > 1:
             candidates = [candidate for candidate in candidates if branches[candidate.name] == branches[node.name]]

@@ -40,7 +40,7 @@ class LayerSample:
 def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
     """The layers to compile; `kinds` say of each what it consists of and what is set on it: equal means alike."""
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    ends = [-1, *(numbers[kind] for kind in kinds), -1]
+    ends = [None, *(numbers[kind] for kind in kinds), None]
     places = [(before, kind, after) for before, kind, after in zip(ends, ends[1:], ends[2:], strict=False)]
     indices = list(range(len(kinds)))
     while cut := _longest_cut([places[index] for index in indices]):
@@ -51,13 +51,13 @@ def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
     return LayerSample(tuple(indices), tuple(own.get(i, position_of[place]) for i, place in enumerate(places)))
 
 
-def _longest_cut(places: Sequence[tuple[int, ...]]) -> slice | None:
+def _longest_cut(places: Sequence[tuple[int | None, ...]]) -> slice | None:
     """The longest stretch that can be left out, of equal ones the last; None where there is none.
 
     A place is the kind of the layer before, its own, and that of the layer behind.
     """
     in_all = Counter(places)
-    borders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    borders: defaultdict[tuple[int | None, ...], list[int]] = defaultdict(list)
     for index, place in enumerate(places):
         borders[place[1:]].append(index)
     stretches = [(first, last) for same in borders.values() for first in same for last in same if first < last]
@@ -83,13 +83,14 @@ def find_peak(graph: Graph, sample: LayerSample) -> Peak:
     The compiled layers are replayed in order, each as the last of those that it stands for; what the layers keep that
     are not compiled is added.
     """
-    changes = [0] * (len(graph.forward) + len(graph.backward) + 1)
+    nodes = (*graph.forward, *graph.backward)
+    changes: Counter[int] = Counter()
     for first, last, size in (*_lifetimes(graph), *_uncompiled(graph, sample)):
         changes[first] += size
         changes[last + 1] -= size
-    alive = list(accumulate(changes[:-1]))
+    alive = list(accumulate(changes[moment] for moment in range(len(nodes))))
     peak_at = alive.index(max(alive))
-    return Peak(alive[peak_at], (*graph.forward, *graph.backward)[peak_at], peak_at < len(graph.forward))
+    return Peak(alive[peak_at], nodes[peak_at], peak_at < len(graph.forward))
 
 
 def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
@@ -98,18 +99,18 @@ def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
     parameter_of = {saved.forward_name: saved.backward_name for saved in graph.saved}
     last_in_backward = _last_uses(graph.backward, offset)
     first: dict[tuple[str, int], int] = {}
-    last: dict[tuple[str, int], int] = {}
+    last: defaultdict[tuple[str, int], int] = defaultdict(int)
     sizes: dict[tuple[str, int], int] = {}
     for moment, node in enumerate(graph.forward):
         for name in node.inputs:
             key = resolve_storage(graph, name).key
-            last[key] = max(last.get(key, 0), moment)
+            last[key] = max(last[key], moment)
         storage = resolve_storage(graph, node.name)
         if node.op == "MoveTo" or storage.kind is not StorageKind.ACTIVATION:
             continue
         until = last_in_backward.get(parameter_of[node.name], offset) if node.name in parameter_of else moment
         first.setdefault(storage.key, moment)
-        last[storage.key] = max(last.get(storage.key, 0), until)
+        last[storage.key] = max(last[storage.key], until)
         sizes[storage.key] = storage.size_bytes
     for key, size in sizes.items():
         yield first[key], last[key], size
@@ -123,14 +124,13 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
 
     What is only returned (the gradients of the weights) is not read: it is not an activation.
     """
-    last: dict[str, int] = {}
-    for moment in range(len(nodes) - 1, -1, -1):
-        node = nodes[moment]
+    last: defaultdict[str, int] = defaultdict(int)
+    for moment, node in reversed([*enumerate(nodes, start=offset)]):
         if node.op in NO_MEMORY_OPS and node.name not in last:
             continue
-        until = last[node.name] if node.op in NO_MEMORY_OPS else moment + offset
+        until = last[node.name] if node.op in NO_MEMORY_OPS else moment
         for name in node.inputs:
-            last[name] = max(last.get(name, 0), until)
+            last[name] = max(last[name], until)
     return last
 
 

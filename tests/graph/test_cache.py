@@ -3,10 +3,11 @@
 import gzip
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from mindswap.graph.cache import CodecError, cache_size, cached, evict, from_plain, make_key, to_plain
+from mindswap.graph.cache import CodecError, cache_folder, cache_size, cached, evict, from_plain, make_key, to_plain
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sharding.collectives import Collective
 from tests.graph.builders import copy_in, copy_out, graph, node
@@ -34,6 +35,18 @@ def test_a_graph_comes_back_equal():
 def test_a_field_may_be_called_kind():
     collective = Collective("AllReduce", 1024, 8)
     assert from_plain(to_plain(collective), {"Collective": Collective}) == collective
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"class": 1}])
+def test_what_json_could_not_give_back_is_refused(value):
+    with pytest.raises(CodecError):
+        to_plain(value)
+
+
+def test_the_folder_is_what_the_user_says_else_in_the_cache_of_the_user():
+    assert cache_folder({"MINDSWAP_CACHE": "/mine", "XDG_CACHE_HOME": "/xdg"}) == Path("/mine")
+    assert cache_folder({"XDG_CACHE_HOME": "/xdg"}) == Path("/xdg/mindswap")
+    assert cache_folder({}) == Path.home() / ".cache" / "mindswap"
 
 
 @pytest.mark.parametrize("data", [[1], {"class": "Path"}, {"class": "Node"}, {"class": "Saved", "a": 1}, {}])

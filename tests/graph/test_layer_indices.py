@@ -35,15 +35,22 @@ def test_a_table_that_all_layers_read_belongs_to_none():
     forward = [
         scoped("angle", "Muls", "positions", 0),
         scoped("cos", "Cos", "angle", 0),
+        scoped("mask", "Less", "positions", 0),
+        scoped("words", "Cast", "positions", 0),
+        scoped("gathered", "Gather", "words", None),
         node("embedding", "Load", "w", layer=None),
-        scoped("first", "Mul", "embedding cos", 0),
+        scoped("first", "Mul", "embedding cos mask gathered", 0),
         scoped("second", "Mul", "first cos", 1),
     ]
     again = replace(node("cos_again", "Cos", "angle_b", layer=0, is_duplicate=True), origin="cos")
-    step = assign_layer_indices(graph(forward, [again], saved="angle"))
-    # angle is needed for cos only.
-    assert layers(step) == {"angle": None, "cos": None, "embedding": None, "first": 0, "second": 1}
-    assert step.backward[0].layer_index is None
+    gradient = replace(node("cos_grad", "Sin", "angle_b", layer=0), origin="cos")
+    other = node("mask_again", "Less", "angle_b", layer=0, is_duplicate=True)
+    step = assign_layer_indices(graph(forward, [again, gradient, replace(other, origin="mask")], saved="angle"))
+    # angle is needed for cos only; the mask is read in its own layer, and what no layer reads stays as well.
+    assert layers(step) == {
+        "angle": None, "cos": None, "mask": 0, "words": 0, "gathered": None, "embedding": None, "first": 0, "second": 1
+    }  # fmt: skip
+    assert [each.layer_index for each in step.backward] == [None, 0, 0]
 
 
 def test_what_a_weight_goes_into_stays_in_its_layer():
@@ -64,9 +71,10 @@ def test_no_layer_reads_what_a_later_one_makes():
         scoped("attention", "FlashAttentionScore", "turned", 1),
     ]
     gradient = replace(node("back", "Reshape", "grad turned_b", layer=0), origin="turned")
-    step = assign_layer_indices(graph(forward, [gradient], saved="turned"))
+    nowhere = replace(node("sum", "AddN", "grad", layer=None), origin="turned")
+    step = assign_layer_indices(graph(forward, [gradient, nowhere], saved="turned"))
     assert layers(step) == {"weight": None, "one": 1, "turned": 1, "attention": 1}
-    assert step.backward[0].layer_index == 1
+    assert [each.layer_index for each in step.backward] == [1, None]
 
 
 # Which products of backward give gradients of weights.
@@ -98,3 +106,4 @@ def test_a_product_that_is_read_elsewhere_is_none():
     assert find_weight_gradients(step) == frozenset()
     # Without the tuple that backward hands out, nothing is known of gradients.
     assert find_weight_gradients(replace(step, backward=step.backward[:1])) == frozenset()
+    assert find_weight_gradients(replace(step, backward=())) == frozenset()

@@ -54,6 +54,28 @@ def test_a_function_that_only_what_has_no_place_reads_is_where_it_reads():
     assert [placed.layer_index for placed in place_forward(nodes)] == [1, 1, 1, 1, 2, None]
 
 
+@pytest.mark.parametrize("inputs", ["a b", "b a"])
+def test_what_reads_several_layers_is_of_the_last_of_them(inputs):
+    nodes = [node("a", "Mul", "x", layer=0), node("b", "Mul", "a", layer=1), node("sum", "Add", inputs, layer=0)]
+    assert [placed.layer_index for placed in place_forward(nodes)] == [0, 1, 1]
+
+
+def test_what_is_outside_the_layers_stays_there():
+    """Before them: an embedding. Behind them: the head, what sums its loss without a cell, and what reads the head."""
+    nodes = [
+        node("words", "Gather", "ids", layer=None, cell_path="embedding"),
+        node("scaled", "Mul", "words", layer=None, cell_path="scale"),
+        node("a", "Mul", "scaled", layer=0),
+        node("norm", "Mul", "a", layer=None, cell_path="norm"),
+        node("sum", "Sum", "norm", layer=None, cell_path=""),
+        node("head", "Mul", "norm", layer=None, cell_path="head"),
+        node("again", "OneHot", "head", layer=0),
+    ]
+    assert [(placed.layer_index, placed.cell_path) for placed in place_forward(nodes)] == [
+        (None, "embedding"), (None, "scale"), (0, "mlp"), (None, "norm"), (None, ""), (None, "head"), (None, "head"),
+    ]  # fmt: skip
+
+
 def test_a_product_without_a_cell_is_in_that_of_its_weight():
     """`Morph` functions have no scope: what attention made, by token, times the weight of `linear_proj`."""
     nodes = [
@@ -73,18 +95,33 @@ def test_a_product_without_a_cell_is_in_that_of_its_weight():
     assert {placed.layer_index for placed in place_forward(nodes)} == {1}
 
 
-def test_only_products_and_views_that_have_no_place_go_to_a_weight():
+@pytest.mark.parametrize("cell", ["mlp.up", ""])
+def test_only_products_and_views_that_have_no_place_go_to_a_weight(cell):
     """A sum with a bias is where its first input is made, and a view that a placed product reads too."""
     nodes = [
         node("made", "Mul", "x", layer=1, cell_path="core"),
         node("view", "Reshape", "made", layer=None, cell_path=""),
         node("weight", "Load", "▸model.layers.1.mlp.up.weight ▸u", layer=1, cell_path="mlp"),
-        node("product", "MatMul", "view weight", layer=1, cell_path="mlp.up"),
+        node("product", "MatMul", "view weight", layer=1, cell_path=cell),
         node("bias", "Load", "▸model.layers.1.mlp.up.bias ▸u", layer=1, cell_path="mlp"),
         node("sum", "Add", "made bias", layer=None, cell_path=""),
     ]
     cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
-    assert (cells["view"], cells["product"], cells["sum"]) == ("core", "mlp.up", "core")
+    assert (cells["view"], cells["product"], cells["sum"]) == ("core", cell, "core")
+
+
+def test_what_a_product_without_a_cell_reads_is_where_it_is_if_it_is_no_view():
+    nowhere = {"layer": None, "cell_path": ""}
+    nodes = [
+        node("made", "Mul", "x", layer=1, cell_path="core"),
+        node("gelu", "Gelu", "made", **nowhere),
+        node("placed", "Reshape", "made", layer=1, cell_path="view"),
+        node("weight", "Load", "▸model.layers.1.mlp.up.weight ▸u", layer=1),
+        node("first", "MatMul", "gelu weight", **nowhere),
+        node("second", "MatMul", "placed weight", **nowhere),
+    ]
+    cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
+    assert (cells["gelu"], cells["placed"], cells["first"], cells["second"]) == ("core", "view", "mlp.up", "mlp.up")
 
 
 def test_what_only_ties_an_order_or_reads_a_weight_stays_where_its_scope_says():
@@ -119,15 +156,29 @@ def test_a_copy_that_has_a_layer_and_no_cell_stays_there_too():
     assert gradients(copy) == [(1, "mul1")]
 
 
+def test_of_several_origins_in_one_layer_it_is_that_of_the_half_it_reads():
+    """A layer in two halves; one function is called for both, another one only for the second half."""
+    forward = [node(f"x{half}", "StridedSlice", "x", cell_path=f"interleave1_inputs.{half}") for half in "01"]
+    forward += [node(f"y{half}", "Mul", f"x{half}") for half in "01"]
+    saved = [Saved(f"{name}{half}", f"{name}{half}_b") for name in "xy" for half in "01"]
+    saved.append(Saved("far", "far_b"))
+    forward.append(node("far", "Mul", "z", layer=1))
+    grad = [node(f"g{i}", "MulGrad", name, layer=None) for i, name in enumerate(("x0_b", "x1_b", "far_b x0_b", "x0_b"))]
+    origins = {"g0": ["y0", "y1"], "g1": ["y0", "y1"], "g2": ["y0", "y1"], "g3": ["y1"]}
+    placed = place_gradients(grad, origins, forward, saved, {})
+    assert [each.origin for each in placed] == ["y0", "y1", "y0", "y1"]
+
+
 def test_a_read_of_a_weight_is_in_the_layer_and_cell_of_its_name():
     """Layers of multi-token prediction are behind those of the model."""
     reads = [
         node("load", "Load", "▸model.layers.2.mlp.w1.weight ▸u", layer=1, cell_path="x"),
         node("mtp", "Load", "▸model.mtp.layers.0.mlp.weight ▸u", layer=0, cell_path="x"),
         node("other", "Load", "▸model.norm.weight ▸u", layer=1, cell_path="x"),
+        node("moved", "TensorMove", "▸model.layers.2.mlp.w1.weight", layer=1, cell_path="x"),
     ]
     assert [(placed.layer_index, placed.cell_path) for placed in place_forward(reads)] == [
-        (2, "mlp.w1"), (None, "mlp"), (1, "x"),
+        (2, "mlp.w1"), (None, "mlp"), (1, "x"), (1, "x"),
     ]  # fmt: skip
 
 

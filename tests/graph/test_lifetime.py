@@ -26,6 +26,17 @@ def test_what_is_saved_lives_until_backward_has_used_it():
     assert (peak.size_bytes, peak.node.name) == (3 * KIB, "c")
 
 
+def test_what_nobody_reads_dies_at_once():
+    assert find_peak(graph([node("a", "Mul", "x"), node("b", "Mul", "x")]), WHOLE).size_bytes == KIB
+
+
+def test_the_peak_may_be_the_first_operator_of_backward():
+    # a 0-1, ga 1: two at 1.
+    step = graph([node("a", "Mul", "x")], [node("ga", "MulGrad", "a_b"), node("end", "Mul", "ga")], saved="a")
+    peak = find_peak(step, WHOLE)
+    assert (peak.size_bytes, peak.node.name, peak.is_forward) == (2 * KIB, "ga", False)
+
+
 def test_a_swapped_tensor_leaves_and_comes_back():
     # a leaves after its last use in forward (b at 2); its copy is back for gb alone.
     # b 2-3, c 3-4, d 4, gd 5, a back at 6 with gd: never three.

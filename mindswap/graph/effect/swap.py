@@ -238,4 +238,4 @@ class _LayerComparison:
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
         """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
         names = {node.name for node in nodes}
-        return to_names(node.place for node in self.graph.index.kept_nodes if node.inputs and node.inputs[0] in names)
+        return to_names(node.place for node in self.graph.index.kept_nodes if not names.isdisjoint(node.inputs[:1]))

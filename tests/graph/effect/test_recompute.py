@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.effect.recompute import compare_recompute
+from mindswap.graph.effect.recompute import compare_recompute, places_of
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.policy.resolve import resolve_layer
 from tests.builders import layer
@@ -183,3 +183,23 @@ def test_a_layer_is_held_against_the_one_that_is_like_it():
     actions = resolve_layer(Policy(is_swap_enabled=True, select_recompute=select(r"mlp\.matmul")), 1, TREE)
     (effect,) = compare_recompute([actions], step(["gelu"], ["gelu"]), second, {1: 0})
     assert (effect.kept_before_bytes, effect.kept_bytes, effect.unasked) == (2 * KIB, 0, ())
+
+
+def test_what_the_compiler_adds_to_a_cell_that_was_asked_for_was_asked_for():
+    """A read of a weight, which the tree does not have."""
+    copy = node("w_again", "Load", "w", is_duplicate=True)
+    compiled = step(MLP, MLP, saved="")
+    compiled = replace(compiled, backward=(copy, *compiled.backward))
+    effect = compare(compiled, select_recompute=select("mlp"))
+    assert effect.is_as_asked and effect.operators == ("mlp Load", "mlp Matmul", "mlp Gelu")
+    assert compare(compiled, select_recompute=select("norm")).unasked == ("mlp Load", "mlp Matmul", "mlp Gelu")
+
+
+def test_a_view_may_be_in_every_cell_around_it_and_around_what_it_shows():
+    gelu = node("gelu", "Gelu", "x", cell_path="mlp")
+    view = node("view", "Reshape", "gelu", cell_path="attention.core")
+    of_input = node("of_input", "Reshape", "x", cell_path="norm")
+    found = graph([gelu, view, of_input])
+    assert places_of(found, gelu) == {("mlp", "Gelu")}
+    assert places_of(found, of_input) == {("norm", "Reshape")}
+    assert places_of(found, view) == {(cell, "Reshape") for cell in ("", "attention", "attention.core", "mlp")}

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.graph.effect.swap import IdleReason, compare_effect
+from mindswap.graph.sharding.gather import GATHER_MARK
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from tests.builders import layer
@@ -245,7 +246,9 @@ def test_a_layer_is_held_against_the_one_that_is_like_it():
 
 def test_an_entry_whose_operators_backward_does_not_need_is_idle():
     effect = compare(BASELINE, policy("add"))
-    assert [(idle.entry, idle.reason) for idle in effect.idle] == [("add", IdleReason.NOT_NEEDED)]
+    assert [(idle.entry, idle.reason, idle.keeps_instead) for idle in effect.idle] == [
+        ("add", IdleReason.NOT_NEEDED, ())
+    ]
     assert not effect.is_as_asked
 
 
@@ -265,6 +268,32 @@ def test_an_entry_whose_operators_are_recomputed_is_idle():
     effect = compare(step, wanted, baseline=step)
     assert [(idle.entry, idle.reason) for idle in effect.idle] == [(r"mlp\.gelu", IdleReason.RECOMPUTED)]
     assert effect.num_recomputed == 1
+
+
+def test_an_entry_of_which_a_part_is_recomputed_is_idle_as_the_rest_is_not_needed():
+    step = graph([node("matmul", "Matmul", "x", recompute=True), node("gelu", "Gelu", "matmul")])
+    assert [idle.reason for idle in compare(step, policy("mlp"), baseline=step).idle] == [IdleReason.NOT_NEEDED]
+
+
+def test_a_copy_of_what_a_recomputed_operator_reads_is_beyond_the_specification():
+    """`gelu` reads the product through a view. A view alone that runs again reads nothing."""
+
+    def found(**reader):
+        nodes = [
+            node("matmul", "Matmul", "x"),
+            node("view", "Reshape", "matmul", **reader),
+            node("gelu", "Gelu", "view"),
+        ]
+        if not reader:
+            nodes[2] = replace(nodes[2], is_recomputed=True)
+        step = graph(
+            [*nodes, copy_out("out", "matmul", prefetch=5)],
+            [copy_in("in", "out", prefetch=5), node("grad", "Grad", "in", size_bytes=0)],
+            saved="out",
+        )
+        return producers(compare(step, policy(r"mlp\.matmul"), baseline=step).beyond_specification)
+
+    assert (found(), found(is_recomputed=True)) == (["Matmul"], [])
 
 
 def test_without_lazy_inline_every_entry_is_idle():
@@ -339,6 +368,18 @@ def test_the_name_of_the_second_moves_nothing_and_says_why():
     assert ops(effect.missing) == ["Reshape"]
 
 
+def test_an_entry_with_a_merged_view_among_others_says_so_too():
+    (idle,) = compare_views(one_view(is_swapped=False), policy(layer_swap=(LayerSwap(ALL_LAYERS, 5),))).idle
+    assert (idle.entry, idle.reason) == ("layer_swap", IdleReason.MERGED_AWAY)
+
+
+def test_a_view_that_has_the_setting_and_stays_is_not_merged_away():
+    view = node("view", "Reshape", "gelu", cell_path="attention", offload=True)
+    step = graph([node("gelu", "Gelu", "x"), view], saved="view")
+    (idle,) = compare_views(step, policy(r"attention\.reshape")).idle
+    assert idle.reason is IdleReason.NOT_NEEDED
+
+
 def test_both_names_and_no_copy_is_missing():
     effect = compare_views(one_view(is_swapped=False), policy(r"(mlp|attention)\.reshape"))
     assert ops(effect.missing) == ["Reshape"]
@@ -377,3 +418,31 @@ def test_recompute_of_what_is_no_operator_of_the_step_is_not_without_effect():
     assert idle("mlp", "views") == [("mlp", IdleReason.NOT_RUN_AGAIN)]
     tree = replace(tree, children=tuple(replace(cell, is_called=False) for cell in tree.children))
     assert idle("mlp", "views") == [("mlp", IdleReason.NOT_CALLED)]
+
+
+def idle_recomputes(pattern, again, gathering=()):
+    """Entry and reason, where all operators of the tree are there and one runs again in the cell `again`."""
+    cells = {"matmul": "mlp", "gelu": "mlp", "mul": "norm", "add": ""}
+    forward = [
+        node(name, name.title(), "x", cell_path=cell, **({GATHER_MARK: True} if name in gathering else {}))
+        for name, cell in cells.items()
+    ]
+    copy = node("again", "Cast", "x", cell_path=again, is_duplicate=True)
+    step = graph(forward, [copy, node("grad", "Grad", "again", size_bytes=0)])
+    wanted = policy(select_recompute=(OpRecompute(pattern, ALL_LAYERS),))
+    return [(found.entry, found.reason) for found in compare(step, wanted, baseline=step).idle]
+
+
+@pytest.mark.parametrize(("again", "is_idle"), [("mlp", False), ("mlp.inner", False), ("mlp2", True), ("norm", True)])
+def test_recompute_of_an_operator_is_idle_if_nothing_near_it_runs_again(again, is_idle):
+    """Of equal operators in a cell the compiler leaves one, which may have the name of another."""
+    assert idle_recomputes(r"mlp\.gelu", again) == [(r"mlp.gelu", IdleReason.NOT_RUN_AGAIN)] * is_idle
+
+
+def test_recompute_of_an_operator_of_the_layer_itself_is_idle_if_nothing_runs_again():
+    assert idle_recomputes("add", "norm") == []
+
+
+def test_recompute_is_idle_for_the_parallel_optimizer_if_all_of_it_is_gathered():
+    assert idle_recomputes("mlp", "norm", gathering=("matmul", "gelu")) == [("mlp", IdleReason.GATHERED)]
+    assert idle_recomputes("mlp", "norm", gathering=("matmul",)) == [("mlp", IdleReason.NOT_RUN_AGAIN)]

@@ -67,6 +67,11 @@ CASES = {
     "dropout": ("DropoutExt", [(8, 1, 64)], [(2, 1, 4)], [(8, 1, 64), (64,)], [], [], [(2, 1, 4), (8,)]),
     "outer product": ("Outer", [(8,), (4,)], [(2,), (4,)], [(8, 4)], [], [], [(2, 4)]),
     "embedding in one call": ("Embedding", [(2, 8), (32, 4)], [(2, 4), (1, 2)], [(2, 8, 4)], [], [], [(2, 4, 2)]),
+    "tile, with a new dimension": ("Tile", [(8, 4)], [(2, 1)], [(3, 8, 4)], [], [(3, 1, 1)], [(1, 2, 1)]),
+    "gradient of a table": ("UnsortedSegmentSum", [(2, 8, 6), (2, 8)], [(2, 4, 3), (2, 4)], [(9, 6)], [], [], [(1, 3)]),
+    "transpose without an order": ("Transpose", [(2, 4)], [(1, 2)], [(4, 2)], [], [], None),
+    "transpose in an order of other dimensions": ("Transpose", [(2, 4)], [(1, 2)], [(4, 2)], [], [(1, 0, 2)], None),
+    "one operand with a cut of other dimensions": ("Mul", [(2, 8), (8,)], [(1, 4), (1, 4)], [(2, 8)], [], [], None),
     "no even cut": ("Mul", [(3, 4)], [(2, 1)], [(3, 4)], [], [], None),
     "an operator nobody knows": ("Mystery", [(2, 4)], [(2, 1)], [(2, 4)], [], [], None),
 }  # fmt: skip
@@ -89,6 +94,9 @@ SUMS = {
     "table second": ("Embedding", [(8,), (32, 4)], [(1,), (4, 1)], [(8, 4)], [], [], 4),
     "one of two axes": ("SumExt", [(8, 4)], [(2, 4)], [(8,)], [], [(-1,)], 4),
     "all axes": ("ReduceSum", [(8, 4)], [(2, 4)], [()], [], [()], 8),
+    "a vector, which no rule knows": ("MatMul", [(4,), (4, 6)], [(2,), (2, 1)], [(6,)], [0, 0], [], 1),
+    "no operand": ("MatMul", [], [], [(8, 6)], [0, 0], [], 1),
+    "one operand with a cut of other dimensions": ("MatMul", [(8, 4), (4, 6)], [(2, 4), (4,)], [(8, 6)], [0, 0], [], 1),
     "element by element": ("Mul", [(8, 4), (8, 4)], [(2, 4), (2, 4)], [(8, 4)], [], [], 1),
 }
 
