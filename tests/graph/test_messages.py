@@ -172,3 +172,16 @@ def test_what_is_no_plain_value_is_for_another_to_read():
 
 def test_a_tensor_of_an_unknown_dim_has_no_bytes():
     assert read_tensor_type(tensor(2, -1)) == TensorType((2, -1), "float32", 0)
+
+
+def test_where_all_primitives_have_a_tag_the_others_are_where_they_are_read():
+    """`x` is given to the layers, so what is written with the scope of layer 1 is of layer 2, which reads it."""
+    far = LAYER.replace("/1-", "/2-")
+    nodes = [operator("cast", "Cast", "x", f"{LAYER}Cast-op0"), operator("up", "REF::up", "cast w", f"{far}MatMul-op0")]
+    step = model(
+        function("a▸", *nodes, operator("bind", "Partial", "f")),
+        function("a◂"),
+        primitives=(primitive("up", "MatMul", value("STRING", PATH_TAG, s=b"mlp.up")),),
+    )
+    assert [node.layer_index for node in load_graph(step).forward[:2]] == [1, 2]
+    assert [node.layer_index for node in load_graph(step, "layers").forward[:2]] == [2, 2]
