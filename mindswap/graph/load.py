@@ -39,7 +39,7 @@ def place_untagged(nodes: Sequence[Node], layer_list: str) -> tuple[Node, ...]:
     for node in nodes:
         if node.op in WEIGHT_OPS:
             named = _layer_of_weight(weight_name(node), layer_list)
-            source = layers.get(node.inputs[0]) if node.inputs else None
+            source = layers.get(node.inputs[0])
             layer = named if named is not None else node.layer_index if source in (None, BEFORE) else source
             node = replace(node, layer_index=layer)
         elif not node.paths and node.layer_index is not None:
@@ -47,8 +47,7 @@ def place_untagged(nodes: Sequence[Node], layer_list: str) -> tuple[Node, ...]:
             kind = node.name.rpartition(":")[0]  # what MindSpore calls one place in the code, before its number
             is_start = starts.setdefault(kind, read < node.layer_index)
             reader = readers.get(node.name, node.layer_index)
-            is_behind = read == BEFORE or (is_start and reader > read)
-            node = replace(node, layer_index=reader if is_behind else read)
+            node = replace(node, layer_index=max(read, reader) if is_start or read == BEFORE else read)
         layers[node.name] = BEFORE if node.layer_index is None else node.layer_index
         placed.append(node)
     return tuple(placed)

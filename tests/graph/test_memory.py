@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 from mindswap.graph.lifetime import LayerSample
-from mindswap.graph.memory import LayerMemory, Names, OperatorMemory, OperatorNames, measure_layer_memory
+from mindswap.graph.memory import (
+    LayerMemory,
+    Names,
+    OperatorMemory,
+    OperatorNames,
+    _seen_from,
+    measure_layer_memory,
+)
 from mindswap.policy.cell_tree import CellNode
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
@@ -116,6 +123,25 @@ def test_a_layer_is_held_against_the_one_that_is_like_it():
         LayerMemory(5, (OperatorMemory("mlp.mul1", "Mul", recomputed_bytes=2 * KIB, swappable_bytes=2 * KIB),)),
         LayerMemory(None, ()),
     )
+
+
+def test_a_layer_is_named_as_the_one_that_it_is_like():
+    """Layer 2 is like layer 1, also in a list of experts; what is outside the layers, and layer 0, is what it is."""
+
+    def expert(index, paths=()):
+        scope = f"Default/layers-CellList/{index}-Layer/experts-CellList/2-MLP/Mul-op0"
+        return replace(node(f"a{index}", "Mul", "x", layer=index), scope=scope, paths=paths)
+
+    names = OperatorNames([LAYER] * 2, graph([expert(0, ("zero",)), expert(1, ("one",))]))
+    name = names.of_layers_like({2: 1})
+    assert [name(expert(index)) for index in (0, 1, 2)] == [("zero",), ("one",), ("one",)]
+    assert name(node("b", "Add", "x", layer=None, cell_path="network.head")) == ("head.Add",)
+
+
+def test_what_holds_memory_near_a_layer_has_its_number_there():
+    assert _seen_from(5, 2, (1, "scope", 3)) == (4, "scope", 3)
+    assert _seen_from(5, 2, (None, "scope", 3)) == (None, "scope", 3)
+    assert _seen_from(None, None, (1, "scope", 3)) == (1, "scope", 3)
 
 
 # Names.

@@ -30,6 +30,10 @@ def test_the_reshape_that_was_merged_into_another_is_found_by_its_cell(op, cell_
     assert merged_readers(node("q", op, "x", cell_path=cell_path), WQ, TREE) == found
 
 
+def test_a_reshape_that_may_be_the_one_of_its_own_cell_was_merged_into_no_other():
+    assert merged_readers(node("q", "Reshape", "x", cell_path="attention"), [*WQ, ("attention", "reshape")], TREE) == []
+
+
 # What layers hand on to one another and to the head.
 
 

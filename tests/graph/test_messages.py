@@ -63,7 +63,7 @@ LAYER = "Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/"
 FORWARD = (
     constant("two", value("INT64", ints=(2,))),
     constant("sizes", value("TUPLE", values=(value("INT64", i=3), value("INT32", i=-1)))),
-    constant("words", value("TUPLE", values=(value("STRING", s=b"a"),))),
+    constant("words", value("TUPLE", values=(value("INT64", i=1), value("STRING", s=b"a")))),
     constant("table", value("TENSOR", tensors=(tensor(7, dtype="DOUBLE"),))),
     constant("nothing"),
     operator("up", "REF::up", "x w", f"{LAYER}MatMul-op0", identity={"unique_id": "1"}),
@@ -141,6 +141,8 @@ def test_one_cell_alone_may_be_lazy_inline(backwards):
         ("Default/net-Net/layers-SequentialCell/12-Layer/Mul-op0", None, (12, "")),
         ("Default/net-Net/1-Layer/Mul-op0", None, (None, "net.1")),  # in no list
         ("1-Layer/Mul-op0", None, (None, "1")),
+        ("1-Layer/layers-CellList/Mul-op0", None, (None, "1.layers")),
+        ("Default/layers-CellList/first-Layer/Mul-op0", None, (None, "layers.first")),
         # Of a list in a list the outer one counts.
         ("Default/layers-CellList/1-Layer/experts-CellList/3-Mlp/Mul-op0", None, (1, "experts.3")),
         ("Default/net-Net/Mul-op0", None, (None, "net")),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindswap.graph.model import BYTES_PER_ELEMENT
+from mindswap.graph.model import BYTES_PER_ELEMENT, TensorType
 from tests.graph.builders import copy_in, copy_out, graph, node
 
 
@@ -48,7 +48,13 @@ def test_a_changed_graph_has_an_index_of_its_own():
 def test_a_pair_is_a_copy_and_its_way_back():
     """`lost` never comes back; `on_host` is brought to the device, and nobody copied it out."""
     moved = graph(
-        [node("a", "Mul", "x"), copy_out("out", "a", prefetch=7), copy_out("lost", "a"), node("on_host", "Mul", "x")],
+        [
+            node("a", "Mul", "x", backward_prefetch=1),
+            copy_out("out", "a", prefetch=7),
+            copy_out("lost", "a"),
+            node("on_host", "Mul", "x"),
+            node("of_the_model", "MoveTo", "a CPU"),
+        ],
         [copy_in("back", "out"), copy_in("other", "on_host")],
         saved="out lost on_host",
     )
@@ -81,3 +87,11 @@ def test_an_operator_is_known_again_under_another_number_of_its_layer_and_when_i
 def test_bytes_of_an_element_are_those_of_numpy(dtype, size_bytes):
     """NumPy has no bfloat16, which has 16 bits."""
     assert size_bytes == np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize
+
+
+def test_bytes_of_a_tensor_are_known_where_its_type_is():
+    sizes = [
+        TensorType.of(*known).size_bytes
+        for known in (((2, 3), "float32"), ((), "int8"), ((-1, 3), "int8"), ((2,), "?"))
+    ]
+    assert sizes == [24, 1, 0, 0]
