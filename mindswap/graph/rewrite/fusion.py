@@ -39,7 +39,7 @@ def _fuse(nodes: Sequence[Node], works: Sequence[Work], pairs: Iterable[_Pair]) 
         size = node.size_bytes
         fused[user] = replace(fused[user], read_bytes=max(fused[user].read_bytes - size, 0), is_fused=True)
         if not is_written:
-            fused[index] = replace(fused[index], written_bytes=max(fused[index].written_bytes - size, 0))
+            fused[index] = replace(fused[index], written_bytes=0)
     return tuple(fused)
 
 

@@ -1,5 +1,7 @@
 """Bytes that element-wise operators do not move when they are fused; every tensor has 1 KiB."""
 
+from dataclasses import replace
+
 from mindswap.graph.rewrite.fusion import (
     find_unwritten,
     fuse_forward,
@@ -81,6 +83,7 @@ def test_what_backward_does_not_hold_is_not_written():
     works = measure_work(step)
     held, unsaved = (fuse_forward(step, works[0], is_saved) for is_saved in (True, False))
     assert [(work.written_bytes // KIB) for work in held] == [1, 1, 1]
+    assert [(work.read_bytes // KIB) for work in held] == [0, 1, 1]  # the product reads `start`
     assert [(work.written_bytes // KIB) for work in unsaved] == [1, 0, 1]
 
 
@@ -102,6 +105,13 @@ def test_a_copy_may_get_what_it_reads_from_another_copy():
     steps = [START, node("cast", "Cast", "start"), node("mul", "Mul", "cast start")]
     # The cast is read by nobody in backward: its copy writes nothing. The product reads only `start`.
     assert again(steps, [node("g", "MatMul", "mul_b")], "mul")[1:] == [(1, 0, False), (1, 1, True)]
+
+
+def test_a_copy_that_reads_the_same_copy_twice_reads_nothing():
+    steps = [START, node("cast", "Cast", "start"), node("mul", "Mul", "cast cast")]
+    step = graph(steps, [node("g", "MatMul", "mul_b")], "mul")
+    works = [replace(work, read_bytes=min(work.read_bytes, KIB)) for work in measure_work(step)[0]]
+    assert least_work_again(step, works, readers_of_saved(step))[2].read_bytes == 0
 
 
 def test_what_is_not_element_wise_takes_what_it_takes():

@@ -218,6 +218,53 @@ def test_weights_are_read_again_and_not_recomputed():
     assert backward(again) == ["matmul@again <- x load", "reader <- matmul@again"]
 
 
+def test_a_view_of_a_weight_runs_again_and_a_copy_of_a_value_as_well():
+    forward = [node("load", "Load", "w"), op("view", "Reshape", "load"), op("matmul", "Matmul", "x view")]
+    forward.append(op("moved", "TensorMove", "matmul"))
+    step = graph(forward, [node("reader", "Grad", "view_b moved_b")], saved="view moved")
+    again = rewrite_graph(step, NodeSettings(frozenset({"load", "view", "moved"})))
+    assert backward(again) == [
+        "view@again <- load",
+        "moved@again <- matmul@saved",
+        "reader <- view@again moved@again",
+    ]
+
+
+def test_what_the_step_runs_again_by_itself_runs_once():
+    """`gelu_again` is there without a policy: for what reads it, and with recompute for all that reads `gelu`."""
+    forward = [op("matmul", "Matmul", "x"), op("gelu", "Gelu", "matmul"), op("mul", "Mul", "gelu")]
+    own = replace(node("gelu_again", "Gelu", "matmul_b", is_duplicate=True), origin="gelu")
+    step = graph(
+        forward,
+        [own, node("first", "Grad", "gelu_again"), node("second", "Grad", "gelu_b")],
+        saved="matmul gelu",
+    )
+    assert backward(rewrite_graph(step, NodeSettings())) == [
+        "gelu_again <- matmul@saved", "first <- gelu_again", "second <- gelu@saved",
+    ]  # fmt: skip
+    assert backward(rewrite_graph(step, NodeSettings(frozenset({"gelu"})))) == [
+        "gelu_again <- matmul@saved", "first <- gelu_again", "second <- gelu_again",
+    ]  # fmt: skip
+
+
+def test_an_output_that_is_asked_for_by_its_own_name_runs_again_though_its_cell_is_asked_for_too():
+    assert settings(ONE, select_recompute=recompute("mlp", r"mlp\.mul")).recomputed == {"matmul0", "gelu0", "mul0"}
+
+
+@pytest.mark.parametrize("tie", ["UpdateState", "MakeTuple"])
+def test_what_only_ties_a_value_does_not_read_it_outside_its_cell(tie):
+    forward = [*layer_forward(), op("tied", tie, "gelu0", layer_index=1, cell_path="")]
+    step = graph(forward, layer_backward(), saved="matmul0 gelu0 x")
+    assert settings(step, select_recompute=recompute("mlp")).recomputed == {"matmul0", "gelu0"}
+
+
+def test_of_operators_that_are_to_communicate_again_only_communication_does():
+    gather = replace(op("gather", "AllGather", "matmul"), paths=("mlp.mul",))  # a reshape that was one by this name
+    step = graph([op("matmul", "Matmul", "x"), gather, op("gelu", "Gelu", "gather")], saved="matmul gather gelu")
+    assert settings(step, select_comm_recompute=recompute(r"mlp\.(mul|gelu)")).recomputed == {"gather"}
+    assert settings(step, select_comm_recompute=recompute(r"mlp\.gelu")).recomputed == set()
+
+
 def test_members_of_a_tuple_go_with_the_operator_that_makes_it():
     split = with_outputs(op("split", "Split", "x"), 2)
     forward = [split, op("first", "TupleGetItem", "split zero"), op("second", "TupleGetItem", "split one")]
@@ -272,6 +319,54 @@ def test_of_a_swapped_tuple_only_what_its_own_gradient_reads_is_moved():
     moved = rewritten(norm_step(), NORM_TREE, op_swap=(swap(r"norm\.norm"),))
     assert [pair.copy_out.inputs for pair in moved.swap_pairs] == [("scale",)]
     assert fates(moved, "output_index") == {0: (Placement.KEPT, KIB, 0), 1: (Placement.SWAPPED, 0, KIB)}
+
+
+def test_what_ties_values_in_backward_reads_them_for_the_gradient_behind_it():
+    """A member of a swapped tuple is moved for the gradient of its operator, and so it is for what waits with it."""
+    step = norm_step()
+    tied = node("tied", "Depend", "scale_b dy")
+    step = replace(step, backward=(tied, *step.backward))
+    moved = rewritten(step, NORM_TREE, op_swap=(swap(r"norm\.norm"),))
+    assert backward(moved) == [
+        "scale@in <- scale@out@saved",
+        "tied <- scale@in dy",
+        "matmul_grad <- result@saved",
+        "norm_grad <- matmul_grad scale@in",
+    ]
+
+
+# Two reshapes in a row: the compiler leaves one, with the name of the first and in the cell of the second.
+RESHAPES = layer("""
+    first
+      reshape*
+    second
+      reshape*
+      reshape2*
+    mlp
+      matmul*
+""")
+SECOND = RESHAPES.children[1]
+SECOND = replace(SECOND, children=(SECOND.children[0], replace(SECOND.children[1], type_name="Reshape")))
+RESHAPES = replace(RESHAPES, children=(RESHAPES.children[0], SECOND, RESHAPES.children[2]))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "mark", "is_again"),
+    [
+        ((r"first\.reshape", r"second\.reshape", r"second\.reshape2"), {}, True),
+        # Which of the second cell it is the graph does not say; without a mark on the first one nothing runs again.
+        ((r"first\.reshape", r"second\.reshape"), {}, False),
+        ((r"second\.reshape", r"second\.reshape2"), {}, False),
+        ((r"second\.reshape", r"second\.reshape2"), {"recompute": True}, True),
+        ((r"second\.reshape", r"second\.reshape2"), {"recompute": False}, False),
+    ],
+)
+def test_a_reshape_that_was_merged_runs_again_if_both_do(patterns, mark, is_again):
+    view = replace(op("view", "Reshape", "matmul", cell_path="second"), paths=("first.reshape",), attributes=mark)
+    step = graph([op("matmul", "Matmul", "x"), view], saved="view")
+    assert settings(step, RESHAPES, select_recompute=recompute(*patterns)).recomputed == (
+        {"view"} if is_again else set()
+    )
 
 
 # -- swap ---------------------------------------------------------------------------------------
@@ -383,6 +478,8 @@ def test_equal_operators_with_paths_are_merged_before():
     nothing = NodeSettings(frozenset(), {})
     assert [n.name for n in rewrite_graph(merge_equal(tagged, nothing.of), nothing).forward] == ["a"]
     assert [n.name for n in rewrite_graph(tagged, nothing).forward] == ["a", "b"]
+    for other in (NodeSettings(frozenset({"a"})), NodeSettings(frozenset({"a", "b"}), {"a": 1})):
+        assert merge_equal(tagged, other.of) is tagged
 
 
 def test_a_chain_of_recomputed_operators_may_be_of_any_length():
