@@ -55,6 +55,13 @@ def test_parameters_that_pieces_hand_on_are_no_weights():
     assert not is_sequence_state("model.layers.3.attention.wk.weight")
 
 
+def test_what_computes_with_a_cache_in_a_layer_or_writes_it_reads_it():
+    more = (node("outside", "Mul", "load", layer=None), node("tie", "UpdateState", "load", 0))
+    with_more = replace(step(), forward=(*step().forward, *more))
+    assert cache_readers(with_more) == {"k", "write"}
+    assert cache_readers(graph([node("a", "Assign", "x")])) == frozenset()
+
+
 def test_caches_and_those_of_their_gradients():
     # 2 x 12 x 8 x 2 = 384 bytes, and as many for the gradients.
     assert cache_bytes(step(), 0) == 2 * 384

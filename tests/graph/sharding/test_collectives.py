@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.sharding.collectives import Collective, _cuts_of_blocks, find_collectives
+from mindswap.graph.sharding.collectives import Collective, _cuts_of_blocks, _num_exchanging, find_collectives
 from mindswap.graph.sharding.experts import KIND, NUM_RANKS, STRIDE
 from mindswap.graph.sharding.sharding import shard_graph
+from mindswap.graph.sharding.split_table import Redistribution
 from mindswap.graph.sharding.splits import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op
 
@@ -71,6 +72,22 @@ def test_sequence_parallel():
         "up_grad": (Collective("AllGather", BYTES, 4, is_before=True),),
         "norm_grad": (Collective("ReduceScatter", BYTES, 4, is_before=True),),
     }
+
+
+def test_a_view_without_a_gradient_has_that_of_its_reader():
+    """The gradient of `up` that has the size of the view, not that of the weight; what waits for it is no reader."""
+    step = mlp(
+        op("reshape", "Reshape", "norm", (SEQ, HIDDEN)), up_reads="reshape", down_out=(4, 1), norm=(4, 1), added=(4, 1)
+    )
+    *backward, _, last = step.backward
+    ties = (
+        op("tied", "Depend", "other read_grad", (SEQ, HIDDEN)),
+        op("user", "Neg", "tied", (SEQ, HIDDEN)),
+        replace(last, inputs=("read_grad", "x_b")),
+    )
+    assert found(replace(step, backward=(*backward, *ties)))["norm_grad"] == (
+        Collective("ReduceScatter", BYTES, 4, is_before=True),
+    )
 
 
 @pytest.mark.parametrize("summed", ["one_grad two_grad", "two_grad one_grad"])
@@ -205,12 +222,40 @@ def test_a_reshape_of_ones_own_part_that_a_marked_product_reads():
         ((1, 4096, 512), (2, 1, 8), (1, 1024, 4, 1, 4, 128), (2, 4, 1, 2, 1, 1), [(2, 2), (1, 4), (8, 2)]),
         # Joined batch and sequence: one block, cut over 2 x 4 and over 8.
         ((1, 1024, 64), (2, 4, 1), (1024, 64), (8, 1), [(8, 8), (1, 1)]),
+        # A shape of other dimensions than the cut is none of it.
+        ((8,), (4,), (16,), (2, 2), [(4, 1)]),
         # No shapes are known: all ranks.
         ((), (2, 4), (8,), (8,), [(8, 1)]),
     ],
 )
 def test_cuts_of_the_blocks_of_a_reshape(made, before, read, after, expected):
     assert _cuts_of_blocks(made, before, read, after) == expected
+
+
+@pytest.mark.parametrize(
+    "made,before,read,after,expected",
+    [
+        # Dimension by dimension: of 4 parts 2 stay, so 2 ranks exchange; of 2 parts all stay. Shapes do not matter.
+        ((), (4, 2), (), (2, 4), 2),
+        ((1, 1024, 4, 1, 4, 128), (2, 4, 1, 2, 1, 1), (1, 4096, 512), (2, 1, 8), 4),
+        ((), (2, 4), (), (8,), 8),
+    ],
+)
+def test_ranks_that_exchange_parts(made, before, read, after, expected):
+    moved = Redistribution("made", op("read", "SiLU", "made"), before, after)
+    assert _num_exchanging(moved, made, read) == expected
+
+
+def test_a_view_that_exchanges_parts_keeps_some_dimensions():
+    """Rows cut over 4, columns over 2; then rows whole and columns over 8: only the four of each column exchange."""
+    step = graph(
+        op("made", "SiLU", "x", (8, 16), in_strategy=((4, 2),)),
+        op("view", "Reshape", "made", (8, 8, 2)),
+        op("out", "SiLU", "view", (8, 8, 2), in_strategy=((1, 8, 1),)),
+        types={"x": (8, 16)},
+    )
+    by_node = find_collectives(shard_graph(step))[0]
+    assert by_node == {"view": (Collective("AllToAll", BYTES // 8, 4),)}
 
 
 def test_tokens_for_experts_travel_as_the_larger_side_has_them():

@@ -2,7 +2,7 @@
 
 from mindswap.graph.model import HOST_COPY, Graph, Node, Saved, TensorType
 from mindswap.graph.sharding.collectives import Collective, find_collectives
-from mindswap.graph.sharding.experts import num_copies, restore_names
+from mindswap.graph.sharding.experts import LocalNames, is_exchange, num_copies, restore_names
 from mindswap.graph.sharding.sharding import shard_graph
 
 
@@ -92,3 +92,23 @@ def test_stand_ins_get_their_names_back_and_their_gradients_too():
     graph = restore_names(Graph(forward, backward, (), True))
     assert [each.op for each in graph.forward] == ["IndexSelect", "Gather", HOST_COPY, "MoveTo"]
     assert [each.op for each in graph.backward] == ["InplaceIndexAddExt", "UnsortedSegmentSum"]
+
+
+def test_what_reads_a_value_of_one_rank_is_one_but_for_what_only_waits_for_it():
+    local = LocalNames()
+    nodes = [
+        node("own", "ToLocal", "x shape", tensor(4, 4)),
+        node("waits", "Depend", "x own", tensor(4, 4)),
+        node("cast", "Cast", "own waits", tensor(4, 4)),
+        node("sum", "Add", "x own", tensor(4, 4)),
+        node("loss", "ReduceSum", "own", tensor(1)),
+        node("out", "FromLocal", "sum shape", tensor(8, 4)),
+    ]
+    assert [local.add(each, {}) for each in nodes] == [True, False, True, True, False, False]
+    assert local.names == {"own", "cast", "sum"}
+    assert local.add(node("grad", "SiLUGrad", "dy sum_b", tensor(4, 4)), {"sum_b": "sum"})
+
+
+def test_an_exchange_says_its_kind_and_its_ranks():
+    found = [{"kind": "AllGather", "num_ranks": 2}, {"kind": "AllGather"}, {"num_ranks": 2}, {}]
+    assert [is_exchange(node("a", "AllGather", "x", attributes=each)) for each in found] == [True, False, False, False]

@@ -7,7 +7,7 @@ import pytest
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.rewrite.rewrite import NodeSettings, rewrite_graph
-from mindswap.graph.sharding.gather import gather_weights, is_gathering
+from mindswap.graph.sharding.gather import GATHER_MARK, gather_weights, is_gathering, is_released, weight_name
 from mindswap.graph.sharding.splits import PARTS_MARK
 from mindswap.graph.storage import classify_saved
 from tests.graph.builders import copy_in, copy_out, graph, node
@@ -73,7 +73,7 @@ def test_the_whole_weight_is_held_in_the_type_that_is_sent(known, compute, num_r
     (gather,) = (each for each in gathered.graph.forward if each.op == "AllGather")
     (source,) = (each for each in gathered.graph.forward if each.name == gather.inputs[0])
     assert (source.size_bytes, gather.size_bytes, gather.is_recomputed) == (part_bytes, whole_bytes, False)
-    assert source.outputs[0].shape[0] * num_ranks == gather.outputs[0].shape[0]
+    assert (source.outputs[0].shape[0] * num_ranks, *source.outputs[0].shape[1:]) == gather.outputs[0].shape
     (collective,) = gathered.collectives[gather.name]
     assert (collective.kind, collective.size_bytes, collective.num_ranks) == ("AllGather", whole_bytes, num_ranks)
     kept = {entry.storage.name: entry.kept_bytes for entry in classify_saved(gathered.graph)}
@@ -115,6 +115,23 @@ def test_a_threshold_of_nothing_cuts_small_weights():
     assert gather_weights(step(tensor("float32", 2, 2)), WeightSharding(2, threshold_bytes=0)).once
 
 
+def test_only_a_read_of_a_trained_weight_has_its_name():
+    reads = [
+        ("Load", "f:▸CR_a.w u"),
+        ("TensorMove", "f:▸CR_a.w"),
+        ("Load", "x u"),
+        ("Load", "▸CR_a.seq_chunk u"),
+        ("Load", ""),
+    ]
+    assert [weight_name(node("n", op, inputs)) for op, inputs in reads] == ["a.w", "", "", "", ""]
+
+
+def test_what_backward_gathers_again_is_released():
+    marks = ({GATHER_MARK: True}, {GATHER_MARK: False}, {})
+    assert [is_released(node("n", "AllGather", "x", **mark)) for mark in marks] == [True, False, False]
+    assert [is_gathering(node("n", "AllGather", "x", **mark)) for mark in marks] == [True, True, False]
+
+
 def test_two_readers_of_a_weight_share_one_allgather_before_the_casts():
     before = step(W)
     other = node("z", "MatMul", "x w_load")
@@ -123,6 +140,24 @@ def test_two_readers_of_a_weight_share_one_allgather_before_the_casts():
     assert gathered.graph.index.forward_nodes[name].size_bytes == W.size_bytes
     assert gathered.graph.index.forward_nodes["w_cast"].inputs == (name,)
     assert gathered.graph.index.forward_nodes["z"].inputs == ("x", name)
+
+
+@pytest.mark.parametrize(("more", "num_casts"), [((), 1), ((node("joined", "Concat", "tuple"),), 0)])
+def test_a_tuple_reads_a_weight_if_something_computes_with_its_members(more, num_casts):
+    """Then the cast is not its only reader, and what is gathered is float32."""
+    before = step(W)
+    made = node("tuple", "MakeTuple", "w_load")
+    gathered = gather_weights(replace(before, forward=(*before.forward, made, *more)), WeightSharding(2))
+    (name,) = gathered.collectives
+    assert name == ("w_cast@gather" if num_casts else "w_load@gather")
+
+
+@pytest.mark.parametrize("saved", ["w_load", "w_load2"])
+def test_a_weight_that_backward_reads_whole_is_gathered_whole_by_whichever_of_its_reads(saved):
+    before = step(W)
+    forward = (replace(load("w", W), name="w_load2"), *before.forward)
+    gathered = gather_weights(graph([*forward], saved=saved), WeightSharding(2))
+    assert [name.removesuffix("@gather") in ("w_load", "w_load2") for name in gathered.collectives] == [True]
 
 
 def test_recompute_of_the_cast_frees_nothing():
@@ -142,7 +177,7 @@ def test_a_compiled_copy_of_the_cast_may_read_a_handed_over_weight():
     before = step(W, recomputed=True)
     move = typed(node("move", "TensorMove", "w_load"), W)
     forward = [replace(each, inputs=("move",)) if each.name == "w_cast" else each for each in before.forward]
-    tied = typed(node("tied", "Depend", "move_b dout"), W)
+    tied = typed(node("tied", "Depend", "move_b x_b"), W)
     again = replace(before.backward[0], inputs=("tied",))
     compiled = graph([*forward[:2], move, *forward[2:]], [tied, again, before.backward[1]], "move")
     gathered = gather_weights(compiled, WeightSharding(2)).graph

@@ -130,17 +130,17 @@ def shaped(name, op, inputs, *shapes, dtype="bfloat16", **attributes):
     return replace(node(name, op, inputs), outputs=tuple(outputs), attributes=attributes)
 
 
-def ring_step():
+def ring_step(strategy=STRATEGY, is_ring=True):
     operands = [
-        shaped(name, "Mul", f"x{name}", shape, in_strategy=STRATEGY[:1])
+        shaped(name, "Mul", f"x{name}", shape, in_strategy=strategy[:1])
         for name, shape in (("q", QUERY), ("k", KEY), ("v", KEY))
     ]
     score = shaped(
         "f", "FlashAttentionScore", f"q k v {INTEGERS}", STATISTIC, STATISTIC, (0,), QUERY,
-        in_strategy=STRATEGY, enable_ring_attention=True,
+        in_strategy=strategy, enable_ring_attention=is_ring,
     )  # fmt: skip
     gradient = replace(shaped("g", "FlashAttentionScoreGrad", f"q_b k_b v_b d {INTEGERS}", QUERY, KEY, KEY), origin="f")
-    incoming = shaped("d", "Mul", "xq", QUERY, in_strategy=STRATEGY[:1])
+    incoming = shaped("d", "Mul", "xq", QUERY, in_strategy=strategy[:1])
     numbers = {"heads": 4, "many": 2**31 - 1, "zero": 0}
     made = graph([*operands, score], [incoming, gradient], "q k v", **numbers)
     return replace(made, types={f"x{operand.name}": operand.outputs[0] for operand in operands})
@@ -150,6 +150,17 @@ def test_each_exchange_has_keys_and_values_of_one_rank():
     # Keys of a rank: 1 x 4 x 8 x 2 = 64 bytes, values as many. The next rank of the ring is 2 further on.
     found = find_collectives(shard_graph(ring_step()))[0]
     assert found["f"] == found["g"] == (Collective(RING, 128, 4, stride=2),)
+    # Two of a ring have 256 bytes each; without a ring there is nothing to exchange.
+    found = find_collectives(shard_graph(ring_step(((1, 2, 2),) * 3)))[0]
+    assert found["f"] == found["g"] == (Collective(RING, 256, 2, stride=2),)
+    assert find_collectives(shard_graph(ring_step(is_ring=False)))[0] == {}
+
+
+def test_an_attention_that_runs_again_goes_by_the_exchange_of_the_first_time():
+    step = ring_step()
+    copy = replace(step.forward[-1], name="again", origin="f", is_duplicate=True)
+    found = find_collectives(shard_graph(replace(step, backward=(copy, *step.backward))))[0]
+    assert found.keys() == {"f", "g"}
 
 
 def test_pairs_of_the_last_rank():
@@ -200,3 +211,5 @@ def test_where_the_sequence_is_in_either_layout():
         attributes = {"in_strategy": (strategy,) * 3, "enable_ring_attention": True}
         attention = node("f", "FlashAttentionScore", "q k v", **attributes)
         assert ring_axes(graph([attention]), attention) == (4, 2)
+    attention = node("f", "FlashAttentionScore", "q k v", enable_ring_attention=True)
+    assert ring_axes(graph([attention]), attention) == (1, 1)
