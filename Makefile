@@ -49,7 +49,7 @@ test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 mi
 
 test-ray:  ## faults of adaptive runs and of plan --ray on three Ray nodes of this machine; as root also real trainings in networks of their own (12 min, and once 3 min to install)
 	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/pip install --quiet psutil -e '.[cpu,test,ray]'
+	.venv-ray/bin/pip install --quiet -e '.[cpu,test,ray]'
 	.venv-ray/bin/pytest -q tests/training/launch/test_cluster.py tests/training/adaptive/test_ray.py tests/training/adaptive/test_ray_network.py tests/api/test_spread.py
 
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)

@@ -1,6 +1,6 @@
 """A proof as one HTML file without requests, in the style of the page of a simulated step."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 from mindswap.report.calibration import format_figure
 from mindswap.report.html_parts import render
 from mindswap.report.tables import format_table
-from mindswap.training.proof.model import Proof, Verdict, peak_bytes, typical_ns
-from mindswap.units import format_bytes, format_count, format_time
+from mindswap.training.proof.model import Proof, Verdict
+from mindswap.units import format_count, format_time
 from mindswap.version import __version__
 
 # A proof as text, and as JSON.
@@ -60,27 +60,15 @@ def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
     """Measured beside simulated: step time, peak memory and copies of every run; the cells of `FIGURE_HEADER`."""
     rows = []
     for variant in proof.variants:
-        copies = variant.measured.overlap if variant.measured is not None else None
-        # Name, what was measured, where the simulation has it, how it is written.
-        figures: list[tuple[str, int | None, str, Callable[[int], str]]] = [
-            ("step time", typical_ns(variant.measured, proof.is_profiled), "step_time_ns", format_time),
-            ("peak memory", peak_bytes(variant.measured), "peak_bytes", format_bytes),
-        ]
-        if variant.simulated is not None and variant.simulated.copy_ns:
-            figures += [
-                ("copies", copies.copy_ns if copies else None, "copy_ns", format_time),
-                ("copies, exposed", copies.exposed_ns if copies else None, "exposed_copy_ns", format_time),
-                ("copied", copies.size_bytes if copies else None, "copied_bytes", format_bytes),
-            ]
-        for name, measured, attribute, form in figures:
-            cells = [NOTHING if measured is None else form(measured)]
-            for simulated in (variant.simulated, variant.calibrated):
-                figure: int | None = getattr(simulated, attribute, None)
+        for figure in variant.figures:
+            measured = figure.measured
+            cells = [NOTHING if measured is None else figure.form(measured)]
+            for simulated in (figure.simulated, figure.calibrated):
                 difference = NOTHING
-                if measured and figure is not None and proof.target != "CPU":
-                    difference = f"{(figure - measured) * 100 / measured:+.1f} %"
-                cells += [NOTHING if figure is None else form(figure), difference]
-            rows.append((variant.name, name, *cells))
+                if measured and simulated is not None and proof.target != "CPU":
+                    difference = f"{(simulated - measured) * 100 / measured:+.1f} %"
+                cells += [NOTHING if simulated is None else figure.form(simulated), difference]
+            rows.append((variant.name, figure.name, *cells))
     return rows
 
 
@@ -95,12 +83,6 @@ def format_proof_html(proof: Proof) -> str:
     """The page as text; whatever is from the user's files and logs is escaped."""
     # A column without a figure in it goes; on a CPU the charts have only what is simulated.
     columns = slice(None) if any(variant.calibrated is not None for variant in proof.variants) else slice(0, 5)
-    times, sizes = [], []
-    for variant in proof.variants:
-        measured, simulated = variant.measured if proof.target != "CPU" else None, variant.simulated
-        step_ns = typical_ns(measured, proof.is_profiled)
-        times.append((variant.name, step_ns, simulated.step_time_ns if simulated else None))
-        sizes.append((variant.name, peak_bytes(measured), simulated.peak_bytes if simulated else None))
     return render(
         "proof.html",
         title=Path(proof.config).name,
@@ -110,13 +92,9 @@ def format_proof_html(proof: Proof) -> str:
         remark="Whatever is called simulated was not measured.",
         proof=proof,
         workers=format_count(proof.num_workers, "worker"),
-        times=times,
-        sizes=sizes,
         figures=(FIGURE_HEADER[columns], [row[columns] for row in figure_rows(proof)]),
         losses=_losses(proof),
         figure=format_figure,
-        format_time=format_time,
-        format_bytes=format_bytes,
     )
 
 
@@ -125,13 +103,11 @@ def _cards(proof: Proof) -> Iterable[tuple[str, str, str, str]]:
     judged = "bad" if counts[Verdict.FAIL] or proof.is_interrupted else "good"
     yield "checks that hold", f"{counts[Verdict.PASS]} of {len(proof.checks)}", verdict_line(proof), judged
     for variant in proof.variants:
-        step = typical_ns(variant.measured, proof.is_profiled)
-        value = format_time(step) if step is not None else "not timed"
-        simulated = variant.simulated
-        beside = variant.skipped
-        if simulated is not None:
+        step, beside = variant.figures[0], variant.skipped
+        value = format_time(step.measured) if step.measured is not None else "not timed"
+        if step.simulated is not None:
             where = " on the device" if proof.target == "CPU" else ""
-            beside = f"{format_time(simulated.step_time_ns)} simulated{where}"
+            beside = f"{format_time(step.simulated)} simulated{where}"
         yield f"{variant.name}: step on {proof.target}", value, f"{beside}; {variant.title}", ""
     yield "the whole proof took", format_time(round(proof.wall_s * 1e9)), "", ""
 

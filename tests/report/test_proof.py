@@ -3,7 +3,7 @@ from dataclasses import replace
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import figure_rows, format_proof, format_proof_html, proof_to_json
 from mindswap.training.proof.checks import make_checks
-from mindswap.training.proof.model import Fit, Simulated
+from mindswap.training.proof.model import Simulated
 from tests.schema import answer_of
 from tests.training.proof.builders import GIB, LOSSES, MS, measured, proof, with_yaml
 
@@ -31,17 +31,16 @@ def test_a_loss_that_differs_stands_out():
 
 
 def test_the_calibration_is_shown_with_what_it_replaces():
-    fits = (
-        Fit("memory_bandwidth_fraction", 600, 710, "80 kernels"),
-        Fit("d2h", 23_000_000_000, None, "too few copies"),
-    )
-    whole = proof(calibration=fits, calibration_notes=("no trace_view.json",))
+    replaced = {"name": "collective_fraction", "before": 600, "fitted": 710, "num_samples": 80, "is_accepted": True}
+    kept = {"name": "d2h", "before": 23_000_000_000, "fitted": 20, "num_samples": 2, "is_accepted": False}
+    figures = [{**replaced, "objection": ""}, {**kept, "objection": "too few copies"}]
+    whole = proof(calibration={"figures": figures, "notes": ["no trace_view.json"]})
     whole = with_yaml(whole, calibrated=Simulated(103 * MS, 15 * GIB, 40 * MS, 4 * MS, 2 * GIB))
     text = page(whole)
     for part in (
         "0.600",
         "0.710",
-        "80 kernels",
+        "80 samples",
         "23.0 GB/s",
         "stays",
         "too few copies",

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
+
+import psutil
 
 from mindswap.errors import LaunchError
 
@@ -44,33 +46,17 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _living() -> Iterator[tuple[int, int]]:
-    """Process and parent of all that have not ended."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            # pid (name) state parent ...; the name may hold anything.
-            state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                yield int(folder.name), int(parent)
-
-
-def _environment(pid: int) -> list[bytes]:
-    """`NAME=value` of a process; nothing of one that has ended, or is of another user."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+def _looked_at(processes: Iterable[psutil.Process], what: str) -> Iterator[tuple[int, Any]]:
+    """Number and `what` of each; not of one that has ended meanwhile, or is of another user."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            yield process.pid, getattr(process, what)()
 
 
 def descendants() -> list[int]:
     """Children, their children and so on, parents first; those that have ended are left out."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in _living():
-        children.setdefault(parent, []).append(pid)
-    found = [os.getpid()]
-    for pid in found:
-        found += children.get(pid, [])
-    return found[1:]
+    found = _looked_at(psutil.Process().children(recursive=True), "status")
+    return [pid for pid, state in found if state != psutil.STATUS_ZOMBIE]
 
 
 def stop_descendants(grace_s: float = 5.0) -> int:
@@ -99,19 +85,14 @@ def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s:
 
 def marked_processes(name: str, value: str) -> list[int]:
     """Processes that were started with this environment variable, whoever their parent is now."""
-    entry = f"{name}={value}".encode()
-    return [pid for pid, _ in _living() if entry in _environment(pid)]
+    return [pid for pid, own in _looked_at(psutil.process_iter(), "environ") if own.get(name) == value]
 
 
 def worker_ranks() -> dict[int, int]:
     """Rank by process of the workers of msrun below this process."""
-    found = {}
-    for pid in descendants():
-        words = _environment(pid)
-        rank = next((word[8:] for word in words if word.startswith(b"RANK_ID=")), b"")
-        if b"MS_ROLE=MS_WORKER" in words and rank.isdigit():
-            found[pid] = int(rank)
-    return found
+    found = _looked_at(psutil.Process().children(recursive=True), "environ")
+    ranks = {pid: own.get("RANK_ID", "") for pid, own in found if own.get("MS_ROLE") == "MS_WORKER"}
+    return {pid: int(rank) for pid, rank in ranks.items() if rank.isdigit()}
 
 
 def raise_process_limit() -> None:

@@ -1,9 +1,9 @@
 """Every statement of a proof held against the runs."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from mindswap.training.proof.model import Check, MeasuredRun, Proof, Simulated, Variant, Verdict, peak_bytes, typical_ns
+from mindswap.training.proof.model import Check, MeasuredRun, Proof, Simulated, Variant, Verdict
 from mindswap.units import format_bytes, format_time
 
 # The simulator claims no more: 15 % of the step time for a single configuration (issue of the published runs).
@@ -58,20 +58,21 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
 
 
 def _check_effect(variant: Variant) -> Iterator[Check]:
-    effect = variant.effect
-    if effect is None:
-        return
+    said = variant.effect or {}
     name, expected = "compiled graph", "does what the configuration asks, no more and no less"
-    if effect.problem:
-        yield Check(variant.name, name, expected, "could not be compiled", Verdict.FAIL, effect.problem)
-    elif effect.is_graph_ok is not None:
-        seen = f"{effect.num_pairs} copies out and back, {format_bytes(effect.swapped_bytes)}"
-        reason = "" if effect.is_graph_ok else f"mindswap verify {variant.config}"
-        yield Check(variant.name, name, expected, seen, _verdict(effect.is_graph_ok), reason)
-    if effect.are_logs_ok is not None:
-        seen = "they do" if effect.are_logs_ok else "they do not"
-        expected, findings = "all workers log the policy as specified", "; ".join(effect.log_findings)
-        yield Check(variant.name, "log lines", expected, seen, _verdict(effect.are_logs_ok), findings)
+    layers, logs = said.get("layers"), said.get("logs")
+    if said.get("error"):
+        yield Check(variant.name, name, expected, "could not be compiled", Verdict.FAIL, said["error"])
+    elif layers:
+        num_pairs, size = (sum(layer.get(key, 0) for layer in layers) for key in ("num_pairs", "swapped_bytes"))
+        # `ok` of the answer is that of graph and logs together.
+        is_ok = all(layer["ok"] for layer in layers) and bool(said["ok"] or (logs and not logs["ok"]))
+        seen, reason = f"{num_pairs} copies out and back, {format_bytes(size)}", f"mindswap verify {variant.config}"
+        yield Check(variant.name, name, expected, seen, _verdict(is_ok), "" if is_ok else reason)
+    if logs:
+        seen, expected = "they do" if logs["ok"] else "they do not", "all workers log the policy as specified"
+        findings = [f"{one['level']}: {one['message']}" for one in logs["findings"] if one["level"] != "note"]
+        yield Check(variant.name, "log lines", expected, seen, _verdict(logs["ok"]), "; ".join(findings))
 
 
 def _verdict(is_ok: bool) -> Verdict:
@@ -121,24 +122,25 @@ def _is_same(a: float, b: float, is_exact: bool) -> bool:
 
 
 def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simulated: Simulated) -> Iterator[Check]:
-    is_cpu, peak, step = proof.target == "CPU", peak_bytes(measured), typical_ns(measured, proof.is_profiled)
-    forms: tuple[Callable[[int], str], ...] = (format_bytes, format_time)
+    is_cpu = proof.target == "CPU"
+    step, peak = variant.figures[:2]
     no_statistics = "no statistics in the logs (MS_MEMORY_STATISTIC)"
-    for name, expected, seen, tolerance, form, reason in (
-        ("peak memory", simulated.peak_bytes, peak, MEMORY_PERMILLE, forms[0], (no_statistics, _NO_DEVICE_MEMORY)),
-        ("step time", simulated.step_time_ns, step, STEP_PERMILLE, forms[1], ("no step was timed", _NO_DEVICE_TIME)),
+    for figure, tolerance, reason in (
+        (peak, MEMORY_PERMILLE, (no_statistics, _NO_DEVICE_MEMORY)),
+        (step, STEP_PERMILLE, ("no step was timed", _NO_DEVICE_TIME)),
     ):
+        expected, seen, form = figure.simulated or 0, figure.measured, figure.form
         wanted = f"{form(expected)} simulated, within {tolerance / 10:g} %"
         if not seen or is_cpu:
             text = "nothing" if seen is None else f"{form(seen)} on this CPU"
-            yield Check(variant.name, name, wanted, text, Verdict.UNSEEN, reason[is_cpu])
+            yield Check(variant.name, figure.name, wanted, text, Verdict.UNSEEN, reason[is_cpu])
         else:
             # The error of the simulation, as everywhere: in parts of what was measured.
             error = 100 * (expected - seen) / seen
             verdict = _verdict(abs(seen - expected) * 1000 <= tolerance * seen)
-            yield Check(variant.name, name, wanted, f"{form(seen)}: simulated {error:+.1f} %", verdict)
-        if variant.budget_bytes is not None and name == "peak memory":
-            yield _budget(variant.name, variant.budget_bytes, None if is_cpu else peak)
+            yield Check(variant.name, figure.name, wanted, f"{form(seen)}: simulated {error:+.1f} %", verdict)
+        if variant.budget_bytes is not None and figure is peak:
+            yield _budget(variant.name, variant.budget_bytes, None if is_cpu else seen)
     if simulated.copy_ns:
         yield _overlap(variant.name, measured, simulated, is_cpu)
 

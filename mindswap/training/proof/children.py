@@ -17,10 +17,9 @@ from mindswap.training.adaptive.nodes import Nodes, RayNodes
 from mindswap.training.adaptive.state import attempt_folder
 from mindswap.training.launch.cluster import NodeLost
 from mindswap.training.launch.msrun import free_port, worker_log
-from mindswap.training.launch.processes import Answer
 from mindswap.training.logs.read import read_worker_logs
 from mindswap.training.logs.step_report import ReportedStep, parse_steps
-from mindswap.training.proof.model import Fit, MeasuredRun, Simulated, VerifiedEffect, Worker
+from mindswap.training.proof.model import MeasuredRun, Simulated, Worker
 from mindswap.training.proof.overlap import Overlap, trace_overlap
 
 POLL_S = 0.3
@@ -124,39 +123,7 @@ def read_simulated(data: Mapping[str, Any]) -> Simulated:
     )
 
 
-def read_effect(answer: Answer) -> VerifiedEffect:
-    """From `mindswap verify --json --log`."""
-    if answer.data is None:
-        return VerifiedEffect(problem=answer.error or f"mindswap verify: exit code {answer.exit_code}")
-    data = answer.data
-    layers = data.get("layers") or []
-    logs = data.get("logs")
-    findings = [one for one in logs["findings"] if one["level"] != "note"] if logs else []
-    # `ok` of the answer is that of graph and logs together.
-    is_graph_ok = all(layer["ok"] for layer in layers) and bool(data["ok"] or (logs and not logs["ok"]))
-    return VerifiedEffect(
-        is_graph_ok=is_graph_ok if layers else None,
-        num_pairs=sum(layer.get("num_pairs", 0) for layer in layers),
-        swapped_bytes=sum(layer.get("swapped_bytes", 0) for layer in layers),
-        are_logs_ok=logs["ok"] if logs else None,
-        log_findings=tuple(f"{one['level']}: {one['message']}" for one in findings),
-    )
-
-
-def read_fits(data: Mapping[str, Any]) -> tuple[Fit, ...]:
-    """From `mindswap calibrate --json`."""
-    return tuple(
-        Fit(
-            one["name"],
-            one["before"],
-            one["fitted"] if one["is_accepted"] else None,
-            one["objection"] or f"{one['num_samples']} samples",
-        )
-        for one in data["figures"]
-    )
-
-
-def read_measured(folder: Path, exit_code: int, wall_s: float) -> MeasuredRun:
+def read_measured(folder: Path, exit_code: int, wall_s: float, is_profiled: bool = False) -> MeasuredRun:
     """The logs and the profile that a run left in its folder."""
     logs = read_worker_logs(folder / "logs") if (folder / "logs").is_dir() else ()
     workers = tuple(
@@ -171,7 +138,8 @@ def read_measured(folder: Path, exit_code: int, wall_s: float) -> MeasuredRun:
     is_short = any(not event.is_host for log in logs if not log.is_finished for event in log.oom_events)
     errors = [log.last_error for log in logs if log.last_error and not log.is_finished]
     profile, overlap = _read_profile(folder / "profile")
-    return MeasuredRun(exit_code, wall_s, workers, is_short, overlap, profile, errors[0] if errors else "")
+    error = errors[0] if errors else ""
+    return MeasuredRun(exit_code, wall_s, workers, is_short, overlap, profile, error, is_profiled)
 
 
 def _read_steps(log: Path) -> tuple[ReportedStep, ...]:

@@ -1,11 +1,13 @@
 """Data of a proof, from the simulation and from the runs."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mindswap.training.logs.step_report import ReportedStep
 from mindswap.training.proof.overlap import Overlap
+from mindswap.units import format_bytes, format_time
 
 
 class Verdict(enum.Enum):
@@ -67,19 +69,30 @@ class MeasuredRun:
     overlap: Overlap | None = None  # of the profiled step; None without a profile of a device
     profile: str | None = None  # folder of the profile; None without one
     last_error: str = ""  # what the logs say went wrong
+    is_profiled: bool = False  # the last step was
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Highest use of device memory of any worker, without fragments; None where no log says it."""
+        return max((worker.used_peak_bytes or 0 for worker in self.workers), default=0) or None
+
+    @property
+    def step_ns(self) -> int | None:
+        """The middle of the steps of the slowest worker, without the compiling and the profiled; None without any."""
+        timed = (worker.steps[1 : len(worker.steps) - self.is_profiled] for worker in self.workers)
+        times = [sorted(step.duration_ns for step in steps) for steps in timed if steps]
+        return max((own[len(own) // 2] for own in times), default=None)
 
 
 @dataclass(frozen=True)
-class VerifiedEffect:
-    """Answer of `mindswap verify` about a run: the compiled graph, and the log of every worker."""
+class Figure:
+    """A figure of a run, measured beside simulated; None where there is none."""
 
-    is_graph_ok: bool | None = None  # the graph does what the configuration asks; None where nothing is asked
-    # num_pairs, swapped_bytes: copies of all layers
-    num_pairs: int = 0
-    swapped_bytes: int = 0
-    are_logs_ok: bool | None = None  # every worker logged the policy; None without logs
-    log_findings: tuple[str, ...] = ()  # errors and warnings of the logs
-    problem: str = ""  # why it could not be verified
+    name: str
+    form: Callable[[int], str]  # how it is written
+    measured: int | None
+    simulated: int | None
+    calibrated: int | None  # simulated with the figures that the profile gives
 
 
 @dataclass(frozen=True)
@@ -91,20 +104,27 @@ class Variant:
     config: str  # file that the workers read
     simulated: Simulated | None = None  # before the run
     calibrated: Simulated | None = None  # with the figures that the profile gives; None without a profile
-    effect: VerifiedEffect | None = None  # None where it was not verified
+    effect: Mapping[str, Any] | None = None  # what `mindswap verify --json` says; None where it was not asked
     measured: MeasuredRun | None = None  # None where it did not run
     skipped: str = ""  # why it did not run
     budget_bytes: int | None = None  # that the plan was made for
 
-
-@dataclass(frozen=True)
-class Fit:
-    """A figure of the device that the profile was asked for."""
-
-    name: str  # of the figure
-    before: int  # in the device file, in its smallest unit
-    after: int | None  # as the profile has it; None where it stays
-    basis: str  # what it was fitted to, or why it stays
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Step time, peak memory, and its copies where it has any."""
+        run, copies = self.measured, self.measured and self.measured.overlap
+        rows: list[tuple[str, Callable[[int], str], int | None, str]] = [
+            ("step time", format_time, run and run.step_ns, "step_time_ns"),
+            ("peak memory", format_bytes, run and run.peak_bytes, "peak_bytes"),
+        ]
+        if self.simulated is not None and self.simulated.copy_ns:
+            rows += [
+                ("copies", format_time, copies and copies.copy_ns, "copy_ns"),
+                ("copies, exposed", format_time, copies and copies.exposed_ns, "exposed_copy_ns"),
+                ("copied", format_bytes, copies and copies.size_bytes, "copied_bytes"),
+            ]
+        both = (self.simulated, self.calibrated)
+        return tuple(Figure(*row, *(getattr(each, key, None) for each in both)) for *row, key in rows)
 
 
 @dataclass(frozen=True)
@@ -125,8 +145,8 @@ class Proof:
     environment: Mapping[str, str] = field(default_factory=dict)  # of the machine
     variants: tuple[Variant, ...] = ()  # in order
     checks: tuple[Check, ...] = ()  # in order
-    calibration: tuple[Fit, ...] = ()  # figures that the profile was asked for; empty without a profile of a device
-    calibration_notes: tuple[str, ...] = ()  # what could not be fitted, and why
+    # what `mindswap calibrate --json` says; empty without a profile of a device
+    calibration: Mapping[str, Any] = field(default_factory=dict)
     calibration_problem: str = ""  # why nothing was simulated with them; "" if it was
     is_interrupted: bool = False  # ended by the user before all runs were over
     wall_s: float = 0.0  # of the whole proof
@@ -135,22 +155,3 @@ class Proof:
     def is_ok(self) -> bool:
         """No check failed, and all of them were made."""
         return not self.is_interrupted and all(check.verdict is not Verdict.FAIL for check in self.checks)
-
-
-def peak_bytes(measured: MeasuredRun | None) -> int | None:
-    """Highest use of device memory of any worker of a run, without fragments; None where no log says it."""
-    workers = measured.workers if measured is not None else ()
-    return max((worker.used_peak_bytes or 0 for worker in workers), default=0) or None
-
-
-def typical_ns(measured: MeasuredRun | None, is_profiled: bool) -> int | None:
-    """Step time of a run: the middle of its steps, of the slowest worker, without the compiling and the profiled one.
-
-    None where no step is left. `is_profiled`: the last step was.
-    """
-    times = []
-    for worker in measured.workers if measured is not None else ():
-        own = sorted(step.duration_ns for step in worker.steps[1 : len(worker.steps) - is_profiled])
-        if own:
-            times.append(own[len(own) // 2])
-    return max(times, default=None)

@@ -17,14 +17,7 @@ from mindswap.files import write_new
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.launch.processes import Answer, ask
-from mindswap.training.proof.children import (
-    RayPlace,
-    read_effect,
-    read_fits,
-    read_measured,
-    read_simulated,
-    run_workers,
-)
+from mindswap.training.proof.children import RayPlace, read_measured, read_simulated, run_workers
 from mindswap.training.proof.derive import (
     RunOptions,
     SyntheticData,
@@ -35,7 +28,7 @@ from mindswap.training.proof.derive import (
     switched_off,
     with_absolute_paths,
 )
-from mindswap.training.proof.model import MeasuredRun, Proof, Simulated, Variant, typical_ns
+from mindswap.training.proof.model import MeasuredRun, Proof, Simulated, Variant
 from mindswap.training.proof.support_bundle import describe_machine
 from mindswap.units import format_bytes, format_count, format_time
 
@@ -208,7 +201,9 @@ def run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
         if variant.name != "off":
             request.say(f"{variant.name}: compiled graph and log lines")
             words = ["verify", "--json", variant.config, "--log", str(request.folder / variant.name / "logs")]
-            variant = replace(variant, effect=read_effect(ask(words)))
+            answer = ask(words)
+            said = answer.data or {"error": answer.error or f"mindswap verify: exit code {answer.exit_code}"}
+            variant = replace(variant, effect=said)
             proof = replace(proof, variants=(*before, variant, *behind))
             yield proof
         if measured.exit_code and not measured.is_out_of_memory:
@@ -227,8 +222,8 @@ def _run(request: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     begin_s = time.monotonic()
     cluster = request.cluster and replace(request.cluster, files=_data_files(request.folder))
     code = run_workers(request.config, Path(variant.config), folder, proof.num_workers, request.say, cluster)
-    measured = read_measured(folder, code, time.monotonic() - begin_s)
-    step = typical_ns(measured, proof.is_profiled)
+    measured = read_measured(folder, code, time.monotonic() - begin_s, proof.is_profiled)
+    step = measured.step_ns
     losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
     if measured.is_out_of_memory:
         outcome = "out of device memory"
@@ -260,8 +255,7 @@ def calibrated(request: ProofRequest, proof: Proof) -> Proof:
     answer = ask(["calibrate", profile, "-o", str(file), "--device", device, "--json"])
     if answer.data is not None:
         write_new(request.folder / "calibration.json", json.dumps(answer.data, indent=1) + "\n")
-        notes = tuple(map(str, answer.data["notes"]))
-        proof = replace(proof, calibration=read_fits(answer.data), calibration_notes=notes)
+        proof = replace(proof, calibration=answer.data)
     if answer.exit_code or answer.data is None:
         return replace(proof, calibration_problem=answer.error or "mindswap calibrate failed")
     variants = tuple(

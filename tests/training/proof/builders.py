@@ -1,7 +1,7 @@
 """A proof on 8 cards that never was: round numbers, for checks and reports."""
 
 from mindswap.training.logs.step_report import ReportedStep
-from mindswap.training.proof.model import MeasuredRun, Proof, Simulated, Variant, VerifiedEffect, Worker
+from mindswap.training.proof.model import MeasuredRun, Proof, Simulated, Variant, Worker
 from mindswap.training.proof.overlap import Overlap
 
 GIB = 1 << 30
@@ -21,14 +21,18 @@ def worker(number, peak_bytes=20 * GIB, losses=LOSSES, slower_ms=0):
 
 def measured(peak_bytes=20 * GIB, losses=LOSSES, overlap=None, **changes):
     workers = tuple(worker(number, peak_bytes, losses, slower_ms=number) for number in range(2))
-    return MeasuredRun(0, 70.0, workers, overlap=overlap, **changes)
+    return MeasuredRun(0, 70.0, workers, overlap=overlap, **{"is_profiled": True, **changes})
+
+
+LAYER = {"ok": True, "num_pairs": 8, "swapped_bytes": GIB}
+VERIFIED = {"ok": True, "error": None, "layers": [LAYER], "logs": {"ok": True, "findings": []}}
 
 
 def proof(**changes):
     off = Variant("off", "nothing swapped, nothing recomputed", "off.yaml", Simulated(100 * MS, 20 * GIB, 0, 0, 0))
     yaml = Variant(
         "yaml", "as the configuration asks", "yaml.yaml", Simulated(110 * MS, 15 * GIB, 40 * MS, 4 * MS, 2 * GIB),
-        effect=VerifiedEffect(True, 8, GIB, True),
+        effect=VERIFIED,
     )  # fmt: skip
     # 36 of 40 ms are hidden: 90 %.
     overlap = Overlap(16, 2 * GIB, 40 * MS, 36 * MS, MS, 90 * MS)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mindswap.training.proof.checks import make_checks
-from mindswap.training.proof.model import MeasuredRun, Simulated, Verdict, VerifiedEffect, typical_ns
+from mindswap.training.proof.model import MeasuredRun, Simulated, Verdict
 from mindswap.training.proof.overlap import Overlap
-from tests.training.proof.builders import GIB, LOSSES, MS, measured, proof, with_yaml
+from tests.training.proof.builders import GIB, LAYER, LOSSES, MS, measured, proof, with_yaml
 
 NAMES = ["training", "compiled graph", "log lines", "losses", "peak memory", "step time", "copies overlap compute"]
 
@@ -24,9 +24,9 @@ def test_a_good_proof_passes_every_check():
 
 def test_the_step_time_is_that_of_the_slowest_worker_without_first_and_profiled_step():
     # Worker 1 is 1 ms slower: 103, 101, 102, the middle of which is 102 ms.
-    assert typical_ns(measured(), is_profiled=True) == 102 * MS
+    assert measured().step_ns == 102 * MS
     # With the last one: 103, 101, 102, 5001; the middle of four is taken above.
-    assert typical_ns(measured(), is_profiled=False) == 103 * MS
+    assert measured(is_profiled=False).step_ns == 103 * MS
 
 
 def test_on_a_cpu_figures_of_the_device_are_not_visible_and_nothing_fails():
@@ -96,15 +96,38 @@ def test_losses_that_are_no_numbers_prove_nothing():
     assert checks(whole)["losses"].verdict is Verdict.FAIL
 
 
-def test_graph_and_log_lines_fail_with_what_verify_found():
-    effect = VerifiedEffect(False, 0, 0, False, ("error: no line for layer 0",))
-    found = checks(with_yaml(proof(), effect=effect))
-    assert found["compiled graph"].verdict is found["log lines"].verdict is Verdict.FAIL
-    assert found["log lines"].reason == "error: no line for layer 0"
+LOGS = {"ok": False, "findings": [{"level": "error", "message": "no log"}, {"level": "note", "message": "CPU"}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"ok": True, "layers": [LAYER, LAYER]}, {"compiled graph": ("pass", "16 copies out and back, 2.0 GiB", "")}),
+        (
+            {"ok": False, "layers": [LAYER], "logs": LOGS},
+            {
+                "compiled graph": ("pass", "8 copies out and back, 1.0 GiB", ""),
+                "log lines": ("fail", "they do not", "error: no log"),
+            },
+        ),
+        (
+            {"ok": False, "layers": [{**LAYER, "ok": False}], "logs": LOGS},
+            {
+                "compiled graph": ("fail", "8 copies out and back, 1.0 GiB", "mindswap verify yaml.yaml"),
+                "log lines": ("fail", "they do not", "error: no log"),
+            },
+        ),
+        ({"ok": True, "layers": []}, {}),
+    ],
+)
+def test_graph_and_log_lines_are_what_verify_found(said, expected):
+    found = checks(with_yaml(proof(), effect=said))
+    shown = {name: (check.verdict.value, check.seen, check.reason) for name, check in found.items()}
+    assert {name: shown[name] for name in ("compiled graph", "log lines") if name in shown} == expected
 
 
 def test_a_graph_that_cannot_be_compiled_fails():
-    check = checks(with_yaml(proof(), effect=VerifiedEffect(problem="no")))["compiled graph"]
+    check = checks(with_yaml(proof(), effect={"error": "no"}))["compiled graph"]
     assert (check.verdict, check.reason) == (Verdict.FAIL, "no")
 
 

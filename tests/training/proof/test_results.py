@@ -4,10 +4,9 @@ import tarfile
 
 import pytest
 
-from mindswap.training.launch.processes import Answer
 from mindswap.training.logs.step_report import ReportedStep, format_step
-from mindswap.training.proof.children import read_effect, read_fits, read_measured, read_simulated
-from mindswap.training.proof.model import Fit, Simulated, VerifiedEffect
+from mindswap.training.proof.children import read_measured, read_simulated
+from mindswap.training.proof.model import Simulated
 from mindswap.training.proof.support_bundle import describe_machine, pack
 from tests.simulator.cost.profiles import copy, kernel, write_profile
 
@@ -98,37 +97,6 @@ def test_a_simulated_step_without_its_terms():
     data = {"step_time_ns": 1200, "peak_bytes": 9, "stages": [first], "terms": [{"duration_ns": 200}]}
     # The links are busy 20 % and 30 % of 1000 ns.
     assert read_simulated(data) == Simulated(1200, 9, 500, 15, 10)
-
-
-LAYER = {"ok": True, "num_pairs": 3, "swapped_bytes": 100}
-LOGS = {"ok": False, "findings": [{"level": "error", "message": "no log"}, {"level": "note", "message": "CPU"}]}
-
-
-@pytest.mark.parametrize(
-    ("data", "effect"),
-    [
-        ({"ok": True, "layers": [LAYER, LAYER]}, VerifiedEffect(True, 6, 200, None)),
-        ({"ok": False, "layers": [LAYER], "logs": LOGS}, VerifiedEffect(True, 3, 100, False, ("error: no log",))),
-        (
-            {"ok": False, "layers": [{**LAYER, "ok": False}], "logs": LOGS},
-            VerifiedEffect(False, 3, 100, False, ("error: no log",)),
-        ),
-        ({"ok": True, "layers": []}, VerifiedEffect()),
-    ],
-)
-def test_what_verify_says(data, effect):
-    assert read_effect(Answer(0 if data["ok"] else 1, data, "")) == effect
-
-
-def test_what_calibrate_says():
-    figure = {"name": "d2h", "before": 23, "fitted": 20, "num_samples": 16, "is_accepted": True, "objection": ""}
-    refused = {**figure, "is_accepted": False, "objection": "too few"}
-    fits = (Fit("d2h", 23, 20, "16 samples"), Fit("d2h", 23, None, "too few"))
-    assert read_fits({"figures": [figure, refused]}) == fits
-
-
-def test_what_verify_cannot_say():
-    assert read_effect(Answer(1, None, "no network")) == VerifiedEffect(problem="no network")
 
 
 def test_what_is_sent_back_has_no_data_and_only_telling_lines(tmp_path):
