@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mindswap.commands import Parser, UsageError
 from mindswap.config.source import use_folder
-from mindswap.errors import MindswapError, PolicyError
+from mindswap.errors import MindswapError, PolicyError, StoppedBySignal
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StoppedBySignal) as stop:
         print("mindswap: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
     except BrokenPipeError:  # `mindswap check ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

@@ -13,6 +13,14 @@ class MindswapError(Exception):
     """Something the user can mend; the text says what is wrong, what is allowed and how to fix it."""
 
 
+class StoppedBySignal(BaseException):
+    """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.exit_code = 128 + number
+
+
 def require(name: str, value: object, *kinds: type) -> None:
     """Refuse what a Python user gives for an argument if it is of none of these kinds; a bool is not a number.
 

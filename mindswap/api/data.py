@@ -1,14 +1,10 @@
 """Text -> the MindRecord that MindFormers trains on."""
 
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -61,8 +57,7 @@ def prepare_data(
     sources = find_text_sources(texts)
     tokenizer = ByteTokenizer() if tokenizer_path is None else load_tokenizer(tokenizer_path, eos_token)
     require_mindspore()
-    with _terminate_like_ctrl_c():
-        counts = _write_mindrecord(output, sources, tokenizer, seq_length, is_newer, overwrite)
+    counts = _write_mindrecord(output, sources, tokenizer, seq_length, is_newer, overwrite)
     return {
         "output": str(output),
         "seq_length": seq_length,
@@ -129,17 +124,3 @@ def _too_little(counts: SampleCounts, seq_length: int) -> DataError:
 
 def _files(output: Path) -> list[Path]:
     return [output, output.with_name(output.name + INDEX_SUFFIX)]
-
-
-@contextmanager
-def _terminate_like_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that the temporary folder goes."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

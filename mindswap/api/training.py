@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mindswap.check.doctor.software import count_cards, has_cards, require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import ASCEND, is_on_cpu, read_device_target
-from mindswap.errors import LaunchError, LogError, system_errors_as
+from mindswap.errors import LaunchError, LogError, StoppedBySignal, system_errors_as
 from mindswap.files import DATA, put_aside, refuse_existing, write_new
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof_html, proof_to_json
@@ -20,7 +20,6 @@ from mindswap.training.adaptive.model import State
 from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
 from mindswap.training.adaptive.watch import RunWatch
 from mindswap.training.launch.processes import (
-    StoppedBySignal,
     adopt_orphans,
     hold_lifeline,
     signals_raise,
@@ -159,7 +158,7 @@ def prove(
             code = 0
     except StoppedBySignal as signal:
         request.say("interrupted: all workers are stopped")
-        code = 128 + signal.number
+        code = signal.exit_code
     finally:
         stop_descendants()
     if proof is None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindswap.check.doctor.software import has_cards
-from mindswap.errors import LaunchError, PolicyError
+from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
 from mindswap.report.problems import format_problems
 from mindswap.training.launch.arguments import Job, parse_arguments, split_order, worker_command
 from mindswap.training.launch.msrun import (
@@ -49,7 +49,6 @@ from mindswap.training.launch.msrun import (
     worker_log,
 )
 from mindswap.training.launch.processes import (
-    StoppedBySignal,
     adopt_orphans,
     raise_process_limit,
     signals_raise,
@@ -84,7 +83,7 @@ def main(words: list[str] | None = None) -> int:
     except PolicyError as error:
         print(format_problems(error.problems), file=sys.stderr)
     except StoppedBySignal as stop:
-        return 128 + stop.number
+        return stop.exit_code
     return 1
 
 

@@ -10,9 +10,9 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.expand import StageRecompute
 from mindswap.policy.mindformers_2x.tables import Form, Model
-from mindswap.policy.model import Layers, Policy
+from mindswap.policy.model import Policy
 from mindswap.policy.words import index_runs, name_indices
-from mindswap.report.policy_text import AlikeLayers, PartAction, StepKind, format_steps, group_layers
+from mindswap.report.policy_text import AlikeLayers, StepKind, format_steps, group_layers
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_table
 
@@ -38,19 +38,8 @@ def explain_layers(
 ) -> Explanation:
     """Explanation of a policy, layer by layer; `stages`: with swap off, what the policy is from."""
     acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
-    groups = tuple(_merge(group_layers(acting, num_layers, trees, with_reasons=True)))
+    groups = group_layers(acting, num_layers, trees, with_reasons=True)
     return Explanation(policy, groups, num_layers, trees.source if trees is not None else None, stages)
-
-
-def _merge(groups: Sequence[AlikeLayers]) -> Iterator[AlikeLayers]:
-    """Equal layers as one group, also where others are between them."""
-    indices: dict[tuple[PartAction, ...], list[int]] = {}
-    for group in groups:
-        indices.setdefault(group.steps, []).extend(group.layers.indices or ())
-    for steps, layers in indices.items():
-        if layers:
-            yield AlikeLayers(Layers(tuple(layers)), steps)
-    yield from (group for group in groups if group.layers.indices is None)
 
 
 def format_explanation(explanation: Explanation) -> str:

@@ -74,7 +74,7 @@ class AlikeLayers:
 def group_layers(
     policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_reasons: bool = False
 ) -> tuple[AlikeLayers, ...]:
-    """Actions in each layer, consecutive equal layers together.
+    """Actions in each layer, equal layers together, in order of their first.
 
     Args:
         policy: a normalised policy.
@@ -84,7 +84,7 @@ def group_layers(
     """
     named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
     known: dict[tuple[object, ...], tuple[PartAction, ...]] = {}
-    runs: list[tuple[list[int], tuple[PartAction, ...]]] = []
+    alike: dict[tuple[PartAction, ...], list[int]] = {}
     for index in range(num_layers) if num_layers is not None else sorted(named):
         tree = trees.layers[index] if trees is not None and index < len(trees.layers) else None
         signature = (id(tree), *(index in layers for layers in _all_layers(policy)))
@@ -92,11 +92,8 @@ def group_layers(
             known[signature] = _steps(policy, index)
             if tree is not None:
                 known[signature] = _resolved_steps(resolve_layer(policy, index, tree), with_reasons)
-        if runs and runs[-1][1] == known[signature] and runs[-1][0][-1] == index - 1:
-            runs[-1][0].append(index)
-        else:
-            runs.append(([index], known[signature]))
-    groups = [AlikeLayers(Layers(tuple(indices)), steps) for indices, steps in runs]
+        alike.setdefault(known[signature], []).append(index)
+    groups = [AlikeLayers(Layers(tuple(indices)), steps) for steps, indices in alike.items()]
     if num_layers is None:
         groups.append(AlikeLayers(Layers(None), _steps(policy, _UNNAMED_LAYER)))
     return tuple(groups)

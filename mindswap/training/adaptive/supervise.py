@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mindswap.errors import LaunchError, MindswapError
+from mindswap.errors import LaunchError, MindswapError, StoppedBySignal
 from mindswap.training.adaptive.decide import decide
 from mindswap.training.adaptive.model import (
     Action,
@@ -35,7 +35,6 @@ from mindswap.training.adaptive.watch import Seen
 from mindswap.training.launch.cluster import NodeLost
 from mindswap.training.launch.msrun import require_room
 from mindswap.training.launch.processes import (
-    StoppedBySignal,
     adopt_orphans,
     marked_processes,
     signals_raise,
@@ -82,7 +81,7 @@ class AdaptiveRun:
                 self.say("stopping all workers")
                 self.nodes.stop_all()
                 self._take(Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
-                return 128 + stop.number, self.state
+                return stop.exit_code, self.state
             except MindswapError as error:
                 self.state = replace(self.state, exit_reason=str(error))  # why it cannot go on
                 self._save()

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from mindswap.errors import LaunchError
+from mindswap.errors import LaunchError, StoppedBySignal
 
 _PR_SET_CHILD_SUBREAPER = 36
 PACKAGE_FOLDER = Path(__file__).parents[3]
@@ -230,13 +230,6 @@ def ask(
 
 
 # Signals that end a program, as an exception.
-
-
-class StoppedBySignal(BaseException):
-    """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""
-
-    def __init__(self, number: int):
-        self.number = number
 
 
 @contextlib.contextmanager

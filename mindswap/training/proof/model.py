@@ -85,7 +85,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Figure:
+class RunFigure:
     """A figure of a run, measured beside simulated; None where there is none."""
 
     name: str
@@ -110,7 +110,7 @@ class Variant:
     budget_bytes: int | None = None  # that the plan was made for
 
     @property
-    def figures(self) -> tuple[Figure, ...]:
+    def figures(self) -> tuple[RunFigure, ...]:
         """Step time, peak memory, and its copies where it has any."""
         run, copies = self.measured, self.measured and self.measured.overlap
         rows: list[tuple[str, Callable[[int], str], int | None, str]] = [
@@ -124,7 +124,7 @@ class Variant:
                 ("copied", format_bytes, copies and copies.size_bytes, "copied_bytes"),
             ]
         both = (self.simulated, self.calibrated)
-        return tuple(Figure(*row, *(getattr(each, key, None) for each in both)) for *row, key in rows)
+        return tuple(RunFigure(*row, *(getattr(each, key, None) for each in both)) for *row, key in rows)
 
 
 @dataclass(frozen=True)
