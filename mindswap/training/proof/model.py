@@ -112,19 +112,23 @@ class Variant:
     @property
     def figures(self) -> tuple[RunFigure, ...]:
         """Step time, peak memory, and its copies where it has any."""
-        run, copies = self.measured, self.measured and self.measured.overlap
-        rows: list[tuple[str, Callable[[int], str], int | None, str]] = [
-            ("step time", format_time, run and run.step_ns, "step_time_ns"),
-            ("peak memory", format_bytes, run and run.peak_bytes, "peak_bytes"),
+        run, copies = self.measured, getattr(self.measured, "overlap", None)
+        # Name, form, what has it measured and as what, and as what it is simulated.
+        rows: list[tuple[str, Callable[[int], str], object, str, str]] = [
+            ("step time", format_time, run, "step_ns", "step_time_ns"),
+            ("peak memory", format_bytes, run, "peak_bytes", "peak_bytes"),
         ]
         if self.simulated is not None and self.simulated.copy_ns:
             rows += [
-                ("copies", format_time, copies and copies.copy_ns, "copy_ns"),
-                ("copies, exposed", format_time, copies and copies.exposed_ns, "exposed_copy_ns"),
-                ("copied", format_bytes, copies and copies.size_bytes, "copied_bytes"),
+                ("copies", format_time, copies, "copy_ns", "copy_ns"),
+                ("copies, exposed", format_time, copies, "exposed_ns", "exposed_copy_ns"),
+                ("copied", format_bytes, copies, "size_bytes", "copied_bytes"),
             ]
         both = (self.simulated, self.calibrated)
-        return tuple(RunFigure(*row, *(getattr(each, key, None) for each in both)) for *row, key in rows)
+        return tuple(
+            RunFigure(name, form, getattr(measured, own, None), *(getattr(each, key, None) for each in both))
+            for name, form, measured, own, key in rows
+        )
 
 
 @dataclass(frozen=True)
