@@ -131,11 +131,16 @@ def answer(args: argparse.Namespace, data: Mapping[str, Any], text: object, is_o
     return 0 if is_ok else 1
 
 
-def refuse_given(message: str, given: Mapping[str, object]) -> None:
-    """Raise PlanError with the first of the options that is given in place of `{}`."""
-    for name, is_given in given.items():
-        if is_given:
-            raise PlanError(message.format(name))
+def refuse_given(args: argparse.Namespace, options: str, message: str, fix: str) -> None:
+    """Raise PlanError with the first of the options that is given in place of `{}`.
+
+    `options` are divided by blanks; `--objective=memory` is given with this value only, and 1 is nothing that is given.
+    """
+    for option in options.split():
+        name, _, value = option.partition("=")
+        found = getattr(args, "output" if name == "-o" else name[2:].replace("-", "_"))
+        if found == value if value else bool(found) and (found is True or found != 1):
+            raise PlanError(message.format(option.replace("=", " ")) + (f"\n    fix:     {fix}" if fix else ""))
 
 
 def reject_overwrite_without_output(args: argparse.Namespace) -> None:

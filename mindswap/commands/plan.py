@@ -62,7 +62,6 @@ import argparse
 import stat
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from mindswap.api.loaded_step import LoadedStep, outside_line
@@ -75,10 +74,7 @@ from mindswap.api.plan import (
     sweep,
 )
 from mindswap.api.plan_2x import is_2x, load_step_2x
-from mindswap.api.plan_dry_run import (
-    DryRunPlan,
-    plan_with_dry_runs,
-)
+from mindswap.api.plan_dry_run import plan_with_dry_runs
 from mindswap.api.recorded import is_trace_path
 from mindswap.api.step import load_step
 from mindswap.commands.options import (
@@ -135,7 +131,8 @@ def run(args: argparse.Namespace) -> int:
         def make(budget_bytes: int | None) -> StepPlan:
             return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple, pins=pins)
 
-        attempts = _dry_runs(step, make) if args.dry_run else ()
+        say = PhaseLines(time.monotonic(), sys.stderr)
+        attempts = plan_with_dry_runs(budget_of(step)[0], make, say) if args.dry_run else ()
         found = attempts[-1].plan.within(attempts[0].asked_bytes) if attempts else make(None)
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
@@ -158,27 +155,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if is_ok else 1
 
 
-def _dry_runs(step: LoadedStep, make: Callable[[int | None], StepPlan]) -> tuple[DryRunPlan, ...]:
-    """Plans until the Ascend backend has room for one."""
-    if is_2x(step.document):
-        raise PlanError("--dry-run: not for files of MindFormers 2.x\n    fix:     leave it out")
-    say = PhaseLines(time.monotonic(), sys.stderr)
-    return plan_with_dry_runs(budget_of(step)[0], make, say)
-
-
 def _refuse_early(args: argparse.Namespace) -> None:
     """Refuse what fails for sure before anything is compiled."""
-    if args.simple and args.objective != "time":
-        raise PlanError("--simple: not with --objective memory\n    fix:     --memory SIZE, or leave one out")
-    if args.simple and args.pin:
-        raise PlanError("--simple: not with --pin\n    fix:     leave one out")
+    if args.simple:
+        refuse_given(args, "--objective=memory", "--simple: not with {}", "--memory SIZE, or leave one out")
+        refuse_given(args, "--pin", "--simple: not with {}", "leave one out")
     if args.sweep:
-        of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
-        of_one_plan |= {"--dry-run": args.dry_run, "--simple": args.simple, "--pin": args.pin}
-        of_one_plan["--objective memory"] = args.objective != "time"
-        refuse_given("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
-    elif args.plot:
-        raise PlanError("--plot: is of the curve of --sweep\n    fix:     --html FILE for one plan, or --sweep")
+        of_one = "-o --in-place --html --explain --dry-run --simple --pin --objective=memory"
+        refuse_given(args, of_one, "--sweep makes many plans: choose one with --memory for {}", "")
+    else:
+        refuse_given(args, "--plot", "{}: is of the curve of --sweep", "--html FILE for one plan, or --sweep")
     refuse_beside_batches(args)
     reject_overwrite_without_output(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
@@ -192,9 +178,8 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     """The step of the configuration; of a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
-        of_1_9 = {"--sweep": args.sweep, "--explain": args.explain, "--objective memory": args.objective != "time"}
-        of_1_9 |= {"--expert-skew": args.expert_skew is not None, "--simple": args.simple, "--pin": args.pin}
-        refuse_given("{}: not for files of MindFormers 2.x\n    fix:     leave it out", of_1_9)
+        of_1_9 = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
+        refuse_given(args, of_1_9, "{}: not for files of MindFormers 2.x", "leave it out")
         return load_step_2x(document, args.trace, args.device, device_overrides(args))
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")

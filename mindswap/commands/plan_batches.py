@@ -77,29 +77,20 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
     Raises:
         PlanError: with the option.
     """
-    if args.cards is not None and args.strategy is None:
-        raise PlanError("--cards: the strategy stays\n    fix:     --strategy auto, or leave it out")
-    if args.strategy is not None and args.any_global_batch:
-        raise PlanError("--any-global-batch: not with --strategy\n    fix:     leave it out")
+    if args.strategy is None:
+        refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
+    else:
+        refuse_given(args, "--any-global-batch", "{}: not with --strategy", "leave it out")
     if not asks_for_batches(args):
-        if args.any_global_batch:
-            raise PlanError("--any-global-batch: there is one batch\n    fix:     --batch-size auto, or leave it out")
-        of_many = {"--jobs": args.jobs > 1, "--ray": args.ray is not None}
-        refuse_given("{}: there is one plan\n    fix:     --strategy auto, or leave it out", of_many)
+        refuse_given(args, "--any-global-batch", "{}: there is one batch", "--batch-size auto, or leave it out")
+        refuse_given(args, "--jobs --ray", "{}: there is one plan", "--strategy auto, or leave it out")
         return
-    if args.ray is not None and args.jobs > 1:
-        raise PlanError("--jobs: --ray takes all CPUs of the cluster\n    fix:     leave one out")
-    others = {"--sweep": args.sweep, "--explain": args.explain, "--html": args.html}
-    others |= {
-        "--pin": args.pin,
-        "--plot": args.plot,
-        "--trace": args.trace,
-        "--objective memory": args.objective != "time",
-    }
-    fix = "    fix:     leave it out, or --batch-size, --micro-batches, --strategy, --stages"
-    refuse_given("{}: is for one batch\n" + fix, others)
-    if args.stages is not None and args.strategy is None and _has_one_stage(args.config):
-        raise PlanError("--stages: there is one stage\n    fix:     --strategy auto beside it, or leave it out")
+    if args.ray:
+        refuse_given(args, "--jobs", "{}: --ray takes all CPUs of the cluster", "leave one out")
+    fix = "leave it out, or --batch-size, --micro-batches, --strategy, --stages"
+    refuse_given(args, "--sweep --explain --html --pin --plot --trace --objective=memory", "{}: is for one batch", fix)
+    if args.strategy is None and args.stages and _has_one_stage(args.config):
+        refuse_given(args, "--stages", "{}: there is one stage", "--strategy auto beside it, or leave it out")
     if is_trace_path(args.config) or is_2x(load_document(args.config)):
         raise PlanError(
             "--batch-size, --micro-batches, --strategy, --stages: are for files of MindFormers 1.9\n"

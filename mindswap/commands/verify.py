@@ -21,8 +21,6 @@ options:
 """
 
 import argparse
-from collections.abc import Callable
-from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -32,19 +30,13 @@ from mindswap.commands.options import answer
 
 def run(args: argparse.Namespace) -> int:
     """Verify one configuration."""
-    found = verify(args.config, args.rank, args.log, not args.no_cache, _show_reading())
+    with tqdm(desc="reading logs", unit=" logs", leave=False, disable=None if args.log else True) as bar:
+
+        def show(number: int, total: int) -> None:
+            bar.total = total
+            bar.update(number - bar.n)
+            if number == total:
+                bar.close()
+
+        found = verify(args.config, args.rank, args.log, not args.no_cache, show)
     return answer(args, found.data, found, found.is_as_asked)
-
-
-def _show_reading() -> Callable[[int, int], None]:
-    """A bar on a terminal while logs are read."""
-    bar: tqdm[NoReturn] | None = None
-
-    def show(number: int, total: int) -> None:
-        nonlocal bar
-        bar = bar or tqdm(total=total, desc="reading logs", unit=" logs", leave=False, disable=None)
-        bar.update(number - bar.n)
-        if number == total:
-            bar.close()
-
-    return show
