@@ -1,7 +1,7 @@
 """Plans that MindSpore's Ascend backend has seen: plan, dry run, budget corrected by the difference, and again."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -194,12 +194,7 @@ def _asked_of_compiler(
     return verdict, {} if has_others else {layer: names for layer, names in idle.items() if names}
 
 
-def _faults_of(layer: dict[str, object]) -> list[str]:
+def _faults_of(layer: Mapping[str, Any]) -> list[str]:
     """Findings of `verify --json` on a layer."""
-    found = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in _list(layer[key])]
-    return found + [f"without effect: {entry['entry']}" for entry in _list(layer["without_effect"])]
-
-
-def _list(value: object) -> list[dict[str, str]]:
-    assert isinstance(value, list)
-    return value
+    found = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in layer[key]]
+    return found + [f"without effect: {entry['entry']}" for entry in layer["without_effect"]]

@@ -51,12 +51,20 @@ def with_batch(text: str, document: Document, batch: Batch) -> str:
         PolicyError: the text cannot be changed the way it is written.
     """
     document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
-    data = document.data()
-    for path, number in ((("runner_config", "batch_size"), batch.size), (_count_path(document), batch.count)):
-        section, key = path
-        if document.count(*path) != number:
-            data[section] = {**(data.get(section) or {}), key: number}
-            text = rewrite_section(text, section, data[section], None, document.file)
+    wanted = {("runner_config", "batch_size"): batch.size, _count_path(document): batch.count}
+    return _with_values(text, document, {path: n for path, n in wanted.items() if document.count(*path) != n})
+
+
+def _with_values(text: str, document: Document, changes: Mapping[tuple[str, ...], Any]) -> str:
+    """The text of a configuration with these values at key paths, all else as it was."""
+    data: Any = document.data()
+    for (*parents, last), value in changes.items():
+        node = data
+        for name in parents:
+            node[name] = node = dict(node.get(name) or {})
+        node[last] = value
+    for section in dict.fromkeys(path[0] for path in changes):
+        text = rewrite_section(text, section, data[section], None, document.file)
     return text
 
 
@@ -129,34 +137,27 @@ def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
     if strategy == own:
         return text
     data = document.data()
-    parallel = dict(data.get("parallel_config") or {})
     wanted = {
-        "data_parallel": strategy.data,
-        "model_parallel": strategy.tensor,
-        "pipeline_stage": strategy.stages,
-        "expert_parallel": strategy.experts,
+        ("parallel_config", "data_parallel"): strategy.data,
+        ("parallel_config", "model_parallel"): strategy.tensor,
+        ("parallel_config", "pipeline_stage"): strategy.stages,
+        ("parallel_config", "expert_parallel"): strategy.experts,
     }
-    parallel |= {key: number for key, number in wanted.items() if document.count("parallel_config", key) != number}
+    changes: dict[tuple[str, ...], Any] = {path: n for path, n in wanted.items() if document.count(*path) != n}
     if strategy.has_sequence != own.has_sequence:
-        parallel["use_seq_parallel"] = strategy.has_sequence
-    sections = {"parallel_config": parallel}
-    mode = data.get("parallel") or {}
-    rows = mode.get("dataset_strategy")
+        changes["parallel_config", "use_seq_parallel"] = strategy.has_sequence
+    rows = (data.get("parallel") or {}).get("dataset_strategy")
     if strategy.data != own.data and isinstance(rows, list):  # how samples go to the ranks, input by input
-        sections["parallel"] = {**mode, "dataset_strategy": [_spread(row, own.data, strategy.data) for row in rows]}
+        changes["parallel", "dataset_strategy"] = [_spread(row, own.data, strategy.data) for row in rows]
     if strategy.stages != own.stages:
         if strategy.stages > 1 and document.count("runner_config", "gradient_accumulation_steps") > 1:
-            sections["runner_config"] = {**data["runner_config"], "gradient_accumulation_steps": 1}
-        model = data.get("model") or {}
-        own_config = model.get("model_config") or {}
-        pipeline = read_step_settings(document).pipeline
-        offset = spread_offset(find_num_layers(document) or 0, strategy.stages, pipeline.num_chunks)
-        if own_config.get("offset", 0) != offset:
-            sections["model"] = {**model, "model_config": {**own_config, "offset": offset}}
-        sections |= _without_counts(data)
-    for name, value in sections.items():
-        text = rewrite_section(text, name, value, None, document.file)
-    return text
+            changes["runner_config", "gradient_accumulation_steps"] = 1
+        num_chunks = read_step_settings(document).pipeline.num_chunks
+        offset = spread_offset(find_num_layers(document) or 0, strategy.stages, num_chunks)
+        if ((data.get("model") or {}).get("model_config") or {}).get("offset", 0) != offset:
+            changes["model", "model_config", "offset"] = offset
+        changes |= _without_counts(data)
+    return _with_values(text, document, changes)
 
 
 def spread_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | list[int] | list[list[int]]:
@@ -177,21 +178,16 @@ def with_layout(text: str, document: Document, layout: Layout) -> str:
         PolicyError: the text cannot be changed the way it is written.
     """
     document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
-    model = document.data().get("model") or {}
     offset = read_step_settings(document).pipeline.offset_of(layout)
-    sections = {"model": {**model, "model_config": {**(model.get("model_config") or {}), "offset": offset}}}
-    for name, value in (sections | _without_counts(document.data())).items():
-        text = rewrite_section(text, name, value, None, document.file)
-    return text
+    changes = {("model", "model_config", "offset"): offset, **_without_counts(document.data())}
+    return _with_values(text, document, changes)
 
 
-def _without_counts(data: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
-    """`recompute_config` without counts of layers, which may not go with other stages; a plan replaces them."""
+def _without_counts(data: Mapping[Any, Any]) -> dict[tuple[str, ...], Any]:
+    """Changes without counts of layers to recompute, which may not go with other stages; a plan replaces them."""
     section = data.get("recompute_config")
-    if not isinstance(section, dict):
-        return {}
-    counts = {key: False for key in COUNTED_KEYS if section.get(key)}
-    return {"recompute_config": {**section, **counts}} if counts else {}
+    counts = section if isinstance(section, dict) else {}
+    return {("recompute_config", key): False for key in COUNTED_KEYS if counts.get(key)}
 
 
 def _spread(row: object, before: int, after: int) -> object:
