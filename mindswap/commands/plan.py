@@ -25,9 +25,7 @@ options:
   | --in-place             change CONFIG itself
   --overwrite              replace FILE
   --trace FILE             step of the network, for a CONFIG of MindFormers 2.x
-  --allow swap,recompute,coupled  what the plan may do; default is all three; coupled: swap what recomputed operators
-                           use, where that gains much (MindSpore 2.9.0 makes these copies; the specification says that
-                           they have no effect)
+  --allow swap,recompute   what the plan may do; default is both
   --objective              default is time
   --simple                 at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance;
                            says what it costs against the full plan
@@ -106,7 +104,7 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 ARGUMENTS = {
     "--output": {"type": optional_path},
-    "--allow": {"default": "swap,recompute,coupled"},
+    "--allow": {"default": "swap,recompute"},
     "--objective": {"default": "time", "choices": [objective.value for objective in Objective]},
     "--pin": {"default": [], "action": "append"},
     "--plot": {"type": optional_path},
@@ -192,10 +190,9 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
 def _allowed(text: str) -> Allow:
     """Means that the plan may use."""
     names = {name.strip() for name in text.split(",") if name.strip()}
-    both = {"swap", "recompute"}
-    if not names & both or names - both - {"coupled"} or ("coupled" in names and not both <= names):
-        raise PlanError(f"--allow {text}: write swap, recompute, swap,recompute or swap,recompute,coupled")
-    return Allow("swap" in names, "recompute" in names, "coupled" in names)
+    if not names or names - {"swap", "recompute"}:
+        raise PlanError(f"--allow {text}: write swap, recompute or swap,recompute")
+    return Allow("swap" in names, "recompute" in names)
 
 
 def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective: Objective, progress: Progress) -> int:

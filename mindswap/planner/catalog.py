@@ -31,22 +31,14 @@ class Catalog:
     kinds: tuple[int, ...]  # compiled layer that stands for each layer of the model
     # shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label
     items: tuple[tuple[Item, ...], ...]
-    # freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them; not writeable
+    # freed_bytes, recompute_ns, copy_ns, conflicts, reads: as `Figures` has them; not writeable
     freed_bytes: np.ndarray
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
     conflicts: np.ndarray
-    # for each compiled layer, which operators use whose output; after `coupled` only the `merged` ones
-    uses: tuple[Uses, ...]
-    merged: tuple[Uses, ...]  # of these, the uses that leave a copy for nothing on every version
-
-    def coupled(self) -> "Catalog":
-        """The same if swaps of what recomputed operators use are allowed."""
-        left = np.stack(
-            [_find_conflicts(*of_layer) for of_layer in zip(self.merged, self.items, self.freed_bytes, strict=True)]
-        )
-        left.flags.writeable = False
-        return replace(self, conflicts=left, uses=self.merged)
+    reads: np.ndarray
+    uses: tuple[Uses, ...]  # for each compiled layer, which operators use whose output
+    merged: tuple[Uses, ...]  # of these, the uses by operators that the graph does not have
 
     def item(self, layer_index: int, position: int) -> Item:
         """An item of a layer of the model."""
@@ -77,11 +69,11 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     items = tuple((WHOLE_LAYER, *(found.get(label, NO_ITEM) for label in labels)) for found in by_layer)
     num_ways = max(len(item.recompute_names) for row in items for item in row)
     shape = (len(items), len(labels) + 1)
-    kinds, uses = captured.sample.layer_map, find_uses(model)
+    kinds, uses, merged = captured.sample.layer_map, find_uses(model), find_merged_uses(model)
     freed_bytes = np.zeros((*shape, 1 + num_ways), np.int64)
     recompute_ns = np.zeros_like(freed_bytes)
     copy_ns = np.zeros(shape, np.int64)
-    conflicts = np.zeros((*shape, 1 + num_ways, shape[1]), bool)
+    conflicts, reads = np.zeros((2, *shape, 1 + num_ways, shape[1]), bool)
     for position, row in enumerate(items):
         layer_index = kinds.index(position)
         if allow.recompute:
@@ -92,10 +84,11 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
             )
         if allow.swap:
             freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
-        conflicts[position] = _find_conflicts(uses[position], row, freed_bytes[position])
-    for array in (freed_bytes, recompute_ns, copy_ns, conflicts):
+        conflicts[position] = _find_conflicts(merged[position], row, freed_bytes[position])
+        reads[position] = _find_conflicts(uses[position], row, freed_bytes[position])
+    for array in (freed_bytes, recompute_ns, copy_ns, conflicts, reads):
         array.flags.writeable = False
-    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, uses, find_merged_uses(model))
+    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, reads, uses, merged)
 
 
 def _with_known_names(item: Item, layer: CellNode) -> Item:
@@ -151,7 +144,7 @@ def _swap_figures(model: StepModel, layer_index: int, row: Sequence[Item]) -> tu
 
 
 def _find_conflicts(uses: Uses, row: Sequence[Item], freed_bytes: np.ndarray) -> np.ndarray:
-    """Which swaps take no effect beside which recompute, in one compiled layer.
+    """Which swaps recompute reads, in which ways, in one compiled layer.
 
     Args:
         uses: which operators of the layer use whose output.

@@ -1,7 +1,6 @@
-"""The plans of a model: one for each fixed budget, made when it is asked for, and the best of them for a budget."""
+"""The plans of a model: whatever was made or handed out for any budget is a candidate for every other."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -9,7 +8,6 @@ import numpy as np
 from mindswap.planner.bound import Facts, least_step_ns
 from mindswap.planner.budget_steps import breakpoints_of, budgets_below
 from mindswap.planner.catalog import Catalog
-from mindswap.planner.effect import Foresight
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop
@@ -22,12 +20,10 @@ from mindswap.simulator.step_model import StepModel
 NEAR_PART = 100
 # The same above the bound for a small model: what is open, and what a plan for more memory may lose to one for less.
 SMALL_NEAR_PART = 200
-# Swaps of what recomputed operators use have to gain more than this part of the step time.
-COUPLING_PERMILLE = 2
 # Part of the simulations of a solver that is spent on a fixed budget; mixes with its neighbours come on top.
 FULL_PERMILLE = 700
-# Part of them that is spent on a plan without such swaps, before one with them is looked for.
-PROBE_PERMILLE = 400
+# Part of them that is spent on the least memory.
+LEAST_PERMILLE = 400
 # Simulations of one plan: no other budget is looked at when a part of them is left, for mixes.
 MAX_EVALUATIONS = 3000
 MIX_PART = 4
@@ -65,16 +61,12 @@ class Curve:
         self.facts = facts
         self.keep = keep
         self.progress = Interruptible()
-        foresight = Foresight(problem.model)
-        self.strict = StageSolver(problem, short, catalog, self._count, foresight)
-        self.coupled = (
-            StageSolver(problem, short, catalog.coupled(), self._count, foresight) if problem.allow.coupled else None
-        )
+        self.solver = StageSolver(problem, short, catalog, self._count)
         self.breakpoints = breakpoints_of(
             facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes
         )
         self.is_small = len(short.program(Policy()).ops.duration_ns) < SMALL_STEP
-        self.known: dict[tuple[int, bool | None], Candidate] = {}
+        self.made: dict[int, Candidate] = {}  # by fixed budget
         self.handed: list[Candidate] = []
         self.left, self.has_fitting = MAX_EVALUATIONS, False  # simulations of the plan at hand; anything fits
         self.least: Candidate | None = None
@@ -83,7 +75,7 @@ class Curve:
     @property
     def num_evaluations(self) -> int:
         """Simulations made."""
-        return self.strict.num_evaluations + (self.coupled.num_evaluations if self.coupled else 0)
+        return self.solver.num_evaluations
 
     def _count(self) -> None:
         self.left -= 1
@@ -99,14 +91,12 @@ class Curve:
         mixes of these, for this very budget. What is close to the bound needs no further look.
         """
         self.left, self.has_fitting = MAX_EVALUATIONS, False
-        best = self._fastest(budget_bytes, [*others, *self.handed, *self.known.values()])
-        is_coupled: bool | None = None  # the solver that was better for the closest fixed budget serves for the others
+        best = self._fastest(budget_bytes, [*others, *self.handed, *self.made.values()])
         budgets = budgets_below(self.breakpoints, budget_bytes, every=self.is_small)
         for fixed_bytes in budgets if self.is_small else islice(budgets, NUM_NEIGHBOURS):
             if self.is_over or self._is_close(best, fixed_bytes) or self.left < MAX_EVALUATIONS // MIX_PART:
                 break
-            found = self._at(fixed_bytes, is_coupled)
-            is_coupled = found.is_coupled if is_coupled is None else is_coupled
+            found = self._at(fixed_bytes)
             if found.peak_bytes > fixed_bytes + fixed_bytes // NEAR_PART:
                 break  # what a little less could not mend: nothing fits into less
             best = self._fastest(budget_bytes, [found, *([best] if best else [])])
@@ -115,7 +105,7 @@ class Curve:
         if best is None and not self.progress.is_stopped:
             best = self._fastest(budget_bytes, [self._least()])
         if best is not None and not self.is_over and not self._is_close(best, budget_bytes):
-            best = self._refined(best, budget_bytes, is_coupled)
+            best = self._refined(best, budget_bytes)
         if best is not None:
             self.handed += [] if self.progress.is_stopped else [best]
             return best
@@ -140,31 +130,30 @@ class Curve:
         part = SMALL_NEAR_PART if self.is_small else NEAR_PART
         return best is not None and bound_ns is not None and best.step_time_ns <= bound_ns + bound_ns // part
 
-    def bound_ns(self, budget_bytes: int, is_coupled: bool = True) -> int | None:
+    def bound_ns(self, budget_bytes: int) -> int | None:
         """Step time that hardly a policy within a budget beats, none but by chance; None if none can be within it."""
-        allow = self.problem.allow
-        allow = replace(allow, coupled=allow.coupled and is_coupled)
-        host_bytes = self.problem.host_bytes_per_card
-        bound_ns = least_step_ns(self.facts, budget_bytes, host_bytes, allow)
+        bound_ns = least_step_ns(self.facts, budget_bytes, self.problem.host_bytes_per_card, self.problem.allow)
         return None if bound_ns is None else max(bound_ns, self.keep.step_time_ns)
 
-    def _at(self, budget_bytes: int, is_coupled: bool | None = None) -> Candidate:
-        """The plan for a fixed budget, of one solver or of the better one."""
-        key = (budget_bytes, is_coupled)
-        if key not in self.known:
-            found = self._planned(budget_bytes, is_coupled)
-            if self.is_over:
-                return found
-            self.known[key] = found
-        return self.known[key]
+    def _at(self, budget_bytes: int) -> Candidate:
+        """The plan for a fixed budget."""
+        if budget_bytes in self.made:
+            return self.made[budget_bytes]
+        if budget_bytes == self.breakpoints[-1]:
+            found = self._candidate(np.zeros(self.solver.shape, np.int64))
+        else:
+            found = self._solved(budget_bytes, FULL_PERMILLE)
+        if not self.is_over:
+            self.made[budget_bytes] = found
+        return found
 
-    def _refined(self, best: Candidate, budget_bytes: int, is_coupled: bool | None) -> Candidate:
+    def _refined(self, best: Candidate, budget_bytes: int) -> Candidate:
         """The best of a plan and of mixes of what fits with what is faster and needs more, for this very budget."""
         spare_bytes = budget_bytes - best.peak_bytes
         is_full = not self.is_small and spare_bytes <= budget_bytes // FULL_PART
         above = next((size for size in self.breakpoints if size > budget_bytes), None)
-        more = [] if is_full or above is None else [self._at(above, is_coupled)]
-        known = {*self.known.values(), *self.handed, *more, best}
+        more = [] if is_full or above is None else [self._at(above)]
+        known = {*self.made.values(), *self.handed, *more, best}
         lean = [one for one in known if one.fits(budget_bytes) and one.choice is not None]
         rich = [one for one in known if one.is_on_host and not one.fits(budget_bytes) and one.choice is not None]
         pairs = [
@@ -180,50 +169,26 @@ class Curve:
             best = min(best, found, key=lambda one: one.rank(budget_bytes))
         return best
 
-    def _planned(self, budget_bytes: int, is_coupled: bool | None) -> Candidate:
-        """By coupling rule 2, or a plan that breaks it where that gains much, unless one is asked for."""
-        if budget_bytes == self.breakpoints[-1]:
-            return self._candidate(np.zeros(self.strict.shape, np.int64))
-        if self.coupled is None or is_coupled is not None:
-            solver = self.coupled if self.coupled is not None and is_coupled else self.strict
-            return self._solved(solver, budget_bytes, FULL_PERMILLE)
-        bound_ns, strict_ns = self.bound_ns(budget_bytes), self.bound_ns(budget_bytes, is_coupled=False)
-        found: list[Candidate] = []
-        # No search comes all the way down to its bound; where that is no higher, breaking the rule gains little.
-        if bound_ns is not None and strict_ns is not None:
-            good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
-            is_equal = 10 * strict_ns <= 9 * bound_ns + good_ns
-            good_ns = max(good_ns, bound_ns + bound_ns // NEAR_PART) if is_equal else good_ns
-            if 2 * strict_ns <= bound_ns + good_ns:
-                found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
-                if self.is_over or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
-                    return found[0]
-        found.append(self._solved(self.coupled, budget_bytes, FULL_PERMILLE))
-        ranks = [candidate.rank(budget_bytes) for candidate in found]
-        # What breaks the rule has to gain more than a little.
-        if ranks[0][0] == ranks[-1][0] and ranks[-1][1] * (1000 + COUPLING_PERMILLE) // 1000 >= ranks[0][1]:
-            return found[0]
-        return min(found, key=lambda candidate: candidate.rank(budget_bytes))
-
-    def _solved(self, solver: StageSolver, budget_bytes: int, effort_permille: int) -> Candidate:
-        """A plan of one solver, made once more with less where the whole step is a little over its budget."""
-        is_coupled = solver is self.coupled
+    def _solved(self, budget_bytes: int, effort_permille: int) -> Candidate:
+        """A plan of the solver, made once more with less where the whole step is a little over its budget."""
         effort_permille //= SMALL_PART if self.is_small else 1
-        found = self._candidate(solver.rows.effective(solver.solve(budget_bytes, effort_permille)), is_coupled)
+        solver, bound_ns = self.solver, self.bound_ns(budget_bytes)
+        extra_ns = None if bound_ns is None else bound_ns - self.keep.step_time_ns
+        found = self._candidate(solver.rows.effective(solver.solve(budget_bytes, effort_permille, extra_ns)))
         over_bytes = found.peak_bytes - budget_bytes
         is_near = solver.fits_alone and 0 < over_bytes <= budget_bytes // NEAR_PART
         if not is_near or self.is_over:
             return found
         less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
-        again = self._candidate(solver.rows.effective(solver.solve(less_bytes, effort_permille)), is_coupled)
+        again = self._candidate(solver.rows.effective(solver.solve(less_bytes, effort_permille, extra_ns)))
         return min(found, again, key=lambda candidate: candidate.rank(budget_bytes))
 
     def _mixed(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:
         """The best mix of the layers of two plans for a budget, or the one that needs less."""
         assert lean.choice is not None and rich.choice is not None
-        solver, tried_bytes, best = self.coupled or self.strict, budget_bytes, lean
+        tried_bytes, best = budget_bytes, lean
         for _ in range(NUM_TRIES):
-            found = self._candidate(solver.mix(lean.choice, rich.choice, tried_bytes))
+            found = self._candidate(self.solver.mix(lean.choice, rich.choice, tried_bytes))
             best = min(best, found, key=lambda one: one.rank(budget_bytes))
             if found.fits(budget_bytes) or self.is_over:
                 break
@@ -233,16 +198,15 @@ class Curve:
     def _least(self) -> Candidate:
         """The least memory that is found."""
         if self.least is None:
-            solver = self.coupled or self.strict
-            found = self._solved(solver, 0, PROBE_PERMILLE)
+            found = self._solved(0, LEAST_PERMILLE)
             if self.progress.is_stopped:
                 return found
             self.least = found
         return self.least
 
-    def _candidate(self, choice: np.ndarray, is_coupled: bool | None = None) -> Candidate:
-        policy = self.problem.with_switches((self.coupled or self.strict).rows.policy(choice))
-        found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice, is_coupled)
+    def _candidate(self, choice: np.ndarray) -> Candidate:
+        policy = self.problem.with_switches(self.solver.rows.policy(choice))
+        found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice)
         if self.nearest is None or _need(found) < _need(self.nearest):
             self.nearest = found
         return found

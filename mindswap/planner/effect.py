@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from mindswap.graph.effect.swap import IdleReason, LayerEffect, compare_effect
 from mindswap.graph.memory import merged_readers, operator_uses
 from mindswap.policy.cell_tree import exact_pattern
-from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.simulator.step_model import StepModel
 
@@ -47,7 +47,7 @@ NO_EFFECT = (IdleReason.NOT_RUN_AGAIN, IdleReason.NOT_CALLED)
 
 
 class Foresight:
-    """Faults of the layers of a model, each question asked once; catalogs with other rules of coupling share it."""
+    """Faults of the layers of a model, each question asked once."""
 
     def __init__(self, model: StepModel):
         self.model = model
@@ -132,32 +132,17 @@ def idle_swaps(uses: Uses, swapped: Iterable[str], recomputed: Sequence[str]) ->
     return frozenset(name for name in swapped if any(_is_covered(user, recomputed) for user in uses.get(name, ())))
 
 
-def without_idle_swaps(model: StepModel, uses: Sequence[Uses], policy: Policy) -> Policy | None:
-    """The rest of a policy if swaps of what recomputed operators use take no effect.
-
-    Args:
-        model: the step.
-        uses: of each compiled layer.
-        policy: in layer indices.
-
-    Returns:
-        The policy with one entry for each operator and distance; None if it has no such swap.
-    """
-    left: dict[tuple[str, int], list[int]] = {}
-    num_idle = 0
-    for index, kind in enumerate(model.captured.sample.layer_map):
+def is_coupled(model: StepModel, uses: Sequence[Uses], policy: Policy) -> bool:
+    """A policy in layer indices swaps what recomputed operators of the same layer use; `uses` is of compiled layers."""
+    layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(model.captured.sample.layer_map)}
+    for (kind, _), index in layers.items():
         layer = resolve_layer(policy, index, model.captured.trees[kind])
-        swapped = {".".join(path): found.prefetch for path, found in layer.primitives().items() if found.prefetch}
+        swapped = [".".join(path) for path, found in layer.primitives().items() if found.prefetch]
         users = frozenset().union(*uses[kind].values())
         recomputed = [user for user in users if layer.of(tuple(user.split("."))).treatment is Treatment.RECOMPUTE]
-        idle = idle_swaps(uses[kind], swapped, recomputed)
-        num_idle += len(idle)
-        for path in swapped.keys() - idle:
-            left.setdefault((path, swapped[path]), []).append(index)
-    if not num_idle:
-        return None
-    entries = tuple(OpSwap(exact_pattern(path), Layers(tuple(at)), p) for (path, p), at in sorted(left.items()))
-    return replace(policy, layer_swap=(), op_swap=entries)
+        if idle_swaps(uses[kind], swapped, recomputed):
+            return True
+    return False
 
 
 def _is_covered(path: str, cells: Iterable[str]) -> bool:

@@ -42,20 +42,14 @@ class Candidate:
     stage_peak_bytes: tuple[int, ...]
     is_on_host: bool  # host memory is within its budget
     choice: np.ndarray | None = None  # where it comes from one
-    is_coupled: bool | None = None  # found by the solver that may break coupling rule 2; None where by none
 
     @classmethod
     def of(
-        cls,
-        problem: PlanProblem,
-        policy: Policy,
-        judged: Evaluation,
-        choice: np.ndarray | None = None,
-        is_coupled: bool | None = None,
+        cls, problem: PlanProblem, policy: Policy, judged: Evaluation, choice: np.ndarray | None = None
     ) -> "Candidate":
         """A policy with what it comes to."""
         is_on_host = judged.host_bytes <= problem.host_bytes
-        return cls(policy, judged.step_time_ns, judged.stage_peak_bytes, is_on_host, choice, is_coupled)
+        return cls(policy, judged.step_time_ns, judged.stage_peak_bytes, is_on_host, choice)
 
     @property
     def peak_bytes(self) -> int:

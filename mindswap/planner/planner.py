@@ -10,7 +10,7 @@ from typing import Any
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.curve import Curve
-from mindswap.planner.effect import is_foreseen_as_asked, without_idle_swaps
+from mindswap.planner.effect import is_coupled, is_foreseen_as_asked
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short, short_model
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
@@ -87,7 +87,7 @@ class Planner:
                 for name, one in judged.items()
             ),
             num_evaluations=curve.num_evaluations - num_before,
-            uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
+            is_coupled=is_coupled(self.model, self.catalog.uses, policy),
             is_interrupted=progress.is_stopped,
         )
 
@@ -113,7 +113,7 @@ class Planner:
             progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         """
         asked = Interruptible(progress)
-        policy, judged, number = find_simple(problem, self.shorts, self.catalog.uses, asked)
+        policy, judged, number = find_simple(problem, self.shorts, asked)
         if full.fits and num_entries(full.policy) <= MAX_ENTRIES:
             policy, judged = min(
                 (policy, judged), (full.policy, evaluate(problem, full.policy)),
@@ -128,7 +128,7 @@ class Planner:
             judged,
             compared=(*full.compared, beside),
             num_evaluations=full.num_evaluations + number,
-            uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
+            is_coupled=is_coupled(self.model, self.catalog.uses, policy),
             is_interrupted=full.is_interrupted or asked.is_stopped,
         )
 
@@ -145,20 +145,13 @@ class Planner:
         """Step time that no policy within the budget of a problem of this model can beat; None if none is within it."""
         return least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
 
-    def _uncoupled_peak_bytes(self, problem: PlanProblem, policy: Policy) -> int | None:
-        """Device memory if coupling rule 2 held; None if it makes no difference."""
-        uncoupled = without_idle_swaps(self.model, self.catalog.uses, policy)
-        return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
-
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
-        """A plan may be the policy of a common setting: it follows coupling rule 2, and has its effect."""
+        """A plan may be the policy of a common setting where all of it is allowed and has its effect."""
         swaps = bool(policy.op_swap or policy.layer_swap)
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
         if (swaps and not allow.swap) or (again and not allow.recompute):
             return False
         if allow.pinned and (swaps or again):
-            return False
-        if without_idle_swaps(self.model, self.catalog.uses, policy) is not None:
             return False
         return is_foreseen_as_asked(self.model, policy)
 

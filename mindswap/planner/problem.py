@@ -24,9 +24,6 @@ class Allow:
 
     swap: bool = True  # move activations to the host
     recompute: bool = True  # run operators again in backward
-    # swap what recomputed operators use, where that gains much. By the specification such a swap takes no effect;
-    # MindSpore 2.9.0 inserts the copies all the same.
-    coupled: bool = True
     # patterns of operators and cells about which nothing is decided any more: `--pin`
     pinned: tuple[str, ...] = ()
 
@@ -99,9 +96,7 @@ class Plan:
     holders: tuple[tuple[str, int], ...]
     compared: tuple[Compared, ...]  # that of the configuration, if it can be simulated, and well-known policies
     num_evaluations: int  # simulations made
-    # highest device memory of any stage if swaps of what recomputed operators use took no effect, as the specification
-    # has it; None if the policy has no such swap
-    uncoupled_peak_bytes: int | None = None
+    is_coupled: bool = False  # it swaps what recomputed operators use
     is_interrupted: bool = False  # the search was stopped early
 
     @property

@@ -22,13 +22,12 @@ class Rows:
     Args:
         model: the step.
         catalog: its items.
-        foresight: what is known of what the compiler does, to be shared.
     """
 
-    def __init__(self, model: StepModel, catalog: Catalog, foresight: Foresight | None = None):
+    def __init__(self, model: StepModel, catalog: Catalog):
         self.model = model
         self.catalog = catalog
-        self.foresight = foresight or Foresight(model)
+        self.foresight = Foresight(model)
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
         self._worth: dict[tuple[int, bytes], Worth] = {}
@@ -77,7 +76,7 @@ class Rows:
         swapped = np.flatnonzero(row > KEEP).tolist()
         if not swapped:
             return
-        uses, recomputed = self.catalog.uses[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
+        uses, recomputed = self.catalog.merged[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
         holding = {
             name for keepers in self.keeper_names(layer_index, row).values() for names in keepers for name in names
         }

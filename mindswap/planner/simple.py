@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from mindswap.errors import SimulationError
-from mindswap.planner.effect import Uses, without_idle_swaps
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop
@@ -82,7 +81,7 @@ def num_entries(policy: Policy) -> int:
 
 
 def find_simple(
-    problem: PlanProblem, shorts: Sequence[StepModel], uses: Sequence[Uses], progress: Interruptible
+    problem: PlanProblem, shorts: Sequence[StepModel], progress: Interruptible
 ) -> tuple[Policy, Evaluation, int]:
     """The fastest policy of few entries that fits, its evaluation, and how many were simulated.
 
@@ -91,16 +90,14 @@ def find_simple(
     Args:
         problem: what to look for.
         shorts: the model with few micro-batches, from `short_model`.
-        uses: of outputs in each compiled layer.
         progress: called after each simulation.
     """
     search = _SimpleSearch(problem, shorts[0], progress)
     with suppress(Stop):
         search.run()
     ranked = sorted(search.known, key=search.rank)
-    allowed = (p for p in ranked if problem.allow.coupled or without_idle_swaps(problem.model, uses, p) is None)
     found: list[tuple[Policy, Evaluation]] = []
-    for policy in allowed:
+    for policy in ranked:
         found.append((policy, evaluate(problem, policy)))
         if found[-1][1].fits or len(found) == NUM_REPLAYED:
             break

@@ -37,6 +37,8 @@ class Figures:
     # bool, shape (num_layers, num_items, 1 + num_ways, num_items): beside recompute of the first item in a way, swap of
     # the second takes no effect; False at way 0. Or a shape that broadcasts to this.
     conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
+    # likewise: what runs again in that way reads what the swap moves, so that it has to be back before
+    reads: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
 
     @property
     def num_layers(self) -> int:
@@ -60,6 +62,11 @@ class Figures:
         """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""
         layers, items = np.ogrid[: self.num_layers, : self.num_items]
         return (choice > KEEP) & self.all_conflicts[layers, items, np.maximum(-choice, 0)].any(axis=1)
+
+    def read_again(self, row: np.ndarray, layer: int) -> np.ndarray:
+        """Swaps of a row of a layer that what it recomputes reads: bool, shape (num_items,)."""
+        reads = np.broadcast_to(self.reads, self.all_conflicts.shape)[layer]
+        return (row > KEEP) & reads[np.arange(self.num_items), np.maximum(-row, 0)].any(axis=0)
 
     def undone_by(self, choice: np.ndarray, item: int, way: int) -> np.ndarray:
         """Layers in which recompute of an item leaves a swap of the choice without effect: shape (num_layers,)."""
@@ -111,6 +118,8 @@ class Space(ABC):
     figures: Figures  # of the decisions
     budget_bytes: int  # for activations
     host_budget_bytes: int  # for what is swapped, one card
+    # per micro-batch, what every choice within the budgets takes more than keeping everything; None if not known
+    least_extra_ns: float | None = None
     items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
     layers: Sequence[int]  # index in the model of each layer
     fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from mindswap.planner.catalog import Catalog
-from mindswap.planner.effect import Foresight
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.rows import Rows
 from mindswap.planner.solvers import fast
@@ -22,6 +21,8 @@ LEAST_REPAIR = 1000  # part of the budget that is taken off at least
 # Operators that are simulated on the whole step of a pipeline, all tries together; and how many tries at least.
 MAX_OPERATORS = 400_000
 LEAST_EVALUATIONS = 16
+# Nothing is faster than to keep everything; what comes so near to it, in millionths of the step time, is good enough.
+ENOUGH_PPM = 200
 
 
 class StageSolver:
@@ -32,7 +33,6 @@ class StageSolver:
         short: the model with few micro-batches.
         catalog: its items.
         progress: called after each simulation; may raise `Stop`.
-        foresight: what is known of what the compiler does.
 
     Attributes:
         rows: what choices mean in the layers.
@@ -40,24 +40,32 @@ class StageSolver:
         fits_alone: each stage was within its budget when it was last solved, alone.
     """
 
-    def __init__(
-        self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress, foresight: Foresight
-    ):
+    def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress):
         self.model = problem.model
         self.host_bytes = problem.host_bytes_per_card
         self.short = short
         self.asked = progress
         self.num_evaluations = 0
         self.fits_alone = False
+        self._least_extra_ns: float | None = None
         self._kept_ns = 0  # the whole step if everything is kept; 0 before it is known
-        self.rows = Rows(self.model, catalog, foresight)
+        self.rows = Rows(self.model, catalog)
         self.num_stages = self.model.layout.num_stages
         spaces = [StepSpace(self.rows, stage, 0, self.host_bytes) for stage in range(self.num_stages)]
         self.layers = [list(space.layers) for space in spaces]
         self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
 
-    def solve(self, budget_bytes: int, effort_permille: int) -> np.ndarray:
-        """The best choice that is found for a budget, static memory included; the nearest if none fits."""
+    def solve(self, budget_bytes: int, effort_permille: int, least_extra_ns: int | None = None) -> np.ndarray:
+        """The best choice that is found for a budget, static memory included; the nearest if none fits.
+
+        Args:
+            budget_bytes: of each stage.
+            effort_permille: as of `fast.solve`.
+            least_extra_ns: what the step takes more at least than if everything is kept; None if not known.
+        """
+        self._least_extra_ns = None
+        if least_extra_ns is not None and self.num_stages == 1:
+            self._least_extra_ns = least_extra_ns / self.model.layout.num_micro_batches
         budgets = [budget_bytes - static.total_bytes for static in self.model.static]
         effort = effort_permille if self.num_stages == 1 else effort_permille * 4 // (self.num_stages + 2)
         choice = np.zeros(self.shape, np.int64)
@@ -93,6 +101,8 @@ class StageSolver:
         """
         fitting: set[int] = set()
         spaces = {stage: StepSpace(self.rows, stage, budgets[stage], self.host_bytes) for stage in stages}
+        for space in spaces.values():
+            space.least_extra_ns = self._least_extra_ns
         searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
         kept = {stage: search.score(np.zeros_like(choice[self.layers[stage]])) for stage, search in searches.items()}
         slowest_ns = max(_per_batch_ns(spaces[stage], score) for stage, score in kept.items())
@@ -125,7 +135,7 @@ class StageSolver:
         with contextlib.suppress(Stop):
             if not self._kept_ns:
                 self._kept_ns = space.timeline(np.zeros_like(choice)).step_time_ns
-            search.kept_ns = self._kept_ns
+            search.enough_ns = self._kept_ns + self._kept_ns * ENOUGH_PPM // 1_000_000
             _, timeline = search.run(choice)
             search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(timeline.program.ops))
             tried = [choice.copy()]

@@ -59,6 +59,7 @@ class _ModelSpace(Space):
             catalog.copy_ns[kinds],
             in_flight,
             catalog.conflicts[kinds],
+            catalog.reads[kinds],
         )
         self._rows = rows
         self._plain = model.blocks(Policy())

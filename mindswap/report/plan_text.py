@@ -71,11 +71,10 @@ def _bound_lines(plan: Plan) -> list[str]:
 
 
 def _coupling_lines(plan: Plan) -> list[str]:
-    """Value of the plan on a version that swaps as the specification says, which 2.9.0 does not."""
-    if plan.uncoupled_peak_bytes is None:
+    """Where the specification says otherwise than the backend does."""
+    if not plan.is_coupled:
         return []
-    peak = format_bytes(plan.uncoupled_peak_bytes)
-    return [f"             on MindSpore 2.9.0; {peak} on a version without swap for recomputed operators: see --allow"]
+    return ["             swaps what recomputed operators use: MindSpore 2.9.0 does it, against the specification"]
 
 
 def _simulations(plan: Plan) -> str:
@@ -109,9 +108,8 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[s
         "host_bytes_per_node": plan.host_bytes,
         **attributes(plan, "smallest_budget_bytes least_budget_bytes"),
         "host_budget_bytes_per_node": plan.host_budget_bytes,
-        "uncoupled_peak_bytes": plan.uncoupled_peak_bytes,
         "holders": [{"name": name, "size_bytes": size} for name, size in plan.holders],
-        **attributes(plan, "num_evaluations is_interrupted"),
+        **attributes(plan, "is_coupled num_evaluations is_interrupted"),
         "compared": [attributes(one, "name step_time_ns peak_bytes fits") for one in plan.compared],
         **sections,
     }
@@ -135,7 +133,7 @@ def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return [
         {
             "simulated": True,
-            **attributes(plan, "peak_bytes step_time_ns slowdown lower_bound_ns uncoupled_peak_bytes"),
+            **attributes(plan, "peak_bytes step_time_ns slowdown lower_bound_ns is_coupled"),
             **plan.policy.to_config(),
         }
         for plan in plans

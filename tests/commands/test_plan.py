@@ -37,7 +37,7 @@ def test_help_ends_with_examples(plan):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--allow", "offload"), "--allow offload: write swap, recompute, swap,recompute or swap,recompute,coupled"),
+        (("--allow", "offload"), "--allow offload: write swap, recompute or swap,recompute"),
         (("--allow", ""), "--allow : write swap, recompute"),
         (("--allow", "swap,coupled"), "--allow swap,coupled: write swap, recompute"),
         (("--objective", "speed"), "invalid choice: 'speed'"),

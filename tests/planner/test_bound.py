@@ -16,7 +16,7 @@ from mindswap.planner.bound.flow import Flow, Window, fusion_saving_ns
 from mindswap.planner.bound.moments import Liveness, LivenessPoint, liveness_of, upper_hull
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.evaluate import evaluate
-from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.rows import Rows
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.table import CostTable
@@ -36,7 +36,6 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" /
 
 PLENTY = 10**12
 DISTANCES = (1, 2, 4)
-COUPLED = Allow(coupled=True)
 # Two tensors of 100 and 50 bytes; the second is made from the first in 20 ns.
 FLOW = Flow(
     sizes_bytes=(100, 50),
@@ -56,7 +55,7 @@ def facts(flow: Flow = FLOW, ns_per_byte: int = 1, window_ns: int = 0, num_layer
     return Facts((flow,), (stage,), costs, **options)
 
 
-def bound(known: Facts, budget_bytes: int, allow: Allow = COUPLED, host_bytes: int = PLENTY) -> int | None:
+def bound(known: Facts, budget_bytes: int, allow: Allow = DEFAULT_ALLOW, host_bytes: int = PLENTY) -> int | None:
     return least_step_ns(known, budget_bytes, host_bytes, allow)
 
 
@@ -104,12 +103,11 @@ def test_host_memory_is_a_limit():
     assert bound(facts(window_ns=PLENTY), 200, Allow(recompute=False), host_bytes=40) is None
 
 
-def test_a_swap_has_no_effect_where_what_reads_it_runs_again():
-    """Nothing may stay: the second tensor runs again, the first is swapped, which only `coupled` allows."""
+def test_what_runs_again_may_read_what_is_swapped():
+    """Nothing may stay: the second tensor runs again, the first is swapped."""
     known = facts(window_ns=PLENTY, flow=Flow(**{**vars(FLOW), "outputs": frozenset({0})}))
-    assert bound(known, 0, COUPLED) == 1000  # both are swapped
-    assert bound(known, 0, COUPLED, host_bytes=200) == 1040
-    assert bound(known, 0, Allow(coupled=False), host_bytes=200) is None
+    assert bound(known, 0) == 1000  # both are swapped
+    assert bound(known, 0, host_bytes=200) == 1040
 
 
 def test_what_runs_again_needs_what_it_reads():
@@ -342,7 +340,7 @@ def test_no_choice_beats_the_bound():
             continue
         exact = enumerate_all(case, distances=DISTANCES).best_score
         known = toy_facts(case)
-        least_ns = least_step_ns(known, case.budget_bytes, PLENTY, COUPLED)
+        least_ns = least_step_ns(known, case.budget_bytes, PLENTY, DEFAULT_ALLOW)
         if least_ns is None:
             assert not exact.fits, seed
         elif exact.fits:
@@ -365,7 +363,7 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     """Random policies, each at the budget of its own peak; distances from too short to far."""
     keep = evaluate(problem(model, PLENTY), Policy())
     known = facts_of(model, keep.step)
-    assert least_step_ns(known, keep.peak_bytes, PLENTY, COUPLED) <= keep.step_time_ns
+    assert least_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) <= keep.step_time_ns
     catalog = collect_items(model)
     rows = Rows(model, catalog)
     chance = random.Random(0)
@@ -374,9 +372,9 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     for _ in range(examples(60, 200)):
         policy = rows.policy(random_choice(catalog, chance))
         judged = evaluate(problem(model, PLENTY), policy)
-        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, COUPLED)
+        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
         assert least_ns is not None and least_ns <= judged.step_time_ns, policy
-        assert least_budget_bytes(known, PLENTY, COUPLED) <= judged.peak_bytes
+        assert least_budget_bytes(known, PLENTY, DEFAULT_ALLOW) <= judged.peak_bytes
         num_binding += least_ns > keep.step_time_ns
         least_alive_bytes = spare_bytes(present, judged.step.timeline)
         assert least_alive_bytes.min() == 0, policy  # never less, and at the begin nothing else is there

@@ -1,4 +1,4 @@
-"""Coupling rule 2: swaps of what recomputed operators use, and plans without them."""
+"""Coupling rule 2: swaps of what recomputed operators use, and plans with and without them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +10,9 @@ from mindswap.api.plan import planned_text
 from mindswap.api.step import load_step
 from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
-from mindswap.planner.effect import ALL_OPERATORS, idle_swaps, without_idle_swaps
+from mindswap.planner.effect import ALL_OPERATORS, find_uses, idle_swaps, is_coupled
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solvers.fill import fill, recompute_order
 from mindswap.planner.space import KEEP, Figures
 from mindswap.planner.write import compact_policy
@@ -20,7 +20,6 @@ from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Polic
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml"
 USES = {"mlp.w1": frozenset({"mlp.silu"}), "mlp.silu": frozenset({"mlp.mul"}), "mlp.mul": frozenset({"mlp.w2"})}
-STRICT = Allow(coupled=False)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +50,13 @@ def test_an_idle_swap_frees_nothing():
     assert FIGURES.freed_by(both).tolist() == [[0, 0, 20], [0, 10, 0]]
 
 
+def test_of_a_row_the_swaps_that_are_read_again():
+    figures = replace(FIGURES, conflicts=np.zeros((1, 1, 1, 1), bool), reads=CONFLICTS)
+    assert not figures.idle(np.array([[KEEP, 5, -1]] * 2)).any()
+    assert figures.read_again(np.array([KEEP, 5, -1]), 0).tolist() == [False, True, False]
+    assert not figures.read_again(np.array([KEEP, 5, KEEP]), 1).any()
+
+
 def test_a_swap_stays_where_recompute_would_leave_it_without_effect():
     """Swap of item 1 in the first layer; item 2 is recomputed in the second alone."""
     choice = fill(FIGURES, [1], recompute_order(FIGURES), swap_bytes=10, recompute_bytes=40)
@@ -62,43 +68,28 @@ def loaded():
     return load_step(str(CONFIG))
 
 
-def problem(loaded, gib: float, allow: Allow) -> PlanProblem:
-    device = loaded.device
-    return PlanProblem(loaded.model, int(gib * 2**30), device.host_memory_bytes, device.num_cards_per_node, allow)
-
-
 @pytest.mark.mindspore
-def test_what_is_left_of_a_policy(loaded):
-    """`feed_forward.mul` uses what both products make; one is swapped, also where it is not recomputed."""
-    uses = Planner(loaded.model).catalog.uses
+def test_a_policy_is_coupled_where_what_runs_again_uses_what_is_swapped_in_the_same_layer(loaded):
+    """`feed_forward.mul` uses what both products make."""
+    uses = find_uses(loaded.model)
     policy = Policy(
         True,
-        op_swap=(OpSwap(r"feed_forward\.w3\.reshape", Layers((0, 1, 2)), 5), OpSwap("add", ALL_LAYERS, 7)),
+        op_swap=(OpSwap(r"feed_forward\.w3\.reshape", Layers((0, 1)), 5), OpSwap("add", ALL_LAYERS, 7)),
         select_recompute=(OpRecompute(r"feed_forward\.mul", Layers((1, 2))),),
     )
-    left = without_idle_swaps(loaded.model, uses, policy)
-    assert left is not None
-    assert OpSwap(r"feed_forward\.w3\.reshape", Layers((0,)), 5) in left.op_swap
-    assert OpSwap("add", Layers(tuple(range(32))), 7) in left.op_swap
-    assert len(left.op_swap) == 2
-    assert without_idle_swaps(loaded.model, uses, replace(policy, select_recompute=())) is None
+    assert is_coupled(loaded.model, uses, policy)
+    apart = replace(policy, select_recompute=(OpRecompute(r"feed_forward\.mul", Layers((2,))),))
+    assert not is_coupled(loaded.model, uses, apart)
+    assert not is_coupled(loaded.model, uses, replace(policy, select_recompute=()))
 
 
 @pytest.mark.mindspore
-def test_check_of_a_plan_by_the_specification_is_clean(loaded):
-    """With 1 GiB of host memory for each card swap alone does not do; with more it is free at 40 GiB."""
-    asked = replace(problem(loaded, 40, STRICT), host_bytes=8 * 2**30)
-    plan = Planner(loaded.model, STRICT).plan(asked)
-    assert plan.fits and plan.uncoupled_peak_bytes is None
-    assert plan.policy.op_swap and plan.policy.select_recompute
+def test_a_plan_without_such_swaps_is_clean_for_check(loaded):
+    """Gradients at the end of backward need 39.7 GiB in any case: from there on activations have room."""
+    device = loaded.device
+    asked = PlanProblem(loaded.model, 42 * 2**30, device.host_memory_bytes, device.num_cards_per_node)
+    plan = Planner(loaded.model).plan(asked)
+    assert plan.fits and plan.gap <= 0.01 and not plan.is_coupled
     plan = replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
     text = planned_text(loaded, plan, "plan.yaml")
     assert check_document(parse_document(text.encode(), "plan.yaml")).problems == ()
-
-
-@pytest.mark.mindspore
-def test_coupling_is_not_used_where_next_to_nothing_is_lost_without_it(loaded):
-    """Gradients at the end of backward need 39.7 GiB in any case: from there on activations have room."""
-    plan = Planner(loaded.model).plan(problem(loaded, 42, Allow()))
-    assert plan.fits and plan.uncoupled_peak_bytes is None
-    assert plan.gap <= 0.01

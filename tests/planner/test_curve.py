@@ -11,7 +11,7 @@ from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
 from mindswap.planner.solvers import fast
-from mindswap.planner.solvers.search import Interruptible, Stop
+from mindswap.planner.solvers.search import Stop
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.step_model import StepModel
@@ -156,19 +156,6 @@ def test_stopped_at_once_and_not_remembered():
     assert planner.plan(problem(model, budget)).step_time_ns == plan(model, budget).step_time_ns
 
 
-@pytest.mark.parametrize("name", ["4 layers", "pipeline"])
-def test_a_safe_plan_fits_by_both_readings(name):
-    """A plan without `coupled` has no swap of what recomputed operators use: coupling rule 2 leaves it as it is."""
-    model = on_device(name, "link")
-    keep = evaluate(problem(model, PLENTY), Policy())
-    num_fitting = 0
-    for permille in (900,):
-        safe = plan(model, keep.peak_bytes * permille // 1000, allow=Allow(coupled=False))
-        assert safe.uncoupled_peak_bytes is None
-        num_fitting += safe.fits
-    assert num_fitting
-
-
 @pytest.mark.parametrize("allow", [Allow(swap=False), Allow(recompute=False)])
 def test_what_is_not_allowed_is_not_done(allow):
     model = on_device("4 layers", "fast link")
@@ -210,60 +197,6 @@ def test_what_was_handed_out_for_less_memory_is_never_beaten():
         assert found.fits
         assert before_ns is None or found.step_time_ns <= before_ns
         before_ns = found.step_time_ns
-
-
-class Decision(curve.Curve):
-    """Which solver gets a budget of 100 bytes: of both the bound, and step time and peak of what it finds."""
-
-    def __init__(self, bounds_ns: tuple[int | None, int | None], found: dict[str, tuple[int, int]]):
-        self.breakpoints, self.strict, self.coupled, self.progress = [200], "strict", "coupled", Interruptible()
-        self.left, self.has_fitting, self.bounds_ns, self.found = 1, False, bounds_ns, found
-        self.asked = []
-
-    def bound_ns(self, budget_bytes, is_coupled=True):
-        return self.bounds_ns[not is_coupled]
-
-    def _solved(self, solver, budget_bytes, effort_permille):
-        self.asked.append((solver, effort_permille))
-        step_time_ns, peak_bytes = self.found[solver]
-        return Candidate(Policy(), step_time_ns, (peak_bytes,), True, None, solver == "coupled")
-
-
-MILLION = 10**6
-PROBED, FULLY_COUPLED, FULLY_STRICT = ("strict", 400), ("coupled", 700), ("strict", 700)
-
-
-@pytest.mark.parametrize(
-    ("strict_bound", "strict", "coupled", "asked", "chosen"),
-    [
-        # Bounds that are no further apart than a tenth of 2 in a thousand are equal: 1 % above them is good enough.
-        (1_000_200, (1_010_000, 100), (1_000_000, 100), [PROBED], "strict"),
-        (1_000_200, (1_010_001, 100), (1_000_000, 100), [PROBED, FULLY_COUPLED], "coupled"),
-        # Else 2 in a thousand above the lower one are.
-        (1_000_201, (1_002_000, 100), (1_000_000, 100), [PROBED], "strict"),
-        (1_000_201, (1_002_001, 100), (1_000_000, 100), [PROBED, FULLY_COUPLED], "coupled"),
-        # What breaks the rule has to gain more than 2 in a thousand.
-        (1_001_000, (1_100_200, 100), (1_098_004, 100), [PROBED, FULLY_COUPLED], "strict"),
-        (1_001_000, (1_100_200, 100), (1_098_003, 100), [PROBED, FULLY_COUPLED], "coupled"),
-        # What does not fit is good for nothing; of two that do not fit that with less memory is chosen.
-        (1_001_000, (1_000_000, 101), (1_500_000, 100), [PROBED, FULLY_COUPLED], "coupled"),
-        (1_001_000, (1_500_000, 100), (1_000_000, 101), [PROBED, FULLY_COUPLED], "strict"),
-        # Where the bound says that breaking the rule gains more than half of that, nothing else is looked at.
-        (1_001_001, (1_001_001, 100), (1_500_000, 100), [FULLY_COUPLED], "coupled"),
-        (None, (1_001_001, 100), (1_500_000, 100), [FULLY_COUPLED], "coupled"),
-    ],
-)
-def test_a_swap_that_recomputed_operators_use_has_to_gain_enough(strict_bound, strict, coupled, asked, chosen):
-    one = Decision((MILLION, strict_bound), {"strict": strict, "coupled": coupled})
-    found = one._planned(100, None)
-    assert (one.asked, found.is_coupled) == (asked, chosen == "coupled")
-
-
-def test_the_solver_that_is_asked_for_is_the_one():
-    for is_coupled, solver in ((False, FULLY_STRICT), (True, FULLY_COUPLED)):
-        one = Decision((MILLION, MILLION), {"strict": (MILLION, 100), "coupled": (MILLION, 100)})
-        assert one._planned(100, is_coupled).is_coupled is is_coupled
-        assert one.asked == [solver]
 
 
 @pytest.mark.parametrize(

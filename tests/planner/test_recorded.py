@@ -102,7 +102,7 @@ def planned(plan: Plan) -> dict[str, object]:
         "entries": [*entries, f"whole {format_layers(policy.layer_recompute)}"], "simulations": plan.num_evaluations,
         "holders": [f"{name} {size_bytes}" for name, size_bytes in plan.holders],
         "compared": [f"{one.name}: {one.step_time_ns} {one.peak_bytes} {one.fits}" for one in plan.compared],
-        "without coupling": plan.uncoupled_peak_bytes,
+        "is coupled": plan.is_coupled,
     }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def test_a_row_is_simulated_as_its_policy(tmp_path):
     config = edited(yaml.safe_load(QWEN3.read_text()), EDITS)
     (tmp_path / "casts.yaml").write_text(yaml.safe_dump(config))
     model = capture_apart(tmp_path / "casts.yaml")
-    rows = Rows(model, collect_items(model).coupled())
+    rows = Rows(model, collect_items(model))
     space = WholeSpace(rows, model, 1 << 50, 1 << 50)
     can_swap = space.figures.freed_bytes[1, :, 0] > 0
     can_recompute = space.figures.freed_bytes[1, :, 1:].max(axis=1) > 0

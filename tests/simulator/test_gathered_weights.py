@@ -199,7 +199,7 @@ def test_a_cast_behind_a_gather_is_nothing_to_choose():
 def test_the_bound_is_below_every_policy(sharding, settings):
     own = model(6, sharding, **settings)
     facts = facts_of(own, own.simulate(KEEP_ALL))
-    allow = Allow(coupled=True)
+    allow = Allow()
     for policy in (
         KEEP_ALL,
         Policy(True, layer_recompute=ALL_LAYERS),

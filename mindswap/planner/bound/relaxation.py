@@ -219,8 +219,6 @@ class _Layer:
             rows.limit(there(tensor), -1)
         for op, tensor in flow.reads:
             rows.limit({**there(tensor), runs_again[op]: 1})
-            if not allow.coupled:  # the swap of what recomputed operators read takes no effect
-                rows.limit(dict.fromkeys((runs_again[op], *self.tensors[tensor][2:]), 1), 1)
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.recompute_ns) if ns}
         apart = {op: rows.variable() for op, ns in enumerate(flow.unfused_extra_ns) if ns}
         for op, tensor in flow.reads:

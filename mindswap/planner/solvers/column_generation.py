@@ -10,6 +10,7 @@ Source:
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import highspy
 import numpy as np
@@ -29,8 +30,9 @@ MAX_CHANGES = 24
 # Rows that are tried for all choices together: most are new blocks, which take time to make.
 MAX_TRIED = 100
 # Whole numbers of layers: steps of the search, and how near to the best they must come.
-MAX_NODES = 200
-NEAR = 1e-4
+MAX_NODES = 20
+# as a part, and of the time that a layer can run again
+NEAR = 1e-2
 # DualPrices of memory, link and host.
 DualPrices = np.ndarray
 # A row with what it comes to.
@@ -103,6 +105,8 @@ class ColumnGeneration:
         arrange: order of the rows in the layers.
         has_whole: layers may be recomputed whole, for which all of one is back at once.
         rows: to begin with.
+        is_apart: nothing is swapped that recomputed operators read.
+        enough_ns: time that runs again in all layers for which no further rows are looked for.
 
     Attributes:
         link_price: what more time on the link would have saved when it was last asked for a choice, in ns per ns.
@@ -115,10 +119,14 @@ class ColumnGeneration:
         arrange: Callable[[Sequence[Entry]], list[Entry]] = front_loaded,
         has_whole: bool = True,
         rows: Iterable[np.ndarray] = (),
+        is_apart: bool = False,
+        enough_ns: float = 0,
     ):
         self.space = space
         self.arrange = arrange
         self.has_whole = has_whole
+        self.is_apart = is_apart
+        self.enough_ns = enough_ns
         figures = space.figures
         self.unswappable = (
             np.zeros((figures.num_layers, figures.num_items), bool) if unswappable is None else unswappable
@@ -146,8 +154,15 @@ class ColumnGeneration:
         """
         every = self.unswappable | unswappable
         alike = np.logical_and.outer(every.any(axis=1), every.any(axis=0))
-        rows = [row for known in self.rows for row, _ in known.values()]
-        found = ColumnGeneration(self.space, alike, self.arrange, self.has_whole, rows)
+        return self.changed(unswappable=alike)
+
+    def changed(self, **settings: Any) -> "ColumnGeneration":
+        """The same with other settings; it begins with the rows known, if no others are given."""
+        own: dict[str, Any] = {
+            name: getattr(self, name) for name in ("unswappable", "arrange", "has_whole", "is_apart", "enough_ns")
+        }
+        own["rows"] = [row for known in self.rows for row, _ in known.values()]
+        found = ColumnGeneration(self.space, **(own | settings))
         found.num_tried = self.num_tried
         return found
 
@@ -161,9 +176,9 @@ class ColumnGeneration:
         """
         limits = np.array([-freed_bytes, copy_ns, host_bytes], float)
         for _ in range(MAX_ROUNDS):
-            prices = self._solve(limits)
+            prices, again_ns = self._solve(limits)
             self.link_price = float(prices[1])
-            if not self._add_rows(prices):
+            if again_ns <= self.enough_ns or not self._add_rows(prices):
                 break
         choice = np.zeros((self.space.figures.num_layers, self.space.figures.num_items), np.int64)
         for layers, known, numbers in zip(self.layers, self.rows, self._numbers(limits), strict=True):
@@ -172,23 +187,22 @@ class ColumnGeneration:
                 choice[layer] = row
         return choice
 
-    def _solve(self, limits: np.ndarray) -> DualPrices:
-        """DualPrices of the limits, where parts of layers may get rows."""
-        cost, limited, most, kinds, sizes, scale = self._programme(limits)
+    def _solve(self, limits: np.ndarray) -> tuple[DualPrices, float]:
+        """DualPrices of the limits, and the time that runs again, where parts of layers may get rows."""
+        cost, limited, most, kinds, sizes, unit_ns, scale = self._programme(limits)
         found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs")
         if found.status:  # HiGHS gives up on a few in thousands; by interior points it does not
             found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs-ipm")
         if found.status:
-            return np.zeros(len(limits))  # no further rows: those that are known serve
-        prices: DualPrices = -found.ineqlin.marginals * scale
-        return prices
+            return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
+        return -found.ineqlin.marginals * unit_ns / scale, float(found.fun * unit_ns)
 
     def _numbers(self, limits: np.ndarray) -> list[list[int]]:
         """How many layers of each kind get which of the rows known."""
-        cost, limited, most, kinds, sizes, _ = self._programme(limits)
+        cost, limited, most, kinds, sizes, *_ = self._programme(limits)
         sums = np.vstack([limited, kinds])
         least, greatest = np.append(np.full(len(most), -np.inf), sizes), np.append(most, sizes)
-        options = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR}
+        options = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
         found = least_whole(cost, sums, least, greatest, options)
         if found is None:  # so few steps were too few to find any choice
             found = least_whole(cost, sums, least, greatest, {})
@@ -199,12 +213,12 @@ class ColumnGeneration:
 
     def _programme(
         self, limits: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[int], np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[int], float, np.ndarray]:
         """Columns are the rows of each kind, and what is missing; in units near 1.
 
         Returns:
             Time that runs again; factors and limits of memory, link and host; which columns are of each kind, and
-            the layers of each; what turns prices into ns per byte and per ns.
+            the layers of each; the units of time and of the limits.
         """
         entries = [(kind, worth) for kind, known in enumerate(self.rows) for _, worth in known.values()]
         table = np.array([(w.recompute_ns, w.freed_bytes, w.copy_ns, w.host_bytes) for _, w in entries], float)
@@ -219,7 +233,8 @@ class ColumnGeneration:
             limits / scale,
             (kind_of == np.arange(len(self.layers))[:, None]).astype(float),
             [len(layers) for layers in self.layers],
-            unit_ns / scale,
+            unit_ns,
+            scale,
         )
 
     def _add_rows(self, prices: DualPrices) -> bool:
@@ -273,6 +288,8 @@ class ColumnGeneration:
                 for item, value in enumerate(row.tolist())
             ]
             own = np.where(can, row, KEEP)
+            if self.is_apart:
+                own = np.where(figures.read_again(own, layer), KEEP, own)
             if own.tobytes() not in known:
                 known[own.tobytes()] = (own, self.space.worth(layer, own))
                 is_new = True

@@ -42,6 +42,8 @@ CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 SMALL_CORRECTION = 500
 # Choices from which the improvement starts, and part of the simulations before it.
 NUM_STARTS = 4
+# What takes so much longer than the bound, in thousandths of the step time, is not looked further for.
+ENOUGH_PERMILLE = 2
 # Rows of what comes nearest to a budget into which nothing fitted that are tried in all layers.
 MAX_ROWS = 8
 # Simulations to come nearer to a budget into which nothing fitted.
@@ -81,6 +83,7 @@ class _Solver:
         self.figures = search.space.figures
         self.effort_permille = effort_permille
         self.found: list[_Found] = []
+        self.enough_ns = 0.0  # per micro-batch, what may run again
         self.looked: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
 
     def run(self, given: Sequence[np.ndarray]) -> None:
@@ -95,6 +98,11 @@ class _Solver:
         micro_batches = self.space.layout.num_turns
         self.forward_ns = forward_time_ns(timeline) // micro_batches
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
+        per_batch_ns = score.step_time_ns / self.space.layout.num_micro_batches
+        if self.space.least_extra_ns is not None:
+            enough_ns = self.space.least_extra_ns + per_batch_ns * ENOUGH_PERMILLE / 1000
+            self.search.enough_ns = score.step_time_ns + round(enough_ns * self.space.layout.num_micro_batches)
+            self.enough_ns = enough_ns - per_batch_ns * ENOUGH_PERMILLE / 2000
         if any(self.search.score(choice).fits for choice in given):
             improve(self.search, self.forward_ns)
             return
@@ -128,17 +136,17 @@ class _Solver:
         # Time on the link if all that is to be freed were swapped.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
         is_little = all_ns <= LITTLE_LOAD * self.forward_ns
-        self.mixture = ColumnGeneration(self.space, arrange=interleaved)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
+        self.mixture = ColumnGeneration(self.space, arrange=interleaved, enough_ns=self.enough_ns)
         # No load beyond that of all that is to be freed is another choice.
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
-        self._best_with(first)
+        self._begin(first)
         if not self._fits:
             self._squeeze()
             if not self._fits:
                 return  # nothing does
             # What is over is not what layers hold until backward, but what is back at once.
-            self.mixture = ColumnGeneration(self.space, self.mixture.unswappable, interleaved, has_whole=False)
+            self.mixture = self.mixture.changed(has_whole=False, rows=())
         less = [first * part for part in LESS_PARTS] if first else []
         is_worth_waiting = self.mixture.link_price > LEAST_PRICE
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
@@ -161,6 +169,24 @@ class _Solver:
             self._correct(UniformSwap(self.space), best)
         self.mixture.arrange = front_loaded
         self._correct(self.mixture, best)
+
+    def _begin(self, load: float) -> None:
+        """The better mixture for a first load: one that swaps nothing that runs again reads, or any.
+
+        A copy for what runs again has to be back earlier than its bytes and times say, so rows without are tried first.
+        """
+        tried: list[tuple[tuple[Score, float], int, ColumnGeneration, int]] = []
+        first_bytes, unswappable = self.first_bytes, self.mixture.unswappable
+        for is_apart in (True, False) if self.figures.reads.any() else (False,):
+            self.mixture = self.mixture.changed(unswappable=unswappable, is_apart=is_apart)
+            self.mixture.num_tried = 0
+            self.first_bytes, begin = first_bytes, len(self.found)
+            self._best_with(load)
+            best = min(self.found[begin:], key=_score_of)
+            tried.append((_score_of(best), len(tried), self.mixture, self.first_bytes))
+            if self.search.is_exhausted:
+                break
+        *_, self.mixture, self.first_bytes = min(tried, key=lambda one: one[:2])
 
     def _best_with(self, load: float) -> None:
         """The best with a load, without swaps whose copies turn out to be on the device at the peak."""

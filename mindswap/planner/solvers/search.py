@@ -10,8 +10,6 @@ from mindswap.simulator.timeline import Timeline
 
 # What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
 ENTRY_PPM = 20
-# Nothing is faster than to keep everything; what comes so near to it, in millionths of the step time, is good enough.
-ENOUGH_PPM = 200
 
 # Called after each simulation; may raise `Stop`.
 Progress = Callable[[], None]
@@ -50,7 +48,7 @@ class Search:
         best: the best choice so far; None before the first.
         best_score: what it comes to.
         num_evaluations: simulations made.
-        kept_ns: step time if everything is kept, where it is known; what is as fast needs no further look.
+        enough_ns: step time that needs no further look; 0 where none is known.
     """
 
     def __init__(self, space: Space, max_evaluations: int, progress: Progress = lambda: None):
@@ -60,7 +58,7 @@ class Search:
         self.best: np.ndarray | None = None
         self.best_score: Score | None = None
         self.num_evaluations = 0
-        self.kept_ns = 0
+        self.enough_ns = 0
         self._known: dict[bytes, Score] = {}
 
     @property
@@ -70,10 +68,9 @@ class Search:
 
     @property
     def has_enough(self) -> bool:
-        """A choice fits, and is as fast as keeping everything."""
+        """A choice fits, and is fast enough."""
         best = self.best_score
-        limit_ns = self.kept_ns + self.kept_ns * ENOUGH_PPM // 1_000_000
-        return best is not None and best.fits and best.step_time_ns <= limit_ns
+        return best is not None and best.fits and best.step_time_ns <= self.enough_ns
 
     def score(self, choice: np.ndarray) -> Score:
         """Score of a choice; simulated if it is new."""
