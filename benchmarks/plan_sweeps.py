@@ -26,7 +26,7 @@ from plan_quality import run_self
 
 from mindswap.api.step import Step, load_step
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import Allow, Plan, PlanProblem
+from mindswap.planner.problem import Plan, PlanProblem
 
 FOLDER = Path(__file__).resolve().parent / "models"
 GIB = 2**30
@@ -68,9 +68,7 @@ def main() -> int:
     parser.add_argument("--devices", nargs="*", default=DEVICES)
     parser.add_argument("--budgets", type=int, default=len(SHARES), help="so many of the shares, tightest first")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no model on a device after so long")
-    parser.add_argument("--safe", action="store_true", help="plans that follow coupling rule 2")
     args = parser.parse_args()
-    allow = Allow(coupled=not args.safe)
     points: list[Point] = []
     slower: list[str] = []
     pairs = [(model, device) for model in args.models or MODELS for device in args.devices]
@@ -81,7 +79,7 @@ def main() -> int:
             print(f"not begun after {args.seconds:.0f} s: {', '.join(map(' on '.join, pairs[begun:]))}")
             break
         found = []
-        for point in measure(model, device, SHARES[: args.budgets], allow):
+        for point in measure(model, device, SHARES[: args.budgets]):
             found.append(point)
             print(ROW.format(*row(point)), flush=True)
         points += found
@@ -97,17 +95,17 @@ HEADER = ("model", "device", "budget GiB", "step ms", "above all kept", "above t
 ROW = "{:<22} {:<19} {:>10} {:>13} {:>14} {:>15} {:>6}"
 
 
-def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> Iterator[Point]:
+def measure(name: str, device: str, shares: Sequence[float]) -> Iterator[Point]:
     """Plans of a model on a device, each by a planner that knows nothing of the others."""
     capture(name)
     loaded = load_step(str(FOLDER / f"{name}.yaml"), device)
-    planner = Planner(loaded.model, allow)
-    keep = planner.plan(problem_of(loaded, 2**60, allow))
+    planner = Planner(loaded.model)
+    keep = planner.plan(problem_of(loaded, 2**60))
     low, high = keep.least_budget_bytes, keep.peak_bytes
     for share in shares:
         budget_bytes = low + int((high - low) * share)
         begin_s = time.process_time()
-        plan = Planner(loaded.model, allow).plan(problem_of(loaded, budget_bytes, allow))
+        plan = Planner(loaded.model).plan(problem_of(loaded, budget_bytes))
         yield Point(name, device, share, plan, time.process_time() - begin_s)
 
 
@@ -117,10 +115,10 @@ def capture(name: str) -> None:
     run_self("--capture", name)
 
 
-def problem_of(loaded: Step, budget_bytes: int, allow: Allow) -> PlanProblem:
+def problem_of(loaded: Step, budget_bytes: int) -> PlanProblem:
     """A budget of device memory; the rest is that of the device."""
     device = loaded.device
-    return PlanProblem(loaded.model, budget_bytes, device.host_memory_bytes, device.num_cards_per_node, allow)
+    return PlanProblem(loaded.model, budget_bytes, device.host_memory_bytes, device.num_cards_per_node)
 
 
 def row(point: Point) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ MODELS = {
         {"allow": Allow(recompute=False)},
     ),
     "2 stages": (lambda: small_model(8, 2, 4, with_links(2 * 10**11)), 650, {}),
-    "6 micro-batches, strict": (lambda: small_model(5, 1, 6, with_links(10**11)), 850, {"allow": Allow(coupled=False)}),
+    "6 micro-batches": (lambda: small_model(5, 1, 6, with_links(10**11)), 850, {}),
     "least memory": (lambda: small_model(7, device=with_links(10**11)), 990, {"objective": Objective.MEMORY}),
     "nothing fits": (lambda: small_model(3, device=with_links(10**11)), 200, {}),
 }

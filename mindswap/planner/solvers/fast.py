@@ -43,7 +43,7 @@ SMALL_CORRECTION = 500
 # Choices from which the improvement starts, and part of the simulations before it.
 NUM_STARTS = 4
 # What takes so much longer than the bound, in thousandths of the step time, is not looked further for.
-ENOUGH_PERMILLE = 2
+ENOUGH_PERMILLE = 1
 # Rows of what comes nearest to a budget into which nothing fitted that are tried in all layers.
 MAX_ROWS = 8
 # Simulations to come nearer to a budget into which nothing fitted.
@@ -100,9 +100,8 @@ class _Solver:
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
         per_batch_ns = score.step_time_ns / self.space.layout.num_micro_batches
         if self.space.least_extra_ns is not None:
-            enough_ns = self.space.least_extra_ns + per_batch_ns * ENOUGH_PERMILLE / 1000
-            self.search.enough_ns = score.step_time_ns + round(enough_ns * self.space.layout.num_micro_batches)
-            self.enough_ns = enough_ns - per_batch_ns * ENOUGH_PERMILLE / 2000
+            self.enough_ns = self.space.least_extra_ns + per_batch_ns * ENOUGH_PERMILLE / 1000
+            self.search.enough_ns = score.step_time_ns + round(self.enough_ns * self.space.layout.num_micro_batches)
         if any(self.search.score(choice).fits for choice in given):
             improve(self.search, self.forward_ns)
             return
