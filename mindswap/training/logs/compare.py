@@ -110,8 +110,10 @@ def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) 
 
 def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said]:
     """The `Set ...` lines against those of the policy."""
-    own = {line.text: line for line in log.set_lines if not line.is_upstream}
-    has_upstream = log.has_upstream_swap or len(own) < len(log.set_lines)
+    # With pieces left over, a line put together from pieces may be one that nobody wrote.
+    sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
+    own = {line.text: line for line in sure if not line.is_upstream}
+    has_upstream = log.has_upstream_swap or len(own) < len(sure)
     if has_upstream:
         also = ", mindswap's are there too" if own else ""
         message = f"MindFormers handled swap_config by itself: its `Set` lines prove no effect{also}"

@@ -23,6 +23,7 @@ class SetLine:
     title: str  # `op_swap`, `layer swap`, `full recompute`, `select recompute`, ...
     text: str  # the line from `Set` on, runs of spaces as one
     is_upstream: bool = False  # MindFormers' own code wrote it, not mindswap
+    is_repaired: bool = False  # put together from two pieces; never seen whole
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,11 @@ def clean_line(raw: bytes) -> str:
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
+def has_header(text: str) -> bool:
+    """The text begins like a log line."""
+    return _HEADER.match(text) is not None
+
+
 def without_header(text: str) -> str:
     """Without time, process and place, so that the same message of several workers is equal."""
     return _WHOLE_HEADER.sub("", text, count=1)
@@ -116,7 +122,7 @@ def without_header(text: str) -> str:
 def split_messages(text: str) -> list[str]:
     """Pieces of a line that another process broke into: each further log header begins a new one.
 
-    All but the last piece may lack their end.
+    All but the last piece lack their end, which usually stands on the next line.
     """
     starts = [match.start() for match in _HEADER.finditer(text)]
     cuts = [0, *(start for start in starts if start > 0), len(text)]

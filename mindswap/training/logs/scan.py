@@ -10,6 +10,7 @@ from mindswap.training.logs.oom import (
     SetLine,
     WorkerLog,
     clean_line,
+    has_header,
     parse_oom,
     parse_set_line,
     split_messages,
@@ -83,6 +84,8 @@ class LogScanner:
     def __init__(self, find: Search = search) -> None:
         self._find = find
         self._carry = b""
+        self._pending = ""  # a Set line that another line broke into; its end may follow
+        self._is_repairing = False  # the message at hand was put together from pieces
         self._set_lines: dict[str, SetLine] = {}
         self._broken: dict[str, None] = {}
         self._oom: dict[tuple[str, int | None], OomEvent] = {}
@@ -112,6 +115,7 @@ class LogScanner:
         if is_cut_off:
             carry, self._carry = self._carry, b""
             self._take_line(clean_line(carry), is_cut_off=True)
+        self._drop_pending()
         return self.snapshot(worker, size_bytes, is_cut_off)
 
     def snapshot(self, worker: int, size_bytes: int = 0, is_cut_off: bool = False) -> WorkerLog:
@@ -130,28 +134,50 @@ class LogScanner:
         self._log = replace(self._log, **found)
 
     def _scan(self, block: bytes, position: int, stop: int) -> None:
-        """Look at the lines between two places of a block that hold a needle."""
+        """Look at the lines between two places of a block that hold a needle, and at the one after a broken line."""
+
         first = self._find(block, position, stop)
-        while (hit := first(position)) < stop:
-            position = max(position, block.rfind(b"\n", position, hit) + 1)
+        while position < stop:
+            if not self._pending:
+                hit = first(position)
+                if hit >= stop:
+                    return
+                position = max(position, block.rfind(b"\n", position, hit) + 1)
             end = block.find(b"\n", position, stop)
             end = stop if end < 0 else end
             raw = block[position:end]
-            if not _is_idle(raw) and any(needle in raw for needle in NEEDLES):
+            if self._pending or not _is_idle(raw) and any(needle in raw for needle in NEEDLES):
                 for part in clean_line(raw).split("\r"):
                     self._take_line(part)
             position = end + 1
 
     def _take_line(self, line: str, is_cut_off: bool = False) -> None:
-        *torn, last = split_messages(line)
-        for message in torn:
-            self._take_message(message, is_torn=True)
-        self._take_message(last, is_cut_off)
+        if self._pending and (not line or line.isspace()):
+            self._is_repairing = True
+            self._take_message(self._pending)
+            self._pending = ""
+            return
+        messages = split_messages(line)
+        self._is_repairing = bool(self._pending) and not has_header(line)
+        if self._is_repairing:
+            messages[0] = self._pending + messages[0]
+            self._pending = ""
+        self._drop_pending()
+        for message in messages[:-1]:
+            if " at layer " in message:
+                self._drop_pending()
+                self._pending = message
+            else:
+                self._take_message(message)
+            self._is_repairing = False
+        if is_cut_off and " at layer " in messages[-1]:
+            self._add_broken(messages[-1])
+        else:
+            self._take_message(messages[-1])
 
-    def _take_message(self, message: str, is_torn: bool = False) -> None:
-        """One message; a `Set` line that another line broke into, or that is cut off, may have lost a part."""
+    def _take_message(self, message: str) -> None:
         if " at layer " in message and "Set " in message:
-            self._take_set_line(message, is_torn)
+            self._take_set_line(message)
         if "emory" in message or "lloc" in message:
             self._take_memory(message)
         if "lazy_inline" in message:
@@ -166,16 +192,20 @@ class LogScanner:
         if "Training Over!" in message:
             self._note(is_finished=True)
 
-    def _take_set_line(self, message: str, is_torn: bool) -> None:
+    def _take_set_line(self, message: str) -> None:
         line = parse_set_line(message)
-        if is_torn or line is None:
-            if is_torn or re.search(r"Set [a-z_ ]+ at layer ", message):
+        if line is None:
+            if re.search(r"Set [a-z_ ]+ at layer ", message):
                 self._add_broken(message)
         elif line.text in self._set_lines:
             known = self._set_lines[line.text]
-            self._set_lines[line.text] = replace(known, is_upstream=known.is_upstream or line.is_upstream)
+            self._set_lines[line.text] = replace(
+                known,
+                is_upstream=known.is_upstream or line.is_upstream,
+                is_repaired=known.is_repaired and self._is_repairing,
+            )
         elif len(self._set_lines) < MAX_SET_LINES:
-            self._set_lines[line.text] = line
+            self._set_lines[line.text] = replace(line, is_repaired=self._is_repairing)
         else:
             self._note(num_lines_left_out=self._log.num_lines_left_out + 1)
 
@@ -193,6 +223,11 @@ class LogScanner:
         known = self._log.memory
         highest = {name: max(size, getattr(known, name) or 0) for name, size in sizes.items()}
         self._note(memory=replace(known, **highest))
+
+    def _drop_pending(self) -> None:
+        if self._pending:
+            self._add_broken(self._pending)
+            self._pending = ""
 
     def _add_broken(self, message: str) -> None:
         start = message.find("Set ")

@@ -138,12 +138,20 @@ def test_a_log_cut_off_in_training():
     ]
 
 
-def test_a_broken_line():
+def test_a_line_broken_beyond_repair():
     broken = SET[3].rstrip("\n")[:-3]
     assert errors(log_text([*SET[:3], broken + START[0]])) == [
         ((0,), f"no line for layer 3, as '{EXPECTED[3][0]}': they were lost or never came"),
         ((0,), "broken by another line or cut off: 'Set op_swap at layer 3: .attention, value'"),
     ]
+
+
+def test_pieces_left_over_make_repaired_lines_unsure():
+    """`value=1` and the end of `value=20` look like `value=10`; the piece `value=2` is left over."""
+    one = info("Set op_swap at layer 3: .attention, value=1").rstrip("\n")
+    other = SET[0].rstrip("\n")[:-1]
+    assert report(log_text([*SET[:3], one + START[0], "0\n"])).is_ok
+    assert not report(log_text([*SET[:3], one + START[0], "0\n", other + START[0], START[0]])).is_ok
 
 
 def test_missing_logs():

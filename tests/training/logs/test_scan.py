@@ -48,12 +48,21 @@ def test_a_progress_bar_before_the_line():
     assert texts(scan(" 10%|#  |\r 20%|## |\r" + SET[0])) == LINES[:1]
 
 
-def test_a_line_that_another_line_broke_into_is_broken_and_the_others_count():
+def test_a_line_that_another_line_broke_into_is_put_together():
     whole = SET[1].rstrip("\n")
-    for cut in range(whole.index(" at layer ") + len(" at layer "), len(whole) + 1):
+    for cut in range(whole.index(" at layer ") + len(" at layer "), len(whole)):
         log = scan(SET[0] + whole[:cut] + START[0] + whole[cut:] + "\n" + SET[2])
-        piece = whole[whole.index("Set ") : cut].strip()
-        assert (texts(log), log.broken_lines) == ([LINES[0], LINES[2]], (piece,)), cut
+        assert (texts(log), log.broken_lines) == ([LINES[0], LINES[1], LINES[2]], ()), cut
+    assert [line.is_repaired for line in log.set_lines] == [False, True, False]
+    # The end of line only: two ends of line follow.
+    log = scan(whole + SET[2] + "\n" + SET[3])
+    assert (texts(log), log.broken_lines) == ([LINES[2], LINES[1], LINES[3]], ())
+
+
+def test_two_lines_may_break_into_one():
+    whole = SET[1].rstrip("\n")
+    log = scan(whole[:-9] + START[0] + whole[-9:-4] + START[2] + whole[-4:] + "\n")
+    assert texts(log) == [LINES[1]]
 
 
 def test_a_line_whose_end_is_nowhere_is_broken():
