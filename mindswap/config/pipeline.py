@@ -109,6 +109,13 @@ class Pipeline:
             sizes[1].reverse()
         return Layout(tuple(map(tuple, sizes)), num_layers, self.is_zero_bubble_v)
 
+    def even_offset(self, num_layers: int) -> list[int] | list[list[int]]:
+        """An offset that MindFormers takes, its extra layers on the first stages; there is a layer for each cell."""
+        rest = num_layers % (self.num_stages * self.num_chunks)
+        first = range(0, self.num_stages * self.num_chunks, self.num_stages)
+        rows = [[int(index < rest) for index in range(start, start + self.num_stages)] for start in first]
+        return rows if self.num_chunks > 1 else rows[0]
+
     def offset_of(self, layout: Layout) -> list[int] | list[list[int]]:
         """The offset that gives a layout of the same stages and chunks."""
         average = layout.num_layers // (self.num_stages * self.num_chunks)

@@ -111,8 +111,8 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """Step time over the lower bound, less one: how much better a plan could be at most; None without a bound."""
-        return self.step_time_ns / self.lower_bound_ns - 1 if self.lower_bound_ns is not None else None
+        """Step time over the lower bound, less one: how much better a plan could be at most; None without one."""
+        return self.step_time_ns / self.lower_bound_ns - 1 if self.lower_bound_ns else None
 
 
 # Pins: decisions of the user that a plan keeps: operators that are swapped, recomputed, or kept in any case.

@@ -58,8 +58,9 @@ def expand_stage_recompute(document: Document, num_layers: int) -> StageRecomput
 
 def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
     """Reason for which MindFormers cannot spread the layers over the pipeline stages; None if it can."""
+    pipeline = read_pipeline(document)
     try:
-        read_pipeline(document).layout(num_layers)
+        pipeline.layout(num_layers)
         return None
     except LayoutError as error:
         reason = str(error)
@@ -67,7 +68,16 @@ def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
     node = offset or document.get("parallel_config", "pipeline_stage")
     path = "parallel_config.pipeline_stage" if offset is None else "model.model_config.offset"
     location = node.location if node is not None else Location(document.file)
-    return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", "extra layers, one number for each stage")
+    allowed = "extra layers, one number for each stage"
+    return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", allowed, _layout_fix(pipeline, num_layers))
+
+
+def _layout_fix(pipeline: Pipeline, num_layers: int) -> str:
+    if pipeline.is_zero_bubble_v and pipeline.num_chunks < 2:
+        return "both, or pipeline_scheduler: 1f1b"
+    if pipeline.num_stages * pipeline.num_chunks > num_layers:
+        return f"fewer stages or chunks: {num_layers} layers have to do for all of them"
+    return f"offset: {pipeline.even_offset(num_layers)}"
 
 
 @dataclass
@@ -156,8 +166,11 @@ class _Expansion:
             fix = f"{last_key(path)}: {error.fix}" if error.fix else LAYERS_NEED_SWAP
             self.report(error.node.location, f"{path}: {error}", Level.ERROR, ALLOWED, fix)
             return None
+        rows = [list(row) for row in counts.rows]
+        # The second row of zero_bubble_v is turned round before it is read.
+        meant = ALLOWED if self.layout.is_zero_bubble_v else rows if len(rows) > 1 else rows[0]
         for warning in counts.warnings:
-            self.report(node.location, f"{path}: {warning}", Level.WARNING)
+            self.report(node.location, f"{path}: {warning}", Level.WARNING, fix=f"{last_key(path)}: {meant}")
         return counts
 
     def _take_out(self, option: str) -> None:

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 from mindswap.planner import curve, planner, stages
+from mindswap.planner.bound import relaxation
 from mindswap.planner.curve import SMALL_NEAR_PART
 from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
-from mindswap.planner.solvers import fast
+from mindswap.planner.solvers import column_generation, fast
 from mindswap.planner.solvers.search import Stop
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.report.plan_text import format_plan
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.step_model import StepModel
 from tests.planner.models import small_model
@@ -123,6 +125,26 @@ def test_a_plan_does_not_depend_on_what_was_planned_before():
         # Of policies that take equally long either may be the plan: the solver's sums differ in the last bits.
         after, alone = planner.plan(problem(model, budget)), plan(model, budget)
         assert (after.fits, after.step_time_ns) == (alone.fits, alone.step_time_ns) == (True, alone.step_time_ns)
+
+
+@pytest.mark.parametrize("status", [1, 3, 4])
+def test_a_plan_is_made_where_nothing_solves_the_bound(status, monkeypatch):
+    """Then no sentence says what no policy can do."""
+    solve = relaxation.linprog
+
+    def give_up(*args, **options):
+        found = solve(*args, **options)
+        found.status, found.fun, found.x = status, None, None
+        return found
+
+    monkeypatch.setattr(relaxation, "linprog", give_up)
+    monkeypatch.setattr(column_generation, "linprog", give_up)
+    asked = problem(MODELS["4 layers"], PLENTY)
+    peak_bytes = Planner(asked.model).plan(asked).peak_bytes
+    plan = Planner(asked.model).plan(replace(asked, budget_bytes=peak_bytes * 3 // 4))
+    assert plan.fits and plan.peak_bytes < peak_bytes
+    assert plan.gap is None and plan.least_budget_bytes == 0
+    assert "no policy" not in format_plan(plan, "card", 1)
 
 
 def test_everything_is_kept_where_it_fits():

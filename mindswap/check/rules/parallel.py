@@ -56,7 +56,8 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
             yield Finding(entry.location, f"{path}.{key}: unknown key", ", ".join(OPTIMIZER_VALUES), fix, level)
         elif not OPTIMIZER_VALUES[key][1](entry.value.value):
             message = f"{path}.{key}: {show(entry.value)} does not fit"
-            yield Finding(entry.value.location, message, OPTIMIZER_VALUES[key][0], level=level)
+            fix = f"delete it: MindSpore has a {key} of its own"
+            yield Finding(entry.value.location, message, OPTIMIZER_VALUES[key][0], fix, level)
     chosen, shard = section.get("optimizer_level"), section.get("gradient_accumulation_shard")
     if chosen is not None and shard is not None and chosen.value in ("level1", "level3"):
         message = f"{path}.gradient_accumulation_shard: MindSpore takes it with optimizer_level: level2 only"
@@ -69,7 +70,8 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     if size is not None and used > 1 and is_whole_number(size.value) and size.value >= 1 and size.value != used:
         message = f"{path}.optimizer_weight_shard_size: {size.value} has no effect, weights are cut over {used} ranks"
         allowed = f"-1, or a divisor of {num_sharing_ranks(context.document)} from 2 on"
-        yield Finding(size.location, message, allowed, level=Level.WARNING)
+        fix = "optimizer_weight_shard_size: -1, which does the same"
+        yield Finding(size.location, message, allowed, fix, Level.WARNING)
 
 
 @rule(Level.WARNING)

@@ -14,6 +14,7 @@ from mindswap.policy.words import last_key
 
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
 _INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
+_RANGE = re.compile(r"\s*(-?\d{1,20})\s*-\s*(-?\d{1,20})\s*", re.ASCII)
 
 
 @rule(Level.ERROR)
@@ -131,17 +132,18 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     """
     for misfit in context.settings.unread.misfits:
         if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
-            yield Finding(misfit.node.location, misfit.message, misfit.expect.value, _right_type(misfit))
+            fix = _right_type(misfit, context.num_layers or MAX_NUM_LAYERS)
+            yield Finding(misfit.node.location, misfit.message, misfit.expect.value, fix)
 
 
-def _right_type(misfit: InvalidValue) -> str:
+def _right_type(misfit: InvalidValue, num_layers: int) -> str:
     value = misfit.node.value
     key = last_key(misfit.path)
     word = value.strip().lower() if isinstance(value, str) else ""
     if misfit.expect is Expect.LAYER_INDEX:
         if isinstance(value, bool):
             return f"{key}: True" if value else "0, if the first layer is meant"
-        return _whole_number(value)
+        return _whole_number(value) or _meant_range(value, num_layers)
     if misfit.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
         if _whole_number(value) or isinstance(value, int):
             return f"{key}: [{_whole_number(value) or value}]"
@@ -157,6 +159,16 @@ def _right_type(misfit: InvalidValue) -> str:
     if misfit.expect is Expect.BOOL and word in ("true", "false"):
         return f"{key}: {word.title()}"
     return ""
+
+
+def _meant_range(value: object, num_layers: int) -> str:
+    """The layers between two numbers of a text, in quotes; "" if it has not two, or there is no such layer."""
+    found = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return ""
+    low, high = sorted(int(number) for number in found.groups())
+    low, high = max(low, 0), min(high, num_layers - 1)
+    return f"'{low}-{high}'" if low <= high else f"delete it; the last layer is {num_layers - 1}"
 
 
 def _whole_number(value: object) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from mindswap.check.context import Context2x, rule
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
-from mindswap.policy.mindformers_2x.settings import Expect2x, Target
+from mindswap.policy.mindformers_2x.settings import Expect2x, LayerSpec, Target
 from mindswap.policy.words import index_runs
 
 
@@ -58,11 +58,14 @@ def layer_out_of_range(context: Context2x) -> Iterator[Finding]:
     for target in context.settings.targets:
         for spec in target.specs:
             if spec.last >= limit and not (target.option == "select_module" and is_select_unchecked):
-                fix = f"delete it; the last layer is {limit - 1}"
-                if spec.first < limit - 1:
-                    fix = f"write '{spec.first}-{limit - 1}'"
                 message = f"{spec.path}: there is no layer {spec.last}"
-                yield Finding(spec.location, message, f"0 to {limit - 1} ({known_from})", fix)
+                yield Finding(spec.location, message, f"0 to {limit - 1} ({known_from})", _within(spec, limit))
+
+
+def _within(spec: LayerSpec, limit: int) -> str:
+    return (
+        f"write '{spec.first}-{limit - 1}'" if spec.first < limit - 1 else f"delete it; the last layer is {limit - 1}"
+    )
 
 
 @rule(Level.ERROR)
@@ -79,7 +82,7 @@ def unchecked_select(context: Context2x) -> Iterator[Finding]:
         for spec in target.specs:
             if spec.last >= limit:
                 message = f"{spec.path}: there is no layer {spec.last}; upstream drops it without a word here"
-                yield Finding(spec.location, message, f"0 to {limit - 1}")
+                yield Finding(spec.location, message, f"0 to {limit - 1}", _within(spec, limit))
 
 
 @rule(Level.ERROR)

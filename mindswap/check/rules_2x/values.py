@@ -114,9 +114,10 @@ def bad_layer(context: Context2x) -> Iterator[Finding]:
 def _meant_layers(value: object, context: Context2x) -> str:
     if isinstance(value, float) and value.is_integer() and 0 <= value < 1e9:
         return f"write {int(value)}"
-    if isinstance(value, int) and not isinstance(value, bool) and value < 0 and context.num_layers is not None:
-        meant = context.num_layers + value
-        return f"count from the front: {meant}" if meant >= 0 else ""
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0 <= (context.num_layers or 0) + value:
+        return f"count from the front: {(context.num_layers or 0) + value}"
+    if str(value).lstrip().startswith("-"):
+        return "delete it; layers are counted from 0"
     found = RANGE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return ""

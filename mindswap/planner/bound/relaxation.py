@@ -64,9 +64,7 @@ def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: flo
     rows = _Rows()
     found_ns, budget_bytes = _add_all(rows, facts, rows.variable(), host_bytes, allow)
     rows.upper[found_ns] = step_ns
-    found = rows.least(budget_bytes)
-    assert found is not None  # without a limit to the budget everything can be kept
-    return found
+    return rows.least(budget_bytes) or 0  # without a limit to the budget everything can be kept
 
 
 class _Rows:

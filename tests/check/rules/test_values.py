@@ -159,7 +159,7 @@ def test_the_default_that_mindformers_puts_there_is_no_concern():
         ("[0, x]", (4, 43), ""),
         ("[True]", (4, 40), "layers: True"),
         ("[[0]]", (4, 40), ""),
-        ("[3-1]", (4, 40), ""),
+        ("[3-1]", (4, 40), "'1-3'"),
         ("3", (4, 39), "layers: [3]"),
         ("'3'", (4, 39), "layers: [3]"),
         ("all", (4, 39), "layers: True"),

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
 
 from mindswap.cli import main
+from tests.training.adaptive import run_by_hand
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
@@ -39,6 +41,32 @@ def wait_for(condition, timeout_s=300):
     return found
 
 
+def run_in_fork(arguments, folder, environment):
+    """`run_by_hand.py` in a fork of this process, so that it runs the modules that are here, changed ones too."""
+
+    def run():
+        code = 1
+        try:
+            os.closerange(3, 1 << 12)  # one of them keeps `Popen` waiting
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+            os.environ.clear()
+            os.environ.update(environment)
+            code = run_by_hand.run(*arguments)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    return start([sys.executable], folder, preexec_fn=run)
+
+
+def start(words, folder, **options):
+    return subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
 class Place:
     """The folder of one test."""
 
@@ -62,11 +90,11 @@ class Place:
         path = [str(ROOT), *filter(None, [self.environment.get("EXTRA_PATH")])]
         environment = {**os.environ, **self.environment, "PYTHONPATH": ":".join(path), "STUB": json.dumps(self.stub)}
         environment.setdefault("POLL_S", "0.05")
-        runner = str(Path(__file__).parent / "run_by_hand.py")
-        return subprocess.Popen(
-            [sys.executable, runner, json.dumps(policies), *words],
-            cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        arguments = [json.dumps(policies), words]
+        # MindSpore has threads, which no fork takes along; what is imported first has to be imported there.
+        if "mindspore" not in sys.modules and "EXTRA_PATH" not in environment:
+            return run_in_fork(arguments, self.folder, environment)
+        return start([sys.executable, run_by_hand.__file__, arguments[0], *words], self.folder, env=environment)
 
     def run(self, *options, timeout_s=600, **arguments):
         """Exit code and output."""

@@ -15,10 +15,11 @@ from mindswap.training.adaptive import workers
 from mindswap.training.launch.processes import stop_descendants
 from tests.training.adaptive import policies
 
-if __name__ == "__main__":
+
+def run(table: str, words: list[str]) -> int:
+    """The exit code."""
     makers = {"keep": policies.keep_all, "swap": policies.swap_default, "recompute": policies.recompute_all}
-    table = [makers[name](peak, time_ns) for name, peak, time_ns in json.loads(sys.argv[1])]
-    plan = policies.planner_of(table)
+    plan = policies.planner_of([makers[name](peak, time_ns) for name, peak, time_ns in json.loads(table)])
 
     def plan_slowly(*arguments):
         time.sleep(float(os.environ.get("SLOW_PLAN_S", "0")))
@@ -29,4 +30,8 @@ if __name__ == "__main__":
     workers.DRAIN_S = 0.3
     workers.stop_descendants = partial(stop_descendants, grace_s=1.5)
     adaptive.find_planner = lambda run_dir: plan_slowly
-    sys.exit(cli.main(["run", *sys.argv[2:]]))
+    return cli.main(["run", *words])
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2:]))

@@ -108,6 +108,48 @@ def test_what_is_no_checkpoint(tmp_path, content, suffix):
     assert read_saved_step(path) is None
 
 
+def field(number, content):
+    """A field of protobuf: a number, or bytes with their length."""
+
+    def varint(value):
+        return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+    if isinstance(content, int):
+        return varint(number << 3) + varint(content)
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def ckpt(**tensors):
+    """As MindSpore writes it: tensors with dimensions, a type, and their bytes, then a field that nobody reads."""
+    tensor = {name: field(1, 1) + field(2, b"Int64") + field(3, content) for name, content in tensors.items()}
+    return b"".join(field(1, field(1, name.encode()) + field(2, tensor[name] + field(4, b"zz"))) for name in tensor)
+
+
+def test_a_ckpt_by_hand(tmp_path):
+    """Tensors of more than 127 and 16383 bytes around the two; numbers of 8 and of 4 bytes."""
+    path = tmp_path / "x.ckpt"
+    numbers = {"epoch_num": (2).to_bytes(8, "little"), "step_num": (300).to_bytes(4, "little")}
+    whole = ckpt(w=b"x" * 200, **numbers, v=b"y" * 20_000)
+    path.write_bytes(whole)
+    assert read_saved_step(path) == SavedStep(step=300, epoch=2)
+    for size in (*range(100), 200, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert read_saved_step(path) is None
+    path.write_bytes(ckpt(epoch_num=numbers["epoch_num"]))
+    assert read_saved_step(path) is None
+    path.write_bytes(field(2, b"x") + whole)
+    assert read_saved_step(path) is None
+
+
+def test_a_step_of_four_bytes_between_others(tmp_path):
+    offsets = {"step_num": [0, 4], "epoch_num": [4, 12], "w": [12, 16]}
+    header = json.dumps({name: {"data_offsets": each} for name, each in offsets.items()}).encode()
+    data = (300).to_bytes(4, "little") + (2).to_bytes(8, "little") + b"wwww"
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    assert read_saved_step(path) == SavedStep(step=300, epoch=2)
+
+
 @pytest.mark.mindspore
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_files_of_mindspore(tmp_path, kind):

@@ -79,6 +79,9 @@ def test_where_checkpoints_are(tmp_path):
     assert checkpoint_folder(command, document("output_dir: x"), tmp_path) == tmp_path / "x/checkpoint"
     text = "callbacks: [{type: CheckpointMonitor, directory: /d}]"
     assert checkpoint_folder(command, document(text), tmp_path) == Path("/d/checkpoint")
+    for empty in ("", ", directory: ", ", directory: ''"):
+        text_of_none = f"callbacks: [{{type: CheckpointMonitor{empty}}}]"
+        assert checkpoint_folder(command, document(text_of_none), tmp_path) == tmp_path / "output/checkpoint"
     assert saves_checkpoints(document(text)) and not saves_checkpoints(document("callbacks: [{type: A}]"))
     command = parse_command([*TRAINING, "--output_dir", "/o"])
     assert checkpoint_folder(command, document("output_dir: x"), tmp_path) == Path("/o/checkpoint")

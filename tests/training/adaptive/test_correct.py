@@ -44,3 +44,13 @@ def test_corrections_that_were_in_the_prediction_do_not_count_twice():
 def test_what_ran_out_of_memory_did_not_come_to_its_peak():
     found = correct(Corrections(7), [attempt(0, 0, 0, (100, 60), outcome=Outcome.OUT_OF_MEMORY)])
     assert found.static_offset_bytes == 7
+
+
+def test_a_factor_below_nothing_is_no_fit():
+    """10 + 0 -> 20 and 10 + 5 -> 15: copies would take -1 times as long; the last says 15 of 15 for both."""
+    assert correct(Corrections(), [attempt(10, 0, 20), attempt(15, 5, 15)]) == Corrections(0, 1000, 1000)
+
+
+def test_a_machine_that_was_busy_counts_so_far_and_no_further():
+    assert correct(Corrections(), [attempt(10, 0, 1000)]).compute_permille == 100
+    assert correct(Corrections(), [attempt(1000, 0, 1)]).compute_permille == 10_000

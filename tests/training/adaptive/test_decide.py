@@ -285,3 +285,118 @@ def test_a_start_that_was_killed_before_it_was_measured_is_no_fast_one():
     before = State(Settings(MEMORY), attempts=(measured_a, measured_b, killed_b))
     _, action = decide(before, Planned(NothingFits(None)))
     assert isinstance(action, Start) and action.plan.key == "a"
+
+
+def test_what_is_said_of_a_plan():
+    """6000 B are 5.9 KiB, 6400 are 6.2; a planner without times says none."""
+    for step_s, time in ((1, ", 1.00 s a step (simulated)"), (0, "")):
+        _, action = play(state(), Opened(), Planned(plan("a", 6000, step_s)))
+        assert action.reason == f"plan a: predicted peak 5.9 KiB of 6.2 KiB{time}"
+
+
+def test_what_is_said_of_a_measurement():
+    for peak, memory in ((5000, "peak 4.9 KiB"), (None, "peak not reported")):
+        after, action = play(state(), *RUNNING, measured(peak=peak))
+        assert action.reason.startswith(f"step 10: measured {memory}, 1.00 s a step; predicted 5.9 KiB, 1.00 s; ")
+        assert after.is_stable is (peak is None)
+    assert action.reason.endswith("; no worker reports its memory, so the plan stays")
+
+
+def test_what_is_said_of_want_of_memory():
+    said = "worker 3 ran out of memory at step 7{}: text\nbudget 6.2 KiB -> {}"
+    for missing_bytes, expected in (
+        (500, said.format(", 500 B were missing", "5.4 KiB")),
+        (None, said.format("", "5.8 KiB")),
+    ):
+        after, action = play(state(), *RUNNING, out_of_memory(3, 7, missing_bytes, "text"))
+        assert action.reason == expected and after.current.reason == "worker 3: text"
+
+
+def test_nothing_fits_and_nothing_is_known_of_what_would():
+    assert play(state(), Opened(), Planned(NothingFits(None)))[1] == End(1, "no plan fits 6.2 KiB")
+
+
+def test_a_budget_of_nothing_is_not_asked_for():
+    """1 was needed, and at least a share of the memory, 100, is taken off."""
+    _, action = play(state(), Opened(), Planned(plan("a", 100)), Started(0), out_of_memory(0, 0, None, "x"))
+    assert action == End(1, "no plan fits 0 B")
+    _, action = play(state(), Opened(), Planned(plan("a", 101)), Started(0), out_of_memory(0, 0, None, "x"))
+    assert isinstance(action, RunPlanner) and action.budget_bytes == 1
+
+
+def test_a_limit_is_never_raised_by_a_larger_plan_that_fails():
+    """The limit is 5500; a plan of 5800 that was started in spite of it fails: 200, a 32nd, off 5500, not off 5800."""
+    after, _ = play(state(), *RUNNING, out_of_memory(0, 0, 500, "x"))
+    failing = State(after.settings, (*after.attempts, Attempt(2, plan("b", 5800))), limit_bytes=5500)
+    assert decide(failing, out_of_memory(0, 0, 100, "x"))[1].budget_bytes == 5300
+
+
+def test_a_plan_without_a_time_is_no_faster_one():
+    after, _ = play(state(), *RUNNING, measured())
+    after, action = decide(after, Planned(plan("b", 5000, step_s=0)))
+    assert not action.for_checkpoint and after.is_stable and after.candidate is None
+
+
+def test_what_was_tried_or_failed_is_no_faster_plan():
+    after, _ = play(state(), *RUNNING, measured(step_s=2))
+    for answer in (NothingFits(None), plan("a", 5000)):
+        now, action = decide(after, Planned(answer))
+        assert now.is_stable and action == Wait(reason="no faster plan that was not tried: the plan stays")
+
+
+def test_a_plan_beyond_the_limit_is_no_faster_plan():
+    """Plan a failed with 500 missing: 5500. Plan b of 5000 runs; one of 5500 is worth a restart, one of 5501 is not."""
+    after, _ = play(state(), *RUNNING, out_of_memory(0, 0, 500, "x"), Planned(plan("b", 5000)), Started(0))
+    after, _ = decide(after, measured(peak=5000, step_s=2))
+    for peak, is_made in ((5500, True), (5501, False)):
+        action = decide(after, Planned(plan("c", peak)))[1]
+        assert action.for_checkpoint is is_made
+        assert is_made or action.reason.endswith("needs as much as one that ran out of memory: the plan stays")
+
+
+def test_a_stable_plan_is_measured_and_stays():
+    after, _ = play(state(), *RUNNING, measured(has_checkpoints=False))
+    after, action = decide(after, measured(step=30, peak=4000))
+    assert action == Wait() and (after.current.last_step, after.current.measured_peak_bytes) == (30, 4000)
+
+
+def test_steps_are_not_taken_back():
+    """A log that was rotated says less than one that was seen before."""
+    after, _ = play(state(), *RUNNING, measured(step=30), Planned(plan("a", 6000)))
+    assert decide(after, measured(step=20))[0].current.last_step == 30
+    assert decide(after, Ended(Outcome.FINISHED, 20))[0].current.last_step == 30
+
+
+def test_an_attempt_begins_at_its_checkpoint():
+    after, _ = play(state(), *RUNNING, Ended(Outcome.KILLED, 12, "killed"), Started(8))
+    assert [(one.number, one.first_step, one.last_step) for one in after.attempts] == [(1, 0, 12), (2, 8, 8)]
+    assert after.tried == ("a",) and after.candidate is None
+
+
+def test_kills_count_only_behind_the_furthest_step_and_in_this_call():
+    """Steps 5, 5, 6, 6, 6: the third got further, so two behind it count; those of another call do not."""
+    after, _ = play(state(), *RUNNING)
+    for step in (5, 5, 6, 6):
+        after, action = decide(after, Ended(Outcome.KILLED, step, "killed"))
+        assert isinstance(action, Start) and action.reason.startswith(f"killed at step {step}, ")
+        after, _ = decide(after, Started(0))
+    again, _ = play(after, Opened(), Planned(plan("a", 6000)), Started(0))
+    assert isinstance(decide(again, Ended(Outcome.KILLED, 6, "killed"))[1], Start)
+    after, action = decide(after, Ended(Outcome.KILLED, 6, "killed"))
+    assert isinstance(action, Start)
+    _, action = play(after, Started(0), Ended(Outcome.KILLED, 6, "killed"))
+    assert isinstance(action, End) and action.exit_code == 1
+
+
+def test_a_kill_uses_a_restart():
+    """Two starts beyond the first, and a kill: the third is not made."""
+    after, _ = play(state(max_restarts=2), *RUNNING, Ended(Outcome.KILLED, 5, "killed"), Started(4))
+    after, action = decide(after, Ended(Outcome.KILLED, 7, "killed"))
+    assert isinstance(action, Start)
+    _, action = play(after, Started(6), Ended(Outcome.KILLED, 9, "killed"))
+    assert action == End(1, "killed; all 2 restarts are used (--max-restarts)")
+
+
+def test_without_a_restart_left_no_faster_plan_is_looked_for():
+    _, action = play(state(max_restarts=0), *RUNNING, measured())
+    assert isinstance(action, Wait) and "all 0 restarts are used" in action.reason

@@ -1,0 +1,129 @@
+"""The end of real processes, which stand for the workers and for msrun; their logs are written by them."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from mindswap.training.adaptive import workers as workers_module
+from mindswap.training.adaptive.model import Ended, Outcome
+from mindswap.training.adaptive.workers import Workers, count_oom_kills
+from tests.training.adaptive.stub_training import OOM, STEP
+from tests.training.logs.samples import OVER, info
+
+EXIT = "[ERROR] ME(1:2,MainProcess):... [x.py:1] Worker process {} exit with exception. Error code: {}.\n"
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Starts a program and waits for its end, or for what it prints; the program may write logs in its folder."""
+    monkeypatch.setattr(workers_module, "DRAIN_S", 0.1)
+    started = []
+
+    def begin(code, has_msrun=False, ranks=(0,), until=None):
+        workers = Workers()
+        workers.turn_to(tmp_path, ranks, has_msrun=has_msrun)
+        workers.start_words([sys.executable, "-c", f"import os, time\n{code}"], os.environ, tmp_path)
+        started.append(workers)
+        while until is None and workers._process.poll() is None:
+            time.sleep(0.01)
+        while until is not None and until not in (tmp_path / "msrun.log").read_text():
+            time.sleep(0.01)
+        return workers
+
+    yield begin
+    for workers in started:
+        workers._process.kill()
+        workers._process.wait()
+        workers.close()
+
+
+def step(number, of=12):
+    return STEP % (number, of, 20)
+
+
+def test_a_training_that_ends_well(begin):
+    workers = begin(f"print({step(12)!r}); print({info(OVER)!r})")
+    assert workers.ended() is True
+    assert workers.explain() == Ended(Outcome.FINISHED, 12)
+
+
+def test_an_end_without_an_error_before_the_last_step_is_a_kill(begin):
+    workers = begin(f"print({step(11)!r})")
+    assert workers.explain() == Ended(Outcome.KILLED, 11, "msrun ended before the training did")
+
+
+@pytest.mark.parametrize("text", [step(12), "", step(3) + "\n" + info(OVER)])
+def test_the_last_step_or_the_last_line_is_the_end_of_a_training(begin, text):
+    assert begin(f"print({text!r})").explain().outcome is Outcome.FINISHED
+
+
+def test_all_run(begin, tmp_path):
+    workers = begin("print('up', flush=True); time.sleep(60)", has_msrun=True, until="up")
+    assert workers.ended() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_with_which_somebody_ends_a_process(begin, number):
+    workers = begin(f"import signal; signal.signal({int(number)}, 0) if {int(number)} != 9 else 0\n"
+                    f"os.kill(os.getpid(), {int(number)})")  # fmt: skip
+    assert workers.ended() is False
+    assert workers.explain() == Ended(Outcome.KILLED, 0, f"worker 0 was killed by {number.name}")
+
+
+def test_a_crash_is_a_failure_with_its_signal(begin):
+    event = begin("os.kill(os.getpid(), 11)").explain()
+    assert (event.outcome, event.exit_code) == (Outcome.FAILED, 1)
+    assert event.text.splitlines()[0] == "    worker 0 crashed with SIGSEGV"
+
+
+def test_the_exit_code_of_a_training_is_kept(begin):
+    event = begin("print('ValueError: x'); os._exit(7)").explain()
+    assert (event.outcome, event.exit_code) == (Outcome.FAILED, 7)
+    assert "crashed" not in event.text and "worker_0.log: " in event.text
+
+
+def test_a_log_that_speaks_of_memory_goes_before_the_exit_code(begin):
+    event = begin(f"print({step(5)!r}); print({OOM.format(4096)!r}); os._exit(1)").explain()
+    assert (event.outcome, event.step, event.worker, event.missing_bytes) == (Outcome.OUT_OF_MEMORY, 5, 0, 4096)
+
+
+def test_a_worker_of_msrun_that_died_is_named_by_its_rank_while_msrun_still_runs(begin):
+    workers = begin(f"print({EXIT.format(77, -9)!r}, flush=True); time.sleep(60)", True, (0, 1), until="-9")
+    workers._ranks[77] = 1  # as found in the environment of the process
+    assert workers.ended() is False
+    assert workers.explain() == Ended(Outcome.KILLED, 0, "worker 1 was killed by SIGKILL")
+
+
+def test_msrun_that_ends_well_without_its_workers(begin):
+    workers = begin(f"print({EXIT.format(77, 3)!r})", has_msrun=True)
+    assert workers.ended() is False
+    assert (workers.explain().outcome, workers.explain().exit_code) == (Outcome.FAILED, 3)
+
+
+def test_msrun_itself_is_killed(begin):
+    workers = begin("os.kill(os.getpid(), 9)", has_msrun=True)
+    assert workers.explain().text == "msrun was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("number", "is_counted", "outcome"),
+    [(9, True, Outcome.OUT_OF_MEMORY), (9, False, Outcome.KILLED), (15, True, Outcome.KILLED)],
+)
+def test_the_kernel_that_kills_for_want_of_memory_counts_it(begin, monkeypatch, number, is_counted, outcome):
+    count = count_oom_kills()
+    workers = begin(f"os.kill(os.getpid(), {number})")
+    monkeypatch.setattr(workers_module, "count_oom_kills", lambda: count + is_counted)
+    assert workers.explain().outcome is outcome
+
+
+def test_the_newest_output_of_msrun_is_kept(begin, tmp_path, monkeypatch):
+    """A worker that died long ago is not looked for without end: so many bytes are."""
+    monkeypatch.setattr(workers_module, "MAX_KEPT_BYTES", 200)
+    workers = begin(f"print({EXIT.format(7, 1)!r} + 'x' * 50)", has_msrun=True)
+    assert workers.ended() is False
+    with (tmp_path / "msrun.log").open("a") as file:
+        file.write("y" * 200)
+    assert workers.ended() is True
