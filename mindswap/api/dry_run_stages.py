@@ -177,11 +177,9 @@ def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Sa
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
     device = step.device
     limits = device.usable_memory_bytes, device.leaves_fragments
-
-    def simulate(kept: Sequence[int] | None) -> SimulationReport:
-        return (step if kept is None else step.short(kept)).simulate().report()
-
-    return run_stages(step.document, options, say, step.title, simulate, *limits)
+    return run_stages(
+        step.document, options, say, step.title, lambda kept: step.short(kept).simulate().report(), *limits
+    )
 
 
 def _make_folder(asked: Path | None) -> Path:

@@ -220,8 +220,10 @@ class LoadedStep:
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
         return Run(model, chosen, simulated, title or self.title)
 
-    def short(self, kept: Sequence[int]) -> "LoadedStep":
-        """The step of a model with fewer layers, each of which does what one of `kept` does; as a dry run makes it."""
+    def short(self, kept: Sequence[int] | None) -> "LoadedStep":
+        """The step of a model with fewer layers, each of which does what one of `kept` does; None for all of them."""
+        if kept is None:
+            return self
         return replace(self, policy=cut_policy(self.policy, tuple(kept)), model=self.model.short(kept))
 
     def with_swap(self) -> "LoadedStep":

@@ -16,7 +16,6 @@ from mindswap.policy.convert import policy_sections
 from mindswap.policy.words import name_indices
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table
-from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.dryrun.run import Say
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import ask
@@ -71,19 +70,12 @@ def plan_with_dry_runs(
 
 def dry_run_plan(plan: StepPlan, budget_bytes: int, say: Say = lambda line: None) -> DryRunReport:
     """The dry run of a step under a plan, beside its simulation; errors as of `run_stages`."""
-    step = plan.step
+    step = replace(plan.step, policy=replace(plan.policy, is_swap_enabled=True))
     data = step.document.data()
-    policy = replace(plan.policy, is_swap_enabled=True)
-    sections = policy_sections(policy, data, step.model.captured.num_layers)
-    document = document_from_data({**data, **sections}, step.document.file)
-
-    def simulate(kept: Sequence[int] | None) -> SimulationReport:
-        if kept is None:
-            return plan.run().report()
-        return replace(step, policy=policy).short(kept).simulate().report()
-
+    sections = policy_sections(step.policy, data, step.model.captured.num_layers)
+    document, title = document_from_data({**data, **sections}, step.document.file), f"{step.title}, planned"
     limits = budget_bytes, step.device.leaves_fragments
-    return run_stages(document, None, say, f"{step.title}, planned", simulate, *limits)
+    return run_stages(document, None, say, title, lambda kept: step.short(kept).simulate().report(), *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:

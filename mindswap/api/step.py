@@ -222,8 +222,7 @@ def dry_run_file(
 
     def simulate(kept: Sequence[int] | None) -> "SimulationReport | None":
         try:
-            step = load()
-            return (step if kept is None else step.short(kept)).simulate().report()
+            return load().short(kept).simulate().report()
         except (GraphError, SimulationError) as error:
             reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
             return None

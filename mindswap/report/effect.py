@@ -1,13 +1,14 @@
 """The effect of a policy on the compiled graph, as text and as JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any, TypeVar
 
+from mindswap.files import package_data
 from mindswap.graph.effect.recompute import RecomputeEffect
-from mindswap.graph.effect.swap import LayerEffect
-from mindswap.graph.model import Node
+from mindswap.graph.effect.swap import Idle, LayerEffect
+from mindswap.graph.model import Node, SwapPair
+from mindswap.graph.storage import SavedStorage
 from mindswap.policy.words import name_indices
 from mindswap.report.tables import attributes, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
@@ -15,6 +16,9 @@ from mindswap.units import common_unit, format_bytes
 HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
 RECOMPUTE_HEADER = ("layers", "asked", "recomputed ops", "kept without recompute", "kept", "as asked")
 
+
+# Of which `--json` has the names alone.
+_NAMED = ("missing", "unasked", "wrong_prefetch", "beyond_specification")
 
 E = TypeVar("E", bound=LayerEffect | RecomputeEffect)
 
@@ -30,7 +34,7 @@ def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[s
         f"{format_bytes(total)} swapped per micro-batch"
         + (f", {format_bytes(wasted)} more copied out and never read back" if wasted else "")
     )
-    return _format(effects, HEADER, partial(_row, unit=unit), _describe, notes, verdict)
+    return _format(effects, HEADER, _row, unit, "swap", notes, verdict)
 
 
 def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
@@ -41,24 +45,19 @@ def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, not
         f"swap is off; MindFormers' own recompute in the compiled graph {'does' if is_ok else 'does NOT do'} what "
         f"recompute_config asks: {format_bytes(abs(total))} {'less' if total >= 0 else 'more'} kept per micro-batch"
     )
-    return _format(effects, RECOMPUTE_HEADER, partial(_recompute_row, unit=unit), _describe_recompute, notes, verdict)
+    return _format(effects, RECOMPUTE_HEADER, _recompute_row, unit, "recompute", notes, verdict)
 
 
-def _format(
-    effects: Sequence[E],
-    header: Sequence[str],
-    row: Callable[[E], tuple[str, ...]],
-    describe: Callable[[E], tuple[str, ...]],
-    notes: Sequence[str],
-    verdict: str,
-) -> str:
+def _format(effects: Sequence[E], header: Sequence[str], row: Callable[[E, str], tuple[str, ...]], unit: str,
+          kind: str, notes: Sequence[str], verdict: str) -> str:  # fmt: skip
     """Table, descriptions, notes, verdict; layers of which the same is said are one row."""
-    equal = group_equal(effects, describe, [effect.layer_index for effect in effects])
-    groups = [(name_indices("layer", indices), effect) for indices, effect in equal]
-    lines = [format_table(header, [(name, *row(effect)) for name, effect in groups]), ""]
+    indices = [effect.layer_index for effect in effects]
+    equal = group_equal(effects, lambda effect: (row(effect, "B"), *_describe(effect, kind)), indices)
+    groups = [(name_indices("layer", same), effect) for same, effect in equal]
+    lines = [format_table(header, [(name, *row(effect, unit)) for name, effect in groups]), ""]
     for name, effect in groups:
-        if described := describe(effect)[1:]:
-            lines += [f"{name}:", *(f"    {line}" for line in described)]
+        if described := [f"    {line}" for line in _describe(effect, kind)]:
+            lines += [f"{name}:", *described]
     return "\n".join([*lines, "", *(f"note: {note}" for note in notes), verdict])
 
 
@@ -83,16 +82,13 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                     }
                     for pair in effect.pairs
                 ],
-                "missing": [_name(node) for node in effect.missing],
-                "unasked": [_name(pair.producer) for pair in effect.unasked],
-                "wrong_prefetch": [_name(pair.producer) for pair in effect.wrong_prefetch],
+                **{key: [_words(found)["name"] for found in getattr(effect, key)] for key in _NAMED},
                 "one_way": [node.scope for node in effect.one_way],
                 "one_way_bytes": effect.one_way_bytes,
                 "without_effect": [
                     {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
                     for idle in effect.idle
                 ],
-                "beyond_specification": [_name(pair.producer) for pair in effect.beyond_specification],
                 "wasted_bytes": sum(entry.copied_bytes for entry in effect.wasted),
             }
             for effect in effects
@@ -121,33 +117,26 @@ def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
     )
 
 
-def _describe(effect: LayerEffect) -> tuple[str, ...]:
-    """Everything that makes two layers look alike; the first entry stands for the row of the table."""
-    lines = [repr(_row(effect, "B"))]
-    lines += [
-        f"swapped {_name(p.producer)}: {_tensor(p.copy_out)}, prefetch {p.num_prefetch_ops}" for p in effect.pairs
-    ]
-    lines += [f"NOT swapped though asked: {_name(node)}" for node in effect.missing]
-    lines += [f"swapped though not asked: {_name(pair.producer)}" for pair in effect.unasked]
-    lines += [
-        f"prefetch differs from the policy: {_name(p.producer)}: {p.num_prefetch_ops}" for p in effect.wrong_prefetch
-    ]
-    lines += [
-        f"copied out and never read back: {_tensor(node)} of {node.cell_path}, for nothing" for node in effect.one_way
-    ]
-    for idle in effect.idle:
-        kept = f"; what it keeps: {', '.join(idle.keeps_instead)}" if idle.keeps_instead else ""
-        lines.append(f"without effect: '{idle.entry}': {idle.reason.value}{kept}")
-    for entry in effect.wasted:
-        size, keepers = format_bytes(entry.copied_bytes), ", ".join(map(_name, entry.keepers))
-        name = _name(entry.pairs[0].producer)
-        lines.append(f"copied for nothing: {size} of {name}: the same memory stays for {keepers}")
-    for pair in effect.beyond_specification:
-        lines.append(
-            f"a recomputed operator uses {_name(pair.producer)}: by the specification this swap has no effect, "
-            "MindSpore copies all the same"
-        )
-    return tuple(lines)
+def _describe(effect: LayerEffect | RecomputeEffect, kind: str) -> Iterator[str]:
+    """A line for each thing that was found, in the order of their texts in `data/report/effect.yaml`."""
+    for what, text in package_data("report/effect.yaml")[kind].items():
+        yield from (text.format(**_words(found)) for found in getattr(effect, what))
+
+
+def _words(found: object) -> dict[str, object]:
+    """Words that a text about something that was found can name."""
+    match found:
+        case SwapPair(producer, copy_out, _, prefetch, _):
+            return {"name": _name(producer), "tensor": _tensor(copy_out), "prefetch": prefetch}
+        case Idle(entry, reason, keeps):
+            kept = f"; what it keeps: {', '.join(keeps)}" if keeps else ""
+            return {"entry": entry, "reason": reason.value, "kept": kept}
+        case SavedStorage(keepers=keepers, pairs=pairs):
+            size, names = format_bytes(found.copied_bytes), ", ".join(map(_name, keepers))
+            return {"size": size, "name": _name(pairs[0].producer), "keepers": names}
+        case Node():
+            return {"name": _name(found), "tensor": _tensor(found), "cell": found.cell_path}
+    return {"name": found}
 
 
 def _name(node: Node) -> str:
@@ -166,17 +155,4 @@ def _recompute_row(effect: RecomputeEffect, unit: str) -> tuple[str, ...]:
         format_bytes(effect.kept_before_bytes, unit),
         format_bytes(effect.kept_bytes, unit),
         "yes" if effect.is_as_asked else "NO",
-    )
-
-
-def _describe_recompute(effect: RecomputeEffect) -> tuple[str, ...]:
-    """Everything that makes two layers look alike; the first entry stands for the row of the table."""
-    return (
-        repr(_recompute_row(effect, "B")),
-        *(f"recomputed {name}" for name in effect.operators),
-        *(f"NOT recomputed though asked: {name}" for name in effect.missing),
-        *(f"recomputed though not asked: {name}" for name in effect.unasked),
-        *(f"without effect: '{name}': backward runs none of these operators again" for name in effect.idle),
-        *(f"communication NOT repeated though asked: {name}" for name in effect.comm_missing),
-        *(f"communication repeated though not asked: {name}" for name in effect.comm_unasked),
     )
