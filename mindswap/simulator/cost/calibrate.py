@@ -122,7 +122,6 @@ def _overlaps(copies: Sequence[ProfiledCopy]) -> np.ndarray:
     """For each copy, ns during which copies of the other direction ran on the same rank."""
     rows = [(copy.start_ns, copy.duration_ns, 2 * copy.rank + copy.is_out) for copy in copies]
     start, duration, stream = np.array(rows, np.int64).reshape(-1, 3).T
-    start = start - start.min(initial=0)
     end, result = start + duration, np.zeros(len(copies), np.int64)
     for own in np.unique(stream).tolist():
         here, others = stream == own, stream == own ^ 1

@@ -42,6 +42,9 @@ def test_figures_and_their_source():
     result = calibrate(profile(moved=MOVED), GENERIC)
     assert result.device.sources["d2h"] == "measured, 1 rank of a profile, 3 samples"
     assert result.device.sources["h2d"] == GENERIC.sources["h2d"]
+    assert (
+        calibrate(profile(moved=MOVED, num_ranks=2), GENERIC).device.sources["d2h"].startswith("measured, 2 ranks of")
+    )
 
 
 def test_durations_are_the_median_of_all_runs_the_largest_sum_first():
@@ -100,6 +103,22 @@ def test_links():
     }  # fmt: skip
 
 
+def test_both_directions_slow_each_other():
+    """Three copies back beside three out: 20 us and 10 GB/s alone, twice as long together."""
+    assert objections(calibrate(profile(moved=MOVED), GENERIC))["contended_fraction"] == (
+        "fewer than three copies ran beside the other direction"
+    )
+    later = 10**9
+    both = [
+        replace(copy, start_ns=later + copy.start_ns, duration_ns=2 * copy.duration_ns, is_out=way)
+        for copy in MOVED
+        for way in (True, False)
+    ]
+    result = calibrate(profile(moved=[*MOVED, *both]), GENERIC)
+    assert accepted(result)["contended_fraction"] == 500
+    assert "contended_fraction" not in objections(result)
+
+
 def test_links_need_large_copies():
     small = [replace(copy, size_bytes=copy.size_bytes // 1000) for copy in MOVED]
     result = calibrate(profile(moved=small), GENERIC)
@@ -108,7 +127,10 @@ def test_links_need_large_copies():
 
 
 def test_times_that_do_not_grow_with_sizes_are_no_link():
-    # 4 MB take 1 ns more than 2 MB: faster than the memory of the device.
+    # 1 TB/s, as fast as the memory of the device.
+    moved = [replace(copy, duration_ns=copy.size_bytes // 1000) for copy in MOVED]
+    assert accepted(calibrate(profile(moved=moved), GENERIC))["d2h"] == 10**12
+    # 4 MB take 1 ns more than 2 MB: faster than that.
     moved = [replace(copy, duration_ns=120_000 + index) for index, copy in enumerate(MOVED)]
     result = calibrate(profile(moved=moved), GENERIC)
     assert result.links == {} and result.device.offload == GENERIC.offload
@@ -133,9 +155,17 @@ def test_collectives_by_the_bandwidth_of_one_link():
     mesh = replace(GENERIC.intranode, bandwidth_bytes_per_s=80 * GB_PER_S, num_mesh_cards=5)
     result = calibrate(profile(transfers=sent("HCCS", *[(10 * MB, MB)] * 3)), device(intranode=mesh))
     assert result.device.intranode.efficiency_permille == 500
+    # To one other it is all of the 80 GB/s.
+    pair = device(intranode=replace(mesh, num_mesh_cards=2))
+    result = calibrate(profile(transfers=sent("HCCS", *[(40 * MB, MB)] * 3)), pair)
+    assert result.device.intranode.efficiency_permille == 500
     # 200 GB/s a link is more than there is; two samples are too few.
     result = calibrate(profile(transfers=sent("HCCS", *[(200 * MB, MB)] * 3)), device(intranode=mesh))
     assert objections(result)["collective_fraction"].startswith("links are faster than those of")
+    result = calibrate(profile(transfers=sent("HCCS", *[(20_020_000, MB)] * 3)), device(intranode=mesh))
+    assert objections(result)["collective_fraction"].startswith("links are faster than those of")
+    result = calibrate(profile(transfers=sent("HCCS", *[(20 * MB, MB)] * 3)), device(intranode=mesh))
+    assert result.device.intranode.efficiency_permille == 1000
     result = calibrate(profile(transfers=sent("HCCS", *[(10 * MB, MB)] * 2)), device(intranode=mesh))
     assert objections(result)["collective_fraction"] == "too few collectives (2); 3 are needed"
 
@@ -157,3 +187,9 @@ def test_kernels_that_are_not_those_of_the_steps():
         "kernels take 40 % of the computing time in step_trace_time.csv: is a part of one of them missing?",
     )
     assert calibrate(profile([matmul(40_000)], steps=(Share(45_000, 9, 9),)), GENERIC).notes == ()
+
+
+@pytest.mark.parametrize(("kernels_ns", "percent"), [(79, 79), (80, None), (120, None), (121, 121), (180, 180)])
+def test_a_fifth_more_or_less_than_the_steps_is_what_ran_beside_each_other(kernels_ns, percent):
+    notes = calibrate(profile([matmul(kernels_ns)], steps=(Share(100, 0, 0),)), GENERIC).notes
+    assert [note.partition(" of")[0] for note in notes] == ([f"kernels take {percent} %"] if percent else [])

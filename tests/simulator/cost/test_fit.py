@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.simulator.cost.calibrate import fit_contention, fit_link, fit_share
+from mindswap.simulator.cost.calibrate import LARGE_BYTES, LinkFit, _overlaps, fit_contention, fit_link, fit_share
 from mindswap.simulator.cost.profile import ProfiledCopy, Transfer
 
 MB = 10**6
@@ -90,6 +90,50 @@ def gather(size_bytes: int, link_ns: int, elapsed_ns: int, number: int = 0, link
     return Transfer(f"hcom_allGather__1_{number}", link, size_bytes, link_ns, elapsed_ns)
 
 
+def test_a_copy_and_a_collective_of_1_mib_are_large_and_one_byte_less_is_not():
+    times = {LARGE_BYTES - 1: 100_000, LARGE_BYTES: 110_000, LARGE_BYTES + 1: 120_000}
+    assert LARGE_BYTES == 2**20 and fit_link(one_after_another(times), True).num_large == 2
+    found = [gather(LARGE_BYTES - 1, 100_000, 100_000), gather(LARGE_BYTES, 100_000, 100_000)]
+    assert fit_share(found, "HCCS", 20 * GB_PER_S)[1] == 1
+
+
+def test_a_link_moves_a_byte_a_second_at_least():
+    second = 10**9
+    fit = fit_link(one_after_another({1: 10 * second, 2: 20 * second, 3: 30 * second}), True)
+    assert fit.bandwidth_bytes_per_s == 1
+    # 20 MB in 2 s are half a thousandth of 20 GB/s.
+    assert fit_share([gather(20 * MB, 2 * second, 2 * second)], "HCCS", 20 * GB_PER_S) == (1, 1, 0)
+
+
+def test_how_long_copies_ran_beside_the_other_direction():
+    """Out 0-10 and 20-30, back 5-25 on the same rank: 5 of each, 10 of the one back. Rank 1 is beside nothing.
+
+    Moments are those of a clock that began in 1970.
+    """
+    begin = 1_717_575_960 * GB_PER_S
+    moved = copies((begin, 10, 1), (begin + 20, 10, 1)) + copies((begin + 5, 20, 1), is_out=False)
+    moved += [ProfiledCopy(begin + 5, 20, 1, False, rank=1), ProfiledCopy(begin + 24, 20, 1, True, rank=1)]
+    assert _overlaps(moved).tolist() == [5, 5, 10, 1, 1]
+    assert _overlaps([]).tolist() == []
+
+
+def test_copies_that_are_beside_the_other_direction_for_nine_tenths_tell_of_it():
+    """By the fit of their own direction: out 100 us alone, back 50; both took 125 and 100. One took no time."""
+    out = fit_link(one_after_another({MB: 100_000, 2 * MB: 200_000, 4 * MB: 400_000}), True)
+    back = fit_link(one_after_another({MB: 50_000, 2 * MB: 100_000, 4 * MB: 200_000}), True)
+    starts = range(0, 3_000_000, 1_000_000)
+    beside = copies(*((start, 100_000, MB) for start in starts))
+    others = copies(*((start + 10_000, 200_000, MB) for start in starts), is_out=False)
+    assert fit_contention([*beside, *others, *copies((5, 0, MB))], out, back) == (1000, 3)
+    assert fit_contention([*beside[:2], *others], out, back) is None
+    others = copies(*((start + 10_001, 200_000, MB) for start in starts), is_out=False)
+    assert fit_contention([*beside, *others], out, back) is None
+    longer = copies(*((start, 125_000, MB) for start in starts))
+    shorter = copies(*((start, 100_000, MB) for start in starts), is_out=False)
+    assert fit_contention([*longer[:1], *shorter], out, back) is None
+    assert fit_contention([*copies(*((start, 100_000, MB) for start in starts)), *shorter], None, back) == (500, 3)
+
+
 def test_the_quickest_of_the_same_collective_counts():
     # 20 MB over one link, 1.9 ms busy of 2, twice; once it waited: 10 GB/s of 20. 40 MB over four links, 3.6 ms
     # together within 1 ms: 10 GB/s each. Fixed cost: none.
@@ -105,6 +149,9 @@ def test_the_quickest_of_the_same_collective_counts():
 def test_the_fixed_cost_of_a_collective_is_no_part_of_the_share():
     # 20 MB in 2.1 ms, of which 0.1 ms are fixed.
     assert fit_share([gather(20 * MB, 1_900_000, 2_100_000)], "HCCS", 20 * GB_PER_S, 100_000) == (500, 1, 0)
+    assert fit_share([gather(20 * MB, 2_000_000, 2_000_000)], "HCCS", 20 * GB_PER_S, 900_000) == (909, 1, 0)
+    # Where the fixed part is half of it, nothing is known.
+    assert fit_share([gather(20 * MB, 2_000_000, 2_000_000)], "HCCS", 20 * GB_PER_S, 1_000_000) is None
 
 
 def test_collectives_that_only_wait_or_are_small_say_nothing():
@@ -135,6 +182,24 @@ def test_three_copies_are_enough_to_say_how_the_directions_slow_each_other():
     assert fit_contention(both_ways(3, 90_000), out, None) == (1000, 3)  # nothing is faster than alone
 
 
+@pytest.mark.parametrize(("size_bytes", "duration_ns", "permille"), [(19_990, 4000, 499), (10, 4000, 1)])
+def test_the_rate_beside_the_other_direction_is_rounded_down_and_never_nothing(size_bytes, duration_ns, permille):
+    """10 GB/s: 1999 of 4000 ns, and 1 of 4000."""
+    moved = [ProfiledCopy(0, duration_ns, size_bytes, is_out, rank) for rank in range(3) for is_out in (True, False)]
+    assert fit_contention(moved, LinkFit(10 * GB_PER_S, 0, 3, 3, 0, 0), None) == (permille, 3)
+
+
+def test_links_that_wait_for_a_quarter_of_the_time_say_nothing():
+    """Four links that are busy for 3.1 of 4 ms together."""
+    assert fit_share([gather(40 * MB, 3_100_000, MB)], "HCCS", 20 * GB_PER_S) is None
+
+
+def test_collectives_of_two_kinds_are_two_though_they_are_of_one_size():
+    """40 MB in 3 ms: two thirds of 20 GB/s."""
+    scatter = Transfer("hcom_reduceScatter__1_0", "HCCS", 20 * MB, MB, MB)
+    assert fit_share([gather(20 * MB, 2 * MB, 2 * MB), scatter], "HCCS", 20 * GB_PER_S)[:2] == (666, 2)
+
+
 def test_two_sizes_of_collectives_have_one_share_and_each_its_error():
     """20 MB in 2 ms and 40 MB in 3 ms: 60 MB in 5 ms are 12 GB/s, 600 permille of 20; 4 ms and 8 / 3 ms by it.
 
@@ -142,3 +207,10 @@ def test_two_sizes_of_collectives_have_one_share_and_each_its_error():
     """
     found = [gather(20 * MB, 2_000_000, 2_000_000), gather(40 * MB, 3_000_000, 3_000_000)]
     assert fit_share(found, "HCCS", 20 * GB_PER_S) == (600, 2, (166 + 111) // 2)
+
+
+def test_a_collective_as_quick_as_the_link_has_a_share_of_one():
+    assert fit_share([gather(20 * MB, MB, MB)], "HCCS", 20 * GB_PER_S) == (1000, 1, 0)
+    # 100 MB in 10 ms are 10 GB/s; by that the first two, which had 20 GB/s, take twice as long.
+    found = [gather(20 * MB, MB, MB), gather(30 * MB, 1_500_000, 1_500_000), gather(50 * MB, 7_500_000, 7_500_000)]
+    assert fit_share(found, "HCCS", 20 * GB_PER_S) == (500, 3, 1000)

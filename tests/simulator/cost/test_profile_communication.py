@@ -40,6 +40,15 @@ def test_operators_at_the_top_as_msprof_has_them(path):
     assert [found.op for found in read_transfers(path)] == ["hcom_allGather__4_3"]
 
 
+@pytest.mark.parametrize(("depth", "num_found"), [(0, 1), (3, 1), (4, 0)])
+def test_operators_are_looked_for_three_objects_deep(path, depth, num_found):
+    data = {"hcom_allGather__4_3@99": GATHER}
+    for _ in range(depth):
+        data = {"step": data}
+    write_json(path, data)
+    assert len(read_transfers(path)) == num_found
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -65,6 +74,7 @@ def test_what_is_no_json(path, content):
 
 
 def test_a_file_that_is_too_large(path, monkeypatch):
+    assert profile_tables.MAX_BYTES == 256 * 2**20
     monkeypatch.setattr(profile_tables, "MAX_BYTES", 10)
     write_json(path, {"hcom_allGather__4_3@99": GATHER})
     with pytest.raises(CostError, match="at most 0 are read"):

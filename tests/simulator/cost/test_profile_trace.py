@@ -53,6 +53,12 @@ def test_level_1_has_no_sizes_and_copies_within_the_device_do_not_count(path):
     assert read_copies(path) == ([], 2)
 
 
+def test_only_what_ran_and_is_a_copy_counts(path):
+    """A flow event of the copy, and a kernel that has the arguments of one."""
+    write_trace(path, [new_copy(0, 1, 64) | {"ph": "s"}, new_copy(0, 1, 64) | {"name": "MatMul"}, new_copy(0, 1, 128)])
+    assert [found.size_bytes for found in read_copies(path)[0]] == [128]
+
+
 def test_an_object_with_the_events_in_it(path):
     write_json(path, {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": [new_copy(0, 1, 64)], "x": 3})
     assert len(read_copies(path)[0]) == 1
