@@ -32,6 +32,24 @@ def test_odd_figures_and_sources_read_back_the_same(tmp_path):
     assert figure_values(load_device(path))["d2h"] == 10_588_235_293
 
 
+def test_a_file_without_measured_durations_has_none(tmp_path):
+    path = tmp_path / "device.yaml"
+    text = format_device_file(GENERIC, {}, ())
+    for without in (text.replace("measured:\n  []\n", ""), text.replace("measured:\n  []\n", "measured:\n")):
+        assert without != text
+        path.write_text(without)
+        assert load_measured(path) == {}
+
+
+def test_a_duration_may_be_nothing_and_texts_are_written_as_they_are(tmp_path):
+    path = tmp_path / "device.yaml"
+    text = format_device_file(replace(GENERIC, title="表"), {}, measure([mul(0)]), comment="made by hand")
+    assert text.startswith('# made by hand\ntitle: "表"\n')
+    assert format_device_file(GENERIC, {}, ()).startswith("title: ")
+    path.write_text(text, encoding="utf-8")
+    assert list(load_measured(path).values()) == [0]
+
+
 def test_measured_durations_are_found_again(tmp_path):
     path = tmp_path / "device.yaml"
     path.write_text(format_device_file(GENERIC, {}, measure([matmul(40_000), mul(24_000)])))
@@ -47,7 +65,9 @@ def test_measured_durations_are_found_again(tmp_path):
         ("{op: Mul}", "write {op, inputs, outputs, duration_ns, count}"),
         ("{op: Mul, inputs: [half 3x4], outputs: [], duration_ns: 1, count: 1}", "'half 3x4' is no tensor"),
         ("{op: Mul, inputs: [float16 3*4], outputs: [], duration_ns: 1, count: 1}", "'float16 3*4' is no tensor"),
+        ("{op: Mul, inputs: [float16 3xa], outputs: [], duration_ns: 1, count: 1}", "'float16 3xa' is no tensor"),
         ("{op: Mul, inputs: [], outputs: [], duration_ns: fast, count: 1}", "duration_ns a whole number"),
+        ("{op: Mul, inputs: [], outputs: [], duration_ns: -1, count: 1}", "duration_ns a whole number"),
     ],
 )
 def test_a_broken_entry_has_its_line(tmp_path, entry, said):

@@ -1,5 +1,7 @@
 """`mindswap:` of a configuration: the device of a simulation."""
 
+import pytest
+
 from mindswap.policy.schema import DEVICE_KEYS, MINDSWAP_KEYS
 from mindswap.simulator.cost.device_file import CostSettings, list_devices, read_cost_settings
 from mindswap.simulator.cost.hardware import OPTIONS
@@ -57,6 +59,12 @@ def test_wrong_values_have_their_places():
     assert problem.message == "mindswap.device: 'atlas' cannot be used here"
     assert all(name in problem.allowed for name in list_devices())
     assert read(text).problems[3].fix == "write 'h2d'"
+
+
+@pytest.mark.parametrize("value", ["5", "[generic]", "' '", "''"])
+def test_a_device_is_a_name_or_a_file(value):
+    settings = read(f"mindswap: {{device: {value}}}")
+    assert settings.device is None and [problem.rule for problem in settings.problems] == ["wrong-type"]
 
 
 def test_a_section_that_is_none():
