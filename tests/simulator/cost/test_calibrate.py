@@ -57,6 +57,11 @@ def test_durations_are_the_median_of_all_runs_the_largest_sum_first():
     )
 
 
+def test_what_runs_often_comes_before_what_takes_long_once():
+    found = measure([mul(100), *[matmul(44)] * 3])
+    assert [(entry.duration_ns, entry.count) for entry in found] == [(44, 3), (100, 1)]
+
+
 def test_a_tensor_of_one_number_is_no_part_of_the_key_one_of_two_is():
     assert measured_key("Mul", [tensor(1, 1), tensor(2)], [tensor(2)]) == measured_key("Mul", [tensor(2)], [tensor(2)])
     assert measured_key("Mul", [tensor(2)], []).inputs == (((2,), tensor(2).dtype),)

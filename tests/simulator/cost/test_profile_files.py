@@ -3,8 +3,9 @@
 import pytest
 
 from mindswap.errors import CostError
+from mindswap.simulator.cost import profile_tables
 from mindswap.simulator.cost.profile import Share
-from mindswap.simulator.cost.profile_files import find_profiles, load_profile
+from mindswap.simulator.cost.profile_files import AS_WRITTEN, MAX_DEPTH, find_profiles, load_profile
 from tests.simulator.cost.profiles import (
     BLOCK_COLUMNS,
     MEMORY_COLUMNS,
@@ -32,6 +33,45 @@ def folders(path):
 def test_the_folder_of_a_rank_or_the_files_will_do(tmp_path):
     output = write_profile(tmp_path, [MATMUL])
     assert folders(tmp_path) == folders(output.parent) == folders(output) == [output]
+
+
+def test_two_folders_of_a_rank_are_one_rank_and_the_table_with_shapes_counts(tmp_path):
+    output = tmp_path / "run" / "ASCEND_PROFILER_OUTPUT"
+    write_profile(tmp_path, [MATMUL]).rename(tmp_path / "moved")
+    output.parent.mkdir()
+    (tmp_path / "moved").rename(output)
+    write_csv(output.parent / "op_summary_20260101.csv", SUMMARY_COLUMNS, [summary(MATMUL)])
+    assert folders(tmp_path) == [output]
+    assert load_profile(tmp_path).folder == str(output)
+
+
+def test_profiles_are_looked_for_to_a_depth(tmp_path):
+    root = tmp_path / "root"
+    folder = root.joinpath(*"x" * MAX_DEPTH)
+    write_csv(folder / "mine.csv", SUMMARY_COLUMNS, [summary(MATMUL)])
+    assert folders(root) == [folder]
+    with pytest.raises(CostError, match="below it"):
+        find_profiles(tmp_path)
+
+
+def test_only_tables_and_json_are_files_of_a_profile(tmp_path):
+    output = write_profile(tmp_path, [MATMUL])
+    write_trace(output / "trace_view.txt", [copy(0, 5, 64)])
+    (output / "folder.csv").mkdir()
+    assert load_profile(tmp_path).copies == ()
+
+
+def test_every_error_says_once_what_to_do(tmp_path, monkeypatch):
+    output = write_profile(tmp_path, [MATMUL | {"Duration(us)": "long"}])
+    with pytest.raises(CostError) as caught:
+        load_profile(tmp_path)
+    assert str(caught.value).endswith(f"\n    fix:     {AS_WRITTEN}") and str(caught.value).count("fix:") == 1
+    write_profile(tmp_path, [MATMUL])
+    monkeypatch.setattr(profile_tables, "MAX_BYTES", 1)
+    write_json(output / "communication.json", {"step1": {"collective": {"hcom_x@1": collective(1, HCCS=(2, 1))}}})
+    with pytest.raises(CostError) as caught:
+        load_profile(tmp_path)
+    assert str(caught.value).endswith("\n    fix:     profile fewer steps") and str(caught.value).count("fix:") == 1
 
 
 def test_a_table_alone_will_do(tmp_path):
@@ -117,6 +157,7 @@ def test_progress_is_told_the_bytes_of_traces_and_kernels(tmp_path):
 
 def test_without_a_trace_there_is_a_note(tmp_path):
     write_profile(tmp_path, [MATMUL])
+    write_profile(tmp_path, [MATMUL], [copy(0, 5, 64)], rank="rank1_ascend_ms")  # one of two has one
     assert load_profile(tmp_path).notes == ("no trace_view.json: the links to the host keep their figures",)
 
 
