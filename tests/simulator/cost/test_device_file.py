@@ -147,6 +147,20 @@ def test_a_figure_may_be_in_another_unit_but_only_once(tmp_path):
 def test_fractions_are_at_most_one(tmp_path):
     path = changed(tmp_path, "compute_fraction", "compute_fraction: {value: 1.1, source: x}")
     assert "must be at most 1" in wrong(path)[0]
+    path = changed(tmp_path, "compute_fraction", "compute_fraction: {value: 1.001, source: x}")
+    assert "must be at most 1" in wrong(path)[0]
+    path = changed(tmp_path, "compute_fraction", "compute_fraction: {value: 1, source: x}")
+    assert load_device(path).compute_permille == 1000
+
+
+def test_a_title_is_a_text_and_no_other_text_is_a_title(tmp_path):
+    assert "title: no such key" in wrong(changed(tmp_path, "title", "title: 5"))[0]
+    assert "name: no such key" in wrong(changed(tmp_path, "title", "title: a\nname: b"))[0]
+
+
+def test_a_pool_leaves_fragments_if_it_takes_more_than_is_used():
+    device = load_device("generic")
+    assert [replace(device, fragments_permille=n).leaves_fragments for n in (0, 1)] == [False, True]
 
 
 def test_counts_are_whole(tmp_path):
