@@ -167,7 +167,7 @@ def _rows(
     wanted = [(name, names.index(name)) for name in (*needed, *others) if name in names]
     for line, row in enumerate(lines, 2):
         if row:
-            row += [""] * (len(names) - len(row))
+            row += [""] * len(names)  # a line may end early
             yield line, {name: row[index].strip() for name, index in wanted}
 
 

@@ -35,6 +35,11 @@ def test_sums_and_what_sent_nothing_are_left_out(path):
     assert read_transfers(path) == ()
 
 
+def test_an_operator_without_times_took_none(path):
+    write_json(path, {"hcom_x@1": {"Communication Bandwidth Info": GATHER["Communication Bandwidth Info"]}})
+    assert read_transfers(path) == (Transfer("hcom_x", "HCCS", 14_000_000, 700_000, 0),)
+
+
 def test_operators_at_the_top_as_msprof_has_them(path):
     write_json(path, {"hcom_allGather__4_3@99": GATHER, "Total HCCL Operators": GATHER})
     assert [found.op for found in read_transfers(path)] == ["hcom_allGather__4_3"]

@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.errors import CostError
 from mindswap.simulator.cost.profile import MATRIX, NETWORK, VECTOR, ProfiledKernel, Share
-from mindswap.simulator.cost.profile_tables import read_kernels, read_peak, read_steps, recognise_table
+from mindswap.simulator.cost.profile_tables import MAX_DIGITS, read_kernels, read_peak, read_steps, recognise_table
 from tests.simulator.cost.builders import tensor
 from tests.simulator.cost.profiles import (
     KERNEL_COLUMNS,
@@ -91,6 +91,7 @@ def test_kernels_without_readable_types(path):
         kernel("MemSet", "3", "", "", **{"Input Shapes": "N/A", "Input Data Types": "N/A"}),
     ]
     assert [row.inputs for row in read(path, *rows)] == [None] * 5
+    assert read(path, kernel("Cast", "3", "FLOAT16 0,4", "FLOAT16 4"))[0].inputs == (tensor(0, 4),)
 
 
 def test_a_field_with_the_shapes_of_many_tensors(path):
@@ -106,7 +107,8 @@ def test_a_field_with_the_shapes_of_many_tensors(path):
         (KERNEL_COLUMNS, "Block Num", "20", 20),
         (TORCH_COLUMNS, "Block Dim", "24", 24),
         (KERNEL_COLUMNS, "Block Num", "N/A", 0),
-        (KERNEL_COLUMNS, "Block Num", "9" * 5000, 0),
+        (KERNEL_COLUMNS, "Block Num", "9" * (MAX_DIGITS - 1), 10 ** (MAX_DIGITS - 1) - 1),
+        (KERNEL_COLUMNS, "Block Num", "9" * MAX_DIGITS, 0),
     ],
 )
 def test_cores_that_a_kernel_was_split_over(path, columns, name, text, num_blocks):
@@ -137,7 +139,11 @@ def test_level_0_has_no_shapes(path):
     assert recognise_table(path) == "kernels"
 
 
-@pytest.mark.parametrize("duration", ["fast", "", "-1", "nan", "inf", "1e400"])
+def test_the_longest_duration(path):
+    assert read(path, MATMUL | {"Duration(us)": "9" * 18})[0].duration_ns == 10**21 - 1000
+
+
+@pytest.mark.parametrize("duration", ["fast", "", "-1", "nan", "inf", "1e400", "1" + "0" * 18])
 def test_a_broken_duration_has_its_line(path, duration):
     with pytest.raises(CostError, match=r"table.csv:3: '.*' is no time or size"):
         read(path, MATMUL, MATMUL | {"Duration(us)": duration})
