@@ -80,7 +80,10 @@ def test_what_is_no_json(path, content):
 
 def test_a_file_that_is_too_large(path, monkeypatch):
     assert profile_tables.MAX_BYTES == 256 * 2**20
-    monkeypatch.setattr(profile_tables, "MAX_BYTES", 10)
+    monkeypatch.setattr(profile_tables, "MAX_BYTES", 2**20)
     write_json(path, {"hcom_allGather__4_3@99": GATHER})
-    with pytest.raises(CostError, match="at most 0 are read"):
+    path.write_text(path.read_text().ljust(2**20))
+    assert read_transfers(path)
+    path.write_text(path.read_text().ljust(3 * 2**20))
+    with pytest.raises(CostError, match="has 3 MiB, at most 1 are read"):
         read_transfers(path)
