@@ -66,6 +66,8 @@ def test_release_slides_to_the_next_operator_of_the_compute_stream():
     copies, _ = place(tensor(0), stage="F1 F1 F1 C1 S1 F1 B1 B1 B1 B1")
     # Order: 0 copy 1 2 3 ...: three places behind the copy is 3.
     assert copies.release_op.tolist() == [5]
+    copies, _ = place(tensor(0), stage="F1 F1 F1 R1 S1 F1 B1 B1 B1 B1")  # what runs again is on it, too
+    assert copies.release_op.tolist() == [3]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from dataclasses import replace
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.policy.model import Policy
-from mindswap.simulator.captured import find_tied_parameters
+from mindswap.simulator.captured import find_tied_parameters, gradient_key
+from mindswap.simulator.cost.static_memory import Parameter
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.stage_weights import least_exchange_ns
 from mindswap.simulator.step_model import StepModel
@@ -16,6 +17,7 @@ from tests.simulator.steps import SETTINGS, captured, model
 NUM_LAYERS = 6
 MODEL = model(NUM_LAYERS)
 KEEP_ALL = Policy(True)
+PLACES = ((None, False), (None, True), (0, False), (3, True))
 
 
 def test_static_memory_is_that_of_the_weights_of_each_stage():
@@ -59,6 +61,11 @@ def test_a_weight_is_behind_the_layers_when_the_last_one_has_begun():
     late = replace(before[-1], name="late")
     tied = replace(step.graph, forward=(*before, replace(loss, inputs=(*loss.inputs, "weight")), late))
     assert [parameter.name for parameter in find_tied_parameters(tied)] == ["embedding.table"]
+
+
+def test_a_gradient_is_known_by_its_shape_and_whether_it_is_before_in_or_behind_the_layers():
+    weights = [Parameter("w", 8, 2, layer_index=index, is_behind=behind, shape=(2,)) for index, behind in PLACES]
+    assert [gradient_key(weight) for weight in weights] == [(-1, (2,)), (1, (2,)), (0, (2,)), (0, (2,))]
 
 
 def test_terms_by_name():

@@ -1,8 +1,8 @@
 """Sizes per rank from strategies, operator kind by operator kind, worked out by hand."""
 
 from mindswap.graph.sharding.gather import weight_parts
-from mindswap.graph.sharding.sharding import shard_graph
-from mindswap.graph.sharding.split_table import Redistribution
+from mindswap.graph.sharding.sharding import MARK, _at, shard_graph
+from mindswap.graph.sharding.split_table import Redistribution, name_communication
 from mindswap.graph.sharding.splits import LOCAL_MARK
 from mindswap.graph.sharding.stage import drop_head
 from tests.graph.cut_graphs import graph, op, shapes
@@ -74,6 +74,55 @@ def test_a_gather_runs_again_if_the_reshape_asks_for_it_and_not_the_norm_before(
         return shard_graph(step).graph.forward[1].op
 
     assert [found(True, False), found(False, True)] == ["AllGather", "Reshape"]
+
+
+def test_members_of_a_tuple_are_cut_as_they_were():
+    """`none` asks for a third of two, and `nested` has three members in two outputs: nothing is known of them."""
+    step = graph(
+        op("first", "Neg", "x", (8, 4), in_strategy=((2, 1),)),
+        op("second", "Neg", "x", (8, 4), in_strategy=((1, 4),)),
+        op("tuple", "MakeTuple", "first second", (8, 4), (8, 4)),
+        op("one", "TupleGetItem", "tuple number_1", (8, 4)),
+        op("zero", "TupleGetItem", "tuple number_0", (8, 4)),
+        op("unsaid", "TupleGetItem", "tuple input", (8, 4)),
+        op("none", "TupleGetItem", "tuple number_2", (8, 4)),
+        op("both", "TupleGetItem", "tuple number_0", (8, 4), (8, 4)),
+        op("nested", "MakeTuple", "tuple first", (8, 4), (8, 4)),
+        types={"x": (8, 4)},
+        number_0=0,
+        number_1=1,
+        number_2=2,
+    )
+    sharded = shard_graph(step).graph.forward
+    assert {made.name: [known.shape for known in made.outputs] for made in sharded[2:]} == {
+        "tuple": [(4, 4), (8, 1)], "one": [(8, 1)], "zero": [(4, 4)], "unsaid": [(4, 4)], "none": [(8, 4)],
+        "both": [(8, 4)] * 2, "nested": [(8, 4)] * 2,
+    }  # fmt: skip
+
+
+def test_what_stands_beside_an_operator_is_in_its_cell():
+    assert _at(op("y", "Mul"), "Reshape", "new", "y", ()).scope == f"Default/Reshape{MARK}"
+
+
+def test_communication_that_gives_a_rank_another_part():
+    found = [name_communication((4, 1), after) for after in ((2, 1), (1, 4), (4, 2))]
+    assert found == ["AllGather", "AllToAll", "Slice"]
+
+
+def test_a_reshape_that_is_no_regular_cut_is_whole_and_listed():
+    """(2, 8, 4) cut over 4 in the middle is of no rows of (16, 4); what is whole stays so without a word."""
+    step = graph(
+        op("cut", "Neg", "x", (2, 8, 4), in_strategy=((1, 4, 1),)),
+        op("rows", "Reshape", "cut", (16, 4)),
+        op("whole", "Neg", "y", (3, 4), in_strategy=((1, 1),)),
+        op("parts", "Reshape", "whole", (2, 6)),
+        types={"x": (2, 8, 4), "y": (3, 4)},
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding) == {"cut": (2, 2, 4), "rows": (16, 4), "whole": (3, 4), "parts": (2, 6)}
+    assert [(each.node.name, each.reason) for each in sharding.unresolved] == [
+        ("rows", "(1, 4, 1) of (2, 8, 4) is not a regular cut of (16, 4)")
+    ]
 
 
 def test_what_has_no_rule_is_whole_and_listed():

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.sharding.gather import WEIGHT_MARK, GatheredStep, is_gathering, weight_name
-from mindswap.graph.sharding.stage import cut_embedding, load_embedding, share_casts
+from mindswap.graph.sharding.stage import _tokens, cut_embedding, load_embedding, share_casts
 from tests.graph.builders import graph, node
 
 # The embedding of newer models on one rank: 16 rows of 4 numbers over 2 ranks, 8 tokens over 4.
@@ -64,6 +64,13 @@ def test_with_sequence_parallelism_tokens_are_scattered_over_tensor_parallel_ran
         "other": (4, 2, 2), "whole": (2, 1, 4),
     }  # fmt: skip
     assert own.index.forward_nodes["back"].size_bytes == 4 * 4
+
+
+def test_tokens_are_cut_where_they_are_thinnest_and_can_be_divided_and_never_in_their_width():
+    shapes = [(4, 2, 4), (2, 4, 4), (3, 4, 8), (3, 5, 8), (4, 8, 2)]
+    cut = [_tokens(TensorType.of(shape, "float32"), 2) for shape in shapes]
+    assert [part.shape for part in cut] == [(4, 1, 4), (1, 4, 4), (3, 2, 8), (3, 5, 8), (2, 8, 2)]
+    assert cut[0].size_bytes == 4 * 4 * 4
 
 
 def test_rows_that_cannot_be_divided_are_whole():
