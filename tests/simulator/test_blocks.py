@@ -15,10 +15,10 @@ from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
-from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
-from tests.graph.builders import KIB, node
+from mindswap.simulator.program import NO_OP, ONE_WAY, MemoryKind, OpKind
+from tests.graph.builders import KIB, copy_out, node
 from tests.simulator.builders import cut_blocks
-from tests.simulator.steps import TREE, hand_graph
+from tests.simulator.steps import TREE, hand_graph, placed
 
 GRAPH = hand_graph()
 NAMES = OperatorNames([TREE] * 3, GRAPH)
@@ -263,3 +263,25 @@ def test_a_cast_of_a_gathered_weight_is_launched_first_in_later_micro_batches_an
     block = cut(replace(GRAPH, forward=tuple(forward)), is_fused=is_fused, once=once).layers[1]
     casts = {str(tensor.label): tensor.is_early_later for tensor in block.tensors if "Cast" in str(tensor.label)}
     assert casts == {"weight.Cast": True, "half.Cast": False}
+
+
+def test_durations_of_pieces_are_one_column_where_sequences_are_whole():
+    arrays = cut().layers[0].arrays
+    assert [part["piece_ns"].shape for part in (arrays.forward, arrays.backward, arrays.once)] == [
+        (4, 1),
+        (4, 1),
+        (0, 1),
+    ]
+
+
+@pytest.mark.parametrize(("is_saved", "num_copies"), [(True, 0), (False, ONE_WAY)])
+def test_a_copy_that_never_comes_back_counts_where_backward_does_not_read_the_value(is_saved, num_copies):
+    """`gelu` of layer 0, which layer 1 reads in forward alone; backward of layer 0 reads it, or x in its place."""
+    by_name = {made.name: made for made in GRAPH.forward}
+    late = {"gelu0": copy_out("out", "gelu0"), "mul1": placed("late", "Mul", "gelu0", 1, "")}
+    forward = [each for name, made in by_name.items() for each in (made, *filter(None, [late.get(name)]))]
+    step = replace(GRAPH, forward=tuple(forward))
+    if not is_saved:
+        step = replace(step, saved=tuple(entry for entry in step.saved if entry.forward_name != "gelu0"))
+    (tensor,) = (each for each in cut(step).layers[0].tensors if str(each.label) == "mlp.gelu" and each.is_forward)
+    assert tensor.num_copies == num_copies

@@ -12,6 +12,7 @@ from mindswap.simulator.cost.static_memory import (
     estimate_static_memory,
     find_states,
     list_communicators,
+    num_parameter_shards,
     workspace_bytes,
 )
 from tests.simulator.cost.builders import device, operator, step_settings, tensor
@@ -22,6 +23,19 @@ NORM = Parameter("norm", 2**10, 2**8, is_cut=False)
 HALF = Parameter("h", 2**20, 2**19)
 ADAMW = step_settings()
 MIB, KIB = 2**20, 2**10
+
+
+def test_the_total_has_every_part():
+    assert StaticMemory(1, 2, 4, 8, 16).total_bytes == 31
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "of_most", "of_its_own", "of_whole"), [(1, 1, 1, 1), (2, 2, 4, 1), (8, 8, 4, 1)]
+)
+def test_ranks_over_which_a_weight_is_cut(num_shards, of_most, of_its_own, of_whole):
+    own = Parameter("w", 2**20, 2**18, num_shards=4)
+    found = [num_parameter_shards(weight, num_shards) for weight in (MATRIX, own, NORM)]
+    assert found == [of_most, of_its_own, of_whole]
 
 
 def test_float32_weights_with_adamw():
@@ -87,10 +101,10 @@ def test_a_matrix_product_takes_the_workspace_of_its_library():
 def test_attention_backward_sums_its_gradients_in_float32():
     # Three of 4096 x 4096 numbers, 64 MiB each; the fourth output is no sum.
     heads = tensor(1, 4096, 4096)
-    assert (
-        workspace_bytes([operator("FlashAttentionScoreGrad", heads, heads, heads, heads)], CARD)
-        == 208 * OUTSIDE_MEMORY_MIB
-    )
+    gradient = operator("FlashAttentionScoreGrad", heads, heads, heads, heads)
+    assert workspace_bytes([gradient], CARD) == 208 * OUTSIDE_MEMORY_MIB
+    # They do not run at once.
+    assert workspace_bytes([operator("MatMul", heads), gradient], CARD) == 208 * OUTSIDE_MEMORY_MIB
     assert workspace_bytes([operator("FlashAttentionScore", heads)], CARD) == 16 * OUTSIDE_MEMORY_MIB
 
 
@@ -108,6 +122,10 @@ def test_communicators_of_a_rank():
     whole = step_settings(1, data_parallel=2, pipeline=Pipeline(num_stages=2))  # without the parallel optimizer
     assert list_communicators(whole) == ("world", "data parallel", *pipeline[:3])
     assert list_communicators(step_settings(context_parallel=2)) == ("world", "context parallel")
+    stages = step_settings(2, context_parallel=2, pipeline=Pipeline(num_stages=2))
+    assert list_communicators(stages) == ("world", "context parallel", *pipeline)
+    alone = step_settings(2, pipeline=Pipeline(num_stages=2))
+    assert list_communicators(alone) == ("world", *pipeline[:3])
 
 
 def test_each_communicator_has_two_buffers():
