@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.graph.work import Work
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.table import CostTable, measured_key, operator_ns
+from mindswap.simulator.cost.table import CostTable, measured_key, moving_ns, operator_ns
 from tests.simulator.cost.builders import GENERIC, device, operator, tensor
 
 
@@ -124,6 +124,18 @@ def test_masks_and_indices_are_worked_on_as_float32():
     fast = device(memory_bandwidth_bytes_per_s=10**15)
     mask = tensor(10**7, dtype="uint8")
     assert operator_ns(operator("LogicalNot", mask), Work(10**7, 10**7, 10**7, (mask,)), fast) == 2000
+
+
+def test_what_reads_nothing_is_worked_on_as_what_it_makes():
+    half, rates = tensor(1000, 1000), device(vector_flops={"float16": 4 * 10**12, "float32": 10**12})
+    work = Work(4 * 10**6, 0, 0, (half,))
+    assert operator_ns(operator("Mul", half), work, rates) == 1000
+    assert operator_ns(operator("Mul", half), replace(work, inputs=()), rates) == 1000
+    assert operator_ns(operator("Mul"), replace(work, inputs=()), rates) == 4000
+
+
+def test_nothing_is_moved_in_no_time():
+    assert moving_ns(0, device(cache_bytes=0, cache_bandwidth_bytes_per_s=0)) == 0
 
 
 def test_views_are_no_kernels():

@@ -58,6 +58,11 @@ def test_sums_are_scaled_in_their_type_and_cleared():
     assert scale_ns([HALF], step_settings(8, 4, is_accumulating=True), GENERIC) == 525 + 7341
 
 
+def test_a_weight_of_one_number():
+    # 2000 of 4 bytes each, read in the type of the weight: 8 ns.
+    assert overflow_ns([Parameter("one", 4, 1)] * 2000, SUMMED, GENERIC) == 8
+
+
 def test_clipping():
     # float32: square 8, sum 4, product 8 bytes: 20 for 2^19 numbers. One kernel for each of both: 4 and 8.
     assert clip_ns([HALF], ALONE, GENERIC) == 10_486
@@ -91,6 +96,9 @@ def test_results_stay_in_the_cache():
     # 24 of the 148 bytes are weights, gradients and states: 12,583 ns; 124 at 2 TB/s: 32,506 ns.
     cached = device(cache_bytes=64 * MIB, cache_bandwidth_bytes_per_s=2 * 10**12)
     assert optimize_ns([HALF], ALONE, cached) == 12_583 + 32_506
+    # It just holds what the largest kernel moves, 16 bytes for each number: 8 MiB.
+    just = device(cache_bytes=8 * MIB, cache_bandwidth_bytes_per_s=2 * 10**12)
+    assert optimize_ns([HALF], ALONE, just) == 12_583 + 32_506
     # It does not hold what one kernel moves.
     small = device(cache_bytes=MIB, cache_bandwidth_bytes_per_s=2 * 10**12)
     assert optimize_ns([HALF], ALONE, small) == 77_595
@@ -117,7 +125,7 @@ def test_a_gradient_is_a_message():
     assert exchange_gradient_ns(weight, two, GENERIC) == 419_431
     assert exchange_gradient_ns(weight, two, latency) == 419_431 + 1000
     assert exchange_gradient_ns(weight, cut, GENERIC) == 209_716
-    assert exchange_gradient_ns(weight, ALONE, GENERIC) == 0
+    assert exchange_gradient_ns(weight, ALONE, latency) == 0
     # With 8 ranks between them the two are in different nodes: 10 GB/s.
     assert exchange_gradient_ns(weight, step_settings(data_parallel=2, model_parallel=8), GENERIC) == 4_194_304
 
@@ -136,4 +144,10 @@ def test_experts_are_handed_to_the_ranks_that_have_them():
     assert exchange_gradient_ns(expert, step_settings(data_parallel=16), GENERIC) == 4_194_304
     assert exchange_gradient_ns(expert, step_settings(data_parallel=8), GENERIC) == 419_431
     assert exchange_gradient_ns(expert, step_settings(data_parallel=1), GENERIC) == 419_431
+    of_two = step_settings(data_parallel=2, model_parallel=8)
+    assert exchange_gradient_ns(expert, of_two, GENERIC) == 4_194_304
+    eight, weight = replace(expert, num_copies=8), replace(expert, num_copies=None)
+    assert exchange_gradient_ns(eight, step_settings(data_parallel=1), GENERIC) == exchange_gradient_ns(
+        weight, step_settings(data_parallel=8), GENERIC
+    )
     assert exchange_gradient_ns(replace(expert, num_copies=1), step_settings(data_parallel=8), GENERIC) == 0
