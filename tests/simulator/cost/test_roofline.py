@@ -39,6 +39,10 @@ def test_fractions_and_latencies():
     numbers = tensor(1000, 1000)
     work = Work(10**6, 2 * numbers.size_bytes, numbers.size_bytes, (numbers, numbers))
     assert operator_ns(operator("Mul", numbers), work, slow) == 24_000 + 2000
+    # What goes on in the kernel before it begins at once.
+    assert operator_ns(operator("Mul", numbers), replace(work, is_fused=True), slow) == 24_000
+    node, product = matmul(1000, 1000, 1000)
+    assert operator_ns(node, replace(product, is_fused=True), slow) == 40_000
 
 
 def test_products_with_a_transposed_operand_reach_less():
@@ -54,6 +58,11 @@ def test_tiles_go_over_the_cores_in_whole_rounds():
     # 512 x 512: 4 x 2 tiles, two full rounds. 524,288,000 FLOPs.
     assert operator_ns(*matmul(512, 1000, 512), device(num_matrix_cores=4)) == 5243
     assert operator_ns(*matmul(384, 1000, 512), GENERIC) == 3933
+
+
+def test_a_product_of_nothing_takes_no_time():
+    node, work = matmul(0, 1000, 512)
+    assert operator_ns(node, replace(work, read_bytes=0), device(num_matrix_cores=4)) == 0
 
 
 def test_a_batch_has_the_tiles_of_all_its_products():
@@ -149,6 +158,12 @@ def test_measured_durations_go_before_the_roofline():
     assert table.operator_ns(node, work) == 33_000
     assert table.operator_ns(other, other_work) == 10_000
     assert table.operator_ns(operator("Reshape", tensor(8)), Work(0, 0, 0)) == 0
+
+
+def test_a_view_takes_no_time_whatever_was_measured():
+    square = tensor(8, 8)
+    table = CostTable(GENERIC, {measured_key("Reshape", [square], [square]): 5})
+    assert table.operator_ns(operator("Reshape", square), Work(0, 0, 0, (square,))) == 0
 
 
 def test_a_measurement_of_another_dtype_does_not_count():
