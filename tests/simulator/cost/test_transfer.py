@@ -87,7 +87,17 @@ def test_a_group_of_a_full_mesh_has_part_of_the_links():
 
 
 def test_alone_there_is_nothing_to_send():
-    assert collective_ns("AllReduce", MB, 1, GENERIC) == collective_ns("AllReduce", 0, 8, GENERIC) == 0
+    slow = device(op_latency_ns={"communication": 10_000})
+    assert collective_ns("AllReduce", MB, 1, slow) == collective_ns("AllReduce", 0, 8, slow) == 0
+    assert collective_ns("AllReduce", 1, 8, slow) == 10_001
+
+
+def test_latency_of_the_network_between_nodes():
+    """Each of the 8 ranks of the other node is one step of an AllToAll; a send is one step."""
+    far = replace(GENERIC.internode, latency_ns=1000)
+    slow = device(internode=far, op_latency_ns={"communication": 10_000})
+    assert collective_ns("AllToAll", 160 * MB, 16, slow) == 10_000 + 700_000 + 8_000_000 + 8 * 1000
+    assert send_ns(10 * MB, False, slow) == 10_000 + 1000 + 10**6
 
 
 def test_sending_to_one_card():
