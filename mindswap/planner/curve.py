@@ -174,13 +174,13 @@ class Curve:
         effort_permille //= SMALL_PART if self.is_small else 1
         solver, bound_ns = self.solver, self.bound_ns(budget_bytes)
         extra_ns = None if bound_ns is None else bound_ns - self.keep.step_time_ns
-        found = self._candidate(solver.rows.effective(solver.solve(budget_bytes, effort_permille, extra_ns)))
+        found = self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille, extra_ns)))
         over_bytes = found.peak_bytes - budget_bytes
         is_near = solver.fits_alone and 0 < over_bytes <= budget_bytes // NEAR_PART
         if not is_near or self.is_over:
             return found
         less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
-        again = self._candidate(solver.rows.effective(solver.solve(less_bytes, effort_permille, extra_ns)))
+        again = self._candidate(solver.effective(solver.solve(less_bytes, effort_permille, extra_ns)))
         return min(found, again, key=lambda candidate: candidate.rank(budget_bytes))
 
     def _mixed(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:

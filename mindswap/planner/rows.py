@@ -113,13 +113,14 @@ class Rows:
             select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
         )
 
-    def effective(self, choice: np.ndarray) -> np.ndarray:
-        """A choice for all layers without the items that it would swap for nothing."""
-        found = choice.copy()
-        for layer, row in enumerate(choice):
-            for i, _, is_idle in self._swapped(layer, row):
-                if is_idle:
-                    found[layer, i] = KEEP
+    def effective(self, layer_index: int, row: np.ndarray) -> np.ndarray:
+        """A row without the items that it would swap for nothing, of which its policy names none."""
+        found = row.copy()
+        if (row > KEEP).any() and row[0] == KEEP:
+            faulty = self.faults(layer_index, row).swap
+            for i, names, is_idle in self._swapped(layer_index, row):
+                if is_idle or names <= faulty:
+                    found[i] = KEEP
         return found
 
     def keeper_names(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:

@@ -142,6 +142,10 @@ class Space(ABC):
             row: shape (num_items,); distances do not matter.
         """
 
+    def effective(self, layer: int, row: np.ndarray) -> np.ndarray:
+        """A row without swaps that would move nothing, or copy for nothing, beside the rest of it; as of `worth`."""
+        return row
+
     def timeline(self, choice: np.ndarray) -> Timeline:
         """The stage alone."""
         program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)

@@ -77,6 +77,10 @@ class StageSolver:
                 return self._repaired(choice, budget_bytes, budgets, effort, fitting)
         return choice
 
+    def effective(self, choice: np.ndarray) -> np.ndarray:
+        """A choice for all layers without what it would swap for nothing."""
+        return np.array([self.rows.effective(layer, row) for layer, row in enumerate(choice)])
+
     def mix(self, lean: np.ndarray, rich: np.ndarray, budget_bytes: int) -> np.ndarray:
         """The best mix of two choices within a budget."""
         space = WholeSpace(self.rows, self.short, budget_bytes, self.host_bytes)

@@ -75,6 +75,10 @@ class _ModelSpace(Space):
         """Worth of a row, exactly: items may share what runs again, or a name."""
         return self._rows.worth(self.layers[layer], row)
 
+    def effective(self, layer: int, row: np.ndarray) -> np.ndarray:
+        """What the policy of a row says."""
+        return self._rows.effective(self.layers[layer], row)
+
 
 class StepSpace(_ModelSpace):
     """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state.

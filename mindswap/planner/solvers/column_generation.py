@@ -180,12 +180,25 @@ class ColumnGeneration:
             self.link_price = float(prices[1])
             if again_ns <= self.enough_ns or not self._add_rows(prices):
                 break
+        numbers = self._numbers(limits)
+        while self._settle(numbers):
+            numbers = self._numbers(limits)
         choice = np.zeros((self.space.figures.num_layers, self.space.figures.num_items), np.int64)
-        for layers, known, numbers in zip(self.layers, self.rows, self._numbers(limits), strict=True):
-            entries = [entry for entry, number in zip(known.values(), numbers, strict=True) for _ in range(number)]
+        for layers, known, own in zip(self.layers, self.rows, numbers, strict=True):
+            entries = [entry for entry, number in zip(known.values(), own, strict=True) for _ in range(number)]
             for layer, (row, _) in zip(layers, self.arrange(entries), strict=True):
                 choice[layer] = row
         return choice
+
+    def _settle(self, numbers: list[list[int]]) -> bool:
+        """Rows that are used become what the compiler makes of them, which takes long to ask; whether any changed."""
+        is_changed = False
+        for layers, known, own in zip(self.layers, self.rows, numbers, strict=True):
+            for (key, (row, _)), number in zip(list(known.items()), own, strict=True):
+                found = self.space.effective(int(layers[0]), row) if number else row
+                if not np.array_equal(found, row):
+                    known[key], is_changed = (found, self.space.worth(int(layers[0]), found)), True
+        return is_changed
 
     def _solve(self, limits: np.ndarray) -> tuple[DualPrices, float]:
         """DualPrices of the limits, and the time that runs again, where parts of layers may get rows."""
