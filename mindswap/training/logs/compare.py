@@ -4,16 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mindswap.config.problem import Level
+from mindswap.files import package_data
 from mindswap.policy.words import name_indices
 from mindswap.training.logs.oom import MemoryStatistics, SetLine, WorkerLog, parse_set_line, without_header
-
-_RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
-_READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
-_OTHER_FILE = "was this run started with this configuration? Every worker must read the same file"
-_MORE_SWAP = "swap or recompute more, or lower the batch size; the memory statistics say how much is missing"
-_LAZY_INLINE = (
-    "lazy_inline must be on: start with `mindswap run`, which switches it on, and do not set disable_lazy_inline"
-)
 
 
 @dataclass(frozen=True)
@@ -28,6 +21,12 @@ class LogFinding:
 
 # Level, message and fix of a finding, before it is known who shares it.
 _Said = tuple[Level, str, str]
+
+
+def _said(name: str, **values: object) -> _Said:
+    """The finding of this name in `data/logs/findings.yaml`, with its `{...}` filled in."""
+    text = package_data("logs/findings.yaml")[name]
+    return Level(text["level"]), text["message"].format(**values), text.get("fix", "")
 
 
 @dataclass(frozen=True)
@@ -88,21 +87,18 @@ def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
     """A gap in the numbers shows a missing log; how many workers there were is not known."""
     present = {log.worker for log in logs}
     if not present:
-        fix = "give the folder that holds worker_0.log, ..."
-        yield LogFinding((), Level.ERROR, "no log of a worker in this folder", fix)
+        yield LogFinding((), *_said("no-logs"))
     elif missing := tuple(sorted(set(range(min(present), max(present) + 1)) - present))[:10_000]:
-        fix = "collect the logs of all machines in one folder; was it started?"
-        yield LogFinding(missing, Level.ERROR, "no log", fix)
+        yield LogFinding(missing, *_said("no-log"))
     elif min(present):
-        before = tuple(range(min(present)))[:10_000]
-        yield LogFinding(before, Level.WARNING, "no log here: did they run on another machine?")
+        yield LogFinding(tuple(range(min(present)))[:10_000], *_said("no-log-here"))
 
 
 def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
     if log.problem:
-        yield Level.ERROR, f"its log {log.problem}", ""
+        yield _said("unreadable", problem=log.problem)
     elif not log.size_bytes and not log.set_lines:
-        yield Level.ERROR, "its log is empty", "did the worker start? " + _READ_WHOLE
+        yield _said("empty")
     else:
         yield from _compare_lines(log, wanted)
         yield from _examine_run(log, is_any_finished)
@@ -113,34 +109,28 @@ def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said
     # With pieces left over, a line put together from pieces may be one that nobody wrote.
     sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
     own = {line.text: line for line in sure if not line.is_upstream}
-    has_upstream = log.has_upstream_swap or len(own) < len(sure)
-    if has_upstream:
-        also = ", mindswap's are there too" if own else ""
-        message = f"MindFormers handled swap_config by itself: its `Set` lines prove no effect{also}"
-        yield Level.ERROR, message, _RUN_WITH_PLUGIN
+    if log.has_upstream_swap or len(own) < len(sure):
+        yield _said("upstream", also=", mindswap's are there too" if own else "")
         if not own:
             return
     has_started = bool(log.is_finished or log.last_step)
     if wanted and not own and not log.broken_lines and has_started:
-        yield Level.ERROR, "trained, but nothing was set on any layer: mindswap was not there", _RUN_WITH_PLUGIN
+        yield _said("nothing-set")
         return
     missing = [line for text, line in wanted.items() if text not in own]
     foreign = [line for text, line in own.items() if text not in wanted]
     other = [line for line in foreign if any(_is_same_place(line, asked) for asked in missing)]
     if other:
         asked = next(asked for asked in missing if _is_same_place(other[0], asked))
-        message = f"another policy in {_layers(other)}: logged '{other[0].text}', asked for '{asked.text}'"
-        yield Level.ERROR, message, _OTHER_FILE
+        yield _said("other-policy", layers=_layers(other), logged=other[0].text, asked=asked.text)
     if extra := [line for line in foreign if line not in other]:
-        yield Level.ERROR, f"more than the policy asks for in {_layers(extra)}: '{extra[0].text}'", _OTHER_FILE
+        yield _said("more", layers=_layers(extra), logged=extra[0].text)
     if gone := [line for line in missing if not any(_is_same_place(line, there) for there in other)]:
-        where = "it ends before they came" if not has_started else "they were lost or never came"
-        yield Level.ERROR, f"no line for {_layers(gone)}, as '{gone[0].text}': {where}", _READ_WHOLE
+        yield _said("gone" if has_started else "not-yet", layers=_layers(gone), asked=gone[0].text)
     if log.broken_lines:
-        judged = (Level.ERROR, "let every worker write a log of its own") if missing else (Level.WARNING, "")
-        yield judged[0], f"broken by another line or cut off: '{log.broken_lines[0]}'", judged[1]
+        yield _said("broken" if missing else "broken-beside", piece=log.broken_lines[0])
     if log.num_lines_left_out:
-        yield Level.ERROR, f"{log.num_lines_left_out} more `Set` lines, too many to compare", ""
+        yield _said("too-many", count=log.num_lines_left_out)
 
 
 def _is_same_place(first: SetLine, second: SetLine) -> bool:
@@ -154,35 +144,23 @@ def _layers(lines: Sequence[SetLine]) -> str:
 def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
     """Findings about the run: lazy_inline, memory, its end."""
     if log.num_offload_warnings:
-        level, fix = (Level.NOTE, "") if log.is_cpu_run else (Level.ERROR, _LAZY_INLINE)
-        yield level, "the compiler dropped offloads, because they are outside a lazy_inline cell", fix
+        yield _said("dropped-on-cpu" if log.is_cpu_run else "dropped")
     elif log.is_cpu_run:
-        yield Level.NOTE, "ran on CPU, where nothing is offloaded", ""
+        yield _said("on-cpu")
     elif log.set_lines and not log.has_upstream_swap and not log.is_lazy_inline_on:
-        yield Level.WARNING, "does not say that lazy_inline is on, without which nothing is offloaded", ""
-    yield from _examine_oom(log)
-    if log.is_finished:
-        return
+        yield _said("no-lazy-inline")
     at = f" at step {log.last_step}" if log.last_step else " before the first step"
-    if log.last_error and not log.oom_events:
-        yield Level.ERROR, f"failed{at}: {without_header(log.last_error)}", ""
-    elif not log.oom_events:
-        cut = ", in the middle of a line" if log.is_cut_off else ""
-        if is_any_finished:
-            yield Level.ERROR, f"its log ends{at}{cut}, while others finished: it is cut off", _READ_WHOLE
-        elif not log.last_step:
-            yield Level.ERROR, f"its log ends{at}{cut}: still running, or cut off", _READ_WHOLE
-        else:
-            yield Level.WARNING, f"not finished: its log ends{at}{cut}", ""
-
-
-def _examine_oom(log: WorkerLog) -> Iterator[_Said]:
-    if not log.oom_events:
+    if log.oom_events:
+        event = max(log.oom_events, key=lambda event: (not event.is_host, event.requested_bytes or 0))
+        size = f", asked for {event.requested_bytes} bytes" if event.requested_bytes is not None else ""
+        where = "host" if event.is_host else "device"
+        name = "memory-was-short" if log.is_finished else "out-of-memory"
+        yield _said(name, where=where, form=event.form, size=size, text=event.text)
+    elif log.is_finished:
         return
-    event = max(log.oom_events, key=lambda event: (not event.is_host, event.requested_bytes or 0))
-    memory = "host memory" if event.is_host else "device memory"
-    size = f", asked for {event.requested_bytes} bytes" if event.requested_bytes is not None else ""
-    if log.is_finished:
-        yield Level.WARNING, f"{memory} was short once, and the run went on: {event.text}", ""
+    elif log.last_error:
+        yield _said("failed", at=at, error=without_header(log.last_error))
     else:
-        yield Level.ERROR, f"out of {memory} ({event.form}{size}): {event.text}", _MORE_SWAP
+        cut = ", in the middle of a line" if log.is_cut_off else ""
+        name = "cut-off" if is_any_finished else "unfinished" if log.last_step else "not-begun"
+        yield _said(name, at=at + cut)
