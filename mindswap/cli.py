@@ -127,15 +127,15 @@ def main(argv: list[str] | None = None) -> int:
         args = build_parser(command).parse_args(argv)
         with use_folder(getattr(args, "pretrained_model_dir", None)):
             return args.run(args)
+    except (KeyboardInterrupt, StoppedBySignal) as stop:
+        print("mindswap: interrupted", file=sys.stderr)
+        return stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
     except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
         if stop.code in (None, 0):
             return EXIT_OK
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
-    except (KeyboardInterrupt, StoppedBySignal) as stop:
-        print("mindswap: interrupted", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
     except BrokenPipeError:  # `mindswap check ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

@@ -13,11 +13,11 @@ class MindswapError(Exception):
     """Something the user can mend; the text says what is wrong, what is allowed and how to fix it."""
 
 
-class StoppedBySignal(BaseException):
+class StoppedBySignal(SystemExit):
     """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""
 
     def __init__(self, number: int):
-        self.number = number
+        super().__init__(128 + number)
         self.exit_code = 128 + number
 
 
