@@ -1,12 +1,24 @@
 """An adaptive run as text and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from mindswap.report.tables import attributes, format_table
 from mindswap.training.adaptive.model import Attempt, State
 from mindswap.units import format_bytes, format_time
+
+# Key of `--json`, column, attribute of the attempt, and how it is written.
+FIGURES: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
+    ("attempt", "attempt", "number", str),
+    ("plan", "plan", "plan.key", str),
+    ("budget_bytes", "budget", "plan.budget_bytes", format_bytes),
+    ("predicted_peak_bytes", "predicted peak", "plan.peak_bytes", format_bytes),
+    ("measured_peak_bytes", "measured", "measured_peak_bytes", format_bytes),
+    ("predicted_step_ns", "predicted step", "plan.step_time_ns", format_time),
+    ("measured_step_ns", "measured", "measured_step_ns", format_time),
+)
 
 
 def count_lost_steps(attempts: Sequence[Attempt]) -> list[int]:
@@ -21,10 +33,7 @@ def format_summary(state: State) -> str:
     if not state.attempts:
         return state.exit_reason or "nothing was started yet"
     lost = count_lost_steps(state.attempts)
-    header = [
-        "attempt", "plan", "budget", "predicted peak", "measured", "predicted step", "measured", "steps", "lost",
-        "ended",
-    ]  # fmt: skip
+    header = [*(column for _, column, *_ in FIGURES), "steps", "lost", "ended"]
     rows = [_row(attempt, steps) for attempt, steps in zip(state.attempts, lost, strict=True)]
     correction = state.corrections
     lines = [
@@ -44,20 +53,9 @@ def format_summary(state: State) -> str:
 
 
 def _row(attempt: Attempt, num_lost: int) -> list[str]:
-    plan = attempt.plan
     steps = f"{attempt.first_step}-{attempt.last_step}" + (f"/{attempt.num_steps}" if attempt.num_steps else "")
-    return [
-        str(attempt.number),
-        plan.key,
-        format_bytes(plan.budget_bytes),
-        format_bytes(plan.peak_bytes),
-        "" if attempt.measured_peak_bytes is None else format_bytes(attempt.measured_peak_bytes),
-        format_time(plan.step_time_ns) if plan.step_time_ns else "",
-        "" if attempt.measured_step_ns is None else format_time(attempt.measured_step_ns),
-        steps,
-        str(num_lost),
-        attempt.outcome.value,
-    ]
+    figures = [(attrgetter(name)(attempt), form) for _, _, name, form in FIGURES]
+    return [*(form(value) if value else "" for value, form in figures), steps, str(num_lost), attempt.outcome.value]
 
 
 def _signed(size_bytes: int) -> str:
@@ -84,14 +82,8 @@ def summary_to_json(state: State, is_at_work: bool) -> dict[str, Any]:
 
 def _attempt_to_json(attempt: Attempt, num_lost: int) -> dict[str, Any]:
     return {
-        "attempt": attempt.number,
-        "plan": attempt.plan.key,
-        "budget_bytes": attempt.plan.budget_bytes,
-        "predicted_peak_bytes": attempt.plan.peak_bytes,
-        "measured_peak_bytes": attempt.measured_peak_bytes,
-        "predicted_step_ns": attempt.plan.step_time_ns,
-        **attributes(attempt, "measured_step_ns first_step last_step num_steps"),
+        **{key: attrgetter(name)(attempt) for key, _, name, _ in FIGURES},
+        **attributes(attempt, "first_step last_step num_steps reason"),
         "steps_lost": num_lost,
         "outcome": attempt.outcome.value,
-        "reason": attempt.reason,
     }
