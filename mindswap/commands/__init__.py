@@ -5,6 +5,8 @@ Open first: `verify.py`; `options.py` has the options that several commands shar
 """
 
 import argparse
+import os
+import sys
 from typing import NoReturn
 
 from mindswap.errors import MindswapError
@@ -28,3 +30,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.format_usage()}{self.prog}", message)
+
+
+def write_out(data: bytes) -> None:
+    """Write to the standard output beside a training, which goes on where nobody reads (`mindswap run ... | head`)."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,13 +13,11 @@ options:
 """
 
 import argparse
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from mindswap.api.adaptive import train_adaptively
-from mindswap.commands import Parser
+from mindswap.commands import Parser, write_out
 from mindswap.commands.options import add_options, number_from
 from mindswap.report.adaptive import format_summary
 from mindswap.training.launch.training import ADAPTIVE_FLAG
@@ -44,7 +42,7 @@ def run_adaptive(args: argparse.Namespace, command_words: list[str]) -> int:
     """
     options = {name: value for name, value in vars(args).items() if name != ADAPTIVE_FLAG[2:].replace("-", "_")}
     code, state = train_adaptively(command_words, _say, **options)
-    _print(format_summary(state))
+    write_out(f"{format_summary(state)}\n".encode())
     return code
 
 
@@ -62,11 +60,4 @@ def split_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _say(text: str) -> None:
-    _print("\n".join(f"mindswap: {line}" for line in text.splitlines()))
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # `mindswap run ... | head`: the training goes on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    write_out("".join(f"mindswap: {line}\n" for line in text.splitlines()).encode())

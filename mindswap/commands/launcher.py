@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindswap.check.doctor.software import has_cards
+from mindswap.commands import write_out
 from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
 from mindswap.report.problems import format_problems
 from mindswap.training.launch.arguments import Job, parse_arguments, split_order, worker_command
@@ -165,7 +166,7 @@ def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool
         while log and process.stdout is not None and (block := os.read(process.stdout.fileno(), 1 << 16)):
             log.write(block)
             log.flush()
-            _write(block)
+            write_out(block)
         code = process.wait()
     if not (keep_workers and code == 0):
         stop_descendants()
@@ -202,12 +203,4 @@ def _as_error(error: LaunchError) -> str:
 
 
 def _say(text: str) -> None:
-    _write(f"mindswap: {text}\n".encode())
-
-
-def _write(data: bytes) -> None:
-    try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # `msrun_launch.sh ... | head`: the training goes on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    write_out(f"mindswap: {text}\n".encode())
