@@ -105,6 +105,28 @@ def test_what_only_a_recomputed_cell_saves_is_made_again():
     assert of_text("recompute: {mode: select, select_module: {mlp: [0]}}").again == {PRODUCT}
 
 
+def test_in_1_9_what_somebody_outside_of_a_recomputed_cell_saves_is_kept_unless_its_operator_is_named():
+    """`feed_forward` saves a copy of what `attention` makes."""
+    cell, operator = OpRecompute("attention", ALL_LAYERS), OpRecompute(r"attention\.wq\.matmul", ALL_LAYERS)
+    assert of_policy(select_recompute=(cell,)).again == frozenset()
+    assert of_policy(select_recompute=(cell, operator)).again == {COPY}
+
+
+def test_what_another_layer_saves_too_is_not_made_again():
+    trace = step()
+    other = replace(trace.operators[3], layer_index=1)
+    trace = replace(
+        trace, operators=(*trace.operators, other), saves=(*trace.saves, Save(PRODUCT, 1, 4, (16,), "float32"))
+    )
+    assert of_policy(trace, select_recompute=(OpRecompute("feed_forward", ALL_LAYERS),)).again == frozenset()
+
+
+def test_in_2x_a_single_operator_gives_up_its_output_and_a_cell_does_not():
+    recompute = "recompute: {mode: select, select_module: {%s: [0]}}"
+    assert of_text(recompute % "mlp.mul").again == {PRODUCT}
+    assert of_text(recompute % "self_attention").again == frozenset()
+
+
 def test_names_that_move_what_is_wanted():
     """`mlp` saves both: 16 bytes besides 64 are more than a tenth, so only `linear_fc2` is named. `feed_forward` makes
     M alone, which is all of it."""

@@ -14,8 +14,16 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.ledger import Ledger, SwapReport, Totals, predict
-from mindswap.pynative.schedule import ActionKind, Distance, StorageAction, Unit, find_distances, make_schedule
-from mindswap.pynative.trace import EventKind, TracedStorage
+from mindswap.pynative.schedule import (
+    ActionKind,
+    Distance,
+    StorageAction,
+    Unit,
+    _prefetch,
+    find_distances,
+    make_schedule,
+)
+from mindswap.pynative.trace import EventKind, Operator, TracedStorage
 from mindswap.report.pynative import format_swap_report
 from tests.pynative.builders import chain
 
@@ -143,6 +151,26 @@ def test_the_ledger_refuses_a_copy_of_what_is_away_or_on_the_host():
     ledger.book(ActionKind.OFFLOAD, 0, 100)
     with pytest.raises(ValueError, match="storage 0: offload in the wrong state"):
         ledger.book(ActionKind.OFFLOAD, 0, 100)
+
+
+def test_the_ledger_refuses_to_wait_for_what_is_not_coming_back():
+    ledger = Ledger()
+    ledger.book(ActionKind.ADD, 0, 100)
+    with pytest.raises(ValueError, match="storage 0: wait in the wrong state"):  # it is on the device alone
+        ledger.book(ActionKind.WAIT, 0, 100)
+    ledger.book(ActionKind.OFFLOAD, 0, 100)
+    ledger.book(ActionKind.RELEASE, 0, 100)
+    with pytest.raises(ValueError, match="storage 0: wait in the wrong state"):  # on the host alone
+        ledger.book(ActionKind.WAIT, 0, 100)
+
+
+@pytest.mark.parametrize(("distances", "found"), [((5, 2), 2), ((2, 5), 2), ((5, None), None)])
+def test_of_operators_that_cannot_be_told_apart_the_shortest_distance_counts_if_all_are_named(distances, found):
+    tree = CellNode("", "Layer", children=(CellNode("mul", "Mul", True), CellNode("mul2", "Mul", True)))
+    named = zip(("mul", "mul2"), distances, strict=True)
+    swaps = tuple(OpSwap(name, ALL_LAYERS, distance) for name, distance in named if distance is not None)
+    decided = resolve_layer(Policy(is_swap_enabled=True, op_swap=swaps), 0, tree)
+    assert _prefetch(decided, Operator("Mul", 0, ("mul",), True, also=("mul2",))) == found
 
 
 def test_what_backward_never_reads_stays():
