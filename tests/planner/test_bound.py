@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -236,6 +237,57 @@ def test_the_upper_hull_has_what_can_be_most():
     points = [(0, 9), (4, 6), (8, 5), (9, 4), (10, 0)]
     found = [points[at] for at in upper_hull(*np.array(points).T)]
     assert found == [(0, 9), (8, 5)]
+
+
+def test_the_upper_hull_is_most_at_every_share_and_has_nothing_else():
+    """Shares at which two points give the same are enough to try, with both ends."""
+    chance = random.Random(25)
+    for _ in range(100):
+        points = [(chance.randrange(12), chance.randrange(12)) for _ in range(chance.randrange(1, 7))]
+        shares = {Fraction(y - y2, x2 - x) for x, y in points for x2, y2 in points if x2 != x} | {0, 1}
+        shares = {share for share in shares if 0 <= share <= 1}
+        hull = [points[at] for at in upper_hull(*np.array(points).T)]
+        most = {share: max(share * x + y for x, y in points) for share in shares}
+        assert most == {share: max(share * x + y for x, y in hull) for share in shares}, points
+        assert all(any(share * x + y == most[share] for share in shares) for x, y in hull), points
+        assert len(set(hull)) == len(hull) and hull == sorted(hull), points
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(0, 10), (2, 9), (4, 8)], [0, 1, 2]),  # in a line
+        ([(0, 20), (3, 19), (5, 16), (9, 15)], [0, 1, 3]),
+        ([(0, 10), (4, 9), (8, 3)], [0, 1]),  # less at any share
+        ([(5, 5), (5, 5), (7, 5)], [2]),
+    ],
+)
+def test_positions_of_the_upper_hull(points, expected):
+    assert upper_hull(*np.array(points).T) == expected
+
+
+@pytest.mark.parametrize(
+    ("position", "is_past_forward", "late"), [(2, False, 0), (6, False, 0), (6, False, 8), (9, True, 0), (14, True, 0)]
+)
+def test_whether_forward_of_all_layers_has_ended_at_the_fullest_moment(position, is_past_forward, late):
+    """One operator makes 100 MB: in a layer what forward alone reads (`mul`), the loss, or backward.
+
+    Operators: embedding, 4 of each layer, loss; its gradient, 4 of each layer. The last one of layer 1 is `late`.
+    """
+    model = small_model(2)
+    step = model.captured.graph
+    ops = [made for made in (*step.forward, *step.backward) if made.outputs and made.op != "Load"]
+    large = ops[position].name
+    outputs = tuple(replace(known, size_bytes=100 * MB) for known in ops[position].outputs)
+
+    def changed(made):
+        made = replace(made, outputs=outputs) if made.name == large else made
+        return replace(made, inputs=(*made.inputs, large)) if late and made.name == ops[late].name else made
+
+    step = replace(step, forward=tuple(map(changed, step.forward)), backward=tuple(map(changed, step.backward)))
+    own = StepModel(replace(model.captured, graph=step), CostTable(GENERIC), model.settings)
+    (stage,) = facts_of(own, own.simulate(Policy())).stages
+    assert stage.is_past_forward is is_past_forward
 
 
 def test_communication_and_compute_that_run_again_hide_each_other_at_most():
