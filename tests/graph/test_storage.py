@@ -161,3 +161,11 @@ def test_the_first_user_is_found_behind_views_and_copies():
         ("a", "ga"),
         ("b", "gb"),
     ]
+
+
+def test_weights_and_inputs_are_memory_of_one_output():
+    step = graph([node("load", "Load", "w u"), node("view", "Reshape", "x")])
+    found = [resolve_storage(step, name) for name in ("load", "view", "x")]
+    assert [(each.key, each.kind) for each in found] == [
+        (("w", 0), StorageKind.WEIGHT), (("x", 0), StorageKind.INPUT), (("x", 0), StorageKind.INPUT),
+    ]  # fmt: skip

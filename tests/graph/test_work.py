@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.work import Work, count_attention_pairs, measure_work
+from mindswap.graph.work import Work, count_attention_pairs, count_work, measure_work
 from tests.graph.builders import graph, node
 
 
@@ -185,3 +185,13 @@ def test_an_operator_that_reads_a_part_of_its_first_operand_reads_the_others_who
     """100 rows, of which 4 elements are taken by 16 indices."""
     operands = [shaped("table", "Mul", "x", (100,)), shaped("which", "Mul", "y", (16,))]
     assert forward_work(graph([*operands, shaped("taken", "Gather", "table which", (4,))]), "taken").flops == 16
+
+
+def test_by_shapes_a_product_of_matrices_whose_first_is_transposed_is_a_gradient_of_a_weight():
+    def is_gradient(*shapes):
+        first, second, output = (TensorType.of(shape, "float32") for shape in shapes)
+        return count_work("MatMul", (first, second), (output,)).is_weight_gradient
+
+    assert is_gradient((8, 4), (8, 6), (4, 6)) and is_gradient((2, 8, 4), (2, 8, 6), (2, 4, 6))
+    assert not is_gradient((8, 4), (4, 6), (8, 6)) and not is_gradient((4, 4), (4, 6), (4, 6))
+    assert not is_gradient((4,), (4, 6), (6,))

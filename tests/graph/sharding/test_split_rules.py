@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.graph.sharding.split_backward import BackwardSplits
 from mindswap.graph.sharding.split_rules import OperatorCall, output_splits, summed_parts
-from mindswap.graph.sharding.splits import reshape_split
+from mindswap.graph.sharding.splits import gathered_to, reshape_split
 from tests.graph.builders import node
 
 CASES = {
@@ -67,6 +67,8 @@ CASES = {
     "dropout": ("DropoutExt", [(8, 1, 64)], [(2, 1, 4)], [(8, 1, 64), (64,)], [], [], [(2, 1, 4), (8,)]),
     "outer product": ("Outer", [(8,), (4,)], [(2,), (4,)], [(8, 4)], [], [], [(2, 4)]),
     "embedding in one call": ("Embedding", [(2, 8), (32, 4)], [(2, 4), (1, 2)], [(2, 8, 4)], [], [], [(2, 4, 2)]),
+    "vector times matrix": ("MatMul", [(4,), (4, 6)], [(2,), (2, 1)], [(6,)], [0, 0], [], None),
+    "sum over one axis of several": ("SumExt", [(2, 8, 4)], [(2, 4, 2)], [(2, 4)], [1, 2], [], [(2, 2)]),
     "tile, with a new dimension": ("Tile", [(8, 4)], [(2, 1)], [(3, 8, 4)], [], [(3, 1, 1)], [(1, 2, 1)]),
     "gradient of a table": ("UnsortedSegmentSum", [(2, 8, 6), (2, 8)], [(2, 4, 3), (2, 4)], [(9, 6)], [], [], [(1, 3)]),
     "transpose without an order": ("Transpose", [(2, 4)], [(1, 2)], [(4, 2)], [], [], None),
@@ -125,6 +127,10 @@ def test_ranks_with_parts_of_a_sum(case):
 )
 def test_reshape_split(source, split, target, expected):
     assert reshape_split(source, split, target) == expected
+
+
+def test_one_dimension_is_gathered_until_so_many_parts_are_left():
+    assert [gathered_to((2, 4, 1), count) for count in (4, 2, 8, 1)] == [(1, 4, 1), (2, 1, 1), (2, 4, 1), None]
 
 
 def test_what_backward_calls_a_tensor_is_followed_over_eight_operators():
