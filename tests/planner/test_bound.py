@@ -13,7 +13,7 @@ from mindswap.graph.rewrite.fusion import readers_of_saved
 from mindswap.graph.work import measure_work
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
 from mindswap.planner.bound.facts import Stage, StageLayers
-from mindswap.planner.bound.flow import Flow, Window, fusion_saving_ns
+from mindswap.planner.bound.flow import Flow, Window, flows_of, fusion_saving_ns
 from mindswap.planner.bound.moments import Liveness, LivenessPoint, liveness_of, upper_hull
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.evaluate import evaluate
@@ -97,6 +97,9 @@ def test_all_copies_go_over_the_link():
     """100 bytes away in each of 12 micro-batches: 12 times 100 bytes of 11 ns each way."""
     known = facts(ns_per_byte=11, window_ns=PLENTY, num_micro_batches=12)
     assert bound(known, 200, Allow(recompute=False)) == 13_200
+    # Where each direction is half as fast beside the other one, both take as long as one after the other.
+    slowed = replace(known, transfers=replace(known.transfers, contended_permille=500))
+    assert bound(slowed, 200, Allow(recompute=False)) == 2 * 13_200
 
 
 def test_host_memory_is_a_limit():
@@ -135,6 +138,9 @@ def test_a_gathered_weight_stays_for_what_runs_again():
     assert bound(past, 80, without_swap) == 1000 + 2 * 10 + 2 * 20
     assert bound(past, 79, without_swap) is None
     assert bound(before, 0, without_swap) == 1000 + 2 * 10 + 2 * 20
+    # Of three micro-batches, one of which has begun backward, two in each of both layers: 4 * 40.
+    three = replace(past.stages[0], peak_bytes=900, layers={StageLayers(0, in_flight=3, num_begun=1): 2})
+    assert least_budget_bytes(replace(past, stages=(three,)), PLENTY, without_swap) == 160
     # On the host: 100 ns on the link before the fullest moment, beside 10 ns a layer for the first tensor.
     assert bound(past, 0, host_bytes=100) == 1000 + 2 * 10 + 2 * 50
     assert bound(past, 0, host_bytes=99) is None
@@ -318,6 +324,24 @@ def test_the_least_budget_is_what_nobody_can_move():
     assert bound(facts(stuck), 199, Allow(swap=False)) is None
 
 
+def test_the_facts_of_one_stage():
+    """Most is there when backward of layer 1 begins: 3 MB of each layer, the gradient and what is made of it.
+
+    Then the embedding (2 us), both layers (9 each), loss (2) and its gradient (1) have run; the window begins behind
+    the embedding. In backward of layer 1 layer 0 alone waits, and three tensors are there whatever a policy does.
+    """
+    model = small_model(2)
+    (stage,) = facts_of(model, model.simulate(Policy())).stages
+    first, second = StageLayers(0, 1, 0), StageLayers(1, 1, 1)
+    assert stage.layers == {first: 1, second: 1}
+    assert (stage.peak_bytes, stage.floor_bytes, model.static[0].total_bytes) == (8 * MB, 3 * MB, 0)
+    assert (stage.window_ns, stage.idle_ns, stage.once_ns, stage.work_ns) == (21_000, 0, 0, 23_000 + 24_000)
+    assert [(each.fixed_bytes, each.waiting, each.is_past_forward) for each in stage.moments] == [
+        (3 * MB, {first: 1, second: 0}, True),
+        (1 * MB, {first: 1, second: 1}, True),
+    ]
+
+
 def test_the_facts_of_two_stages():
     """1f1b, 3 layers on each: forward of 2 micro-batches before the first backward on the first, of 1 on the second.
 
@@ -463,3 +487,17 @@ def random_choice(catalog: Catalog, chance: random.Random) -> np.ndarray:
         whole = chance.randint(0, len(choice))
         choice[whole:, 0], choice[whole:, 1:] = -1, 0
     return choice
+
+
+def test_the_flow_of_a_layer_of_four_operators():
+    """exp -> mul -> relu -> tanh of 1 MB each: 2, 3, 2 and 2 us; mul reads exp twice, and tanh is what the layer gives.
+
+    Backward needs all but what mul makes. The next layer, or the loss, reads tanh.
+    """
+    for flow in flows_of(small_model(2)):
+        assert (flow.sizes_bytes, flow.makers) == ((MB,) * 4, (0, 1, 2, 3))
+        assert (flow.saved, flow.outputs, flow.gathered) == ({0, 2, 3}, {3}, set())
+        assert flow.reads == ((1, 0), (2, 1), (3, 2))
+        assert (flow.recompute_ns, flow.communication_ns) == ((2000, 3000, 2000, 2000), (0,) * 4)
+        assert (flow.windows, set(flow.unfused_extra_ns), flow.avoided_store_ns) == ((), {0}, 0)
+        assert flow.saved_bytes == 3 * MB
