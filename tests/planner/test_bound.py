@@ -10,6 +10,7 @@ import pytest
 from reference.exact import count_choices, enumerate_all
 
 from mindswap.graph.rewrite.fusion import readers_of_saved
+from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.work import measure_work
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
 from mindswap.planner.bound.facts import Stage, StageLayers
@@ -30,7 +31,7 @@ from tests.graph.builders import KIB, graph, node
 from tests.planner.builders import ToySpace, random_space
 from tests.planner.loading import capture_apart
 from tests.planner.models import MB, small_model
-from tests.simulator.cost.builders import GENERIC
+from tests.simulator.cost.builders import GENERIC, device
 from tests.strength import examples
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
@@ -501,3 +502,45 @@ def test_the_flow_of_a_layer_of_four_operators():
         assert (flow.recompute_ns, flow.communication_ns) == ((2000, 3000, 2000, 2000), (0,) * 4)
         assert (flow.windows, set(flow.unfused_extra_ns), flow.avoided_store_ns) == ((), {0}, 0)
         assert flow.saved_bytes == 3 * MB
+
+
+def communicating(name: str, **figures) -> StepModel:
+    """The small model of two layers with an AllReduce of 100 MB over two ranks behind an operator: 1 ms."""
+    model = small_model(2)
+    step = replace(model.captured, collectives={name: (Collective("AllReduce", 100 * MB, 2),)})
+    return StepModel(step, CostTable(device(**figures)), model.settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "ops"),
+    [
+        ("dloss", 1, {0, 1, 2, 3}),  # tanh may run again before its gradient, and all that it is made of
+        ("dtanh1", 1, {0, 1, 2}),  # so may relu before its own
+        ("drelu1", 1, {0}),
+        ("dmul1", 1, None),  # what reads it needs exp, too, but that has been read before
+        ("dexp1", 0, {0, 1, 2, 3}),
+        ("tanh1", 1, None),  # forward
+    ],
+)
+def test_what_may_run_again_while_backward_waits_for_communication(name, layer, ops):
+    windows = [flow.windows for flow in flows_of(communicating(name))]
+    assert windows[1 - layer] == ()
+    assert [(each.idle_ns, set(each.ops)) for each in windows[layer]] == ([(10**6, ops)] if ops else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "window_ns", "of_forward"), [("mul0", 1_021_000, (0, 10**6, 0, 0)), ("dtanh1", 21_000, (0, 0, 0, 0))]
+)
+def test_waits_of_a_stage_for_its_own_communication_are_work_and_no_idle_time(name, window_ns, of_forward):
+    model = communicating(name)
+    known = facts_of(model, model.simulate(Policy()))
+    (stage,) = known.stages
+    assert (stage.work_ns, stage.idle_ns, stage.window_ns) == (47_000 + 10**6, 0, window_ns)
+    assert stage.backward_ns == 25_000
+    assert [flow.communication_ns for flow in known.flows] == [of_forward, (0, 0, 0, 0)]
+
+
+def test_tensors_take_whole_blocks_of_the_pool():
+    """1 MB in pieces of 768 KiB: two."""
+    flow, _ = flows_of(communicating("mul0", pool_alignment_bytes=768 * KIB))
+    assert flow.sizes_bytes == (2 * 768 * KIB,) * 4
