@@ -125,6 +125,8 @@ def test_in_2x_a_single_operator_gives_up_its_output_and_a_cell_does_not():
     recompute = "recompute: {mode: select, select_module: {%s: [0]}}"
     assert of_text(recompute % "mlp.mul").again == {PRODUCT}
     assert of_text(recompute % "self_attention").again == frozenset()
+    # Of a whole layer both are made and saved within it.
+    assert of_text("recompute: {mode: full, full_recompute_layer: [0]}").again == {COPY, PRODUCT}
 
 
 def test_names_that_move_what_is_wanted():
@@ -134,6 +136,16 @@ def test_names_that_move_what_is_wanted():
     assert choose_2x(step(), frozenset({PRODUCT}), MODEL.layers[0], 0).paths == {}
     names = {"attention", "attention.wq", "feed_forward", "feed_forward.mul"}
     assert choose_1_9(step(), frozenset({PRODUCT}), names.__contains__).paths == {"feed_forward": (0,)}
+
+
+def test_of_a_cell_that_moves_as_much_unwanted_as_wanted_nothing_is_named():
+    """`mlp.mul` saves the copy alone and is no name here, so only `mlp` would move it: 16 bytes, and as many more."""
+    trace = step()
+    storages = (trace.storages[COPY], replace(trace.storages[PRODUCT], size_bytes=16))
+    known = replace(MODEL.layers[0], callables=())
+    assert choose_2x(replace(trace, storages=storages), frozenset({COPY}), known, 1).paths == {}
+    smaller = (trace.storages[COPY], replace(trace.storages[PRODUCT], size_bytes=15))
+    assert choose_2x(replace(trace, storages=smaller), frozenset({COPY}), known, 1).paths == {"mlp": (0,)}
 
 
 def test_differences_are_named_by_their_makers():

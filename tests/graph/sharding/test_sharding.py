@@ -1,5 +1,7 @@
 """Sizes per rank from strategies, operator kind by operator kind, worked out by hand."""
 
+from dataclasses import replace
+
 from mindswap.graph.sharding.gather import weight_parts
 from mindswap.graph.sharding.sharding import MARK, _at, shard_graph
 from mindswap.graph.sharding.split_table import Redistribution, name_communication
@@ -129,10 +131,11 @@ def test_what_has_no_rule_is_whole_and_listed():
     step = graph(
         op("neg", "Neg", "x", (8, 4), in_strategy=((8, 1),)),
         op("odd", "Mystery", "neg", (8, 4)),
+        op("number", "Mystery", "neg", ()),
         types={"x": (8, 4)},
     )
     sharding = shard_graph(step)
-    assert shapes(sharding) == {"neg": (1, 4), "odd": (8, 4)}
+    assert shapes(sharding) == {"neg": (1, 4), "odd": (8, 4), "number": ()}
     assert [entry.node.name for entry in sharding.unresolved] == ["odd"]
 
 
@@ -144,7 +147,22 @@ def test_an_operator_without_strategy_follows_its_operands_and_is_listed():
     )
     sharding = shard_graph(step)
     assert shapes(sharding)["exp"] == (1, 4)
-    assert "no strategy" in sharding.unresolved[0].reason
+    assert sharding.unresolved[0].reason.startswith("has no strategy")
+    for place, reason in (({"cell_path": "norm"}, "has no strategy"), ({"cell_path": ""}, "is in no cell")):
+        outside = replace(step.forward[1], layer_index=None, **place)
+        (found,) = shard_graph(replace(step, forward=(step.forward[0], outside))).unresolved
+        assert found.reason.startswith(reason)
+
+
+def test_a_product_of_backward_of_what_is_whole_is_whole():
+    step = graph(
+        op("neg", "Neg", "x", (8, 4), in_strategy=((8, 1),)),
+        backward=[op("product", "MatMul", "a b no no", (4, 6))],
+        types={"x": (8, 4), "a": (4, 8), "b": (8, 6)},
+        no=0,
+    )
+    sharding = shard_graph(step)
+    assert (shapes(sharding)["product"], sharding.unresolved) == ((4, 6), ())
 
 
 def test_gradients_are_cut_as_what_they_are_gradients_of():
