@@ -19,7 +19,7 @@ from mindswap.report.tables import format_table
 from mindswap.training.dryrun.run import Say
 from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import ask
-from mindswap.units import format_bytes
+from mindswap.units import format_bytes, format_time
 
 MAX_ATTEMPTS = 3
 
@@ -80,7 +80,7 @@ def dry_run_plan(plan: StepPlan, budget_bytes: int, say: Say = lambda line: None
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
     """A row for each plan: simulated, and on the Ascend backend."""
-    header = ("plan for", "planned peak", "dry run", "with fragments", "and workspace", "fits")
+    header = ("plan for", "step time", "planned peak", "dry run", "with fragments", "and workspace", "fits")
     rows = []
     for attempt in attempts:
         sizes = [attempt.asked_bytes, attempt.plan.peak_bytes]
@@ -88,7 +88,7 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
         if report is not None:
             sizes += [report.used_peak_bytes, report.actual_peak_bytes, report.peak_bytes]
         cells = [f"{size / 2**20:.0f} MiB" for size in sizes] + ["-"] * (5 - len(sizes))
-        rows.append((*cells, "yes" if attempt.fits else "NO"))
+        rows.append((cells[0], format_time(attempt.plan.step_time_ns), *cells[1:], "yes" if attempt.fits else "NO"))
     lines = ["on MindSpore's Ascend backend, without a card (mindswap dryrun):", format_table(header, rows)]
     report = attempts[-1].dry_run
     lines += [f"note: {note}" for note in (report.notes if report else ())]
@@ -104,6 +104,7 @@ def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
     return [
         {
             "asked_bytes": attempt.asked_bytes,
+            "step_time_ns": attempt.plan.step_time_ns,
             "planned_peak_bytes": attempt.plan.peak_bytes,
             "fits": attempt.fits,
             "dry_run": dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None,

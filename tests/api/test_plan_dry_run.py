@@ -12,6 +12,7 @@ class FakePlan:
     """A planner that fills its budget to the last byte, down to 50."""
 
     peak_bytes: int
+    step_time_ns: int = 1_500_000
 
     @property
     def fits(self):
@@ -65,6 +66,8 @@ def test_a_plan_that_does_not_fit_says_so():
     assert plan_dry_run.format_attempts(attempts).endswith(
         "no plan fits on the backend after 1 of 3\n    fix: more memory"
     )
+    _, header, _, row, *_ = plan_dry_run.format_attempts(attempts).splitlines()
+    assert "step time" in header and "1.50 ms" in row
     nothing = plan_dry_run.DryRunPlan(55, FakePlan(40), None)
     assert "nothing fits into the budget\n    fix: more memory" in plan_dry_run.format_attempts([*attempts, nothing])
     assert "fix:" not in plan_dry_run.format_attempts([plan_dry_run.DryRunPlan(65, plan, ShownReport(65, 65))])

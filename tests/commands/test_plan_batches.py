@@ -87,6 +87,7 @@ def test_each_strategy_has_its_row_and_the_fastest_is_dry_run_and_written(capsys
     assert written.count("parallel_config", "data_parallel") == best["data_parallel"]
     (attempt,) = answer["dry_runs"]
     assert attempt["fits"] and attempt["planned_peak_bytes"] == best["peak_bytes"]
+    assert attempt["step_time_ns"] == best["step_time_ns"]
     assert attempt["dry_run"]["budget_bytes"] == attempt["asked_bytes"]
 
 
