@@ -1,5 +1,7 @@
 """How many layers get which row, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,35 @@ def test_whole_numbers_at_the_least_cost(capfd):
 def test_numbers_that_cannot_be_are_none():
     sums = np.array([[1.0, 0.0]])
     assert least_whole(np.ones(2), sums, np.array([3.0]), np.array([2.0]), {}) is None
+
+
+class Faulty(ToySpace):
+    """Beside recompute of the second tensor swap of the first would copy for nothing, which only the asked row shows."""
+
+    def effective(self, layer, row):
+        return np.where([False, row[2] < 0, False], np.minimum(row, 0), row)
+
+
+def test_a_row_that_is_used_becomes_what_its_policy_says():
+    """Of 300 bytes both layers free 100 by swap and 50 again, as it seems; without these swaps all runs again."""
+    space = Faulty([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
+    assert ColumnGeneration(SPACE).choice(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
+    found = ColumnGeneration(space).choice(300, 200, PLENTY)
+    assert found.tolist() == [[0, -1, -1]] * 2
+
+
+def test_no_further_rows_where_what_runs_again_is_little_enough():
+    """150 bytes: both tensors of a layer take 30 ns, which are known first; the first one of both layers 20."""
+    assert ColumnGeneration(SPACE, enough_ns=30).choice(150, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, -1]]
+    assert ColumnGeneration(SPACE, enough_ns=29).choice(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+
+
+def test_apart_nothing_is_swapped_that_runs_again_reads():
+    space = ToySpace([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
+    reads = np.zeros((1, 3, 2, 3), bool)
+    reads[0, 2, 1, 1] = True
+    space.figures = replace(space.figures, reads=reads)
+    assert ColumnGeneration(space).choice(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
+    found = ColumnGeneration(space, is_apart=True).choice(250, 200, PLENTY)
+    assert not ((found[:, 1] > 0) & (found[:, 2] < 0)).any()
+    assert found.tolist() == [[0, -1, -1], [0, 1, 0]] or found.tolist() == [[0, 1, 0], [0, -1, -1]]
