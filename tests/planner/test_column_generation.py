@@ -99,7 +99,7 @@ def test_numbers_that_cannot_be_are_none():
 
 
 class Faulty(ToySpace):
-    """Beside recompute of the second tensor swap of the first would copy for nothing, which only the asked row shows."""
+    """Beside recompute of the second tensor swap of the first would copy for nothing: only the row itself shows it."""
 
     def effective(self, layer, row):
         return np.where([False, row[2] < 0, False], np.minimum(row, 0), row)
