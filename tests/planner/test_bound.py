@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all
 
+from mindswap.graph.model import TensorType
 from mindswap.graph.rewrite.fusion import readers_of_saved
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.work import measure_work
@@ -355,6 +356,29 @@ def test_the_facts_of_two_stages():
     assert second.layers == {StageLayers(3, 1, 0): 1, StageLayers(4, 1, 0): 1, StageLayers(5, 1, 1): 1}
     assert (first.backward_ns, second.backward_ns) == (36_000, 36_000 + 1000)
     assert (first.work_ns, second.work_ns) == (2000 + 27_000 + 36_000, 27_000 + 2000 + 37_000)
+    # A send takes 10 us. The second stage waits for forward of the first one, 29 us and a send. The first stage has
+    # computed twice 29 us when the first gradient comes: 29, a send, 29 and 37 of the second stage, a send.
+    assert (first.idle_ns, second.idle_ns) == (29_000 + 10_000 + 29_000 + 37_000 + 10_000 - 2 * 29_000, 29_000 + 10_000)
+
+
+def test_what_micro_batches_share_is_no_work_of_one_of_them():
+    """A weight of 1 MB is cast to 0.5 MB in 1.5 us, and `mul` reads it in place of 0.5 MB more: 0.5 us less."""
+    model = small_model(2, num_micro_batches=2)
+    step, forward = model.captured.graph, []
+    for made in step.forward:
+        if made.name == "mul0":
+            half = TensorType((MB // 4,), "float16", MB // 2)
+            forward.append(replace(made, name="w", op="Load", inputs=("▸CR_net.w", "u")))
+            forward.append(replace(made, name="cast", op="Cast", inputs=("w",), outputs=(half,)))
+            made = replace(made, inputs=("exp0", "cast"))
+        forward.append(made)
+    captured = replace(model.captured, graph=replace(step, forward=tuple(forward)))
+    found = []
+    for shares_casts in (False, True):
+        own = StepModel(captured, CostTable(GENERIC), replace(model.settings, shares_casts=shares_casts))
+        (stage,) = facts_of(own, own.simulate(Policy())).stages
+        found.append((stage.work_ns, stage.once_ns))
+    assert found == [(47_000 - 500 + 1500, 0), (47_000 - 500, 1500)]
 
 
 def test_the_fullest_moment_may_be_the_last_operator_of_backward():

@@ -329,3 +329,13 @@ def test_the_flops_of_a_step_are_those_of_its_matrix_products():
     """One of 2 * 256 * 256 in forward and one in backward of each layer; norms and activations do not count."""
     assert model(3).model_flops() == 3 * 2 * 131_072
     assert model(6, num_micro_batches=2).model_flops() == 2 * 6 * 2 * 131_072
+
+
+def test_a_model_made_again_keeps_what_is_not_given():
+    fixed, keep = Policy(True, layer_recompute=Layers((0,))), Policy(True)
+    own = MODEL.remade(fixed=fixed)
+    assert own.layers.fixed is own.remade().layers.fixed is fixed
+    assert MODEL.layers.fixed is not fixed and own.remade(fixed=keep).layers.fixed is keep
+    assert (own.costs, own.settings) == (MODEL.costs, MODEL.settings)
+    other = replace(MODEL.settings, seq_length=17)
+    assert MODEL.remade(settings=other).settings is other and MODEL.remade(FREE.costs).costs is FREE.costs
