@@ -528,10 +528,10 @@ def test_the_flow_of_a_layer_of_four_operators():
         assert flow.saved_bytes == 3 * MB
 
 
-def communicating(name: str, **figures) -> StepModel:
+def communicating(name: str, is_before: bool = False, **figures) -> StepModel:
     """The small model of two layers with an AllReduce of 100 MB over two ranks behind an operator: 1 ms."""
     model = small_model(2)
-    step = replace(model.captured, collectives={name: (Collective("AllReduce", 100 * MB, 2),)})
+    step = replace(model.captured, collectives={name: (Collective("AllReduce", 100 * MB, 2, is_before),)})
     return StepModel(step, CostTable(device(**figures)), model.settings)
 
 
@@ -562,6 +562,24 @@ def test_waits_of_a_stage_for_its_own_communication_are_work_and_no_idle_time(na
     assert (stage.work_ns, stage.idle_ns, stage.window_ns) == (47_000 + 10**6, 0, window_ns)
     assert stage.backward_ns == 25_000
     assert [flow.communication_ns for flow in known.flows] == [of_forward, (0, 0, 0, 0)]
+
+
+@pytest.mark.parametrize("name", ["dloss", "dtanh1"])
+def test_what_backward_begins_with_may_wait_for_its_own_communication(name):
+    model = communicating(name, is_before=True)
+    (stage,) = facts_of(model, model.simulate(Policy())).stages
+    assert (stage.work_ns, stage.idle_ns) == (47_000 + 10**6, 0)
+
+
+def test_what_nobody_reads_is_there_for_a_moment():
+    """8 MB that the first operator of the step makes."""
+    model = small_model(2)
+    step = model.captured.graph
+    table, embed, *others = step.forward
+    unread = replace(embed, name="unread", outputs=(TensorType((2 * MB,), "float32", 8 * MB),))
+    captured = replace(model.captured, graph=replace(step, forward=(table, unread, embed, *others)))
+    found = liveness_of(StepModel(captured, CostTable(GENERIC), model.settings), 1)
+    assert (found.fixed_bytes[:5] // MB).tolist() == [8, 1, 2, 1, 2]
 
 
 def test_tensors_take_whole_blocks_of_the_pool():
