@@ -29,11 +29,12 @@ _NUM_WORDS = 64  # of an object, in which a pointer is looked for
 class KeptTensor:
     """Stands for a tensor that autograd keeps; the tensor itself is None while its memory is away."""
 
-    __slots__ = ("dtype", "is_copy", "layout", "storage", "tensor", "version")
+    __slots__ = ("dtype", "is_copy", "layout", "size_bytes", "storage", "tensor", "version")
 
     def __init__(self, tensor):
         self.tensor = tensor
         self.storage = tensor.untyped_storage()  # stays what it is where other memory is given to the tensor
+        self.size_bytes = self.storage.size()
         self.version = tensor._version
         self.is_copy = False  # it came back: autograd does not know how it was made
         self.dtype = tensor.dtype
@@ -52,6 +53,8 @@ class KeptTensor:
     @property
     def is_as_saved(self) -> bool:
         """Nothing counted as a change in place, and it has its memory; values may have been written into that."""
+        if self.storage.size() != self.size_bytes:
+            return False
         address = self.storage.data_ptr() + self.layout[0] * self.tensor.itemsize
         return self.tensor._version == self.version and (self.tensor.data_ptr() == address or not self.tensor.size)
 
@@ -63,8 +66,8 @@ class KeptTensor:
         """
         if not self.is_as_saved:
             raise ApplyError(
-                f"a tensor of shape {tuple(self.tensor.shape)} was changed in place (`t[...] = x`, `copy_`, `set_`) "
-                "after autograd saved it in a layer that swaps: gradients would not be those without swap\n"
+                f"a tensor of shape {tuple(self.tensor.shape)} was changed in place (`t[...] = x`, `copy_`, `set_`, "
+                "`resize_`) after autograd saved it in a layer that swaps: gradients would not be those without swap\n"
                 "    fix:     change a copy of it, or take the layer out of the policy"
             )
 

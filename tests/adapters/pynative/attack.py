@@ -147,6 +147,7 @@ class Network(nn.Cell):
         self.seen = []  # means of what a layer gave, by a hook of the user's
         if rng.random() < 0.3:
             self.layers[rng.randrange(num_layers)].register_forward_hook(self.look)
+        self.keeps_left = rng.random() < 0.3  # what layers left is there until they run again, so it never moves
 
     def look(self, cell, inputs, output):
         """Every second step."""
@@ -156,7 +157,7 @@ class Network(nn.Cell):
     def construct(self, x):
         x = self.first(x)
         self.__dict__["held"] = []
-        outputs, total = [], x.mean() * 1e-3
+        outputs, total, tensor = [], x.mean() * 1e-3, None
         for at, layer in enumerate(self.layers):
             x = layer(x)
             outputs.append(x)
@@ -165,7 +166,9 @@ class Network(nn.Cell):
                     tensor = outputs[index] if is_output else self.layers[index].__dict__["left"]
                     self.held.append(hold(tensor))
                     total = use(tensor, total)
-        del outputs
+        for layer in self.layers if not self.keeps_left else ():
+            layer.__dict__.pop("left", None)
+        del outputs, tensor
         return total + ops.square(self.head(x)).mean()
 
 

@@ -107,6 +107,7 @@ WRITES = {
     "assign": lambda t, x: __import__("mindspore").ops.assign(t, x),
     "add_": lambda t, x: t.add_(x),
     "view": lambda t, x: t.reshape(-1).__setitem__(slice(2, 5), 0.5),
+    "freed and filled again": lambda t, x: refill(t.untyped_storage(), x),
 }
 REFUSED = {
     "all items": lambda t, x: t.__setitem__(..., x),
@@ -116,7 +117,17 @@ REFUSED = {
     "set_": lambda t, x: t.set_(x.untyped_storage(), 0, x.shape, x.stride()),
     "data": lambda t, x: setattr(t, "data", x),
     "assign_value": lambda t, x: t.assign_value(x),
+    "freed": lambda t, x: t.untyped_storage().resize_(0),
+    "larger": lambda t, x: t.untyped_storage().resize_(2 * t.untyped_storage().size()),
 }
+
+
+def refill(storage, other):
+    """As systems do that free memory by themselves."""
+    size = storage.size()
+    storage.resize_(0)
+    storage.resize_(size)
+    storage.copy_(other.untyped_storage(), False)
 
 
 def train_with(write, is_swapped, is_dropped):
@@ -131,7 +142,7 @@ def train_with(write, is_swapped, is_dropped):
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     rng = attack.random.Random(1)
     network = attack.Network(rng)
-    network.uses, network.layers[0].leak = [], "act"
+    network.uses, network.layers[0].leak, network.keeps_left = [], "act", True
     values = attack.np.random.default_rng(1)
     for parameter in network.get_parameters():
         parameter.set_data(ms.Tensor(values.normal(0, 0.3, parameter.shape).astype("float32")))

@@ -18,6 +18,7 @@ def test_a_training_that_fits_is_started_once(place):
     code, out = place.run()
     assert code == 0, out
     assert "attempt 1: from the beginning" in out and "the training finished" in out
+    assert "an earlier run" not in out
     assert place.steps() == (1, 12)
     assert place.outcomes() == ["finished"]
 

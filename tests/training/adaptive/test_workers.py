@@ -1,15 +1,19 @@
 """The end of real processes, which stand for the workers and for msrun; their logs are written by them."""
 
+import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from mindswap.errors import PlanError
+from mindswap.graph.cache import to_plain
 from mindswap.training.adaptive import workers as workers_module
-from mindswap.training.adaptive.model import Ended, Outcome
-from mindswap.training.adaptive.workers import Workers, count_oom_kills
+from mindswap.training.adaptive.model import Corrections, Ended, NothingFits, Outcome, TrainingPlan
+from mindswap.training.adaptive.workers import Workers, count_oom_kills, planner_in_child
 from tests.training.adaptive.stub_training import OOM, STEP
 from tests.training.logs.samples import OVER, info
 
@@ -127,3 +131,36 @@ def test_the_newest_output_of_msrun_is_kept(begin, tmp_path, monkeypatch):
     with (tmp_path / "msrun.log").open("a") as file:
         file.write("y" * 200)
     assert workers.ended() is True
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Asks a planner that is this program, in the place of the real one."""
+
+    def asked(code):
+        module = tmp_path / "mindswap/api/adaptive_planner.py"
+        module.parent.mkdir(parents=True)
+        for folder in (module.parent, module.parent.parent):
+            (folder / "__init__.py").touch()
+        module.write_text(f"import json, os, sys\n{code}\n")
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+        return planner_in_child(environment)(Path("c.yaml"), 7, Corrections(-5))
+
+    return asked
+
+
+@pytest.mark.parametrize("answer", [NothingFits(9), TrainingPlan("a", "x: 1", 7, 6, 5, corrections=Corrections(-5))])
+def test_a_planner_is_asked_and_answers(asked, answer):
+    given = ["c.yaml", 7, to_plain(Corrections(-5))]
+    code = f"assert json.loads(sys.argv[1]) == {given!r}; print({json.dumps(to_plain(answer))!r})"
+    assert asked(code) == answer
+
+
+def test_a_planner_that_refuses_says_why(asked):
+    with pytest.raises(PlanError, match="^no such file$"):
+        asked("print(json.dumps({'refused': 'no such file'}))")
+
+
+def test_a_planner_that_crashes_says_with_what(asked):
+    with pytest.raises(PlanError, match="^the planner crashed, exit code 3\nlast words$"):
+        asked("print('last words', file=sys.stderr, flush=True); os._exit(3)")
