@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all
 
+from mindswap.graph.memory import Names
 from mindswap.graph.model import TensorType
 from mindswap.graph.rewrite.fusion import readers_of_saved
 from mindswap.graph.sharding.collectives import Collective
@@ -16,7 +17,7 @@ from mindswap.graph.work import measure_work
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
 from mindswap.planner.bound.facts import Stage, StageLayers
 from mindswap.planner.bound.flow import Flow, Window, flows_of, fusion_saving_ns
-from mindswap.planner.bound.moments import Liveness, LivenessPoint, liveness_of, upper_hull
+from mindswap.planner.bound.moments import Liveness, LivenessPoint, _fixed_bytes, liveness_of, upper_hull
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
@@ -25,13 +26,15 @@ from mindswap.policy.model import Policy
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.placing import TransferCosts
-from mindswap.simulator.program import OpKind
+from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.timeline import Timeline
 from tests.graph.builders import KIB, graph, node
 from tests.planner.builders import ToySpace, random_space
 from tests.planner.loading import capture_apart
 from tests.planner.models import MB, small_model
+from tests.simulator import steps
+from tests.simulator.builders import Span, program_of
 from tests.simulator.cost.builders import GENERIC, device
 from tests.strength import examples
 
@@ -580,6 +583,29 @@ def test_what_nobody_reads_is_there_for_a_moment():
     captured = replace(model.captured, graph=replace(step, forward=(table, unread, embed, *others)))
     found = liveness_of(StepModel(captured, CostTable(GENERIC), model.settings), 1)
     assert (found.fixed_bytes[:5] // MB).tolist() == [8, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("layer", "counted"), [(0, 2), (-1, 2 + 1 + 16)])
+def test_memory_that_no_policy_moves(layer, counted):
+    """In a layer what it leaves may go, and what equal operators make together may be made one by one.
+
+    What runs again is of one policy, and what ends before it begins is nothing.
+    """
+    kinds = (MemoryKind.KEPT, MemoryKind.TRANSIENT, MemoryKind.RECOMPUTED, MemoryKind.TRANSIENT, MemoryKind.TRANSIENT)
+    spans = [Span(2**i, 0, 1, kind) for i, kind in enumerate(kinds)]
+    program = program_of("F1 F1 B1", spans=spans)
+    intervals = replace(program.intervals, layer=np.full(5, layer), label=np.array([0, 0, 0, 0, 1]))
+    program = replace(program, intervals=intervals, labels=[Names(("a",)), Names(("a", "b")), Names(("c",))])
+    found = _fixed_bytes(np.array([0, 0, 0, 2, 0]), np.array([1, 1, 1, 1, 1]), program)
+    assert found.tolist() == [counted, counted, 0]
+
+
+def test_a_gradient_that_comes_last_hides_behind_nothing():
+    """The one weight is before the layers: what a longer backward would hide of its exchange is nothing."""
+    own = steps.model(data_parallel=2)
+    keep = own.simulate(Policy())
+    assert own.exposed_exchange_ns(keep.timeline) > 0
+    assert facts_of(own, keep).gradients_ns == 0
 
 
 def test_tensors_take_whole_blocks_of_the_pool():

@@ -339,3 +339,9 @@ def test_a_model_made_again_keeps_what_is_not_given():
     assert (own.costs, own.settings) == (MODEL.costs, MODEL.settings)
     other = replace(MODEL.settings, seq_length=17)
     assert MODEL.remade(settings=other).settings is other and MODEL.remade(FREE.costs).costs is FREE.costs
+
+
+def test_flops_are_of_all_cards_that_do_the_same_and_all_micro_batches():
+    """Two data parallel ranks in each of two stages, which share the layers: 2 x 2 micro-batches."""
+    cards = model(NUM_LAYERS, data_parallel=2, pipeline=Pipeline(num_stages=2), num_micro_batches=2)
+    assert cards.model_flops() == 4 * MODEL.model_flops() > 0

@@ -142,6 +142,7 @@ def test_equal_layers_are_one_group_with_all_their_waiting():
         ("outside the layers, stage 0", 0),
         ("outside the layers, stage 1", 0),
     ]
+    assert [name for name, _ in group_layer_rows(rows[:1] + rows[3:4])] == ["layer 0", "outside the layers"]
 
 
 def test_host_memory_of_a_node_is_that_of_its_cards():
