@@ -67,6 +67,8 @@ def bound(known: Facts, budget_bytes: int, allow: Allow = DEFAULT_ALLOW, host_by
 
 def test_what_fits_takes_its_time():
     assert bound(facts(), 300) == 1000
+    once = replace(facts().stages[0], once_ns=40, idle_ns=3)
+    assert bound(Facts((FLOW,), (once,), facts().transfers), 300) == 1043
 
 
 @pytest.mark.parametrize(("solved_by", "expected_ns"), [("highs", 1010), ("highs-ipm", 1010), (None, 0)])
@@ -96,6 +98,10 @@ def test_copies_that_have_time_cost_nothing():
     """60 bytes leave in 60 ns of forward, the other 40 wait 40 ns; or 40 bytes run again in 4 ns."""
     assert bound(facts(window_ns=60), 200, Allow(recompute=False)) == 1040
     assert bound(facts(window_ns=60), 200) == 1004
+    # Alone a stage waits in each micro-batch, one of several may do so in its first one only.
+    assert bound(facts(window_ns=60, num_micro_batches=3), 200, Allow(recompute=False)) == 3 * 1040
+    two = replace(facts(window_ns=60, num_micro_batches=3), stages=facts(window_ns=60).stages * 2)
+    assert bound(two, 200, Allow(recompute=False)) == 3 * 1000 + 40
 
 
 def test_all_copies_go_over_the_link():

@@ -96,6 +96,8 @@ def test_in_2x_a_tensor_goes_with_the_cell_that_saves_it():
     swap = "swap: {enable: True, op_swap: [{op_name: 'mlp\\.%s', layers: [0]}]}"
     assert of_text(swap % "mul").moved == {COPY}
     assert of_text(swap % "linear_fc2").moved == {PRODUCT}
+    both = "swap: {enable: True, op_swap: [{op_name: '%s', layers: [0]}, {op_name: '%s', layers: [0]}]}"
+    assert of_text(both % (r"mlp\.mul", r"self_attention")).moved == {COPY}
 
 
 def test_what_only_a_recomputed_cell_saves_is_made_again():
