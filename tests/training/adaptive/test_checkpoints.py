@@ -126,10 +126,10 @@ def ckpt(**tensors):
 
 
 def test_a_ckpt_by_hand(tmp_path):
-    """Tensors of more than 127 and 16383 bytes around the two; numbers of 8 and of 4 bytes."""
+    """Tensors of 127, 128, 200 and 20000 bytes, 15 of them beside the values; numbers of 8 and of 4 bytes."""
     path = tmp_path / "x.ckpt"
     numbers = {"epoch_num": (2).to_bytes(8, "little"), "step_num": (300).to_bytes(4, "little")}
-    whole = ckpt(w=b"x" * 200, **numbers, v=b"y" * 20_000)
+    whole = ckpt(t=b"x" * 112, u=b"x" * 113, w=b"x" * 185, **numbers, v=b"y" * 19_985)
     path.write_bytes(whole)
     assert read_saved_step(path) == SavedStep(step=300, epoch=2)
     for size in (*range(100), 200, len(whole) - 1):
