@@ -101,6 +101,15 @@ def test_a_worker_of_msrun_that_died_is_named_by_its_rank_while_msrun_still_runs
     assert workers.explain() == Ended(Outcome.KILLED, 0, "worker 1 was killed by SIGKILL")
 
 
+def test_the_last_lines_of_a_worker_are_waited_for(begin, monkeypatch):
+    """msrun tells of its end before its log says why."""
+    late = f"time.sleep(0.5); open('worker_1.log', 'w').write({OOM.format(4096)!r} + '\\n'); time.sleep(60)"
+    workers = begin(f"print({EXIT.format(77, 1)!r}, flush=True)\n{late}", True, (0, 1), until="code: 1")
+    monkeypatch.setattr(workers_module, "DRAIN_S", 60)
+    event = workers.explain()
+    assert (event.outcome, event.worker, event.missing_bytes) == (Outcome.OUT_OF_MEMORY, 1, 4096)
+
+
 def test_msrun_that_ends_well_without_its_workers(begin):
     workers = begin(f"print({EXIT.format(77, 3)!r})", has_msrun=True)
     assert workers.ended() is False
