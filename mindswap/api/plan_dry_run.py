@@ -30,7 +30,8 @@ class DryRunPlan:
 
     asked_bytes: int  # budget that the planner was given
     plan: StepPlan
-    dry_run: DryRunReport | None  # None where nothing fits in the simulation
+    dry_run: DryRunReport | None  # None where nothing fits in the simulation, or the backend fails
+    failure: str = ""  # of the backend
 
     @property
     def fits(self) -> bool:
@@ -52,7 +53,7 @@ def plan_with_dry_runs(
         say: takes a line about how far it is.
 
     Raises:
-        LaunchError: a dry run cannot be run here, or fails.
+        LaunchError: a dry run cannot be run here, or that of the first plan fails.
     """
     attempts: list[DryRunPlan] = []
     asked_bytes = budget_bytes
@@ -60,7 +61,12 @@ def plan_with_dry_runs(
         found = make(asked_bytes)
         if not found.fits:
             return (*attempts, DryRunPlan(asked_bytes, found, None))
-        report = dry_run_plan(found, budget_bytes, say)
+        try:
+            report = dry_run_plan(found, budget_bytes, say)
+        except LaunchError as error:
+            if not attempts:
+                raise
+            return (*attempts, DryRunPlan(asked_bytes, found, None, str(error)))
         attempts.append(DryRunPlan(asked_bytes, found, report))
         if report.fits:
             break
@@ -92,7 +98,9 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
     lines = ["on MindSpore's Ascend backend, without a card (mindswap dryrun):", format_table(header, rows)]
     report = attempts[-1].dry_run
     lines += [f"note: {note}" for note in (report.notes if report else ())]
-    if report is None:
+    if attempts[-1].failure:
+        lines.append(f"no plan: {attempts[-1].failure}")
+    elif report is None:
         lines.append("no plan: with what the backend needs more nothing fits into the budget\n    fix: more memory")
     elif not report.fits:
         lines.append(f"no plan fits on the backend after {len(attempts)} of {MAX_ATTEMPTS}\n    fix: more memory")
@@ -107,6 +115,7 @@ def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
             "step_time_ns": attempt.plan.step_time_ns,
             "planned_peak_bytes": attempt.plan.peak_bytes,
             "fits": attempt.fits,
+            "failure": attempt.failure or None,
             "dry_run": dry_run_to_json(attempt.dry_run) if attempt.dry_run is not None else None,
         }
         for attempt in attempts

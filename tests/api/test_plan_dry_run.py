@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from mindswap.api import plan_dry_run
+from mindswap.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,21 @@ def test_the_budget_is_corrected_by_the_difference(monkeypatch, real, asked, fit
     assert [attempt.asked_bytes for attempt in attempts] == asked
     assert attempts[-1].fits == fits
     assert not any(attempt.fits for attempt in attempts[:-1])
+
+
+def test_a_later_plan_on_which_the_backend_fails_ends_it_and_the_first_ones_are_shown(monkeypatch):
+    def dry_run(plan, budget_bytes, say):
+        if plan.peak_bytes < 100:
+            raise LaunchError("dry run of rank 0: RuntimeError\n    log:     there")
+        return ShownReport(120, budget_bytes)
+
+    monkeypatch.setattr(plan_dry_run, "dry_run_plan", dry_run)
+    attempts = plan_dry_run.plan_with_dry_runs(100, FakePlan)
+    text = plan_dry_run.format_attempts(attempts)
+    assert text.endswith("no plan: dry run of rank 0: RuntimeError\n    log:     there") and text.count("NO") == 2
+    assert [one["failure"] is None for one in plan_dry_run.attempts_to_json([attempts[-1]])] == [False]
+    with pytest.raises(LaunchError, match="RuntimeError"):
+        plan_dry_run.plan_with_dry_runs(90, FakePlan)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 import pytest
 
 from mindswap.config.pipeline import Layout, Pipeline
-from mindswap.planner.balance import balance_stages, busy_of, moved_layers, split_bubble
+from mindswap.planner.balance import _parts_ns, balance_stages, busy_of, moved_layers, split_bubble
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
+from mindswap.simulator.engine import run_program
 from mindswap.simulator.schedules import order_passes
 from mindswap.simulator.schedules.rounds import PassWork, Shape
 from tests.planner.models import small_model
+from tests.simulator.builders import program_of
 
 
 def test_the_busiest_stage_hands_a_layer_to_the_idlest_first():
@@ -51,6 +53,12 @@ def test_the_parts_of_a_bubble_are_the_whole():
     assert total == pytest.approx(2 * plain.step_time_ns / sum(busy_ns) - 1)
     assert (bubble.ideal, bubble.recompute, bubble.copies) == (1 / 4, 0, 0)
     assert bubble.imbalance > 0  # loss and embedding
+
+
+def test_work_that_waits_for_communication_counts_with_it():
+    # Stage 1: 10 ns, 20 ns for a collective, 5 ns, 4 ns again, 6 ns backward; stage 0 works 7 ns.
+    timeline = run_program(program_of("F7", "F10 C20@1 F5@2 R4 B6"))
+    assert _parts_ns(timeline) == [(7, 0, 0), (41, 4, 0)]
 
 
 def test_recompute_has_a_part_of_the_bubble():

@@ -95,6 +95,12 @@ def test_a_short_run_is_two_micro_batches_longer_than_what_is_in_flight(num_sequ
     assert [_short_run(layout, stage) for stage in range(4)] == expected
 
 
+def test_a_short_run_of_two_chunks_is_whole_rounds():
+    """In flight are 5 and 3 passes; with one more for each chunk 2 rounds of 2 stages x 2 chunks."""
+    layout = lay_out_stages(Pipeline(2, num_chunks=2), 8, 16)
+    assert [_short_run(layout, stage) for stage in range(2)] == [(4, 3), (4, 2)]
+
+
 @pytest.mark.parametrize(
     ("num_copies", "is_held", "worth"),
     [
