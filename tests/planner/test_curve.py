@@ -63,6 +63,7 @@ def problem(model: StepModel, budget_bytes: int, **options) -> PlanProblem:
     return PlanProblem(model, budget_bytes, PLENTY, 8, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_the_collector_rests_while_a_plan_is_made(is_stopped):
     model, seen = MODELS["4 layers"], []
@@ -92,6 +93,7 @@ def plan(model: StepModel, budget_bytes: int, **options) -> Plan:
     return Planner(model, allow).plan(problem(model, budget_bytes, **options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "device"),
     [("pipeline", "fast link"), *([("4 layers", "link")] if is_nightly() else [])],
@@ -116,6 +118,7 @@ def test_more_memory_is_never_slower(name, device, monkeypatch):
         assert now.lower_bound_ns is not None and now.step_time_ns >= now.lower_bound_ns
 
 
+@pytest.mark.long
 def test_a_plan_does_not_depend_on_what_was_planned_before():
     model = on_device("9 layers", "link")
     keep = evaluate(problem(model, PLENTY), Policy())
@@ -127,6 +130,7 @@ def test_a_plan_does_not_depend_on_what_was_planned_before():
         assert (after.fits, after.step_time_ns) == (alone.fits, alone.step_time_ns) == (True, alone.step_time_ns)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [1, 3, 4])
 def test_a_plan_is_made_where_nothing_solves_the_bound(status, monkeypatch):
     """Then no sentence says what no policy can do."""
@@ -163,6 +167,7 @@ def test_the_least_that_is_found_is_found_again():
     assert plan(model, found.smallest_budget_bytes).fits
 
 
+@pytest.mark.long
 def test_stopped_at_once_and_not_remembered():
     model = MODELS["9 layers"]
     keep = evaluate(problem(model, PLENTY), Policy())
@@ -198,6 +203,7 @@ def test_least_memory_costs_next_to_no_time(monkeypatch):
     assert found.budget_bytes == PLENTY
 
 
+@pytest.mark.long
 def test_one_cap_for_all_fixed_budgets_together(monkeypatch):
     """Without it every fixed budget below has a search of its own: 2,138 simulations here, for the same step time."""
     monkeypatch.setattr(curve, "SMALL_STEP", SMALL_STEP)

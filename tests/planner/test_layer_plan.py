@@ -41,6 +41,7 @@ def test_what_fits_is_kept(model):
     assert plan.step_time_ns == plan.unconstrained_ns == plan.lower_bound_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("less", [1, 3, 5, 7])
 @pytest.mark.parametrize("allow", [Allow(), Allow(recompute=False), Allow(swap=False)])
 def test_it_is_the_best_of_its_candidates_and_none_beats_the_bound(model, less, allow):

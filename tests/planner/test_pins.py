@@ -85,6 +85,7 @@ def free_bytes():
     return planned(10**12).peak_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("cell", "other"), [("mlp", "attn"), ("attn", "mlp")])
 def test_what_is_kept_is_neither_swapped_nor_recomputed(free_bytes, cell, other):
     plan = planned(free_bytes - 3 * MB, f"{cell}=keep")

@@ -143,11 +143,13 @@ def recorded():
     return json.loads(RECORDED.read_text("utf-8"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SPACES)
 def test_a_search_finds_what_it_found(name, recorded):
     assert searched(solve(SPACES[name]())) == recorded["searches"][name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_is_what_it_was(name, recorded, monkeypatch):
     little_effort(monkeypatch.setattr)

@@ -38,6 +38,7 @@ def planned(permille: int, allow: Allow = DEFAULT_ALLOW, num_stages: int = 1, nu
     return problem, full, planner.plan_simple(problem, full)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("permille", "stages"), list(product((1000, 850, 700, 550), ((1, 1), (2, 4)))))
 def test_a_simple_plan_fits_has_few_entries_and_one_distance(permille, stages):
     problem, full, plan = planned(permille, DEFAULT_ALLOW, *stages)
@@ -55,6 +56,7 @@ def test_where_everything_fits_nothing_is_done():
     assert plan.step_time_ns == full.unconstrained_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("permille", [850, 700, 550])
 def test_no_count_of_whole_layers_that_fits_is_faster(permille):
     """What a user would try by hand: the first layers recomputed, so many that it fits."""

@@ -35,6 +35,7 @@ def test_what_fits_is_left_alone(name):
     assert found.best_score.peak_bytes == 300
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(EVERY_SOLVER) if is_nightly() else ["fast", "relaxed"])
 def test_the_cheapest_tensor_that_is_enough_runs_again(name):
     """Copies take a second each; 50 bytes over: one tensor of 100 bytes, again in 10 ns, is cheaper than one of 50."""
@@ -51,6 +52,7 @@ def test_an_impossible_budget_is_said(name):
     assert found.best_score.excess_bytes == found.best_score.peak_bytes - 10
 
 
+@pytest.mark.long
 def test_a_copy_that_hides_costs_nothing():
     """A link that moves 100 bytes in 1 ns: no recompute is needed."""
     layers = (Tensor(100, 10, 30, can_recompute=False), Tensor(50, 20, 40, can_recompute=False))
@@ -60,6 +62,7 @@ def test_a_copy_that_hides_costs_nothing():
     assert found.best_score.step_time_ns == PLAIN_NS
 
 
+@pytest.mark.long
 def test_host_memory_is_a_limit_too():
     """Swap would be free, but the host has no room; so the cheap tensor runs again."""
     found = solve(space(250, ns_per_byte=0, host_budget_bytes=0))
@@ -68,6 +71,7 @@ def test_host_memory_is_a_limit_too():
     assert found.best_score.step_time_ns == PLAIN_NS + 10
 
 
+@pytest.mark.long
 def test_same_problem_same_answer():
     first, second = solve(random_space(examples(2, 7))), solve(random_space(examples(2, 7)))
     assert first.best.tolist() == second.best.tolist()
@@ -116,12 +120,14 @@ def compare(seeds, least: int, most: int, enough: int) -> int:
     return num_compared
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(examples(1, 8)))
 def test_within_a_percent_of_the_optimum(part):
     """At night at least 500 problems in all parts together: 500 seeds of each, of which a seventh are small enough."""
     assert compare(range(500 * part, 500 * part + examples(30, 500)), 0, 300, examples(3, 500)) >= examples(3, 63)
 
 
+@pytest.mark.long
 def test_within_a_percent_of_the_optimum_of_larger_problems():
     assert compare(range(100), examples(300, 1000), examples(1000, 3500), examples(1, 100)) >= examples(1, 10)
 
