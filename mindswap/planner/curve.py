@@ -170,17 +170,26 @@ class Curve:
         return best
 
     def _solved(self, budget_bytes: int, effort_permille: int) -> Candidate:
-        """A plan of the solver, made once more with less where the whole step is a little over its budget."""
+        """A plan of the solver; where it is far from the bound, the better of two."""
         effort_permille //= SMALL_PART if self.is_small else 1
+        found = self._tried(budget_bytes, effort_permille, is_exact=True)
+        is_far = self.bound_ns(budget_bytes) is not None and not self._is_close(found, budget_bytes)
+        if not is_far or self.is_small or self.is_over:
+            return found
+        other = self._tried(budget_bytes, effort_permille, is_exact=False)
+        return min(found, other, key=lambda candidate: candidate.rank(budget_bytes))
+
+    def _tried(self, budget_bytes: int, effort_permille: int, is_exact: bool) -> Candidate:
+        """A plan of the solver, made once more with less where the whole step is a little over its budget."""
         solver, bound_ns = self.solver, self.bound_ns(budget_bytes)
         extra_ns = None if bound_ns is None else bound_ns - self.keep.step_time_ns
-        found = self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille, extra_ns)))
+        found = self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille, extra_ns, is_exact)))
         over_bytes = found.peak_bytes - budget_bytes
         is_near = solver.fits_alone and 0 < over_bytes <= budget_bytes // NEAR_PART
         if not is_near or self.is_over:
             return found
         less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
-        again = self._candidate(solver.effective(solver.solve(less_bytes, effort_permille, extra_ns)))
+        again = self._candidate(solver.effective(solver.solve(less_bytes, effort_permille, extra_ns, is_exact)))
         return min(found, again, key=lambda candidate: candidate.rank(budget_bytes))
 
     def _mixed(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:

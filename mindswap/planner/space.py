@@ -122,6 +122,7 @@ class Space(ABC):
     least_extra_ns: float | None = None
     items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
     layers: Sequence[int]  # index in the model of each layer
+    is_exact: bool = False  # rows are asked for what of them has an effect before they are used
     fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them
 
     def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):

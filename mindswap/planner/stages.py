@@ -48,6 +48,7 @@ class StageSolver:
         self.num_evaluations = 0
         self.fits_alone = False
         self._least_extra_ns: float | None = None
+        self._is_exact = False
         self._kept_ns = 0  # the whole step if everything is kept; 0 before it is known
         self.rows = Rows(self.model, catalog)
         self.num_stages = self.model.layout.num_stages
@@ -55,15 +56,18 @@ class StageSolver:
         self.layers = [list(space.layers) for space in spaces]
         self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
 
-    def solve(self, budget_bytes: int, effort_permille: int, least_extra_ns: int | None = None) -> np.ndarray:
+    def solve(
+        self, budget_bytes: int, effort_permille: int, least_extra_ns: int | None = None, is_exact: bool = False
+    ) -> np.ndarray:
         """The best choice that is found for a budget, static memory included; the nearest if none fits.
 
         Args:
             budget_bytes: of each stage.
             effort_permille: as of `fast.solve`.
+            is_exact: as of `Space`.
             least_extra_ns: what the step takes more at least than if everything is kept; None if not known.
         """
-        self._least_extra_ns = None
+        self._least_extra_ns, self._is_exact = None, is_exact
         if least_extra_ns is not None and self.num_stages == 1:
             self._least_extra_ns = least_extra_ns / self.model.layout.num_micro_batches
         budgets = [budget_bytes - static.total_bytes for static in self.model.static]
@@ -106,7 +110,7 @@ class StageSolver:
         fitting: set[int] = set()
         spaces = {stage: StepSpace(self.rows, stage, budgets[stage], self.host_bytes) for stage in stages}
         for space in spaces.values():
-            space.least_extra_ns = self._least_extra_ns
+            space.least_extra_ns, space.is_exact = self._least_extra_ns, self._is_exact
         searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
         kept = {stage: search.score(np.zeros_like(choice[self.layers[stage]])) for stage, search in searches.items()}
         slowest_ns = max(_per_batch_ns(spaces[stage], score) for stage, score in kept.items())
