@@ -110,7 +110,7 @@ def run_stages(
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
     whole = _depth(settings, num_layers)
-    depths, doubt = choose_depths(options, settings, num_layers, policy, simulate)
+    depths, doubt, bends = choose_depths(options, settings, num_layers, policy, simulate)
     is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
     folder, home = _make_folder(options.folder), Path.cwd()  # which a simulation changes meanwhile
     is_stopped, is_started = threading.Event(), threading.Event()
@@ -154,7 +154,7 @@ def run_stages(
     for rank in ranks:
         stage = rank // size
         runs = {depth.stage_layers[stage]: found[depth, rank] for depth in depths}
-        stages.append(stage_run(stage, whole.stage_layers[stage], runs))
+        stages.append(stage_run(stage, whole.stage_layers[stage], runs, bends[stage] if bends else None))
     return StepDryRun(
         title=title or Path(document.file).stem,
         stages=tuple(stages),
@@ -209,12 +209,12 @@ def choose_depths(
     num_layers: int,
     policy: Policy,
     simulate: Simulate = lambda kept: None,
-) -> tuple[list[_Depth], str]:
+) -> tuple[list[_Depth], str, tuple[int, ...]]:
     """The depths that were asked for; else the whole model if it is short, and two short ones if it is not.
 
     Where the line through two short models cannot have as many layers of each kind as the model, those are taken whose
     simulated line comes nearest to the simulated whole. The second value says how near that is; "" where nothing is
-    to be said.
+    to be said. The third has the bytes by which the whole is above that line, of each stage.
 
     Raises:
         LaunchError: layers that were asked for cannot be spread over stages and chunks.
@@ -235,37 +235,39 @@ def choose_depths(
     else:
         most = min(MOST_SHORT_LAYERS if len(cells) == 1 else MOST_SHORT_LAYERS // 2, shortest)
         if options.is_full or num_layers <= most * len(cells) or most < 2:
-            return [whole], ""
+            return [whole], "", ()
         least = 2 if len(cells) == 1 else 1
         depths = [_depth(settings, num_layers, n) for n in range(least, most + 1)]
         pairs = [[low, high] for high in depths for low in depths if len(low.kept) < len(high.kept)]
     if len(pairs[0]) == 1 or pairs[0][-1] is whole:
-        return pairs[0], ""
+        return pairs[0], "", ()
     # The fewest layers with which the line has as many layers of each kind as the model.
     off = [_mismatch(pair, whole, policy) for pair in pairs]
     best = min(range(len(pairs)), key=off.__getitem__)
     if not off[best] or (simulated := simulate(None)) is None:
-        return pairs[best], f"for {off[best]:.0%} of them the line counts layers of another kind" if off[best] else ""
+        doubt = f"for {off[best]:.0%} of them the line counts layers of another kind" if off[best] else ""
+        return pairs[best], doubt, ()
     reports = {depth.kept: simulate(depth.kept) or simulated for depth in chain(*pairs)}
     errors = [_line_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
-    best = min(range(len(pairs)), key=errors.__getitem__)
-    return pairs[best], f"in the simulation the line is {errors[best][1]:.1%} off the whole model"
+    num_mixed, share, bends = min(errors, key=lambda error: error[:2])
+    best = errors.index((num_mixed, share, bends))
+    return pairs[best], f"in the simulation the line is {share:.1%} off the whole model, and corrected by that", bends
 
 
 def _line_error(
     pair: Sequence[_Depth], whole: _Depth, reports: Sequence[SimulationReport], simulated: SimulationReport
-) -> tuple[int, float]:
-    """Stages whose peaks are in different parts of the step, and how far the line through them misses at most."""
-    num_mixed, worst = 0, 0.0
+) -> tuple[int, float, tuple[int, ...]]:
+    """Stages whose peaks are in different parts of the step, how far the line misses at most, and by how many bytes."""
+    num_mixed, worst, bends = 0, 0.0, []
     for stage, known in enumerate(simulated.stages):
         low, high = (report.stages[stage] for report in reports)
         moments = [each.moment for each in (low, high, known) if each.moment]
         num_mixed += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
         first, last, all_layers = (depth.stage_layers[stage] for depth in (*pair, whole))
         share = (all_layers - last) / (last - first)
-        line_bytes = high.peak_bytes + (high.peak_bytes - low.peak_bytes) * share
-        worst = max(worst, abs(line_bytes / known.peak_bytes - 1))
-    return num_mixed, round(worst, 3)
+        bends.append(round(known.peak_bytes - high.peak_bytes - (high.peak_bytes - low.peak_bytes) * share))
+        worst = max(worst, abs(bends[-1] / known.peak_bytes))
+    return num_mixed, round(worst, 3), tuple(bends)
 
 
 def _mismatch(pair: Sequence[_Depth], whole: _Depth, policy: Policy) -> float:

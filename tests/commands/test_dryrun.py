@@ -68,7 +68,8 @@ def settings(text: str):
 
 
 def depths(text: str, num_layers: int, policy: Policy | None = None, **options) -> list[tuple[int, ...]]:
-    found, _ = choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
+    found, _, bends = choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
+    assert bends == ()  # nothing is simulated
     return [depth.kept for depth in found]
 
 
@@ -98,12 +99,12 @@ def test_of_unlike_layers_the_depths_are_those_whose_simulated_line_is_nearest()
         return SimpleNamespace(stages=[SimpleNamespace(peak_bytes=1000 * max(count, 3), moment=moment)])
 
     options = DryRunOptions()
-    found, doubt = choose_depths(options, settings("a: 1"), 32, policy, simulated)
+    found, doubt, bends = choose_depths(options, settings("a: 1"), 32, policy, simulated)
     assert [len(depth.kept) for depth in found] == [3, 4]
-    assert doubt == "in the simulation the line is 0.0% off the whole model"
-    asked, doubt = choose_depths(replace(options, layers=(2, 4)), settings("a: 1"), 32, policy, simulated)
+    assert doubt == "in the simulation the line is 0.0% off the whole model, and corrected by that" and bends == (0,)
+    asked, doubt, bends = choose_depths(replace(options, layers=(2, 4)), settings("a: 1"), 32, policy, simulated)
     # 3000 and 4000 on 2 and 4 layers: 4000 + 28 * 500 on 32
-    assert [len(depth.kept) for depth in asked] == [2, 4] and "43.8% off" in doubt
+    assert [len(depth.kept) for depth in asked] == [2, 4] and "43.8% off" in doubt and bends == (14000,)
 
 
 def test_full_is_all_layers():

@@ -2,6 +2,8 @@
 
 The highest of several lines bends upwards, so a line through two peaks is too low where another moment takes over. So
 each part of the step (the first half of forward, the loss, the second half of backward, ...) has a line of its own.
+Where layers differ, the lines of parts that few layers decide lead anywhere: there the line through the peaks is taken,
+and the simulation says by how much all layers are above such a line.
 """
 
 from collections.abc import Mapping
@@ -148,8 +150,11 @@ class DryRunReport:
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
 
-def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun]) -> StageRun:
-    """A stage of `num_layers` layers from runs with so many, or fewer, of them."""
+def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], bend_bytes: int | None = None) -> StageRun:
+    """A stage of `num_layers` layers from runs with so many, or fewer, of them.
+
+    `bend_bytes` is by how much it is above the line through the peaks of two short models; None takes the highest line.
+    """
     longest = runs[max(runs)]
     if num_layers in runs or len(runs) == 1:
         place = find_places(longest)[longest.peak_tick]
@@ -162,10 +167,15 @@ def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun]) -> StageR
 
     first, last = (segments(runs[depth]) for depth in (short, long))
     lines = {key: at(first[key][1], last[key][1]) for key in first.keys() & last.keys()}
-    key = max(lines, key=lines.__getitem__)
+    line_bytes = at(runs[short].used_peak_bytes, longest.used_peak_bytes)
+    if bend_bytes is None:
+        key = max(lines, key=lines.__getitem__)
+        used = max(lines[key], line_bytes)
+    else:
+        key = max(lines, key=lambda part: last[part][1])
+        used = line_bytes + bend_bytes
     low, high = runs[short].parts(first[key][0]), longest.parts(last[key][0])
-    used = max(lines[key], at(runs[short].used_peak_bytes, longest.used_peak_bytes))
-    actual = max(used, at(runs[short].actual_peak_bytes, longest.actual_peak_bytes))
+    actual = max(used, at(runs[short].actual_peak_bytes, longest.actual_peak_bytes) + (bend_bytes or 0))
     parts = {name: max(0, at(low[name], high[name])) for name in PARTS}
     return StageRun(stage, num_layers, runs, used, actual, find_places(longest)[last[key][0]], parts)
 

@@ -77,6 +77,13 @@ def test_another_moment_takes_over_on_the_way_to_many_layers(num_layers, peak, i
     assert stage.actual_peak_bytes == max(peak, 100 + 10 * num_layers + 7)
 
 
+def test_of_unlike_layers_the_line_through_the_peaks_is_corrected():
+    # At 1 and 2 layers the loss is highest: its line gives 120 + 2 * 10 at 4, and 3 less are said to be there.
+    stage = stage_run(0, 4, {1: model(1), 2: model(2)}, -3)
+    assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (137, 144)
+    assert (stage.place.is_backward, stage.place.where) == (False, "behind the layers")
+
+
 def test_casts_of_weights_are_gathered_weights_and_their_gradients_are_gradients():
     held = [("w1.cast", MemoryKind.KEPT, 5), ("w1.cast", MemoryKind.GRADIENT, 7), ("w1.mul", MemoryKind.KEPT, 11)]
     holders = tuple(PeakContributor(label, kind, size, 1, (0,)) for label, kind, size in held)
