@@ -43,6 +43,15 @@ def breakpoints_of(facts: Facts, host_bytes: int, allow: Allow, keep_ns: int, ke
     return tuple(sorted({*found, least}))
 
 
+def fixed_budgets(breakpoints: tuple[int, ...], every: bool = False) -> list[int]:
+    """Rising budgets for which plans are made; `every` gives the few of a small model, which all are looked at."""
+    num_steps = NUM_STEPS if every else NUM_FINE_STEPS
+    between = (
+        low + (high - low) * step // num_steps for low, high in pairwise(breakpoints) for step in range(num_steps)
+    )
+    return list(dict.fromkeys((*between, breakpoints[-1])))
+
+
 def budgets_below(breakpoints: tuple[int, ...], budget_bytes: int, every: bool = False) -> Iterator[int]:
     """The largest fixed budget that is not above one, then the breakpoints below it, largest first; or all below it.
 
@@ -51,10 +60,6 @@ def budgets_below(breakpoints: tuple[int, ...], budget_bytes: int, every: bool =
         budget_bytes: what may be used.
         every: also those between the breakpoints.
     """
-    num_steps = NUM_STEPS if every else NUM_FINE_STEPS
-    between = (
-        low + (high - low) * step // num_steps for low, high in pairwise(breakpoints) for step in range(num_steps)
-    )
-    below = [size for size in dict.fromkeys((*between, breakpoints[-1])) if size <= budget_bytes]
+    below = [size for size in fixed_budgets(breakpoints, every) if size <= budget_bytes]
     yield from below[-1:]
     yield from (size for size in reversed(below[:-1]) if every or size in breakpoints)

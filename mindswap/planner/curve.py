@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 
 from mindswap.planner.bound import Facts, least_step_ns
-from mindswap.planner.budget_steps import breakpoints_of, budgets_below
+from mindswap.planner.budget_steps import breakpoints_of, budgets_below, fixed_budgets
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
 from mindswap.planner.problem import PlanProblem
@@ -106,6 +106,8 @@ class Curve:
             best = self._fastest(budget_bytes, [self._least()])
         if best is not None and not self.is_over and not self._is_close(best, budget_bytes):
             best = self._refined(best, budget_bytes)
+            if not self.is_small and not self.is_over and not self._is_close(best, budget_bytes):
+                best = self._beside_recomputed(best, budget_bytes)
         if best is not None:
             self.handed += [] if self.progress.is_stopped else [best]
             return best
@@ -168,6 +170,23 @@ class Curve:
             found = self._mixed(low, high, budget_bytes)
             best = min(best, found, key=lambda one: one.rank(budget_bytes))
         return best
+
+    def _beside_recomputed(self, best: Candidate, budget_bytes: int) -> Candidate:
+        """The best of a plan and of one for a little more memory, of which a few layers run again as a whole.
+
+        Next to the least memory little is missing in a few layers, and what frees most in them costs least in all.
+        """
+        catalog = self.solver.rows.catalog
+        choice = np.zeros(self.solver.shape, np.int64)
+        choice[catalog.freed_bytes[list(catalog.kinds), 0, 1] > 0, 0] = -1
+        lean = self._candidate(choice)
+        if not choice.any() or not lean.fits(budget_bytes):
+            return best
+        above = (size for size in fixed_budgets(self.breakpoints) if size > budget_bytes)
+        rich = self._at(next(above, self.breakpoints[-1]))
+        if rich.choice is None or rich.step_time_ns >= best.step_time_ns or self.is_over:
+            return best
+        return min(best, self._mixed(lean, rich, budget_bytes), key=lambda one: one.rank(budget_bytes))
 
     def _solved(self, budget_bytes: int, effort_permille: int) -> Candidate:
         """A plan of the solver; where it is far from the bound, the better of two."""

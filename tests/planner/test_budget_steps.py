@@ -1,7 +1,7 @@
 """The fixed budgets: by hand on the flow of `test_bound`."""
 
 from mindswap.planner.bound import least_budget_bytes, least_step_ns
-from mindswap.planner.budget_steps import breakpoints_of, budgets_below
+from mindswap.planner.budget_steps import breakpoints_of, budgets_below, fixed_budgets
 from mindswap.planner.problem import Allow
 from tests.planner.test_bound import PLENTY, facts
 
@@ -38,6 +38,8 @@ def test_one_breakpoint_where_nothing_can_leave():
 def test_the_largest_step_then_breakpoints():
     """From 0 to 320 a step is 10 bytes where only the closest is looked at: the third one above 0 is at 30."""
     assert list(budgets_below((0, 320, 640), 39)) == [30, 0]
+    assert fixed_budgets((0, 320, 640)) == list(range(0, 641, 10))
+    assert fixed_budgets((0, 320, 640), every=True) == list(range(0, 641, 40))
     assert list(budgets_below((0, 320, 640), 40)) == [40, 0]
     assert list(budgets_below((0, 320, 640), 319)) == [310, 0]
     assert list(budgets_below((0, 320, 640), 329)) == [320, 0]
