@@ -249,8 +249,8 @@ def choose_depths(
         return pairs[best], doubt, ()
     reports = {depth.kept: simulate(depth.kept) or simulated for depth in chain(*pairs)}
     errors = [_line_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
-    num_mixed, share, bends = min(errors, key=lambda error: error[:2])
-    best = errors.index((num_mixed, share, bends))
+    best = min(range(len(pairs)), key=lambda number: errors[number][:2])
+    _, share, bends = errors[best]
     return pairs[best], f"in the simulation the line is {share:.1%} off the whole model, and corrected by that", bends
 
 

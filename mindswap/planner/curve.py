@@ -179,8 +179,7 @@ class Curve:
         catalog = self.solver.rows.catalog
         choice = np.zeros(self.solver.shape, np.int64)
         choice[catalog.freed_bytes[list(catalog.kinds), 0, 1] > 0, 0] = -1
-        lean = self._candidate(choice)
-        if not choice.any() or not lean.fits(budget_bytes):
+        if not choice.any() or not (lean := self._candidate(choice)).fits(budget_bytes):
             return best
         above = (size for size in fixed_budgets(self.breakpoints) if size > budget_bytes)
         rich = self._at(next(above, self.breakpoints[-1]))
@@ -191,17 +190,17 @@ class Curve:
     def _solved(self, budget_bytes: int, effort_permille: int) -> Candidate:
         """A plan of the solver; where it is far from the bound, the better of two."""
         effort_permille //= SMALL_PART if self.is_small else 1
-        found = self._tried(budget_bytes, effort_permille, is_exact=True)
-        is_far = self.bound_ns(budget_bytes) is not None and not self._is_close(found, budget_bytes)
-        if not is_far or self.is_small or self.is_over:
+        bound_ns = self.bound_ns(budget_bytes)
+        extra_ns = None if bound_ns is None else bound_ns - self.keep.step_time_ns
+        found = self._tried(budget_bytes, effort_permille, extra_ns, is_exact=True)
+        if bound_ns is None or self.is_small or self.is_over or self._is_close(found, budget_bytes):
             return found
-        other = self._tried(budget_bytes, effort_permille, is_exact=False)
+        other = self._tried(budget_bytes, effort_permille, extra_ns, is_exact=False)
         return min(found, other, key=lambda candidate: candidate.rank(budget_bytes))
 
-    def _tried(self, budget_bytes: int, effort_permille: int, is_exact: bool) -> Candidate:
+    def _tried(self, budget_bytes: int, effort_permille: int, extra_ns: int | None, is_exact: bool) -> Candidate:
         """A plan of the solver, made once more with less where the whole step is a little over its budget."""
-        solver, bound_ns = self.solver, self.bound_ns(budget_bytes)
-        extra_ns = None if bound_ns is None else bound_ns - self.keep.step_time_ns
+        solver = self.solver
         found = self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille, extra_ns, is_exact)))
         over_bytes = found.peak_bytes - budget_bytes
         is_near = solver.fits_alone and 0 < over_bytes <= budget_bytes // NEAR_PART

@@ -64,8 +64,8 @@ class StageSolver:
         Args:
             budget_bytes: of each stage.
             effort_permille: as of `fast.solve`.
-            is_exact: as of `Space`.
             least_extra_ns: what the step takes more at least than if everything is kept; None if not known.
+            is_exact: as of `Space`.
         """
         self._least_extra_ns, self._is_exact = None, is_exact
         if least_extra_ns is not None and self.num_stages == 1:
