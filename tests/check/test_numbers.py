@@ -35,7 +35,9 @@ def changed(text):
     """The text with each number in turn out of range in some way, and what was changed."""
     for match in re.finditer(r"(?<=[ \[])(\d+|'\d-\d')(?=[,}\]])", text):
         is_range = match.group().startswith("'")
-        for value in ("'4-3'", "'-1-4'", "'3-99'", "'1-999999999999'") if is_range else (-1, -100, 0, 99, 10**12):
+        for value in (
+            ("'4-3'", "'-1-4'", "'3-99'", "'1-999999999999'") if is_range else (-1, -100, 0, 99, 10**12, "'-2'", "'99'")
+        ):
             yield (
                 f"{text[max(match.start() - 30, 0) : match.start()]}{value}",
                 (f"{text[: match.start()]}{value}{text[match.end() :]}"),
@@ -81,9 +83,11 @@ def test_an_offset_that_fits_is_named(offset, stages, more, fix):
     [
         ("4-3", "'3-4'"), ("-1-4", "'0-4'"), ("3 - -2", "'0-3'"), ("1-9999999", "'1-7'"),
         ("-9--3", "delete it; the last layer is 7"), ("8888888-9999999", "delete it; the last layer is 7"), ("x", ""),
+        ("-2", "6"), (" 5 ", "5"), ("3.0", "3"), ("-9", "delete it; the last layer is 7"),
+        ("8", "delete it; the last layer is 7"),
     ],
 )  # fmt: skip
-def test_the_range_that_was_meant(text, fix):
+def test_the_layers_that_were_meant(text, fix):
     swap = f"swap_config: {{swap: True, layer_swap: [{{backward_prefetch: 1, layers: ['{text}']}}]}}"
     (problem,) = check_document(document(f"model: {{model_config: {{num_layers: 8}}}}\n{swap}")).errors
     assert (problem.rule, problem.fix) == ("wrong-type", fix)

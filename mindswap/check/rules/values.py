@@ -14,7 +14,7 @@ from mindswap.policy.words import last_key
 
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
 _INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
-_RANGE = re.compile(r"\s*(-?\d{1,20})\s*-\s*(-?\d{1,20})\s*", re.ASCII)
+_LAYERS = re.compile(r"\s*(-?\d{1,20})(?:\.0|\s*-\s*(-?\d{1,20}))?\s*", re.ASCII)
 
 
 @rule(Level.ERROR)
@@ -132,18 +132,18 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     """
     for misfit in context.settings.unread.misfits:
         if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
-            fix = _right_type(misfit, context.num_layers or MAX_NUM_LAYERS)
+            fix = _right_type(misfit, context.num_layers)
             yield Finding(misfit.node.location, misfit.message, misfit.expect.value, fix)
 
 
-def _right_type(misfit: InvalidValue, num_layers: int) -> str:
+def _right_type(misfit: InvalidValue, num_layers: int | None) -> str:
     value = misfit.node.value
     key = last_key(misfit.path)
     word = value.strip().lower() if isinstance(value, str) else ""
     if misfit.expect is Expect.LAYER_INDEX:
         if isinstance(value, bool):
             return f"{key}: True" if value else "0, if the first layer is meant"
-        return _whole_number(value) or _meant_range(value, num_layers)
+        return _meant_layers(str(value), num_layers)
     if misfit.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
         if _whole_number(value) or isinstance(value, int):
             return f"{key}: [{_whole_number(value) or value}]"
@@ -161,14 +161,23 @@ def _right_type(misfit: InvalidValue, num_layers: int) -> str:
     return ""
 
 
-def _meant_range(value: object, num_layers: int) -> str:
-    """The layers between two numbers of a text, in quotes; "" if it has not two, or there is no such layer."""
-    found = _RANGE.fullmatch(value) if isinstance(value, str) else None
+def _meant_layers(text: str, num_layers: int | None) -> str:
+    """A layer of a number, from the last one if it is negative, or the layers between two numbers, in quotes.
+
+    "" if it has no number; words if there is no such layer.
+    """
+    found = _LAYERS.fullmatch(text)
     if found is None:
         return ""
-    low, high = sorted(int(number) for number in found.groups())
-    low, high = max(low, 0), min(high, num_layers - 1)
-    return f"'{low}-{high}'" if low <= high else f"delete it; the last layer is {num_layers - 1}"
+    limit = num_layers or MAX_NUM_LAYERS
+    low, high = sorted((int(found[1]), int(found[2] or found[1])))
+    if found[2]:
+        low, high = max(low, 0), min(high, limit - 1)
+    elif low < 0 and num_layers:
+        low = high = low + num_layers
+    if 0 <= low <= high < limit:
+        return f"'{low}-{high}'" if found[2] else str(low)
+    return f"delete it; the last layer is {limit - 1}" if num_layers else "delete it; layers are counted from 0"
 
 
 def _whole_number(value: object) -> str:
