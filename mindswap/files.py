@@ -184,7 +184,7 @@ def put_aside(folder: Path) -> None:
     folder.rename(next(other for other in others if not other.exists()))
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     """A folder that is kept: filled by `make` if it is not there, complete or not at all.
 
     Of several processes that make it at once, the first one's stays.

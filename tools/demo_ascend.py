@@ -15,8 +15,8 @@ from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.report.tables import format_table
-from mindswap.training.dryrun.read import LAYER, DryRun, Kernel
-from mindswap.training.proof.derive import switched_off
+from mindswap.training.measure.config import switched_off
+from mindswap.training.measure.pool import LAYER, DryRun, Kernel
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "llama2_7b"
 HEADER = [

@@ -30,7 +30,7 @@ from mindswap.config.render import document_from_data
 from mindswap.config.step import read_step_settings
 from mindswap.graph.cache import make_key
 from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE
-from mindswap.training.proof.derive import format_config
+from mindswap.training.measure.config import format_config
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]

@@ -20,11 +20,12 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindswap.config.step import StepSettings
-from mindswap.errors import DataError
-from mindswap.training.data.samples import cut_columns
+from mindswap.config.nodes import Document
+from mindswap.config.step import read_step_settings
+from mindswap.errors import DataError, LaunchError
+from mindswap.training.data.samples import cut_columns, data_columns, vocabulary_size
 from mindswap.training.launch.processes import child_environment, module_command
-from mindswap.training.proof.derive import SyntheticData
+from mindswap.training.measure.config import SyntheticData
 
 INDEX_SUFFIX = ".db"
 SYNTHETIC_NAME = "synthetic.mindrecord"
@@ -159,17 +160,26 @@ def _write(path: str, sample_length: int, columns: Sequence[str]) -> int:
     return 0
 
 
-def write_synthetic_data(
-    folder: Path, settings: StepSettings, num_steps: int, vocab_size: int, columns: Sequence[str]
-) -> SyntheticData:
-    """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`."""
+def write_synthetic_data(folder: Path, document: Document, num_steps: int) -> SyntheticData:
+    """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`.
+
+    Raises:
+        LaunchError: the configuration does not say what they must be like.
+        DataError: they cannot be written.
+    """
+    settings, vocab_size = read_step_settings(document), vocabulary_size(document)
+    if vocab_size < 2:
+        raise LaunchError(
+            "model.model_config.vocab_size: is missing, so no data can be made\n"
+            "    fix:     write it, or name your data"
+        )
     require_mindspore()
     numbers = random.Random(SEED)
     choices = range(min(3, vocab_size - 1), min(NUM_TOKENS, vocab_size))
     # One step more than needed: what is read ahead of the last one.
     num_samples = (num_steps + 1) * settings.num_tokens // settings.seq_length
     path = (folder / SYNTHETIC_NAME).absolute()
-    with MindRecordWriter(path, settings.seq_length, columns) as writer:
+    with MindRecordWriter(path, settings.seq_length, data_columns(document)) as writer:
         for _ in range(num_samples):
             writer.write(array("i", numbers.choices(choices, k=settings.seq_length + 1)))
     return SyntheticData(str(path), writer.columns)

@@ -3,27 +3,26 @@
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.check.check import check_document, policy_of
 from mindswap.config.nodes import Document
-from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.config.step import read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import made_once, write_new
 from mindswap.graph.cache import cache_folder, make_key
 from mindswap.training.data.samples import data_columns, vocabulary_size
-from mindswap.training.dryrun.read import DryRun
-from mindswap.training.dryrun.run import INLINE_FAULT, run_rank
-from mindswap.training.proof.derive import (
+from mindswap.training.measure.config import (
     RunOptions,
     SyntheticData,
     format_config,
     run_config,
     with_absolute_paths,
 )
+from mindswap.training.measure.on_backend import INLINE_FAULT, run_rank
+from mindswap.training.measure.pool import DryRun
 
 CONFIG_NAME = "dryrun.yaml"
 SPEED_UP = "parallel_speed_up_json_path"
@@ -83,10 +82,9 @@ def write_dry_run_config(
     """
     checked = check_document(document)
     policy = policy_of(document, checked)
-    settings = read_step_settings(document)
     wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
     own = with_absolute_paths(document.data(), home)
-    config, changes = run_config(own, policy, wanted, kept, partial(_samples, settings))
+    config, changes = run_config(own, policy, wanted, kept, _samples)
     _for_ascend(config, folder)
     header = "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)
     path = folder / CONFIG_NAME
@@ -94,19 +92,14 @@ def write_dry_run_config(
     return path
 
 
-def _samples(settings: StepSettings, document: Document) -> SyntheticData:
-    size, columns = vocabulary_size(document), data_columns(document)
-    if size < 2:
-        raise LaunchError(
-            "model.model_config.vocab_size: is missing\n    fix:     write it, a dry run makes data of it"
-        )
+def _samples(document: Document) -> SyntheticData:
+    """Kept, as what writes them takes five seconds to start."""
+    settings, columns = read_step_settings(document), data_columns(document)
     num_samples = settings.num_tokens // settings.seq_length
-    key = make_key(seq_length=settings.seq_length, num_samples=num_samples, size=size, columns=columns)
-
-    def make(folder: Path) -> None:  # what writes it takes five seconds to start
-        write_synthetic_data(folder, settings, 1, size, columns)
-
-    kept = made_once(cache_folder() / "samples" / key, make)
+    key = make_key(
+        seq_length=settings.seq_length, num_samples=num_samples, size=vocabulary_size(document), columns=columns
+    )
+    kept = made_once(cache_folder() / "samples" / key, lambda folder: write_synthetic_data(folder, document, 1))
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 

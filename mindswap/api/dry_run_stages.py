@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -16,18 +17,18 @@ from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.errors import LaunchError, system_errors_as
+from mindswap.errors import GraphError, LaunchError, SimulationError, system_errors_as
+from mindswap.policy.convert import kept_layers
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.report.dryrun import format_dry_run
 from mindswap.report.dryrun_html import real_curve
 from mindswap.report.html_parts import in_notebook, memory_curve
 from mindswap.simulator.summary_model import SimulationReport
-from mindswap.training.dryrun.read import DryRun
-from mindswap.training.dryrun.run import Say
-from mindswap.training.dryrun.stages import DryRunReport, stage_run
-from mindswap.training.dryrun.stand_ins import has_cann, stand_ins
-from mindswap.training.proof.derive import kept_layers
+from mindswap.training.measure.on_backend import Say
+from mindswap.training.measure.pool import DryRun
+from mindswap.training.measure.stages import DryRunReport, stage_run
+from mindswap.training.measure.stand_ins import has_cann, stand_ins
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
 MOST_SHORT_LAYERS = 6
@@ -77,7 +78,7 @@ def run_stages(
     options: DryRunOptions | None = None,
     say: Say = lambda line: None,
     title: str = "",
-    simulate: Simulate = lambda kept: None,
+    load: Callable[[], LoadedStep] | None = None,
     budget_bytes: int | None = None,
     counts_fragments: bool = False,
 ) -> StepDryRun:
@@ -88,8 +89,8 @@ def run_stages(
         options: how.
         say: takes a line about how far it is.
         title: name for reports.
-        simulate: gives the simulated step, to be shown beside; called while the processes run. Where layers differ, it
-            also chooses the short models, before.
+        load: gives the step whose simulation is shown beside; called while the processes run. Where layers differ, it
+            also chooses the short models, before. What cannot be simulated is dry run all the same, a note says why.
         budget_bytes: memory that may be used.
         counts_fragments: hold the peak with fragments against it.
 
@@ -109,7 +110,15 @@ def run_stages(
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
-    whole = _depth(settings, num_layers)
+    whole, loaded, reasons = _depth(settings, num_layers), cache(load) if load else None, dict[str, None]()
+
+    def simulate(kept: Sequence[int] | None) -> SimulationReport | None:
+        try:
+            return loaded().short(kept).simulate().report() if loaded else None
+        except (GraphError, SimulationError) as error:
+            reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
+            return None
+
     depths, doubt, bends = choose_depths(options, settings, num_layers, policy, simulate)
     is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
     folder, home = _make_folder(options.folder), Path.cwd()  # which a simulation changes meanwhile
@@ -167,6 +176,7 @@ def run_stages(
         notes=(
             *_notes(depths, num_layers, doubt),
             *([NOT_BUILT] if any(not run.is_inlined for run in found.values()) else []),
+            *reasons,
         ),
     )
 
@@ -175,11 +185,8 @@ def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Sa
     """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
-    device = step.device
-    limits = device.usable_memory_bytes, device.leaves_fragments
-    return run_stages(
-        step.document, options, say, step.title, lambda kept: step.short(kept).simulate().report(), *limits
-    )
+    limits = step.device.usable_memory_bytes, step.device.leaves_fragments
+    return run_stages(step.document, options, say, step.title, lambda: step, *limits)
 
 
 def _make_folder(asked: Path | None) -> Path:

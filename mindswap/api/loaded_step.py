@@ -12,6 +12,7 @@ from mindswap.config.weight_sharding import has_one_turn
 from mindswap.errors import SimulationError, require
 from mindswap.files import file_name, write_new
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.convert import cut_policy
 from mindswap.policy.model import Policy
 from mindswap.report.calibration import device_figures
 from mindswap.report.dryrun_html import simulated_curve
@@ -24,7 +25,6 @@ from mindswap.simulator.cost.hardware import Device, without_fragments
 from mindswap.simulator.step_model import SimulatedStep, StepModel
 from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
 from mindswap.simulator.summary_model import SimulationReport
-from mindswap.training.proof.derive import cut_policy
 from mindswap.units import format_bytes, format_count, format_time
 
 

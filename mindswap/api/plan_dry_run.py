@@ -16,9 +16,9 @@ from mindswap.policy.convert import policy_sections
 from mindswap.policy.words import name_indices
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table
-from mindswap.training.dryrun.run import Say
-from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import ask
+from mindswap.training.measure.on_backend import Say
+from mindswap.training.measure.stages import DryRunReport
 from mindswap.units import format_bytes, format_time
 
 MAX_ATTEMPTS = 3
@@ -81,7 +81,7 @@ def dry_run_plan(plan: StepPlan, budget_bytes: int, say: Say = lambda line: None
     sections = policy_sections(step.policy, data, step.model.captured.num_layers)
     document, title = document_from_data({**data, **sections}, step.document.file), f"{step.title}, planned"
     limits = budget_bytes, step.device.leaves_fragments
-    return run_stages(document, None, say, title, lambda kept: step.short(kept).simulate().report(), *limits)
+    return run_stages(document, None, say, title, lambda: step, *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:

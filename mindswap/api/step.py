@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from mindswap.config.pipeline import SCHEDULER_PATH, find_sequence_faults
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
-from mindswap.errors import GraphError, SimulationError, require
+from mindswap.errors import SimulationError, require
 from mindswap.files import file_name
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
@@ -33,7 +33,6 @@ from mindswap.simulator.step_model import StepModel
 if TYPE_CHECKING:
     from mindswap.api.dry_run_stages import DryRunOptions, StepDryRun
     from mindswap.api.plan import StepPlan
-    from mindswap.simulator.summary_model import SimulationReport
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -211,21 +210,10 @@ def dry_run_file(
     device: str | os.PathLike[str] | None = None,
     overrides: dict[str, str] | None = None,
 ) -> "StepDryRun":
-    """One step of a file as `Step.dry_run`; one that cannot be simulated is dry run all the same, a note says why."""
+    """One step of a file, as `Step.dry_run`, which is captured while it runs."""
     from mindswap.api.dry_run_stages import run_stages
 
     document = load_document(file_name(path))
     known = find_costs([document], device, overrides or {}).device
-    limits = known.usable_memory_bytes, known.leaves_fragments
-    reasons: dict[str, None] = {}
-    load = cache(partial(load_step, path, device, overrides))
-
-    def simulate(kept: Sequence[int] | None) -> "SimulationReport | None":
-        try:
-            return load().short(kept).simulate().report()
-        except (GraphError, SimulationError) as error:
-            reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
-            return None
-
-    report = run_stages(document, options, say, Path(path).stem, simulate, *limits)
-    return replace(report, notes=(*report.notes, *reasons))
+    limits, load = (known.usable_memory_bytes, known.leaves_fragments), partial(load_step, path, device, overrides)
+    return run_stages(document, options, say, Path(path).stem, load, *limits)

@@ -26,10 +26,10 @@ from mindswap.training.launch.processes import (
     stop_descendants,
 )
 from mindswap.training.launch.training import find_option, load_trainable, parse_training
-from mindswap.training.proof.checks import make_checks
-from mindswap.training.proof.model import Proof
-from mindswap.training.proof.proving import ProofRequest, prepare, run_variants
-from mindswap.training.proof.support_bundle import pack
+from mindswap.training.measure.checks import make_checks
+from mindswap.training.measure.proof import Proof
+from mindswap.training.measure.proving import ProofRequest, prepare, run_variants
+from mindswap.training.measure.support_bundle import pack
 
 if TYPE_CHECKING:
     from mindswap.adapters.plugin import Session

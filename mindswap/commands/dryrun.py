@@ -57,10 +57,10 @@ from mindswap.errors import LaunchError
 from mindswap.files import require_folder, require_folders, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.insight import write_dry_run, write_snapshot
-from mindswap.training.dryrun.stages import DryRunReport
 from mindswap.training.launch.processes import signals_raise
 from mindswap.training.launch.training import load_trainable
-from mindswap.training.proof.derive import switched_off
+from mindswap.training.measure.config import switched_off
+from mindswap.training.measure.stages import DryRunReport
 
 
 def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:

@@ -42,9 +42,9 @@ from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof, proof_to_json
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.training.launch.training import load_trainable
-from mindswap.training.proof.children import RayPlace
-from mindswap.training.proof.derive import RunOptions
-from mindswap.training.proof.proving import ProofRequest
+from mindswap.training.measure.config import RunOptions
+from mindswap.training.measure.on_workers import RayPlace
+from mindswap.training.measure.proving import ProofRequest
 from mindswap.units import parse_bytes
 
 VARIANTS = ("off", "yaml", "plan")

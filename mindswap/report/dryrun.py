@@ -6,8 +6,8 @@ from typing import Any
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_budget, describe_moment
 from mindswap.report.tables import attributes, format_table
-from mindswap.training.dryrun.read import PARTS, DryRun, Kernel
-from mindswap.training.dryrun.stages import DryRunReport, StageRun, StepPlace
+from mindswap.training.measure.pool import PARTS, DryRun, Kernel
+from mindswap.training.measure.stages import DryRunReport, StageRun, StepPlace
 from mindswap.units import format_bytes
 
 NUM_CELLS = 6

@@ -7,8 +7,8 @@ from mindswap.report.html_parts import html, memory_curve, render
 from mindswap.report.simulation.html import RealCurve, format_html
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport
-from mindswap.training.dryrun.read import LAYER, DryRun
-from mindswap.training.dryrun.stages import DryRunReport, StageRun
+from mindswap.training.measure.pool import LAYER, DryRun
+from mindswap.training.measure.stages import DryRunReport, StageRun
 
 INTRO = (
     "Times and coloured areas are simulated; lines over them are memory as MindSpore's own Ascend backend has it in a "

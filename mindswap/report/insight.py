@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from mindswap.files import package_data, require_folder, write_new
-from mindswap.training.dryrun.read import DryRun
-from mindswap.training.dryrun.stages import DryRunReport
-from mindswap.training.proof.overlap import union
+from mindswap.training.measure.overlap import union
+from mindswap.training.measure.pool import DryRun
+from mindswap.training.measure.stages import DryRunReport
 
 START_US = 1_000_000  # of the step; readers take 0 for "no time"
 HARDWARE = 1  # process of the trace

@@ -16,7 +16,7 @@ from mindswap.report.dryrun_html import real_curve, simulated_curve
 from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_of
 from mindswap.report.simulation.bars import BUDGET, MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
-from mindswap.training.dryrun.stages import DryRunReport
+from mindswap.training.measure.stages import DryRunReport
 from mindswap.units import format_bytes, format_time
 
 if TYPE_CHECKING:

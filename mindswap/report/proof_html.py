@@ -8,7 +8,7 @@ from typing import Any
 from mindswap.report.calibration import format_figure
 from mindswap.report.html_parts import render
 from mindswap.report.tables import format_table
-from mindswap.training.proof.model import Proof, Verdict
+from mindswap.training.measure.proof import Proof, Verdict
 from mindswap.units import format_count, format_time
 from mindswap.version import __version__
 

@@ -19,9 +19,9 @@ from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.problems import answer_text
 from mindswap.simulator.summary_model import Moment
-from mindswap.training.dryrun.stages import DryRunReport, stage_run
+from mindswap.training.measure.stages import DryRunReport, stage_run
 from tests.schema import answer_of
-from tests.training.dryrun.test_stages import model
+from tests.training.measure.test_stages import model
 
 ROOT = Path(__file__).parents[2]
 CASE4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
@@ -210,9 +210,7 @@ def test_one_short_model_is_not_compared_with_the_whole(monkeypatch):
     monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
     monkeypatch.setattr(dry_run_stages, "dry_run", lambda *arguments: model(2))
     options = DryRunOptions(layers=(2,))
-    report = dry_run_stages.run_stages(
-        load_document(CASE4), options, simulate=lambda kept: pytest.fail(), budget_bytes=1
-    )
+    report = dry_run_stages.run_stages(load_document(CASE4), options, load=lambda: pytest.fail(), budget_bytes=1)
     assert (report.simulated, report.budget_bytes, report.fits) == (None, None, True)
     assert report.notes == ("2 of 4 layers were run: all figures are of those alone, and nothing is compared",)
 

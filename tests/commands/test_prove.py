@@ -13,11 +13,11 @@ import pytest
 from mindswap import cli
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.simulator.cost.calibration_file import load_measured
-from mindswap.training.proof.children import read_measured
-from mindswap.training.proof.derive import RunOptions
-from mindswap.training.proof.model import Proof, Simulated, Variant
-from mindswap.training.proof.proving import ProofRequest, calibrated
-from tests.training.proof.test_results import write_run_with_profile
+from mindswap.training.measure.config import RunOptions
+from mindswap.training.measure.on_workers import read_measured
+from mindswap.training.measure.proof import Proof, Simulated, Variant
+from mindswap.training.measure.proving import ProofRequest, calibrated
+from tests.training.measure.test_results import write_run_with_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"

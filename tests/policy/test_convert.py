@@ -5,8 +5,14 @@ from mindswap.api.plan import refuse_unwritable
 from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
 from mindswap.errors import PolicyError
-from mindswap.policy.convert import first_recompute_difference, rewrite_for_swap, with_swap_enabled
-from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.convert import (
+    cut_policy,
+    first_recompute_difference,
+    kept_layers,
+    rewrite_for_swap,
+    with_swap_enabled,
+)
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.builders import LLAMA, document, trees
 
 # Compare.
@@ -91,3 +97,30 @@ def test_what_no_plan_can_mend_is_said_at_its_line_before_planning():
     with pytest.raises(PolicyError) as error:
         refuse_unwritable(parse_document(TEXT.replace("mode: 0", "mode: 0\n  max_device_memory: 58"), "x.yaml"))
     assert [str(problem.location) for problem in error.value.problems] == ["x.yaml:4:22"]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_kept", "kept"),
+    # 31 / 3 = 10.33 and 20.67 between the ends; 7 / 2 = 3.5 is rounded up.
+    [(32, 4, (0, 10, 21, 31)), (8, 3, (0, 4, 7)), (4, 4, (0, 1, 2, 3)), (32, 2, (0, 31)), (32, 1, (0,))],
+)
+def test_the_first_the_last_and_evenly_between(num_layers, num_kept, kept):
+    assert kept_layers(num_layers, num_kept) == kept
+
+
+def test_each_layer_does_what_the_one_did_that_it_stands_for():
+    policy = Policy(
+        is_swap_enabled=True,
+        op_swap=(OpSwap("attention", Layers(tuple(range(20))), 20), OpSwap("feed_forward", Layers((5,)), 3)),
+        layer_swap=(LayerSwap(Layers((31,)), 10),),
+        select_recompute=(OpRecompute("feed_forward", Layers(None)),),
+        layer_recompute=Layers((21, 22)),
+    )
+    # 0 and 10 are below 20; 5 stands for nobody; 31 is the last.
+    assert cut_policy(policy, (0, 10, 21, 31)) == Policy(
+        is_swap_enabled=True,
+        op_swap=(OpSwap("attention", Layers((0, 1)), 20),),
+        layer_swap=(LayerSwap(Layers((3,)), 10),),
+        select_recompute=(OpRecompute("feed_forward", Layers(None)),),
+        layer_recompute=Layers((2,)),
+    )

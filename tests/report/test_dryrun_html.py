@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mindswap.report.dryrun_html import format_dry_run_html, laid_over
-from mindswap.training.dryrun.stages import DryRunReport, stage_run
+from mindswap.training.measure.stages import DryRunReport, stage_run
 from tests.report.simulated import GIB, MIB, MS, pipeline_report, small_report
 from tests.report.simulation.test_html import HOSTILE, Page, embedded
-from tests.training.dryrun.test_stages import NET, layer, model, run_of
+from tests.training.measure.test_stages import NET, layer, model, run_of
 
 # Forward of layers 0 and 1, backward of both and of the embedding, the optimizer; a tick of 2 each.
 RUN = run_of(

@@ -17,10 +17,10 @@ import pytest
 from mindswap.errors import DataError
 from mindswap.report.insight import dry_run_files, snapshot, write_dry_run, write_snapshot
 from mindswap.report.simulation.insight import simulated_files, write_simulated
-from mindswap.training.dryrun.read import PoolBlock
-from mindswap.training.dryrun.stages import DryRunReport, stage_run
+from mindswap.training.measure.pool import PoolBlock
+from mindswap.training.measure.stages import DryRunReport, stage_run
 from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report
-from tests.training.dryrun.test_stages import model, run_of
+from tests.training.measure.test_stages import model, run_of
 
 STATIC_MIB = 4 * 1024
 START_US = 1_000_000

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import figure_rows, format_proof, format_proof_html, proof_to_json
-from mindswap.training.proof.checks import make_checks
-from mindswap.training.proof.model import Simulated
+from mindswap.training.measure.checks import make_checks
+from mindswap.training.measure.proof import Simulated
 from tests.schema import answer_of
-from tests.training.proof.builders import GIB, LOSSES, MS, measured, proof, with_yaml
+from tests.training.measure.builders import GIB, LOSSES, MS, measured, proof, with_yaml
 
 # The page of a proof, on made-up runs.
 

@@ -23,7 +23,7 @@ from mindswap.report.simulation.bars import AFTER, BarKind, Lane, NamedBar, name
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport
-from mindswap.training.proof.overlap import union
+from mindswap.training.measure.overlap import union
 
 STEP = 1
 COMMUNICATION, OVERLAP = 2, 3  # processes of the trace, beside HARDWARE

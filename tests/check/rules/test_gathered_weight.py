@@ -66,7 +66,7 @@ def test_swap_of_such_a_cast():
 
 
 def test_with_one_micro_batch_a_swap_of_the_cast_frees_it_and_recompute_holds_what_was_gathered():
-    """Dry runs of 2026-11-23: benchmarks/dryrun, `llama ops_10`, and tests/training/dryrun/test_backend.py."""
+    """Dry runs of 2026-11-23: benchmarks/dryrun, `llama ops_10`, and tests/training/measure/test_backend.py."""
     swap = r"{op_name: 'attention\.wq\.cast', backward_prefetch: 1, layers: [0]}"
     assert rules(config(swap=swap, num_micro_batches=1)) == []
     text = config(r"{'attention\.wq\.cast': True}", ADD, num_micro_batches=1)

@@ -24,7 +24,7 @@ from mindswap.training.adaptive.node import (
 )
 from mindswap.training.adaptive.nodes import Nodes, first_cause
 from mindswap.training.launch.msrun import free_port
-from mindswap.training.proof.children import RayPlace, read_measured, run_workers
+from mindswap.training.measure.on_workers import RayPlace, read_measured, run_workers
 from tests.training.adaptive.conftest import ROOT, finish, wait_for
 from tests.training.adaptive.test_supervise import small_disk
 

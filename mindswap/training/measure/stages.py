@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.summary_model import SimulationReport, StageReport
-from mindswap.training.dryrun.read import LAYER, PARTS, DryRun
+from mindswap.training.measure.pool import LAYER, PARTS, DryRun
 from mindswap.units import format_bytes
 
 # The parts of a dry run in the simulated memory; what is gathered has AllGather in its label.

@@ -10,8 +10,8 @@ from mindswap.config.nodes import Document
 from mindswap.config.render import block_lines, document_from_data, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.files import package_data
-from mindswap.policy.convert import change_layers, policy_sections
-from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
+from mindswap.policy.convert import cut_policy, policy_sections
+from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
 
@@ -44,7 +44,7 @@ def derive(config: Mapping[str, Any], wanted: RunOptions) -> tuple[dict[str, Any
         LaunchError: the parallel sizes do not fit the number of workers.
     """
     edit = _Edit(copy.deepcopy(dict(config)))
-    wants = package_data("proof/run.yaml")
+    wants = package_data("measure/run.yaml")
     for path, value in wants["always"].items():
         if path != "seed" or edit.get(path) is None:  # weights would differ from run to run
             edit.set(path, value, only_if_there=path.startswith("model."))
@@ -227,29 +227,3 @@ def with_absolute_paths(value: Any, home: Path, is_path: bool = False) -> Any:
         return [with_absolute_paths(item, home, is_path) for item in value]
     is_there = is_path and isinstance(value, str) and value and (home / value).exists()
     return str(home / value) if is_there else value
-
-
-# A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for.
-
-
-def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
-    """Layers of the whole model that the layers of the cut one stand for: the first, the last, evenly between.
-
-    Of 32 layers, 4 stand for 0, 10, 21 and 31.
-    """
-    if num_kept == 1:
-        return (0,)
-    return tuple((2 * i * (num_layers - 1) + num_kept - 1) // (2 * (num_kept - 1)) for i in range(num_kept))
-
-
-def cut_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
-    """The policy for the layers that are left, of which each stands for one of `kept`; entries without a layer go."""
-
-    def cut(layers: Layers) -> Layers:
-        if layers.indices is None:
-            return layers
-        return Layers(tuple(i for i, layer in enumerate(kept) if layer in layers))
-
-    changed = change_layers(policy, cut)
-    left: dict[str, Any] = {name: [entry for entry in getattr(changed, name) if entry.layers] for name in ENTRY_FIELDS}
-    return replace(changed, **left)

@@ -6,8 +6,8 @@ import pytest
 
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.summary_model import PeakContributor
-from mindswap.training.dryrun.read import DryRun, PoolBlock
-from mindswap.training.dryrun.stages import DryRunReport, StepPlace, find_places, segments, stage_run
+from mindswap.training.measure.pool import DryRun, PoolBlock
+from mindswap.training.measure.stages import DryRunReport, StepPlace, find_places, segments, stage_run
 from tests.report.simulated import small_report
 
 NET = "Default/network-LlamaForCausalLM/model-LlamaModel"

@@ -10,7 +10,7 @@ import pytest
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
-from mindswap.training.dryrun import run
+from mindswap.training.measure import on_backend
 
 TASK = "4,17_Default/network-Llama/1-Layer/MatMul-op3,Default/network-Llama/MatMul-op3,kernel_graph0,,,,"
 
@@ -23,14 +23,14 @@ def python(tmp_path, monkeypatch):
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-        monkeypatch.setattr(run.sys, "executable", str(path))
+        monkeypatch.setattr(on_backend.sys, "executable", str(path))
 
-    monkeypatch.setattr(run, "_environment", lambda folder, rank, num_ranks: {"PATH": "/usr/bin:/bin"})
+    monkeypatch.setattr(on_backend, "_environment", lambda folder, rank, num_ranks: {"PATH": "/usr/bin:/bin"})
     return script
 
 
 def start(tmp_path, **options):
-    return run.run_rank(tmp_path / "x.yaml", tmp_path / "rank_3", 3, 8, lambda line: None, **options)
+    return on_backend.run_rank(tmp_path / "x.yaml", tmp_path / "rank_3", 3, 8, lambda line: None, **options)
 
 
 def test_a_crash_names_the_signal_the_last_operator_and_the_log(tmp_path, python):

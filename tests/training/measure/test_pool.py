@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.training.dryrun.read import read_rank
-from mindswap.training.dryrun.run import last_operator
+from mindswap.training.measure.on_backend import last_operator
+from mindswap.training.measure.pool import read_rank
 
 LAYER = "Default/network-LlamaForCausalLM/model-LlamaModel/layers-CellList/1-LLamaDecodeLayer"
 BLOCKS = [  # start, end, size, type, node_name, user_tasks

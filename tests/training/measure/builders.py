@@ -1,8 +1,8 @@
 """A proof on 8 cards that never was: round numbers, for checks and reports."""
 
 from mindswap.training.logs.step_report import ReportedStep
-from mindswap.training.proof.model import MeasuredRun, Proof, Simulated, Variant, Worker
-from mindswap.training.proof.overlap import Overlap
+from mindswap.training.measure.overlap import Overlap
+from mindswap.training.measure.proof import MeasuredRun, Proof, Simulated, Variant, Worker
 
 GIB = 1 << 30
 MS = 1_000_000

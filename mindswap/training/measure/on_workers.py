@@ -19,8 +19,8 @@ from mindswap.training.launch.cluster import NodeLost
 from mindswap.training.launch.msrun import free_port, worker_log
 from mindswap.training.logs.read import read_worker_logs
 from mindswap.training.logs.step_report import ReportedStep, parse_steps
-from mindswap.training.proof.model import MeasuredRun, Simulated, Worker
-from mindswap.training.proof.overlap import Overlap, trace_overlap
+from mindswap.training.measure.overlap import Overlap, trace_overlap
+from mindswap.training.measure.proof import MeasuredRun, Simulated, Worker
 
 POLL_S = 0.3
 SAY_EVERY_S = 15.0

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from mindswap.training.proof.model import Check, MeasuredRun, Proof, Simulated, Variant, Verdict
+from mindswap.training.measure.proof import Check, MeasuredRun, Proof, Simulated, Variant, Verdict
 from mindswap.units import format_bytes, format_time
 
 # The simulator claims no more: 15 % of the step time for a single configuration (issue of the published runs).

@@ -7,7 +7,7 @@ import pytest
 
 from mindswap.config.source import load_document
 from mindswap.files import write_new
-from mindswap.training.proof.derive import format_config
+from mindswap.training.measure.config import format_config
 from tests import forked
 
 pytestmark = pytest.mark.mindspore

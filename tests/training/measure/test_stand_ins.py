@@ -9,8 +9,8 @@ import time
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.training.dryrun import stand_ins
-from mindswap.training.dryrun.stand_ins import cpp_path, read_library
+from mindswap.training.measure import stand_ins
+from mindswap.training.measure.stand_ins import cpp_path, read_library
 
 
 @pytest.mark.parametrize(

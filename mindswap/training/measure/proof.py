@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindswap.training.logs.step_report import ReportedStep
-from mindswap.training.proof.overlap import Overlap
+from mindswap.training.measure.overlap import Overlap
 from mindswap.units import format_bytes, format_time
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.training.proof.overlap import Overlap, measure_overlap, trace_overlap
+from mindswap.training.measure.overlap import Overlap, measure_overlap, trace_overlap
 
 PROCESSES = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "Ascend Hardware"}},

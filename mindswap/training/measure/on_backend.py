@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindswap.errors import LaunchError
-from mindswap.training.dryrun.read import LOG, TRACKER, DryRun, read_rank
-from mindswap.training.dryrun.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
 from mindswap.training.launch.processes import VARIABLE, child_environment, lifeline
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
+from mindswap.training.measure.pool import LOG, TRACKER, DryRun, read_rank
+from mindswap.training.measure.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
 
 POLL_S = 0.2
 MAX_S = 1800.0

@@ -5,9 +5,9 @@ import tarfile
 import pytest
 
 from mindswap.training.logs.step_report import ReportedStep, format_step
-from mindswap.training.proof.children import read_measured, read_simulated
-from mindswap.training.proof.model import Simulated
-from mindswap.training.proof.support_bundle import describe_machine, pack
+from mindswap.training.measure.on_workers import read_measured, read_simulated
+from mindswap.training.measure.proof import Simulated
+from mindswap.training.measure.support_bundle import describe_machine, pack
 from tests.simulator.cost.profiles import copy, kernel, write_profile
 
 HEAD = "2026-01-01 10:00:00,000 - mindformers[x.py:1] - INFO - "

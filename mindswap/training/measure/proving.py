@@ -14,22 +14,21 @@ from mindswap.config.source import load_document
 from mindswap.config.step import read_device_target, read_step_settings
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
+from mindswap.policy.convert import kept_layers
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
-from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.launch.processes import Answer, ask
-from mindswap.training.proof.children import RayPlace, read_measured, read_simulated, run_workers
-from mindswap.training.proof.derive import (
+from mindswap.training.measure.config import (
     RunOptions,
     SyntheticData,
     format_config,
     has_own_data,
-    kept_layers,
     run_config,
     switched_off,
     with_absolute_paths,
 )
-from mindswap.training.proof.model import MeasuredRun, Proof, Simulated, Variant
-from mindswap.training.proof.support_bundle import describe_machine
+from mindswap.training.measure.on_workers import RayPlace, read_measured, read_simulated, run_workers
+from mindswap.training.measure.proof import MeasuredRun, Proof, Simulated, Variant
+from mindswap.training.measure.support_bundle import describe_machine
 from mindswap.units import format_bytes, format_count, format_time
 
 MAX_DEFAULT_WORKERS = 8
@@ -54,7 +53,7 @@ class ProofRequest:
     wants_synthetic_data: bool  # also where the configuration has data
     device_words: tuple[str, ...]  # options of the simulated device
     say: Callable[[str], None]  # takes a line for the user
-    write_data: Callable[..., SyntheticData]  # `adapters.mindrecord.write_synthetic_data`
+    write_data: Callable[[Path, Document, int], SyntheticData]  # `adapters.mindrecord.write_synthetic_data`
     cluster: RayPlace | None = None  # the nodes that train; None for this machine alone
 
     def file(self, name: str) -> Path:
@@ -95,7 +94,10 @@ def prepare(request: ProofRequest, document: Document) -> Proof:
         )
 
     def make_data(short: Document) -> SyntheticData | None:
-        return None if has_data else _make_data(request, short)
+        if has_data:
+            return None
+        request.say(f"making data: {wanted.num_steps} steps of random tokens")
+        return request.write_data(request.folder, short, wanted.num_steps)
 
     config, changes = run_config(own, policy, wanted, kept, make_data)
     header = f"Made by mindswap prove from {request.config}; changed there:\n" + "\n".join(changes)
@@ -125,15 +127,6 @@ def _own_data(document: Document) -> dict[str, Any]:
         key = "calibration" if asked.is_calibration else "device"
         data["mindswap"] = {**data["mindswap"], key: str(Path(asked.device).absolute())}
     return data
-
-
-def _make_data(request: ProofRequest, document: Document) -> SyntheticData:
-    request.say(f"making data: {request.wanted.num_steps} steps of random tokens")
-    size = vocabulary_size(document)
-    if size < 2:
-        raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
-    settings = read_step_settings(document)
-    return request.write_data(request.folder, settings, request.wanted.num_steps, size, data_columns(document))
 
 
 def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:

@@ -1,14 +1,10 @@
 """The data of a proof: whose it is, and what is made."""
 
-from dataclasses import replace
-
 import pytest
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.config.render import document_from_data
-from mindswap.config.step import read_step_settings
-from mindswap.training.data.samples import NEWER_COLUMNS
-from mindswap.training.proof.derive import has_own_data, with_absolute_paths
+from mindswap.training.measure.config import has_own_data, with_absolute_paths
 
 
 def loader(**keys):
@@ -47,9 +43,14 @@ def test_made_data_of_the_newer_models_is_read_back_by_mindspore(tmp_path):
     """The legacy models train on theirs in test_prove.py."""
     from mindspore.dataset import MindDataset
 
-    settings = read_step_settings(document_from_data({"model": {"model_config": {"seq_length": 8}}}, "x"))
-    settings = replace(settings, batch_size=2, data_parallel=3)
-    data = write_synthetic_data(tmp_path, settings, 4, vocab_size=10, columns=NEWER_COLUMNS)
+    config = {
+        "use_legacy": False,
+        "use_parallel": True,
+        "runner_config": {"batch_size": 2},
+        "parallel_config": {"data_parallel": 3},
+        "model": {"model_config": {"seq_length": 8, "vocab_size": 10}},
+    }
+    data = write_synthetic_data(tmp_path, document_from_data(config, "x"), 4)
     rows = list(MindDataset(data.path, shuffle=False).create_dict_iterator(output_numpy=True))
     # Four steps and one more, of 2 x 3 samples.
     assert len(rows) == 30 and set(rows[0]) == {"input_ids", "labels", "loss_mask", "position_ids"}

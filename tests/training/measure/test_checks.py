@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.training.proof.checks import make_checks
-from mindswap.training.proof.model import MeasuredRun, Simulated, Verdict
-from mindswap.training.proof.overlap import Overlap
-from tests.training.proof.builders import GIB, LAYER, LOSSES, MS, measured, proof, with_yaml
+from mindswap.training.measure.checks import make_checks
+from mindswap.training.measure.overlap import Overlap
+from mindswap.training.measure.proof import MeasuredRun, Simulated, Verdict
+from tests.training.measure.builders import GIB, LAYER, LOSSES, MS, measured, proof, with_yaml
 
 NAMES = ["training", "compiled graph", "log lines", "losses", "peak memory", "step time", "copies overlap compute"]
 

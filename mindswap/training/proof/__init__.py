@@ -1,1 +1,0 @@
-"""A run on a real machine against its simulation: configurations of the runs, what they showed, what that proves."""
