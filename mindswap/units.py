@@ -62,6 +62,11 @@ def format_time(time_ns: int) -> str:
     return f"{value:.{decimals}f} {unit}"
 
 
+def format_difference(value: int, reference: int) -> str:
+    """How much larger, or smaller, than the reference: `+4.2 %`."""
+    return f"{100 * (value - reference) / max(reference, 1):+.1f} %"
+
+
 def parse_bytes(text: str) -> int:
     """Bytes of `54GiB`, `1.5 TB`, `512 B`.
 

@@ -8,8 +8,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mindswap.api.dry_run import dry_run
-from mindswap.api.dry_run_stages import NOT_BUILT
+from mindswap.api.dry_run import NOT_BUILT, DryRunOptions, run_stages
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
@@ -66,7 +65,7 @@ def show_ascend(cases: dict[str, list[str]], folder: Path) -> list[str]:
 def dry_run_or_reason(document: Document, folder: Path) -> DryRun | str:
     """One rank of a case, or why the backend does not build it."""
     try:
-        run = dry_run(document, 0, folder)
+        run = run_stages(document, DryRunOptions(ranks=(0,), is_full=True, folder=folder)).stages[0].run
     except LaunchError as error:
         return str(error).splitlines()[0]
     (folder / "order.txt").write_text("\n".join(kernel.name for kernel in run.kernels) + "\n")

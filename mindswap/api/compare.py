@@ -11,7 +11,7 @@ from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.report.tables import attributes, format_table
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes, format_difference, format_time
 
 # What tells one model from another -> where it stands below `model:`, in legacy or in newer configurations.
 MODEL_KEYS = {
@@ -116,7 +116,7 @@ def _row(figures: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
         figures["name"],
         format_time(figures["step_time_ns"]),
         f"{figures['tokens_per_s']:.0f}",
-        f"{100 * (figures['step_time_ns'] / first_ns - 1):+.1f} %",
+        format_difference(figures["step_time_ns"], first_ns),
         format_bytes(figures["peak_bytes"]),
         format_time(figures["exposed_copy_ns"]),
         "yes" if figures["fits"] else "no",

@@ -1,95 +1,223 @@
-"""A training of a configuration on MindSpore's Ascend backend, without a card."""
+"""Dry runs of pipeline stages: of all layers, or on the line through two short depths, beside the simulated step."""
 
-import contextlib
-import json
-from collections.abc import Callable, Sequence
+import shutil
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
-from mindswap.check.check import check_document, policy_of
+from mindswap.api.loaded_step import LoadedStep
+from mindswap.check.check import check_document, policy_of, require_num_layers
+from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
-from mindswap.config.step import read_step_settings
-from mindswap.errors import LaunchError
-from mindswap.files import made_once, write_new
+from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.errors import GraphError, LaunchError, SimulationError, system_errors_as
+from mindswap.files import made_once
 from mindswap.graph.cache import cache_folder, make_key
+from mindswap.policy.convert import kept_layers
+from mindswap.policy.mindformers_2x.tables import refuse_pynative
+from mindswap.policy.model import ENTRY_FIELDS, Policy
+from mindswap.report.dryrun import format_dry_run
+from mindswap.report.dryrun_html import real_curve
+from mindswap.report.html_parts import in_notebook, memory_curve
+from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.data.samples import data_columns, vocabulary_size
-from mindswap.training.measure.config import (
-    RunOptions,
-    SyntheticData,
-    format_config,
-    run_config,
-    with_absolute_paths,
-)
-from mindswap.training.measure.on_backend import INLINE_FAULT, run_rank
+from mindswap.training.measure.config import SyntheticData, write_backend_config
+from mindswap.training.measure.on_backend import Say, run_rank
 from mindswap.training.measure.pool import DryRun
+from mindswap.training.measure.stages import DryRunReport, stage_run
+from mindswap.training.measure.stand_ins import has_cann, stand_ins
 
-CONFIG_NAME = "dryrun.yaml"
-SPEED_UP = "parallel_speed_up_json_path"
+# Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
+MOST_SHORT_LAYERS = 6
+NOT_BUILT = (
+    "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
+    "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
+)
+T = TypeVar("T")
+R = TypeVar("R")
+# The simulated step: of the whole model, or of one whose layers stand for some of its layers; None where there is none.
+Simulate = Callable[[Sequence[int] | None], SimulationReport | None]
 
 
-def dry_run(
+@dataclass(frozen=True)
+class DryRunOptions:
+    """Options of a dry run."""
+
+    ranks: tuple[int, ...] = ()  # whose memory is asked for; empty: the first of each pipeline stage
+    layers: tuple[int, ...] = ()  # layers of the models to run: one depth, or two for a straight line; empty: chosen
+    is_full: bool = False  # run all layers
+    num_jobs: int = 1  # processes at a time
+    folder: Path | None = None  # where the raw tables stay; None keeps nothing
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StepDryRun(DryRunReport):
+    """A dry run that `print` and a notebook show."""
+
+    def __str__(self) -> str:
+        return format_dry_run(self)
+
+    def _repr_html_(self) -> str:
+        stage = max(self.stages, key=lambda stage: stage.used_peak_bytes)
+        name = f"memory of rank {stage.run.rank} by operators in the order of launch, dry run"
+        shares, live_bytes = real_curve(stage.run)
+        return in_notebook(repr(self), str(self), memory_curve(shares / shares.max(), live_bytes, name))
+
+
+@dataclass(frozen=True)
+class _Depth:
+    """The model with fewer layers, or with all of them."""
+
+    kept: tuple[int, ...]  # layers of the whole model that its layers stand for
+    stage_layers: tuple[int, ...]  # layers of each stage
+
+
+def run_stages(
     document: Document,
-    rank: int,
-    folder: Path,
-    kept: Sequence[int] | None = None,
-    say: Callable[[str], None] = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
-    home: Path | None = None,
-) -> DryRun:
-    """Compile and "run" one step of a training as on an Ascend card: memory, order and copies are real, times are not.
+    options: DryRunOptions | None = None,
+    say: Say = lambda line: None,
+    title: str = "",
+    load: Callable[[], LoadedStep] | None = None,
+    budget_bytes: int | None = None,
+    counts_fragments: bool = False,
+) -> StepDryRun:
+    """Dry run a configuration on a rank of each pipeline stage.
 
     Args:
-        document: a configuration.
-        rank: whose memory.
-        folder: for all that the dry run writes.
-        kept: layers of the whole model that those of a short one stand for; None for the whole model.
-        say: takes a line about what is done.
-        stop: whether to end it now.
-        home: where relative paths of the configuration begin; None for the current folder.
+        document: a configuration of MindFormers 1.9.
+        options: how.
+        say: takes a line about how far it is.
+        title: name for reports.
+        load: gives the step whose simulation is shown beside; called while the processes run. Where layers differ, it
+            also chooses the short models, before. What cannot be simulated is dry run all the same, a note says why.
+        budget_bytes: memory that may be used.
+        counts_fragments: hold the peak with fragments against it.
 
     Raises:
-        PolicyError: the configuration is wrong.
-        LaunchError: the dry run cannot start, or failed.
+        PolicyError: the configuration has mistakes.
+        LaunchError: it cannot be run here, or the backend fails.
     """
-    num_ranks = 1 if document.value("use_parallel") is False else read_step_settings(document).num_cards
-    if not 0 <= rank < num_ranks:
-        raise LaunchError(f"rank {rank}: the configuration has ranks 0 to {num_ranks - 1}")
-    folder.mkdir(parents=True, exist_ok=True)
-    file = write_dry_run_config(document, folder, num_ranks, kept, home or Path.cwd())
-
-    def tell(line: str) -> None:
-        say(f"rank {rank}: {line}")
-
-    try:
-        return run_rank(file, folder / f"rank_{rank}", rank, num_ranks, tell, stop)
-    except LaunchError as error:
-        if INLINE_FAULT not in str(error):
-            raise
-    tell("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
-    again = folder / f"rank_{rank}_not_inlined"
-    return run_rank(file, again, rank, num_ranks, tell, stop, is_inlined=False)
-
-
-def write_dry_run_config(
-    document: Document, folder: Path, num_ranks: int, kept: Sequence[int] | None, home: Path
-) -> Path:
-    """The configuration of the dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
-
-    Raises:
-        PolicyError: the configuration is wrong.
-        LaunchError: it does not say what data must be like.
-    """
+    options = options or DryRunOptions()
+    refuse_pynative(document)
     checked = check_document(document)
     policy = policy_of(document, checked)
-    wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), None, is_profiled=False)
-    own = with_absolute_paths(document.data(), home)
-    config, changes = run_config(own, policy, wanted, kept, _samples)
-    _for_ascend(config, folder)
-    header = "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)
-    path = folder / CONFIG_NAME
-    write_new(path, format_config(config, header), overwrite=True)
-    return path
+    num_layers = require_num_layers(document, checked.num_layers, "a dry run: ")
+    require_mindformers()
+    settings = read_step_settings(document)
+    num_stages = settings.pipeline.num_stages
+    ranks = options.ranks or tuple(range(0, settings.num_cards, max(settings.num_cards // num_stages, 1)))
+    if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
+        allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
+        raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
+    whole, loaded, reasons = _depth(settings, num_layers), cache(load) if load else None, dict[str, None]()
+
+    def simulate(kept: Sequence[int] | None) -> SimulationReport | None:
+        try:
+            return loaded().short(kept).simulate().report() if loaded else None
+        except (GraphError, SimulationError) as error:
+            reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
+            return None
+
+    depths, doubt, bends = choose_depths(options, settings, num_layers, policy, simulate)
+    is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
+    folder = _make_folder(options.folder)
+    files = {
+        depth: write_backend_config(
+            document,
+            policy,
+            settings.num_cards,
+            None if depth == whole else depth.kept,
+            _samples,
+            folder / f"layers_{len(depth.kept)}",
+        )
+        for depth in depths
+    }
+    if not has_cann():
+        say("making stand-ins for CANN, or taking those that are there")
+        stand_ins()
+
+    def run(task: tuple[_Depth, int], tell: Say, stop: Callable[[], bool]) -> DryRun:
+        depth, rank = task
+        name, file = f"{len(depth.kept)} of {num_layers} layers, rank {rank}", files[depth]
+        place = file.with_name(f"rank_{rank}")
+        found = run_rank(file, place, rank, settings.num_cards, lambda line: tell(f"{name}: {line}"), stop)
+        tell(f"{name}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
+        return found
+
+    # The deepest first: with several processes it decides how long all take.
+    tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
+    found, simulated = _run_beside(tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None))
+    if options.folder is None:  # after a failure its log stays
+        shutil.rmtree(folder, ignore_errors=True)
+    size = settings.num_cards // num_stages
+    stages = []
+    for rank in ranks:
+        stage = rank // size
+        runs = {depth.stage_layers[stage]: found[depth, rank] for depth in depths}
+        stages.append(stage_run(stage, whole.stage_layers[stage], runs, bends[stage] if bends else None))
+    return StepDryRun(
+        title=title or Path(document.file).stem,
+        stages=tuple(stages),
+        simulated=simulated,
+        num_layers=num_layers,
+        depths=tuple(len(depth.kept) for depth in depths),
+        budget_bytes=None if is_cut else budget_bytes,
+        has_cann=has_cann(),
+        counts_fragments=counts_fragments,
+        notes=(
+            *_notes(depths, num_layers, doubt),
+            *([NOT_BUILT] if any(not run.is_inlined for run in found.values()) else []),
+            *reasons,
+        ),
+    )
+
+
+def _run_beside(
+    tasks: Sequence[T], run: Callable[[T, Say, Callable[[], bool]], DryRun], num_jobs: int, say: Say,
+    meanwhile: Callable[[], R],
+) -> tuple[dict[T, DryRun], R]:  # fmt: skip
+    """What `run` makes of each task in threads, told where to speak and when to stop; and of `meanwhile`, here.
+
+    That begins when the first of them has: the compiler, which a simulation asks, lets no other thread run.
+    """
+    is_stopped, is_started = threading.Event(), threading.Event()
+
+    def tell(line: str) -> None:
+        say(line)
+        is_started.set()
+
+    def one(task: T) -> DryRun:
+        try:
+            return run(task, tell, is_stopped.is_set)
+        finally:
+            is_started.set()
+
+    with ThreadPoolExecutor(num_jobs) as pool:
+        try:
+            results = pool.map(one, tasks)  # begins at once
+            is_started.wait()
+            beside = meanwhile()
+            return dict(zip(tasks, results, strict=True)), beside
+        except BaseException:
+            is_stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Say = lambda line: None) -> StepDryRun:
+    """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
+    if step.path is None:
+        raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
+    limits = step.device.usable_memory_bytes, step.device.leaves_fragments
+    return run_stages(step.document, options, say, step.title, lambda: step, *limits)
 
 
 def _samples(document: Document) -> SyntheticData:
@@ -103,23 +231,120 @@ def _samples(document: Document) -> SyntheticData:
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 
-def _for_ascend(config: dict[str, Any], folder: Path) -> None:
-    """Settings that a dry run needs otherwise than a training."""
-    context = config["context"] = dict(config.get("context") or {})
-    context["device_target"] = "Ascend"
-    # MindSpore refuses `dataset_broadcast_opt_level` without sink mode.
-    context.pop("dataset_broadcast_opt_level", None)
-    ascend = context.get("ascend_config")
-    if isinstance(ascend, dict) and isinstance(path := ascend.get(SPEED_UP), str) and Path(path).is_file():
-        with contextlib.suppress(ValueError), Path(path).open("rb") as file:  # MindSpore says what is wrong with it
-            settings = {key: value for key, value in json.load(file).items() if key != "dataset_broadcast_opt_level"}
-            write_new(folder / "parallel_speed_up.json", json.dumps(settings), overwrite=True)
-            context["ascend_config"] = {**ascend, SPEED_UP: str(folder.absolute() / "parallel_speed_up.json")}
-    config["runner_config"]["sink_mode"] = False
-    config["train_dataset"]["num_parallel_workers"] = 1
-    config["callbacks"] = [each for each in config["callbacks"] if each["type"] != "StepReport"]
-    schedule = config.get("lr_schedule")
-    if isinstance(schedule, dict) and schedule.get("warmup_steps") is schedule.get("warmup_ratio") is None:
-        config["lr_schedule"] = {**schedule, "warmup_steps": 0}  # MindFormers refuses a file without
-    if isinstance(config.get("mindswap"), dict):
-        config["mindswap"] = {key: value for key, value in config["mindswap"].items() if key != "cpu_stand_ins"}
+def _make_folder(asked: Path | None) -> Path:
+    if asked is None:
+        return Path(tempfile.mkdtemp(prefix="mindswap-dryrun-"))
+    with system_errors_as(LaunchError, f"{asked}: cannot be made"):
+        asked.mkdir(parents=True, exist_ok=True)
+        if any(asked.iterdir()):
+            raise LaunchError(f"{asked}: already exists, and not empty\n    fix:     another folder")
+    return asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
+
+
+def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> _Depth:
+    """The model with so many layers for each chunk of each stage; None for all of them."""
+    kept: list[int] = []
+    stage_layers = [0] * settings.pipeline.num_stages
+    for cell in settings.pipeline.layout(num_layers).cells():
+        count = len(cell.layers) if per_chunk is None else per_chunk
+        kept += [cell.layers[i] for i in kept_layers(len(cell.layers), count)] if count else []
+        stage_layers[cell.stage] += count
+    return _Depth(tuple(kept), tuple(stage_layers))
+
+
+def choose_depths(
+    options: DryRunOptions,
+    settings: StepSettings,
+    num_layers: int,
+    policy: Policy,
+    simulate: Simulate = lambda kept: None,
+) -> tuple[list[_Depth], str, tuple[int, ...]]:
+    """The depths that were asked for; else the whole model if it is short, and two short ones if it is not.
+
+    Where the line through two short models cannot have as many layers of each kind as the model, those are taken whose
+    simulated line comes nearest to the simulated whole. The second value says how near that is; "" where nothing is
+    to be said. The third has the bytes by which the whole is above that line, of each stage.
+
+    Raises:
+        LaunchError: layers that were asked for cannot be spread over stages and chunks.
+    """
+    cells = list(settings.pipeline.layout(num_layers).cells())
+    shortest = min(len(cell.layers) for cell in cells)
+    whole = _depth(settings, num_layers)
+    if options.layers:
+        most = shortest * len(cells)
+        if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > most)]:
+            multiple = f"a multiple of {len(cells)} up to {most}" if len(cells) > 1 else f"1 to {most}"
+            raise LaunchError(
+                f"--layers {wrong[0]}: every stage and chunk needs as many layers\n"
+                f"    allowed: {multiple}, or {num_layers}, which is all of them"
+            )
+        found = [whole if n == num_layers else _depth(settings, num_layers, n // len(cells)) for n in options.layers]
+        pairs = [sorted(found, key=lambda depth: len(depth.kept))]
+    else:
+        most = min(MOST_SHORT_LAYERS if len(cells) == 1 else MOST_SHORT_LAYERS // 2, shortest)
+        if options.is_full or num_layers <= most * len(cells) or most < 2:
+            return [whole], "", ()
+        least = 2 if len(cells) == 1 else 1
+        depths = [_depth(settings, num_layers, n) for n in range(least, most + 1)]
+        pairs = [[low, high] for high in depths for low in depths if len(low.kept) < len(high.kept)]
+    if len(pairs[0]) == 1 or pairs[0][-1] is whole:
+        return pairs[0], "", ()
+    # The fewest layers with which the line has as many layers of each kind as the model.
+    off = [_mismatch(pair, whole, policy) for pair in pairs]
+    best = min(range(len(pairs)), key=off.__getitem__)
+    if not off[best] or (simulated := simulate(None)) is None:
+        doubt = f"for {off[best]:.0%} of them the line counts layers of another kind" if off[best] else ""
+        return pairs[best], doubt, ()
+    reports = {depth.kept: simulate(depth.kept) or simulated for depth in chain(*pairs)}
+    errors = [_line_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
+    best = min(range(len(pairs)), key=lambda number: errors[number][:2])
+    _, share, bends = errors[best]
+    return pairs[best], f"in the simulation the line is {share:.1%} off the whole model, and corrected by that", bends
+
+
+def _line_error(
+    pair: Sequence[_Depth], whole: _Depth, reports: Sequence[SimulationReport], simulated: SimulationReport
+) -> tuple[int, float, tuple[int, ...]]:
+    """Stages whose peaks are in different parts of the step, how far the line misses at most, and by how many bytes."""
+    num_mixed, worst, bends = 0, 0.0, []
+    for stage, known in enumerate(simulated.stages):
+        low, high = (report.stages[stage] for report in reports)
+        moments = [each.moment for each in (low, high, known) if each.moment]
+        num_mixed += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
+        first, last, all_layers = (depth.stage_layers[stage] for depth in (*pair, whole))
+        share = (all_layers - last) / (last - first)
+        bends.append(round(known.peak_bytes - high.peak_bytes - (high.peak_bytes - low.peak_bytes) * share))
+        worst = max(worst, abs(bends[-1] / known.peak_bytes))
+    return num_mixed, round(worst, 3), tuple(bends)
+
+
+def _mismatch(pair: Sequence[_Depth], whole: _Depth, policy: Policy) -> float:
+    """Layers that the line through two short models has too many or too few of some kind, as a share of all."""
+    counts = [_kinds(depth, policy) for depth in (*pair, whole)]
+    low, high, num_layers = (len(depth.kept) for depth in (*pair, whole))
+    share = (num_layers - high) / (high - low)
+    off = 0.0
+    for kind in set[tuple[bool, ...]]().union(*counts):
+        first, second, wanted = (count.get(kind, 0) for count in counts)
+        off += abs(second + (second - first) * share - wanted)
+    return round(off / num_layers, 3)
+
+
+def _kinds(depth: _Depth, policy: Policy) -> Mapping[tuple[bool, ...], int]:
+    """Layers by the entries of the policy that name them."""
+    sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
+    sets += [policy.layer_recompute, policy.output_recompute]
+    return Counter(tuple(layer in layers for layers in sets) for layer in depth.kept)
+
+
+def _notes(depths: Sequence[_Depth], num_layers: int, doubt: str) -> tuple[str, ...]:
+    if len(depths[-1].kept) == num_layers:
+        return ()
+    ran = " and ".join(str(len(depth.kept)) for depth in depths)
+    if len(depths) == 1:
+        return (f"{ran} of {num_layers} layers were run: all figures are of those alone, and nothing is compared",)
+    notes = [f"{ran} of {num_layers} layers were run: the figures are on the straight line through them"]
+    if doubt:
+        notes.append(f"layers differ in what they swap and recompute; {doubt}: --full runs all of them")
+    return tuple(notes)

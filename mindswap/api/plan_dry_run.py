@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.api.dry_run_stages import run_stages
+from mindswap.api.dry_run import run_stages
 from mindswap.api.plan import StepPlan
 from mindswap.api.plan_2x import is_2x
 from mindswap.api.recorded import is_trace_path

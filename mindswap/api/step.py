@@ -31,7 +31,7 @@ from mindswap.simulator.schedules.rounds import LESS_MEMORY
 from mindswap.simulator.step_model import StepModel
 
 if TYPE_CHECKING:
-    from mindswap.api.dry_run_stages import DryRunOptions, StepDryRun
+    from mindswap.api.dry_run import DryRunOptions, StepDryRun
     from mindswap.api.plan import StepPlan
 
 
@@ -62,7 +62,7 @@ class Step(LoadedStep):
         Raises:
             LaunchError: it cannot be run here, or the backend fails.
         """
-        from mindswap.api.dry_run_stages import dry_run_step
+        from mindswap.api.dry_run import dry_run_step
 
         return dry_run_step(self, options)
 
@@ -211,7 +211,7 @@ def dry_run_file(
     overrides: dict[str, str] | None = None,
 ) -> "StepDryRun":
     """One step of a file, as `Step.dry_run`, which is captured while it runs."""
-    from mindswap.api.dry_run_stages import run_stages
+    from mindswap.api.dry_run import run_stages
 
     document = load_document(file_name(path))
     known = find_costs([document], device, overrides or {}).device

@@ -39,7 +39,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.api.dry_run_stages import DryRunOptions, run_stages
+from mindswap.api.dry_run import DryRunOptions, run_stages
 from mindswap.api.step import dry_run_file
 from mindswap.check.check import check_document, policy_of
 from mindswap.commands.options import (

@@ -8,7 +8,7 @@ from mindswap.report.simulation.words import describe_budget, describe_moment
 from mindswap.report.tables import attributes, format_table
 from mindswap.training.measure.pool import PARTS, DryRun, Kernel
 from mindswap.training.measure.stages import DryRunReport, StageRun, StepPlace
-from mindswap.units import format_bytes
+from mindswap.units import format_bytes, format_difference
 
 NUM_CELLS = 6
 MIB = 1 << 20
@@ -66,8 +66,8 @@ def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
         if simulated is None:
             row += ["-", "-", "-"]
         else:
-            share = 100 * (simulated - stage.used_peak_bytes) / max(stage.used_peak_bytes, 1)
-            row += [_mib(report.workspace_bytes(stage)), _mib(simulated), f"{share:+.1f} %"]
+            row += [_mib(report.workspace_bytes(stage)), _mib(simulated)]
+            row.append(format_difference(simulated, stage.used_peak_bytes))
         if other is not None:
             match = same_rank(other, stage)
             row += [_mib(match.used_peak_bytes), _mib(match.actual_peak_bytes)] if match else ["-", "-"]

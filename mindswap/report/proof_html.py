@@ -9,7 +9,7 @@ from mindswap.report.calibration import format_figure
 from mindswap.report.html_parts import render
 from mindswap.report.tables import format_table
 from mindswap.training.measure.proof import Proof, Verdict
-from mindswap.units import format_count, format_time
+from mindswap.units import format_count, format_difference, format_time
 from mindswap.version import __version__
 
 # A proof as text, and as JSON.
@@ -66,7 +66,7 @@ def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
             for simulated in (figure.simulated, figure.calibrated):
                 difference = NOTHING
                 if measured and simulated is not None and proof.target != "CPU":
-                    difference = f"{(simulated - measured) * 100 / measured:+.1f} %"
+                    difference = format_difference(simulated, measured)
                 cells += [NOTHING if simulated is None else figure.form(simulated), difference]
             rows.append((variant.name, figure.name, *cells))
     return rows

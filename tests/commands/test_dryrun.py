@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from mindswap import cli
-from mindswap.api import dry_run_stages
-from mindswap.api.dry_run_stages import DryRunOptions, StepDryRun, choose_depths
+from mindswap.api import dry_run
+from mindswap.api.dry_run import DryRunOptions, StepDryRun, choose_depths
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
@@ -19,6 +19,7 @@ from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.problems import answer_text
 from mindswap.simulator.summary_model import Moment
+from mindswap.training.measure.config import SyntheticData
 from mindswap.training.measure.stages import DryRunReport, stage_run
 from tests.schema import answer_of
 from tests.training.measure.test_stages import model
@@ -50,17 +51,24 @@ def test_a_kept_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
     """The compiler changes the working directory while dry runs are under way."""
     places = []
 
-    def fail(document, rank, place, *rest):
+    def fail(file, place, *rest):
         places.append(place)
         raise LaunchError("enough")
 
     monkeypatch.chdir(tmp_path)
-    for name, double in (("dry_run", fail), ("require_mindformers", bool), ("has_cann", lambda: True)):
-        monkeypatch.setattr(dry_run_stages, name, double)
+    stub(monkeypatch, fail)
     document = load_document(str(ROOT / CASE4))
     with pytest.raises(LaunchError, match="enough"):
-        dry_run_stages.run_stages(document, DryRunOptions(folder=Path("kept")))
-    assert places == [tmp_path / "kept" / "layers_4_rank_0"]
+        dry_run.run_stages(document, DryRunOptions(folder=Path("kept")))
+    assert places == [tmp_path / "kept" / "layers_4" / "rank_0"]
+
+
+def stub(monkeypatch, run_rank):
+    """Nothing is run: `run_rank` says what comes out."""
+    samples = SyntheticData("x.mindrecord", ("input_ids",))
+    doubles = {"run_rank": run_rank, "_samples": lambda _: samples, "require_mindformers": bool, "stand_ins": bool}
+    for name, double in doubles.items():
+        monkeypatch.setattr(dry_run, name, double)
 
 
 def settings(text: str):
@@ -204,25 +212,15 @@ def test_errors_are_one_object_with_json(capsys):
 
 
 def test_one_short_model_is_not_compared_with_the_whole(monkeypatch):
-    from mindswap.api import dry_run_stages
-
-    monkeypatch.setattr(dry_run_stages, "require_mindformers", lambda: None)
-    monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
-    monkeypatch.setattr(dry_run_stages, "dry_run", lambda *arguments: model(2))
+    stub(monkeypatch, lambda *arguments: model(2))
     options = DryRunOptions(layers=(2,))
-    report = dry_run_stages.run_stages(load_document(CASE4), options, load=lambda: pytest.fail(), budget_bytes=1)
+    report = dry_run.run_stages(load_document(CASE4), options, load=lambda: pytest.fail(), budget_bytes=1)
     assert (report.simulated, report.budget_bytes, report.fits) == (None, None, True)
     assert report.notes == ("2 of 4 layers were run: all figures are of those alone, and nothing is compared",)
 
 
 def test_two_short_models_are_a_line(monkeypatch):
-    from mindswap.api import dry_run_stages
-
-    monkeypatch.setattr(dry_run_stages, "require_mindformers", lambda: None)
-    monkeypatch.setattr(dry_run_stages, "has_cann", lambda: True)
-    monkeypatch.setattr(
-        dry_run_stages, "dry_run", lambda document, rank, folder, kept, *_: model(len(kept or range(4)))
-    )
-    report = dry_run_stages.run_stages(load_document(CASE4), DryRunOptions(layers=(1, 2)), budget_bytes=100)
+    stub(monkeypatch, lambda file, *_: model(int(file.parent.name.removeprefix("layers_"))))
+    report = dry_run.run_stages(load_document(CASE4), DryRunOptions(layers=(1, 2)), budget_bytes=100)
     # backward of 4 layers: 40 + 30 * 4, fragments: 140 + 7 of the loss
     assert (report.used_peak_bytes, report.depths, report.fits) == (160, (1, 2), False)

@@ -4,7 +4,6 @@ import codecs
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -69,21 +68,23 @@ def decode_utf8(name: str, blocks: Iterable[bytes]) -> Iterator[str]:
     Raises:
         DataError: with the offset of the first byte that is wrong.
     """
-    decoder, num_read, at_start = codecs.getincrementaldecoder("utf-8")(), 0, True
-    for block in chain(blocks, (None,)):
-        num_read += len(block or b"")
-        try:
-            text = decoder.decode(block or b"", final=block is None)
-        except UnicodeDecodeError as error:  # of what was left over, and the block
-            offset = num_read - len(error.object) + error.start
-            raise DataError(
-                f"{name}: byte {error.object[error.start]:#04x} at offset {offset} is not UTF-8 ({error.reason})\n"
-                "    allowed: UTF-8; without --tokenizer (byte tokens) any encoding\n"
-                "    fix:     iconv -f LATIN1 -t UTF-8, with the encoding that the file has"
-            ) from error
-        if text:
-            yield text.removeprefix("\ufeff") if at_start else text
-            at_start = False
+    num_read = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal num_read
+        for block in blocks:
+            num_read += len(block)
+            yield block
+
+    try:
+        yield from codecs.iterdecode(counted(), "utf-8-sig")
+    except UnicodeDecodeError as error:  # of what was left over, and the block
+        offset = num_read - len(error.object) + error.start
+        raise DataError(
+            f"{name}: byte {error.object[error.start]:#04x} at offset {offset} is not UTF-8 ({error.reason})\n"
+            "    allowed: UTF-8; without --tokenizer (byte tokens) any encoding\n"
+            "    fix:     iconv -f LATIN1 -t UTF-8, with the encoding that the file has"
+        ) from error
 
 
 def split_pieces(texts: Iterable[str]) -> Iterator[str]:

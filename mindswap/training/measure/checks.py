@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from mindswap.training.measure.proof import Check, MeasuredRun, Proof, Simulated, Variant, Verdict
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes, format_difference, format_time
 
 # The simulator claims no more: 15 % of the step time for a single configuration (issue of the published runs).
 STEP_PERMILLE = 150
@@ -136,9 +136,9 @@ def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simula
             yield Check(variant.name, figure.name, wanted, text, Verdict.UNSEEN, reason[is_cpu])
         else:
             # The error of the simulation, as everywhere: in parts of what was measured.
-            error = 100 * (expected - seen) / seen
+            text = f"{form(seen)}: simulated {format_difference(expected, seen)}"
             verdict = _verdict(abs(seen - expected) * 1000 <= tolerance * seen)
-            yield Check(variant.name, figure.name, wanted, f"{form(seen)}: simulated {error:+.1f} %", verdict)
+            yield Check(variant.name, figure.name, wanted, text, verdict)
         if variant.budget_bytes is not None and figure is peak:
             yield _budget(variant.name, variant.budget_bytes, None if is_cpu else seen)
     if simulated.copy_ns:

@@ -1,6 +1,8 @@
 """The configuration that every run of a proof shares: the user's, made short, repeatable and measured."""
 
+import contextlib
 import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +11,12 @@ from typing import Any
 from mindswap.config.nodes import Document
 from mindswap.config.render import block_lines, document_from_data, inline_text, is_inline
 from mindswap.errors import LaunchError
-from mindswap.files import package_data
+from mindswap.files import package_data, write_new
 from mindswap.policy.convert import cut_policy, policy_sections
 from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
+
+SPEED_UP = "parallel_speed_up_json_path"
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,55 @@ def run_config(
     return config, changes
 
 
+def write_backend_config(
+    document: Document,
+    policy: Policy,
+    num_ranks: int,
+    kept: Sequence[int] | None,
+    make_data: Callable[[Document], SyntheticData],
+    folder: Path,
+) -> Path:
+    """The configuration of a dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
+
+    Args:
+        document: with paths from the current folder.
+        policy: what it asks for, in layer indices.
+        num_ranks: of the parallel training; 1 for one without.
+        kept, make_data: as of `run_config`.
+        folder: where it is written; it is made.
+    """
+    folder.mkdir(parents=True)
+    wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), is_profiled=False)
+    own = with_absolute_paths(document.data(), Path.cwd())
+    config, changes = run_config(own, policy, wanted, kept, make_data)
+    _for_ascend(config, folder)
+    path = folder / "dryrun.yaml"
+    write_new(path, format_config(config, "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)))
+    return path
+
+
+def _for_ascend(config: dict[str, Any], folder: Path) -> None:
+    """Settings that a dry run needs otherwise than a training."""
+    context = config["context"] = dict(config.get("context") or {})
+    context["device_target"] = "Ascend"
+    # MindSpore refuses `dataset_broadcast_opt_level` without sink mode.
+    context.pop("dataset_broadcast_opt_level", None)
+    ascend = context.get("ascend_config")
+    if isinstance(ascend, dict) and isinstance(path := ascend.get(SPEED_UP), str) and Path(path).is_file():
+        with contextlib.suppress(ValueError), Path(path).open("rb") as file:  # MindSpore says what is wrong with it
+            settings = {key: value for key, value in json.load(file).items() if key != "dataset_broadcast_opt_level"}
+            write_new(folder / "parallel_speed_up.json", json.dumps(settings), overwrite=True)
+            context["ascend_config"] = {**ascend, SPEED_UP: str(folder.absolute() / "parallel_speed_up.json")}
+    config["runner_config"]["sink_mode"] = False
+    config["train_dataset"]["num_parallel_workers"] = 1
+    config["callbacks"] = [each for each in config["callbacks"] if each["type"] != "StepReport"]
+    schedule = config.get("lr_schedule")
+    if isinstance(schedule, dict) and schedule.get("warmup_steps") is schedule.get("warmup_ratio") is None:
+        config["lr_schedule"] = {**schedule, "warmup_steps": 0}  # MindFormers refuses a file without
+    if isinstance(config.get("mindswap"), dict):
+        config["mindswap"] = {key: value for key, value in config["mindswap"].items() if key != "cpu_stand_ins"}
+
+
 class _Edit:
     """A configuration that remembers what was changed in it."""
 
@@ -200,7 +253,7 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
 
 # The data of a proof: the user's where it is there, else a MindRecord made on the spot.
 
-PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir", "parallel_speed_up_json_path")
+PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir", SPEED_UP)
 
 
 def has_own_data(config: Mapping[str, Any]) -> bool:

@@ -30,9 +30,10 @@ def run_rank(
     say: Say,
     stop: Callable[[], bool] = lambda: False,
     max_s: float = MAX_S,
-    is_inlined: bool = True,
 ) -> DryRun:
     """Run one rank of a configuration to its end, in a folder that it makes.
+
+    What MindSpore does not build with inlined conditionals is run again, in a folder beside it, without.
 
     Args:
         config: made for a dry run: data that is there, one or two steps, no checkpoints.
@@ -40,12 +41,23 @@ def run_rank(
         say: takes a line about how far it is, now and then.
         stop: whether to end it now.
         max_s: after so many seconds it is given up.
-        is_inlined: False keeps conditionals as graphs of their own (`NOT_INLINED`).
 
     Raises:
         LaunchError: it failed, with the signal or the last error, the last operator, and where its log is; or it left
             no figures of memory.
     """
+    try:
+        return _run(config, folder, rank, num_ranks, say, stop, max_s)
+    except LaunchError as error:
+        if INLINE_FAULT not in str(error):
+            raise
+    say("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
+    again = folder.with_name(f"{folder.name}_not_inlined")
+    return _run(config, again, rank, num_ranks, say, stop, max_s, is_inlined=False)
+
+
+def _run(config: Path, folder: Path, rank: int, num_ranks: int, say: Say, stop: Callable[[], bool], max_s: float,
+         is_inlined: bool = True) -> DryRun:  # fmt: skip
     folder.mkdir(parents=True)
     log = folder / LOG
     words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]

@@ -4,13 +4,16 @@ import json
 import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
+from mindswap.policy.model import Policy
 from mindswap.training.measure import on_backend
+from mindswap.training.measure.config import write_backend_config
 
 TASK = "4,17_Default/network-Llama/1-Layer/MatMul-op3,Default/network-Llama/MatMul-op3,kernel_graph0,,,,"
 
@@ -29,8 +32,8 @@ def python(tmp_path, monkeypatch):
     return script
 
 
-def start(tmp_path, **options):
-    return on_backend.run_rank(tmp_path / "x.yaml", tmp_path / "rank_3", 3, 8, lambda line: None, **options)
+def start(tmp_path, say=lambda line: None, **options):
+    return on_backend.run_rank(tmp_path / "x.yaml", tmp_path / "rank_3", 3, 8, say, **options)
 
 
 def test_a_crash_names_the_signal_the_last_operator_and_the_log(tmp_path, python):
@@ -65,36 +68,24 @@ def test_it_ends_when_it_is_told_to(tmp_path, python):
     assert time.monotonic() - begin_s < 50
 
 
-def test_what_does_not_build_inlined_is_run_again_without(tmp_path, monkeypatch):
-    from mindswap.api import dry_run as api
-
-    ends = []
-
-    def run_rank(file, folder, rank, num_ranks, tell, stop, is_inlined=True):
-        ends.append((folder.name, is_inlined))
-        if is_inlined:
-            raise LaunchError("dry run of rank 0: RuntimeError: The pointer[ker_ptr] is null.\n    log:     x")
-        return "a run"
-
-    monkeypatch.setattr(api, "run_rank", run_rank)
-    monkeypatch.setattr(api, "write_dry_run_config", lambda *arguments: tmp_path / "x.yaml")
+def test_what_does_not_build_inlined_is_run_again_without(tmp_path, python):
+    fault = "echo 'RuntimeError: The pointer[ker_ptr] is null.'; exit 1"
+    python(f'[ "$MS_DEV_RUNTIME_CONF" = switch_inline:False ] || {{ {fault}; }}; echo built')
     said = []
-    found = api.dry_run(load_document("configs/llama2_7b/case2_layer_swap.yaml"), 0, tmp_path, say=said.append)
-    assert found == "a run"
-    assert ends == [("rank_0", True), ("rank_0_not_inlined", False)]
-    assert "switch_inline:False" in said[0]
+    with pytest.raises(LaunchError, match="printed no peak of memory") as error:
+        start(tmp_path, say=said.append)
+    assert f"log:     {tmp_path / 'rank_3_not_inlined' / 'log'}" in str(error.value)
+    assert any("switch_inline:False" in line for line in said)
 
 
 def test_a_file_of_speed_up_settings_is_found_and_needs_no_sink_mode(tmp_path, monkeypatch):
     """MindSpore refuses `dataset_broadcast_opt_level` without sink mode, and paths are from where the command is."""
-    from mindswap.api import dry_run as api
-
     (tmp_path / "speed.json").write_text('{"dataset_broadcast_opt_level": 3, "matmul_grad_comm_overlap": true}')
     document = load_document("configs/llama2_7b/case2_layer_swap.yaml")
     data = document.data()
     data["context"]["ascend_config"] = {"parallel_speed_up_json_path": "speed.json", "precision_mode": "x"}
-    monkeypatch.setattr(api, "_samples", lambda *arguments: None)
-    made = api.write_dry_run_config(document_from_data(data, "x.yaml"), tmp_path / "run", 8, None, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    made = write_backend_config(document_from_data(data, "x.yaml"), Policy(), 8, None, lambda _: None, Path("run"))
     found = load_document(str(made)).data()["context"]["ascend_config"]
     path = tmp_path / "run" / "parallel_speed_up.json"
     assert found == {"parallel_speed_up_json_path": str(path), "precision_mode": "x"}
