@@ -23,8 +23,8 @@ POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 # verdict.
 NOT_IN_CACHE_KEY = (
     *("commands", "planner", "training", "policy/megatron", "check/doctor", "api/adaptive.py", "api/compare.py"),
-    *("api/convert.py", "api/convert_forms.py", "api/convert_versions.py", "api/data.py"),
-    "api/training.py",
+    *("api/convert.py", "api/convert_forms.py", "api/convert_versions.py", "api/data.py", "api/dry_run.py"),
+    *("api/prove.py", "api/training.py"),
 )
 # Variables with which the same compiles otherwise, by how they begin; those that a compile sets itself do not count.
 _COMPILE_VARIABLES = ("ENABLE_LAZY_INLINE", "MS_DEV_")

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,7 @@ def prepare_data(
         "vocab_size": tokenizer.vocab_size,
         "eos_token_id": tokenizer.eos_id,
         "tokenizer": tokenizer.name,
-        "num_samples": counts.num_samples,
-        "num_tokens": counts.num_tokens,
-        "num_documents": counts.num_documents,
-        "num_text_bytes": counts.num_bytes,
+        **asdict(counts),
         "size_on_disk_bytes": sum(path.stat().st_blocks for path in _files(output)) * 512,
     }
 

@@ -1,35 +1,25 @@
-"""Trainings: one that is run, what it is proven to do, how an adaptive one stands, and an example to begin with."""
+"""Trainings: one that is run, how an adaptive one stands, and an example to begin with."""
 
 import gc
 import os
 import runpy
 import sys
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindswap.check.doctor.software import count_cards, has_cards, require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import ASCEND, is_on_cpu, read_device_target
-from mindswap.errors import LaunchError, LogError, StoppedBySignal, system_errors_as
-from mindswap.files import DATA, put_aside, refuse_existing, write_new
-from mindswap.report.problems import answer_text
-from mindswap.report.proof_html import format_proof_html, proof_to_json
+from mindswap.errors import LaunchError, LogError
+from mindswap.files import DATA, refuse_existing, write_new
 from mindswap.training.adaptive.model import State
 from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
 from mindswap.training.adaptive.watch import RunWatch
 from mindswap.training.launch.processes import (
-    adopt_orphans,
     hold_lifeline,
-    signals_raise,
-    stop_descendants,
 )
 from mindswap.training.launch.training import find_option, load_trainable, parse_training
-from mindswap.training.measure.checks import make_checks
-from mindswap.training.measure.proof import Proof
-from mindswap.training.measure.proving import ProofRequest, prepare, run_variants
-from mindswap.training.measure.support_bundle import pack
 
 if TYPE_CHECKING:
     from mindswap.adapters.plugin import Session
@@ -122,73 +112,6 @@ def cards_missing(document: Document, options: list[str]) -> str:
         "    fix: train where the cards are; to try mindswap on a CPU: configs/llama2_7b/cpu; "
         "mindswap verify, simulate and plan need no card"
     )
-
-
-# A proof: short runs, measured beside simulated.
-
-
-def prove(
-    request: ProofRequest, document: Document, is_put_aside: bool, begin_s: float
-) -> tuple[Proof | None, Path | None, int]:
-    """Prove a configuration, and leave a report and an archive to send back in its folder.
-
-    Args:
-        request: what to run, and where.
-        document: the configuration, from `load_trainable`.
-        is_put_aside: an earlier folder of that name goes aside.
-        begin_s: when this began.
-
-    Returns:
-        What is proven, as far as it came; the archive; the exit code: 0 if no check failed, 1 if one did, 128 + the
-        number of a signal.
-
-    Raises:
-        LaunchError: the runs cannot start.
-    """
-    if request.cluster is None:
-        _require_cards(document, request.wanted.num_workers)
-    _make_fresh(request.folder, is_put_aside)
-    adopt_orphans()
-    code, proof = 1, None
-    try:
-        with signals_raise():
-            proof = prepare(request, document)
-            for state in run_variants(request, proof):
-                proof = state
-            code = 0
-    except StoppedBySignal as signal:
-        request.say("interrupted: all workers are stopped")
-        code = signal.exit_code
-    finally:
-        stop_descendants()
-    if proof is None:
-        request.say(f"no run was started; {request.folder} has what there is")
-        return None, None, code
-    proof = replace(proof, is_interrupted=code > 1, wall_s=time.monotonic() - begin_s)
-    proof = replace(proof, checks=make_checks(proof))
-    answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
-    write_new(request.folder / "report.json", answer + "\n", overwrite=True)
-    write_new(request.folder / "report.html", format_proof_html(proof), overwrite=True)
-    return proof, pack(request.folder), code or int(not proof.is_ok)
-
-
-def _require_cards(document: Document, num_workers: int) -> None:
-    """Stop before minutes of simulating where the runs cannot start."""
-    if missing := cards_missing(document, []):
-        raise LaunchError(missing)
-    cards = 0 if is_on_cpu(document) else count_cards()
-    if num_workers and 0 < cards < num_workers:
-        raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
-
-
-def _make_fresh(folder: Path, is_put_aside: bool) -> None:
-    """Make the folder; what an earlier proof left in it must not be taken for this one."""
-    with system_errors_as(LaunchError, f"{folder}: cannot be made"):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            if not is_put_aside:
-                raise LaunchError(f"{folder}: already exists\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
-            put_aside(folder)
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 # How an adaptive run stands.

@@ -33,8 +33,7 @@ import sys
 import time
 from pathlib import Path
 
-from mindswap.adapters.mindrecord import write_synthetic_data
-from mindswap.api.training import prove
+from mindswap.api.prove import ProofRequest, prove
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.commands.options import PhaseLines, device_overrides, number_from
 from mindswap.errors import LaunchError
@@ -44,7 +43,6 @@ from mindswap.simulator.cost.device_file import load_device
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.measure.config import RunOptions
 from mindswap.training.measure.on_workers import RayPlace
-from mindswap.training.measure.proving import ProofRequest
 from mindswap.units import parse_bytes
 
 VARIANTS = ("off", "yaml", "plan")
@@ -111,6 +109,5 @@ def _request(args: argparse.Namespace, begin_s: float) -> ProofRequest:
         wants_synthetic_data=args.synthetic_data,
         device_words=tuple(device_words),
         say=PhaseLines(begin_s, sys.stderr if args.json else sys.stdout),
-        write_data=write_synthetic_data,
         cluster=RayPlace(args.ray, args.nodes) if args.ray is not None else None,
     )

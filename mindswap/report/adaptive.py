@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -23,9 +24,8 @@ FIGURES: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
 
 def count_lost_steps(attempts: Sequence[Attempt]) -> list[int]:
     """Steps of each attempt that the next one did again."""
-    next_begins = [*(attempt.first_step for attempt in attempts[1:]), None]
-    pairs = zip(attempts, next_begins, strict=False)
-    return [max(0, attempt.last_step - first) if first is not None else 0 for attempt, first in pairs]
+    again = [max(0, attempt.last_step - following.first_step) for attempt, following in pairwise(attempts)]
+    return [*again, 0] if attempts else []
 
 
 def format_summary(state: State) -> str:

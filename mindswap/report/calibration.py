@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from mindswap.report.tables import format_table
+from mindswap.report.tables import attributes, format_table
 from mindswap.simulator.cost.calibrate import Calibration, FigureFit
 from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind, figure_values
 from mindswap.simulator.cost.profile import Profile
@@ -74,9 +74,7 @@ def calibration_json(profile: Profile, result: Calibration, output: str | None) 
         "figures": [{**asdict(figure), "is_accepted": figure.is_accepted} for figure in result.figures],
         "links": {name: asdict(fit) for name, fit in result.links.items()},
         "others_ns": dict(result.others),
-        "kernels_ns": result.kernels_ns,
-        "num_covered": result.num_covered,
-        "covered_ns": result.covered_ns,
+        **attributes(result, "kernels_ns num_covered covered_ns"),
         "num_operators": len(result.measurements),
         "notes": list(result.notes),
     }

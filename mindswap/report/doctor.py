@@ -8,18 +8,11 @@ from mindswap.check.doctor.facts import Diagnosis, MachineFacts
 from mindswap.config.problem import Level
 from mindswap.graph.cache import MAX_CACHE_BYTES
 from mindswap.report.problems import escape
+from mindswap.report.tables import attributes
 from mindswap.units import format_bytes, format_count
 from mindswap.version import __version__
 
-_SHOWN_OF_MACHINE = (
-    "host_bytes",
-    "memlock_bytes",
-    "shm_bytes",
-    "num_numa_nodes",
-    "num_processors",
-    "cache_folder",
-    "cache_bytes",
-)
+_SHOWN_OF_MACHINE = "host_bytes memlock_bytes shm_bytes num_numa_nodes num_processors cache_folder cache_bytes"
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, dryrun, prove"
 
@@ -49,7 +42,7 @@ def format_doctor(facts: MachineFacts, findings: Sequence[Diagnosis]) -> str:
 
 def doctor_to_json(facts: MachineFacts, findings: Sequence[Diagnosis]) -> dict[str, Any]:
     """Facts and findings as plain data; sizes in bytes, null where nothing limits or nothing is known."""
-    software, machine = facts.software, facts.machine
+    software = facts.software
     return {
         "mindswap": __version__,
         "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in findings],
@@ -61,7 +54,7 @@ def doctor_to_json(facts: MachineFacts, findings: Sequence[Diagnosis]) -> dict[s
             "driver": software.driver or None,
             "num_cards": software.num_cards,
         },
-        "machine": {name: getattr(machine, name) for name in _SHOWN_OF_MACHINE},
+        "machine": attributes(facts.machine, _SHOWN_OF_MACHINE),
         "job": asdict(facts.job) if facts.job else None,
     }
 
@@ -77,6 +70,3 @@ def _versions(facts: MachineFacts) -> str:
 def _works(facts: MachineFacts) -> str:
     has_both = facts.software.version("mindspore") and facts.software.version("mindformers")
     return f"{_TEXT_COMMANDS}, {_COMPILING_COMMANDS}" if has_both else f"{_TEXT_COMMANDS}; not {_COMPILING_COMMANDS}"
-
-
-# All findings of all checks.

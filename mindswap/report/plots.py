@@ -15,6 +15,7 @@ from mindswap.report.dryrun import same_rank
 from mindswap.report.dryrun_html import real_curve, simulated_curve
 from mindswap.report.memory import LayerMemoryReport, group_layer_memory, rows_of
 from mindswap.report.simulation.bars import BUDGET, MEMORY_STYLES
+from mindswap.report.tables import group_equal
 from mindswap.simulator.program import MemoryKind
 from mindswap.training.measure.stages import DryRunReport
 from mindswap.units import format_bytes, format_time
@@ -278,7 +279,5 @@ def _colour(point: Compared, points: Sequence[Compared], budget_bytes: int | Non
 
 def _joined(points: Sequence[Compared]) -> list[Compared]:
     """Points that are the same, with both names."""
-    same: dict[tuple[int, int], list[Compared]] = {}
-    for point in points:
-        same.setdefault((point.step_time_ns, point.peak_bytes), []).append(point)
-    return [replace(found[0], name=", ".join(one.name for one in found)) for found in same.values()]
+    same = group_equal(points, lambda point: (point.step_time_ns, point.peak_bytes), range(len(points)))
+    return [replace(first, name=", ".join(points[i].name for i in alike)) for alike, first in same]

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.api.prove import ProofRequest, calibrated
 from mindswap.simulator.cost.calibration_file import load_measured
 from mindswap.training.measure.config import RunOptions
 from mindswap.training.measure.on_workers import read_measured
 from mindswap.training.measure.proof import Proof, Simulated, Variant
-from mindswap.training.measure.proving import ProofRequest, calibrated
 from tests.training.measure.test_results import write_run_with_profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,9 +103,7 @@ def test_a_profile_of_a_device_calibrates_the_simulation(done, tmp_path):
     report = json.loads((folder / "report.json").read_text())
     simulated = Simulated(**report["variants"][1]["simulated"])
     write_run_with_profile(tmp_path / "plan")
-    bench = ProofRequest(
-        folder, CONFIG, ("plan",), RunOptions(3, 2, 2), None, False, (), lambda text: None, write_synthetic_data
-    )
+    bench = ProofRequest(folder, CONFIG, ("plan",), RunOptions(3, 2, 2), None, False, (), lambda text: None)
     run = read_measured(tmp_path / "plan", 0, 1.0)
     variant = Variant("plan", "a plan", str(folder / "plan.yaml"), simulated, measured=run)
     proof = calibrated(bench, Proof("c", "Ascend", "d", 2, 3, variants=(variant,)))

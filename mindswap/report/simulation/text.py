@@ -6,7 +6,7 @@ from typing import Any
 from mindswap.policy.words import name_indices
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_cause, describe_holder, format_share, headline
-from mindswap.report.tables import attributes, format_table
+from mindswap.report.tables import attributes, format_table, group_equal
 from mindswap.simulator.summary import group_layer_rows
 from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
@@ -61,11 +61,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def stage_rows(report: SimulationReport) -> list[tuple[StageReport, tuple[str, ...]]]:
     """The cells for `STAGE_HEADER`, stages with equal ones together, each with the first of its stages."""
-    groups: dict[tuple[str, ...], list[StageReport]] = {}
-    for stage in report.stages:
-        groups.setdefault(_stage_cells(stage, report.timeline.step_time_ns), []).append(stage)
-    names = (name_indices("stage", [stage.stage for stage in stages]) for stages in groups.values())
-    return [(groups[cells][0], (name, *cells)) for name, cells in zip(names, groups, strict=True)]
+
+    def cells(stage: StageReport) -> tuple[str, ...]:
+        return _stage_cells(stage, report.timeline.step_time_ns)
+
+    groups = group_equal(report.stages, cells, (stage.stage for stage in report.stages))
+    return [(first, (name_indices("stage", stages), *cells(first))) for stages, first in groups]
 
 
 def _stage_cells(stage: StageReport, step_ns: int) -> tuple[str, ...]:

@@ -135,10 +135,10 @@ def vocabulary_size(document: Document) -> int:
 class SampleCounts:
     """Counts of `read_samples` so far."""
 
-    num_documents: int = 0  # documents that hold any text; empty ones are passed over
-    num_bytes: int = 0  # their bytes
-    num_tokens: int = 0  # their tokens, one eos after each document included
     num_samples: int = 0  # samples handed out
+    num_tokens: int = 0  # of all documents, one eos after each included
+    num_documents: int = 0  # documents that hold any text; empty ones are passed over
+    num_text_bytes: int = 0  # their bytes
 
 
 def read_samples(
@@ -162,7 +162,7 @@ def read_samples(
 
     def blocks(source: TextSource) -> Iterator[bytes]:
         for block in read_blocks(source):
-            counts.num_bytes += len(block)
+            counts.num_text_bytes += len(block)
             on_bytes(len(block))
             yield block
 

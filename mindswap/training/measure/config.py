@@ -1,4 +1,4 @@
-"""The configuration that every run of a proof shares: the user's, made short, repeatable and measured."""
+"""The configuration that is run: the user's, made short, repeatable and measured; for workers, or for a dry run."""
 
 import contextlib
 import copy

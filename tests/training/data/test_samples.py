@@ -37,7 +37,7 @@ def test_documents_end_with_eos_and_are_cut_into_samples(folder):
     samples = list(read_samples(write(folder, [b"abcd", b"", b"ef"]), ByteTokenizer(), 3, counts))
     # a b c | d eos e | f eos: the last two fill no sample
     assert [token for part in samples for token in part] == [*ids(b"abcd"), 2, *ids(b"e")]
-    assert counts == SampleCounts(num_documents=2, num_bytes=6, num_tokens=8, num_samples=2)
+    assert counts == SampleCounts(num_documents=2, num_text_bytes=6, num_tokens=8, num_samples=2)
 
 
 @settings(max_examples=50)
@@ -50,7 +50,7 @@ def test_nothing_is_lost_but_the_last_tokens(folder, texts, length):
     kept = len(everything) // length * length
     assert [token for part in samples for token in part] == everything[:kept]
     assert (counts.num_tokens, counts.num_samples * length) == (len(everything), kept)
-    assert sum(seen) == counts.num_bytes == sum(map(len, texts))
+    assert sum(seen) == counts.num_text_bytes == sum(map(len, texts))
 
 
 def test_the_four_columns_of_the_newer_models():

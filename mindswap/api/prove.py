@@ -1,4 +1,4 @@
-"""Preparation of `mindswap prove`: configurations, data, simulations, the plan."""
+"""Short runs on this machine, measured beside simulated: `mindswap prove`."""
 
 import json
 import time
@@ -7,16 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.api.training import cards_missing
 from mindswap.check.check import check_document, policy_of
 from mindswap.check.doctor.software import count_cards
 from mindswap.config.nodes import Document
 from mindswap.config.source import load_document
-from mindswap.config.step import read_device_target, read_step_settings
-from mindswap.errors import LaunchError
-from mindswap.files import write_new
+from mindswap.config.step import is_on_cpu, read_device_target, read_step_settings
+from mindswap.errors import LaunchError, StoppedBySignal, system_errors_as
+from mindswap.files import put_aside, write_new
 from mindswap.policy.convert import kept_layers
+from mindswap.report.problems import answer_text
+from mindswap.report.proof_html import format_proof_html, proof_to_json
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
-from mindswap.training.launch.processes import Answer, ask
+from mindswap.training.launch.processes import Answer, adopt_orphans, ask, signals_raise, stop_descendants
+from mindswap.training.measure.checks import make_checks
 from mindswap.training.measure.config import (
     RunOptions,
     SyntheticData,
@@ -28,7 +33,7 @@ from mindswap.training.measure.config import (
 )
 from mindswap.training.measure.on_workers import RayPlace, read_measured, read_simulated, run_workers
 from mindswap.training.measure.proof import MeasuredRun, Proof, Simulated, Variant
-from mindswap.training.measure.support_bundle import describe_machine
+from mindswap.training.measure.support_bundle import describe_machine, pack
 from mindswap.units import format_bytes, format_count, format_time
 
 MAX_DEFAULT_WORKERS = 8
@@ -53,7 +58,6 @@ class ProofRequest:
     wants_synthetic_data: bool  # also where the configuration has data
     device_words: tuple[str, ...]  # options of the simulated device
     say: Callable[[str], None]  # takes a line for the user
-    write_data: Callable[[Path, Document, int], SyntheticData]  # `adapters.mindrecord.write_synthetic_data`
     cluster: RayPlace | None = None  # the nodes that train; None for this machine alone
 
     def file(self, name: str) -> Path:
@@ -61,7 +65,71 @@ class ProofRequest:
         return self.folder / f"{name}.yaml"
 
 
-def prepare(request: ProofRequest, document: Document) -> Proof:
+def prove(
+    request: ProofRequest, document: Document, is_put_aside: bool, begin_s: float
+) -> tuple[Proof | None, Path | None, int]:
+    """Prove a configuration, and leave a report and an archive to send back in its folder.
+
+    Args:
+        request: what to run, and where.
+        document: the configuration, from `load_trainable`.
+        is_put_aside: an earlier folder of that name goes aside.
+        begin_s: when this began.
+
+    Returns:
+        What is proven, as far as it came; the archive; the exit code: 0 if no check failed, 1 if one did, 128 + the
+        number of a signal.
+
+    Raises:
+        LaunchError: the runs cannot start.
+    """
+    if request.cluster is None:
+        _require_cards(document, request.wanted.num_workers)
+    _make_fresh(request.folder, is_put_aside)
+    adopt_orphans()
+    code, proof = 1, None
+    try:
+        with signals_raise():
+            proof = _prepare(request, document)
+            for state in _run_variants(request, proof):
+                proof = state
+            code = 0
+    except StoppedBySignal as signal:
+        request.say("interrupted: all workers are stopped")
+        code = signal.exit_code
+    finally:
+        stop_descendants()
+    if proof is None:
+        request.say(f"no run was started; {request.folder} has what there is")
+        return None, None, code
+    proof = replace(proof, is_interrupted=code > 1, wall_s=time.monotonic() - begin_s)
+    proof = replace(proof, checks=make_checks(proof))
+    answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
+    write_new(request.folder / "report.json", answer + "\n", overwrite=True)
+    write_new(request.folder / "report.html", format_proof_html(proof), overwrite=True)
+    return proof, pack(request.folder), code or int(not proof.is_ok)
+
+
+def _require_cards(document: Document, num_workers: int) -> None:
+    """Stop before minutes of simulating where the runs cannot start."""
+    if missing := cards_missing(document, []):
+        raise LaunchError(missing)
+    cards = 0 if is_on_cpu(document) else count_cards()
+    if num_workers and 0 < cards < num_workers:
+        raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
+
+
+def _make_fresh(folder: Path, is_put_aside: bool) -> None:
+    """Make the folder; what an earlier proof left in it must not be taken for this one."""
+    with system_errors_as(LaunchError, f"{folder}: cannot be made"):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if not is_put_aside:
+                raise LaunchError(f"{folder}: already exists\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
+            put_aside(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _prepare(request: ProofRequest, document: Document) -> Proof:
     """Write the configurations and the data, simulate each run.
 
     Raises:
@@ -97,7 +165,7 @@ def prepare(request: ProofRequest, document: Document) -> Proof:
         if has_data:
             return None
         request.say(f"making data: {wanted.num_steps} steps of random tokens")
-        return request.write_data(request.folder, short, wanted.num_steps)
+        return write_synthetic_data(request.folder, short, wanted.num_steps)
 
     config, changes = run_config(own, policy, wanted, kept, make_data)
     header = f"Made by mindswap prove from {request.config}; changed there:\n" + "\n".join(changes)
@@ -180,7 +248,7 @@ def _ask_plan(request: ProofRequest, budget_bytes: int) -> Answer:
 # The runs, one after the other, and what their profile says of the device.
 
 
-def run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
+def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
     """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
     yield proof
     for index, variant in enumerate(proof.variants):
