@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.api.training import cards_missing
@@ -29,7 +28,6 @@ from mindswap.training.measure.config import (
     has_own_data,
     run_config,
     switched_off,
-    with_absolute_paths,
 )
 from mindswap.training.measure.on_workers import RayPlace, read_measured, read_simulated, run_workers
 from mindswap.training.measure.proof import MeasuredRun, Proof, Simulated, Variant
@@ -149,25 +147,22 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
             f"--nodes {num_nodes}: {format_count(wanted.num_workers, 'worker')}\n"
             "    allowed: as many on each node\n    fix:     --worker-num"
         )
-    own = with_absolute_paths(_own_data(document), Path.cwd())
-    notes, kept = list[str](), None
-    has_data = has_own_data(own) and not request.wants_synthetic_data
-    if not has_data:
+    notes = []
+
+    def make_data(short: Document) -> SyntheticData | None:
+        if has_own_data(short.data()) and not request.wants_synthetic_data:
+            return None
         notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
-    if num_layers < checked.num_layers:
-        kept = kept_layers(checked.num_layers, num_layers)
+        request.say(f"making data: {wanted.num_steps} steps of random tokens")
+        return write_synthetic_data(request.folder, short, wanted.num_steps)
+
+    kept = kept_layers(checked.num_layers, num_layers) if num_layers < checked.num_layers else None
+    config, changes = run_config(document, policy, wanted, kept, make_data)
+    if kept is not None:
         notes.append(
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
             f"{', '.join(map(str, kept))} of the whole model, in this order."
         )
-
-    def make_data(short: Document) -> SyntheticData | None:
-        if has_data:
-            return None
-        request.say(f"making data: {wanted.num_steps} steps of random tokens")
-        return write_synthetic_data(request.folder, short, wanted.num_steps)
-
-    config, changes = run_config(own, policy, wanted, kept, make_data)
     header = f"Made by mindswap prove from {request.config}; changed there:\n" + "\n".join(changes)
     write_new(request.file("yaml"), format_config(config, header))
     write_new(request.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
@@ -185,16 +180,6 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         environment=describe_machine(),
     )
     return _simulate_all(request, proof)
-
-
-def _own_data(document: Document) -> dict[str, Any]:
-    """The user's configuration with its bases merged, and with a device file that is found from anywhere."""
-    data = document.data()
-    asked = read_cost_settings(document)
-    if asked.device is not None and Path(asked.device).suffix:
-        key = "calibration" if asked.is_calibration else "device"
-        data["mindswap"] = {**data["mindswap"], key: str(Path(asked.device).absolute())}
-    return data
 
 
 def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:

@@ -189,7 +189,8 @@ def test_a_configuration_for_cards_is_refused_at_once_where_there_are_none(prove
 
 def test_a_worker_needs_a_card(prove, tmp_path, monkeypatch):
     monkeypatch.setattr("mindswap.commands.prove.require_mindformers", lambda: None)
-    monkeypatch.setattr("mindswap.api.training.count_cards", lambda: 8)
+    for module in ("training", "prove"):
+        monkeypatch.setattr(f"mindswap.api.{module}.count_cards", lambda: 8)
     assert prove(ASCEND_CONFIG, "-o", tmp_path / "proof", "--worker-num", "16") == (
         1,
         "mindswap: error: --worker-num 16: this machine has 8 cards, and a worker needs one\n",

@@ -15,6 +15,7 @@ from mindswap.files import package_data, write_new
 from mindswap.policy.convert import cut_policy, policy_sections
 from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
+from mindswap.simulator.cost.device_file import read_cost_settings
 
 SPEED_UP = "parallel_speed_up_json_path"
 
@@ -88,17 +89,17 @@ def format_config(config: Mapping[str, Any], comment: str) -> str:
 
 
 def run_config(
-    own: Mapping[str, Any],
+    document: Document,
     policy: Policy,
     wanted: RunOptions,
     kept: Sequence[int] | None,
     make_data: Callable[[Document], SyntheticData | None],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """As `derive`, with other data, and perhaps fewer layers.
+    """As `derive`, with other data, and perhaps fewer layers; its files are found from any folder.
 
     Args:
-        own: the user's configuration, which asks for this policy.
-        policy: in layer indices.
+        document: the user's configuration.
+        policy: what it asks for, in layer indices.
         wanted: all but the data.
         kept: layers of the whole model that those of a short one stand for; None for all of them.
         make_data: for the configuration of the runs; None keeps the user's.
@@ -106,6 +107,7 @@ def run_config(
     Raises:
         LaunchError: the parallel sizes do not fit the number of workers, or no data can be made.
     """
+    own = with_absolute_paths(_own_data(document), Path.cwd())
     config, _ = derive(own, wanted)
     config, changes = derive(own, replace(wanted, data=make_data(document_from_data(config, "the configuration"))))
     if kept is not None:
@@ -126,16 +128,13 @@ def write_backend_config(
     """The configuration of a dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
 
     Args:
-        document: with paths from the current folder.
-        policy: what it asks for, in layer indices.
+        document, policy, kept, make_data: as of `run_config`.
         num_ranks: of the parallel training; 1 for one without.
-        kept, make_data: as of `run_config`.
         folder: where it is written; it is made.
     """
     folder.mkdir(parents=True)
     wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), is_profiled=False)
-    own = with_absolute_paths(document.data(), Path.cwd())
-    config, changes = run_config(own, policy, wanted, kept, make_data)
+    config, changes = run_config(document, policy, wanted, kept, make_data)
     _for_ascend(config, folder)
     path = folder / "dryrun.yaml"
     write_new(path, format_config(config, "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)))
@@ -270,6 +269,16 @@ def _loader(config: Mapping[str, Any]) -> Mapping[str, Any]:
     dataset = config.get("train_dataset")
     loader = dataset.get("data_loader") if isinstance(dataset, dict) else None
     return loader if isinstance(loader, dict) else {}
+
+
+def _own_data(document: Document) -> dict[str, Any]:
+    """The user's configuration with its bases merged, and with a device file that is found from anywhere."""
+    data = document.data()
+    asked = read_cost_settings(document)
+    if asked.device is not None and Path(asked.device).suffix:
+        key = "calibration" if asked.is_calibration else "device"
+        data["mindswap"] = {**data["mindswap"], key: str(Path(asked.device).absolute())}
+    return data
 
 
 def with_absolute_paths(value: Any, home: Path, is_path: bool = False) -> Any:
