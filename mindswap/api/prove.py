@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mindswap.adapters.mindrecord import write_synthetic_data
 from mindswap.api.training import cards_missing
@@ -19,7 +20,7 @@ from mindswap.policy.convert import kept_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof_html, proof_to_json
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
-from mindswap.training.launch.processes import Answer, adopt_orphans, ask, signals_raise, stop_descendants
+from mindswap.training.launch.processes import adopt_orphans, ask, signals_raise, stop_descendants
 from mindswap.training.measure.checks import make_checks
 from mindswap.training.measure.config import (
     RunOptions,
@@ -207,27 +208,24 @@ def simulate(request: ProofRequest, name: str, device: tuple[str, ...] | None = 
 
 
 def _plan(request: ProofRequest, off: Simulated) -> Variant:
-    """The plan within the budget; without one asked for, within the least that is possible."""
-    budget = request.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100
-    request.say(f"planning for {format_bytes(budget)}")
-    answer = _ask_plan(request, budget)
-    if answer.exit_code == 1 and answer.data is not None:
-        least = answer.data["smallest_budget_bytes"]
-        if request.budget_bytes is not None:
-            reason = f"nothing fits into {format_bytes(budget)}; the least found is {format_bytes(least)}"
-            return Variant("plan", TITLES["plan"], str(request.file("plan")), skipped=reason, budget_bytes=budget)
-        budget = least
-        request.say(f"planning for {format_bytes(budget)}, the least that is possible")
-        answer = _ask_plan(request, budget)
-    answer.require("planning")
+    """The plan within the budget; without one asked for, within one in which something has to move."""
+    budget, file = request.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100, request.file("plan")
+    found = _ask_plan(request, budget)
+    if found["status"] == "infeasible" and request.budget_bytes is None:
+        budget = (found["smallest_budget_bytes"] + off.peak_bytes) // 2
+        found = _ask_plan(request, budget)
+    if not found["ok"]:
+        least = format_bytes(found["smallest_budget_bytes"])
+        reason = found.get("verdict") or f"nothing fits into {format_bytes(budget)}; the least found is {least}"
+        return Variant("plan", TITLES["plan"], str(file), skipped=reason, budget_bytes=budget)
     simulated = simulate(request, "plan")[1]
-    title = f"{TITLES['plan']} for {format_bytes(budget)}"
-    return Variant("plan", title, str(request.file("plan")), simulated, budget_bytes=budget)
+    return Variant("plan", f"{TITLES['plan']} for {format_bytes(budget)}", str(file), simulated, budget_bytes=budget)
 
 
-def _ask_plan(request: ProofRequest, budget_bytes: int) -> Answer:
+def _ask_plan(request: ProofRequest, budget_bytes: int) -> Any:
+    request.say(f"planning for {format_bytes(budget_bytes)}")
     words = ["--memory", f"{budget_bytes}B", "-o", str(request.file("plan")), "--json", *request.device_words]
-    return ask(["plan", str(request.file("yaml")), *words])
+    return ask(["plan", str(request.file("yaml")), *words]).require("planning")
 
 
 # The runs, one after the other, and what their profile says of the device.
