@@ -1,6 +1,6 @@
 """A plan for the terminal and as JSON. Everything about time and memory is simulated, and says so."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mindswap.config.step import PATH
@@ -18,19 +18,12 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_so
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
     lines += [f"budget: {budget_source}", ""] if budget_source else [""]
-    lines += _own_lines(plan)
+    compared = {one.name: one for one in plan.compared}
+    if own := compared.get(YOURS):
+        verdict = "fits" if own.fits else "does not fit"
+        lines.append(f"your file    {format_time(own.step_time_ns)}, {format_bytes(own.peak_bytes)}, {verdict}")
     if plan.fits:
-        lines += [
-            f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation",
-            *_bound_lines(plan),
-            *_full_lines(plan),
-            f"peak memory  {format_bytes(plan.peak_bytes)} of {budget}{_stages(plan)}",
-            *_coupling_lines(plan),
-            f"host memory  {format_bytes(plan.host_bytes)} of a node",
-            f"found with   {_simulations(plan)}",
-            "",
-            *_policy_lines(plan),
-        ]
+        lines += [*_figure_lines(plan, compared.get(FULL)), "", *_policy_lines(plan)]
     else:
         lines += _nothing_fits_lines(plan, budget_source)
     known: dict[tuple[str, ...], tuple[str, ...]] = {}  # rows that say the same are one
@@ -44,37 +37,23 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_so
     return "\n".join([*lines, "", format_table(HEADER, rows)])
 
 
-def _own_lines(plan: Plan) -> list[str]:
-    """Step time and memory of the file as it is."""
-    own = next((one for one in plan.compared if one.name == YOURS), None)
-    if own is None:
-        return []
-    verdict = "fits" if own.fits else "does not fit"
-    return [f"your file    {format_time(own.step_time_ns)}, {format_bytes(own.peak_bytes)}, {verdict}"]
-
-
-def _full_lines(plan: Plan) -> list[str]:
-    """Cost of having few entries in the plan."""
-    full = next((one for one in plan.compared if one.name == FULL and one.fits), None)
-    if full is None:
-        return []
-    return [
-        f"             {_percent(plan.step_time_ns / full.step_time_ns - 1)} over the plan with as many entries as help"
-    ]
-
-
-def _bound_lines(plan: Plan) -> list[str]:
-    if plan.lower_bound_ns is None or plan.gap is None:
-        return []
-    least = format_time(plan.lower_bound_ns)
-    return [f"             {_percent(plan.gap)} over the lower bound: no policy is faster than {least} in this memory"]
-
-
-def _coupling_lines(plan: Plan) -> list[str]:
-    """Where the specification says otherwise than the backend does."""
-    if not plan.is_coupled:
-        return []
-    return ["             swaps what recomputed operators use: MindSpore 2.9.0 does it, against the specification"]
+def _figure_lines(plan: Plan, full: Compared | None) -> Iterator[str]:
+    """Times and memory of a plan that fits; `full` is the one with as many entries as help, of a simple one."""
+    yield f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation"
+    beside = " " * 13
+    if plan.lower_bound_ns is not None and plan.gap is not None:
+        least = format_time(plan.lower_bound_ns)
+        yield f"{beside}{_percent(plan.gap)} over the lower bound: no policy is faster than {least} in this memory"
+    if full is not None and full.fits:
+        cost = _percent(plan.step_time_ns / full.step_time_ns - 1)
+        yield f"{beside}{cost} over the plan with as many entries as help"
+    stages = ", ".join(format_bytes(size, "GiB") for size in plan.stage_peak_bytes)
+    of_stages = f"; stages {stages}" if len(plan.stage_peak_bytes) > 1 else ""
+    yield f"peak memory  {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}{of_stages}"
+    if plan.is_coupled:  # where the specification says otherwise than the backend does
+        yield f"{beside}swaps what recomputed operators use: MindSpore 2.9.0 does it, against the specification"
+    yield f"host memory  {format_bytes(plan.host_bytes)} of a node"
+    yield f"found with   {_simulations(plan)}"
 
 
 def _simulations(plan: Plan) -> str:
@@ -142,12 +121,6 @@ def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.2f} %"
-
-
-def _stages(plan: Plan) -> str:
-    if len(plan.stage_peak_bytes) == 1:
-        return ""
-    return "; stages " + ", ".join(format_bytes(size, "GiB") for size in plan.stage_peak_bytes)
 
 
 def _round_up(size_bytes: int) -> str:
