@@ -197,7 +197,7 @@ def copy_row(size: int) -> list[str]:
     taken, faults = [], []
     for _ in range(NUM_COPIES):
         moments = [now_ns()]
-        copy = copies.offload(storage)
+        copy = copies.offload(storage, size)
         moments.append(now_ns())
         copies.release(copy)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

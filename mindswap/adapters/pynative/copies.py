@@ -42,9 +42,14 @@ class CopyEngine(ABC):
         self.host_bytes = 0
         self._free: dict[int, list[Any]] = {}
 
-    @abstractmethod
-    def offload(self, storage) -> PendingCopy:
-        """Start the copy to the host."""
+    def offload(self, storage, size_bytes: int) -> PendingCopy:
+        """Start the copy to the host; of memory that is gone now `release` copies what is there when it is back."""
+        self.host_bytes += size_bytes
+        pool = self._free.get(size_bytes)
+        copy = PendingCopy(storage, size_bytes, pool.pop() if pool else self._new_host(size_bytes))
+        if storage.size() == size_bytes:
+            self._copy_out(copy)
+        return copy
 
     def release(self, copy: PendingCopy) -> None:
         """Wait for the copy to the host, see that it has the values of now, and let go of the device memory."""
@@ -67,17 +72,14 @@ class CopyEngine(ABC):
     def _new_host(self, size: int) -> Any: ...
 
     @abstractmethod
+    def _copy_out(self, copy: PendingCopy) -> None: ...
+
+    @abstractmethod
     def _renew(self, copy: PendingCopy) -> None:
         """Copy to the host again what was written since."""
 
     @abstractmethod
     def _finish(self, copy: PendingCopy) -> None: ...
-
-    def _begin(self, storage) -> PendingCopy:
-        size = storage.size()
-        self.host_bytes += size
-        pool = self._free.get(size)
-        return PendingCopy(storage, size, pool.pop() if pool else self._new_host(size))
 
 
 def default_copies(device_target: str) -> CopyEngine:
@@ -96,17 +98,14 @@ def default_copies(device_target: str) -> CopyEngine:
 
 
 class ThreadCopies(CopyEngine):
-    """Copies by a thread; `np.copyto` lets Python go on meanwhile."""
+    """Copies by a thread; `np.copyto` lets Python go on meanwhile.
+
+    Memory that user code frees meanwhile stays mapped, as MindSpore's pool gives none back to the system.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mindswap-copy")
-
-    def offload(self, storage) -> PendingCopy:
-        """The address is asked for here, which waits for the kernel that makes the data."""
-        copy = self._begin(storage)
-        copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(storage))
-        return copy
 
     def prefetch(self, copy: PendingCopy, storage, poison: bool = False) -> None:
         """See `CopyEngine`."""
@@ -117,6 +116,10 @@ class ThreadCopies(CopyEngine):
 
     def _new_host(self, size: int) -> mmap.mmap:
         return mmap.mmap(-1, size)  # anonymous and shared
+
+    def _copy_out(self, copy: PendingCopy) -> None:
+        # The address is asked for here, which waits for the kernel that makes the data.
+        copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(copy.storage))
 
     def _renew(self, copy: PendingCopy) -> None:
         host, device = _host_view(copy), _device_view(copy.storage)
@@ -159,12 +162,6 @@ class StreamCopies(CopyEngine):
         self._runtime = runtime or ms.runtime
         self._pinned = pinned or _pinned_tensor
         self._stream = self._runtime.Stream()
-
-    def offload(self, storage) -> PendingCopy:
-        """See `CopyEngine`."""
-        copy = self._begin(storage)
-        self._copy_out(copy)
-        return copy
 
     def prefetch(self, copy: PendingCopy, storage, poison: bool = False) -> None:
         """See `CopyEngine`."""

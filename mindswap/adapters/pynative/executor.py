@@ -37,7 +37,10 @@ class _Live:
 
     @property
     def is_ours(self) -> bool:
-        """Nobody else can reach it, and no tensor on it was given other memory."""
+        """Nobody else can reach it, and no tensor on it was given other memory.
+
+        The second question waits for operators: MindSpore does not hold the memory of a copy between storages so long.
+        """
         return only_these_hold([saved.tensor for saved in self.saves]) and all(s.is_as_saved for s in self.saves)
 
     def take_memory(self, size_bytes: int):
@@ -217,7 +220,7 @@ class Executor:
         index = action.storage
         size = self.trace.storages[index].size_bytes
         if action.kind is ActionKind.OFFLOAD:
-            self._copies[index] = self.copies.offload(self._live[index].saves[0].storage)
+            self._copies[index] = self.copies.offload(self._live[index].saves[0].storage, size)
         elif action.kind is ActionKind.RELEASE:
             self._leaving.add(index)
         elif action.kind is ActionKind.PREFETCH:

@@ -37,8 +37,8 @@ class SeenCopies(ThreadCopies):
         self.calls = []
         self.num_released = 0  # each as soon as no local variable holds it: at which event is not said before
 
-    def offload(self, storage):
-        copy = super().offload(storage)
+    def offload(self, storage, size_bytes):
+        copy = super().offload(storage, size_bytes)
         self.calls.append(("offload", storage.size()))
         return copy
 

@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from mindswap.errors import ApplyError
+from mindswap.pynative.schedule import Unit
 from tests.strength import examples
 
 pytestmark = pytest.mark.mindspore
@@ -130,8 +131,11 @@ def refill(storage, other):
     storage.copy_(other.untyped_storage(), False)
 
 
-def train_with(write, is_swapped, is_dropped):
-    """Gradients of the last of three steps, with a change of what layer 0 left in it, and the report."""
+def train_with(write, is_swapped, is_dropped, write_inside=None, unit=Unit.OPERATORS):
+    """Gradients of the last of three steps, with a change of what layer 0 left in it, and the report.
+
+    The change is before the last layer, and with `write_inside` one is in layer 0, behind all that saves it.
+    """
     import mindspore as ms
 
     import mindswap
@@ -147,16 +151,22 @@ def train_with(write, is_swapped, is_dropped):
     for parameter in network.get_parameters():
         parameter.set_data(ms.Tensor(values.normal(0, 0.3, parameter.shape).astype("float32")))
     if is_swapped:
-        mindswap.apply(network, Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layers="layers")
+        policy = Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 1),))
+        mindswap.apply(network, policy, layers="layers", unit=unit)
     swap, first, last = mindswap.running_swap(network), network.layers[0].__dict__, network.layers[-1]
 
     def changing(cell, inputs):
         if network.step == 2:
-            write(first["left"], first["left"] * 0.5)
+            write(first["left"], None if write_inside else first["left"] * 0.5)
         if is_dropped:
             first.pop("left")
 
+    def changing_inside(cell, inputs):
+        if network.step == 2 and write_inside:
+            write_inside(first["left"])
+
     last.register_forward_pre_hook(changing)
+    network.layers[0].down.register_forward_pre_hook(changing_inside)
     gradient = ms.value_and_grad(network, None, network.trainable_params())
     for step in range(3):
         network.step = step
@@ -179,6 +189,30 @@ def test_backward_reads_what_was_written_into_a_saved_activation(write, is_dropp
 def test_a_change_that_hooks_would_hide_stops_the_training(write, is_dropped):
     with pytest.raises(ApplyError, match=r"changed in place.*\n    fix:     change a copy"):
         train_with(write, True, is_dropped)
+
+
+@pytest.mark.parametrize("unit", Unit)
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_memory_that_is_gone_during_its_copy_or_when_it_begins_is_copied_when_it_is_back(is_dropped, unit):
+    """As systems do that free memory by themselves. In layers a copy begins where its layer ends."""
+    import mindspore as ms
+
+    values = []
+
+    def free(tensor):
+        values.append(tensor.asnumpy().copy())
+        tensor.untyped_storage().resize_(0)
+
+    def fill(tensor, nothing):
+        value = ms.Tensor(values.pop()) * 1
+        value.asnumpy()  # a copy between storages does not wait for it
+        tensor.untyped_storage().resize_(value.untyped_storage().size())
+        tensor.untyped_storage().copy_(value.untyped_storage(), False)
+
+    plain, _ = train_with(fill, False, is_dropped, free)
+    swapped, report = train_with(fill, True, is_dropped, free, unit)
+    assert all((a == b).all() for a, b in zip(plain, swapped, strict=True))
+    assert report.num_passes == 2 and report.offloaded_bytes > 0
 
 
 @pytest.mark.parametrize("hold", [lambda t: t, lambda t: t.reshape(-1)[1:], lambda t: t.asnumpy()])

@@ -1,6 +1,8 @@
 """The form of the copies for Ascend, which never ran, with objects that only note what is asked of them."""
 
 import contextlib
+import time
+from pathlib import Path
 
 import pytest
 
@@ -75,7 +77,7 @@ def test_each_copy_waits_for_what_makes_its_data_and_each_use_for_its_copy():
     runtime = Noted()
     copies, device = StreamCopies(runtime, runtime.pinned), Storage(runtime, "device", SIZE)
     for _ in range(2):
-        copy = copies.offload(device)
+        copy = copies.offload(device, SIZE)
         assert copies.host_bytes == SIZE
         copies.release(copy)
         assert copy.storage is None
@@ -98,7 +100,7 @@ def test_host_memory_is_free_only_when_nothing_is_written_to_it():
 
     runtime = Noted()
     copies = StreamCopies(runtime, runtime.pinned)
-    copies.wait(copies.offload(Storage(runtime, "device", SIZE)))
+    copies.wait(copies.offload(Storage(runtime, "device", SIZE), SIZE))
     assert copies.host_bytes == 0 and runtime.calls[-1] == "compute waits for what is on copy"
 
 
@@ -111,7 +113,7 @@ def test_the_thread_does_the_same_in_the_same_order():
 
     tensor = ms.Tensor(np.arange(SIZE // 4, dtype=np.float32))
     storage, copies = tensor.untyped_storage(), ThreadCopies()
-    copy = copies.offload(storage)
+    copy = copies.offload(storage, SIZE)
     assert (copies.host_bytes, storage.size()) == (SIZE, SIZE)
     copy.pending.result()
     tensor.asnumpy()[0] = 7  # behind the copy: the values of now count
@@ -121,6 +123,35 @@ def test_the_thread_does_the_same_in_the_same_order():
     copies.prefetch(copy, other.untyped_storage(), poison=True)
     copies.wait(copy)
     assert copies.host_bytes == 0 and other.asnumpy().tolist() == [7, *range(1, SIZE // 4)]
+
+
+def test_memory_that_is_freed_during_its_copy_stays_mapped():
+    """Else the thread would read what is no memory. 64 MiB, as the C library gives those back to the system at once."""
+    import mindspore as ms
+    import numpy as np
+
+    from mindswap.adapters.pynative.copies import ThreadCopies
+    from mindswap.adapters.versions import pynative_executor
+
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    size, copies = 64 << 20, ThreadCopies()
+    storage = (ms.mint.ones((size // 4,)) * 2).untyped_storage()
+    address = storage.data_ptr()
+    copy = copies.offload(storage, size)
+    storage.resize_(0)
+    ms.runtime.empty_cache()
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert any(int(begin, 16) <= address and address + size <= int(end, 16) for begin, end in ranges)
+    copies.wait(copy)
+    copy = copies.offload(storage, size)  # nothing is there to copy
+    assert copy.pending is None
+    tensor = ms.mint.ones((size // 4,)) * 3
+    tensor.asnumpy()  # a copy between storages does not wait for it, nor is it waited for
+    storage.resize_(size)
+    storage.copy_(tensor.untyped_storage(), False)
+    pynative_executor.sync()
+    copies.release(copy)
+    assert (np.frombuffer(copy.host, np.float32) == 3).all()
 
 
 def test_where_nothing_was_run_copies_have_to_be_asked_for():
@@ -158,3 +189,27 @@ def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
     kept.places.cache_clear()
     with pytest.raises(ApplyError, match="does not show who else holds a tensor"):
         kept.places()
+
+
+def test_a_copy_between_storages_that_waits_for_its_turn_is_there_when_nobody_else_holds_the_memory():
+    """MindSpore does not hold the memory of such a copy while operators before it run."""
+    import mindspore as ms
+    import numpy as np
+
+    from mindswap.adapters.pynative.copies import ThreadCopies
+    from mindswap.adapters.pynative.executor import _Live
+    from mindswap.adapters.pynative.kept import KeptTensor, places
+
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    places()  # found once, which waits
+    tensor, other, slow = ms.Tensor(ms.mint.ones((SIZE,)) * 2), ms.mint.ones((SIZE,)) * 3, ms.mint.ones((2000, 2000))
+    live, copies = _Live(0, 4, [KeptTensor(tensor)]), ThreadCopies()
+    copy = copies.offload(live.saves[0].storage, 4 * SIZE)
+    source = other.untyped_storage()
+    slow.asnumpy()
+    slow = ms.mint.matmul(slow, slow)
+    live.saves[0].storage.copy_(source, False)
+    while not live.is_ours:
+        time.sleep(0.001)
+    copies.release(copy)
+    assert np.frombuffer(copy.host, np.float32).tolist() == [3] * SIZE
