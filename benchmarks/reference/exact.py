@@ -24,7 +24,6 @@ MAX_CHOICES = 2_000_000
 def enumerate_all(
     space: Space,
     progress: Progress = lambda: None,
-    effort_permille: int = 1000,
     starts: Sequence[np.ndarray] = (),
     distances: Sequence[int] = DISTANCES,
 ) -> Search:
@@ -89,9 +88,7 @@ def _is_redundant(choice: np.ndarray) -> bool:
     return bool((choice[choice[:, 0] < KEEP, 1:] != KEEP).any())
 
 
-def solve_relaxed(
-    space: Space, progress: Progress = lambda: None, effort_permille: int = 1000, starts: Sequence[np.ndarray] = ()
-) -> Search:
+def solve_relaxed(space: Space, progress: Progress = lambda: None, starts: Sequence[np.ndarray] = ()) -> Search:
     """An integer programme in which bytes and times add up, with HiGHS; its answer is then simulated.
 
     One variable for each cell and value: 1 if the cell has it. At most one per cell; what is freed covers what

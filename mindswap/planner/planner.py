@@ -65,7 +65,7 @@ class Planner:
         policies, judged, keep = self._common(problem)
         curve = self._curve(problem, keep, progress)
         num_before = curve.num_evaluations
-        found = curve.best(problem.budget_bytes, [Candidate.of(problem, policies[KEEP_ALL], keep)])
+        found = curve.best(problem.budget_bytes)
         limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
         others = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))

@@ -64,11 +64,17 @@ class Rows:
         return {name: distance for name, distance in named.items() if name not in self._idle[key]}
 
     def _named(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
-        """Names to swap that hold something -> distance; without items that recomputed operators use."""
+        """Names to swap that hold something -> distance; without items that recomputed operators use.
+
+        Equal operators are one only under one setting, so names of one have one distance, the largest.
+        """
         named: dict[str, int] = {}
         for i, names, is_idle in self._swapped(layer_index, row):
             if not is_idle:
                 named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
+        for merged in self.keeper_names(layer_index, row).values() if named else ():
+            for names in map(named.keys().__and__, merged):
+                named |= dict.fromkeys(names, max((named[name] for name in names), default=0))
         return named
 
     def _swapped(self, layer_index: int, row: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
@@ -165,10 +171,13 @@ class Rows:
             block = self.model.layer_block(recompute, layer_index)
             if _is_plain(block, copies):
                 return block.with_copies(copies)
-        # Which of the tensors of one name move, and which never come back, the compiler decides.
-        entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(named))
-        compiled = self.model.layer_block(replace(recompute, op_swap=entries), layer_index)
-        return compiled.with_distances({label: distance for label, (distance, *_) in copies.items()})
+        # Which of the tensors of one name move, and which never come back, the compiler decides; which operators are
+        # one, too, by what is equal. So distances are numbered, and rows with others are the same compiled step.
+        rising = sorted(set(named.values()))
+        entries = tuple(
+            OpSwap(exact_pattern(name), ALL_LAYERS, 1 + rising.index(named[name])) for name in sorted(named)
+        )
+        return self.model.layer_block(replace(recompute, op_swap=entries), layer_index).with_distances(rising)
 
 
 def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> bool:

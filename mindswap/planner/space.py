@@ -68,10 +68,6 @@ class Figures:
         reads = np.broadcast_to(self.reads, self.all_conflicts.shape)[layer]
         return (row > KEEP) & reads[np.arange(self.num_items), np.maximum(-row, 0)].any(axis=0)
 
-    def undone_by(self, choice: np.ndarray, item: int, way: int) -> np.ndarray:
-        """Layers in which recompute of an item leaves a swap of the choice without effect: shape (num_layers,)."""
-        return ((choice > KEEP) & self.all_conflicts[:, item, way]).any(axis=1)
-
     @property
     def all_conflicts(self) -> np.ndarray:
         """`conflicts` in its full shape."""
@@ -118,11 +114,9 @@ class Space(ABC):
     figures: Figures  # of the decisions
     budget_bytes: int  # for activations
     host_budget_bytes: int  # for what is swapped, one card
-    # per micro-batch, what every choice within the budgets takes more than keeping everything; None if not known
-    least_extra_ns: float | None = None
+    enough_extra_ns = 0.0  # per micro-batch, what a choice may take more than keeping everything, to be good enough
     items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
     layers: Sequence[int]  # index in the model of each layer
-    is_exact: bool = False  # rows are asked for what of them has an effect before they are used
     fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them
 
     def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):

@@ -21,8 +21,6 @@ LEAST_REPAIR = 1000  # part of the budget that is taken off at least
 # Operators that are simulated on the whole step of a pipeline, all tries together; and how many tries at least.
 MAX_OPERATORS = 400_000
 LEAST_EVALUATIONS = 16
-# Nothing is faster than to keep everything; what comes so near to it, in millionths of the step time, is good enough.
-ENOUGH_PPM = 200
 
 
 class StageSolver:
@@ -47,8 +45,7 @@ class StageSolver:
         self.asked = progress
         self.num_evaluations = 0
         self.fits_alone = False
-        self._least_extra_ns: float | None = None
-        self._is_exact = False
+        self._enough_extra_ns = 0.0  # per micro-batch
         self._kept_ns = 0  # the whole step if everything is kept; 0 before it is known
         self.rows = Rows(self.model, catalog)
         self.num_stages = self.model.layout.num_stages
@@ -56,29 +53,22 @@ class StageSolver:
         self.layers = [list(space.layers) for space in spaces]
         self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
 
-    def solve(
-        self, budget_bytes: int, effort_permille: int, least_extra_ns: int | None = None, is_exact: bool = False
-    ) -> np.ndarray:
+    def solve(self, budget_bytes: int, enough_extra_ns: int) -> np.ndarray:
         """The best choice that is found for a budget, static memory included; the nearest if none fits.
 
         Args:
             budget_bytes: of each stage.
-            effort_permille: as of `fast.solve`.
-            least_extra_ns: what the step takes more at least than if everything is kept; None if not known.
-            is_exact: as of `Space`.
+            enough_extra_ns: what the step may take more than if everything is kept, to be good enough.
         """
-        self._least_extra_ns, self._is_exact = None, is_exact
-        if least_extra_ns is not None and self.num_stages == 1:
-            self._least_extra_ns = least_extra_ns / self.model.layout.num_micro_batches
+        self._enough_extra_ns = enough_extra_ns / self.model.layout.num_micro_batches
         budgets = [budget_bytes - static.total_bytes for static in self.model.static]
-        effort = effort_permille if self.num_stages == 1 else effort_permille * 4 // (self.num_stages + 2)
         choice = np.zeros(self.shape, np.int64)
         with contextlib.suppress(Stop):
             self.fits_alone = False
-            fitting = self._solve_stages(choice, range(self.num_stages), budgets, effort)
+            fitting = self._solve_stages(choice, range(self.num_stages), budgets)
             self.fits_alone = len(fitting) == self.num_stages
             if self.num_stages > 1:
-                return self._repaired(choice, budget_bytes, budgets, effort, fitting)
+                return self._repaired(choice, budget_bytes, budgets, fitting)
         return choice
 
     def effective(self, choice: np.ndarray) -> np.ndarray:
@@ -99,9 +89,7 @@ class StageSolver:
         self.num_evaluations += 1
         self.asked()
 
-    def _solve_stages(
-        self, choice: np.ndarray, stages: Sequence[int], budgets: Sequence[int], effort_permille: int
-    ) -> set[int]:
+    def _solve_stages(self, choice: np.ndarray, stages: Sequence[int], budgets: Sequence[int]) -> set[int]:
         """Fills in the layers of some stages, the one that lacks most memory first; gives those that fit alone.
 
         Stages are alike, so for the others a mix of what is known is often enough: a stage need not be better than
@@ -110,7 +98,7 @@ class StageSolver:
         fitting: set[int] = set()
         spaces = {stage: StepSpace(self.rows, stage, budgets[stage], self.host_bytes) for stage in stages}
         for space in spaces.values():
-            space.least_extra_ns, space.is_exact = self._least_extra_ns, self._is_exact
+            space.enough_extra_ns = self._enough_extra_ns
         searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
         kept = {stage: search.score(np.zeros_like(choice[self.layers[stage]])) for stage, search in searches.items()}
         slowest_ns = max(_per_batch_ns(spaces[stage], score) for stage, score in kept.items())
@@ -124,7 +112,7 @@ class StageSolver:
             options = [choice[layers], *(stretched(other, space.figures) for other in known)]
             found, mix = best_mix(searches[stage].score, options, orders_of([range(len(layers))]))
             if not found.fits or _per_batch_ns(space, found) > slowest_ns:
-                search = fast.solve(space, self.progress, effort_permille, [mix] if found.fits else [])
+                search = fast.solve(space, self.progress, [mix] if found.fits else [])
                 assert search.best is not None and search.best_score is not None
                 if search.best_score < found:
                     found, mix = search.best_score, search.best
@@ -134,16 +122,14 @@ class StageSolver:
             slowest_ns = max(slowest_ns, _per_batch_ns(space, found))
         return fitting
 
-    def _repaired(
-        self, choice: np.ndarray, budget_bytes: int, budgets: list[int], effort_permille: int, fitting: set[int]
-    ) -> np.ndarray:
+    def _repaired(self, choice: np.ndarray, budget_bytes: int, budgets: list[int], fitting: set[int]) -> np.ndarray:
         """The choice on the whole step, where stages wait for each other: it must fit there, and be fast there."""
         space = WholeSpace(self.rows, self.short, budget_bytes, self.host_bytes)
         search = Search(space, LEAST_EVALUATIONS, self.progress)
         with contextlib.suppress(Stop):
             if not self._kept_ns:
                 self._kept_ns = space.timeline(np.zeros_like(choice)).step_time_ns
-            search.enough_ns = self._kept_ns + self._kept_ns * ENOUGH_PPM // 1_000_000
+            search.enough_ns = self._kept_ns + round(self._enough_extra_ns * self.short.layout.num_micro_batches)
             _, timeline = search.run(choice)
             search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(timeline.program.ops))
             tried = [choice.copy()]
@@ -155,7 +141,7 @@ class StageSolver:
                     break
                 for stage in again:
                     budgets[stage] -= max(int(over[stage]), budget_bytes // LEAST_REPAIR)
-                fitting = fitting & self._solve_stages(choice, again, budgets, effort_permille)
+                fitting = fitting & self._solve_stages(choice, again, budgets)
                 tried.append(choice.copy())
                 over = space.over_bytes(search.run(choice)[1])
             if len(tried) > 1:

@@ -77,7 +77,7 @@ class _ModelSpace(Space):
 
     def effective(self, layer: int, row: np.ndarray) -> np.ndarray:
         """What the policy of a row says."""
-        return self._rows.effective(self.layers[layer], row) if self.is_exact else row
+        return self._rows.effective(self.layers[layer], row)
 
 
 class StepSpace(_ModelSpace):

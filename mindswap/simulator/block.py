@@ -206,16 +206,14 @@ class Block:
         own = arrays.own | {"prefetch": prefetch, "num_copies": num_copies, "is_held": is_held.astype(bool)}
         return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), own)
 
-    def with_distances(self, distances: Mapping[Label, int]) -> "Block":
-        """The block with other distances for the copies that it has, by label of the tensor; 1 where none is given."""
-        arrays = self.arrays
-        by_label = np.array([distances.get(label, 1) for label in arrays.labels], np.int64)
-        prefetch = np.where(arrays.own["num_copies"] != 0, by_label[arrays.own["label"]], 0)
+    def with_distances(self, distances: Sequence[int]) -> "Block":
+        """The block with other distances for the copies that it has: the first one in place of 1, and so on."""
+        table = np.array([0, *distances], np.int64)
         tensors = tuple(
-            replace(tensor, prefetch=distances.get(tensor.label, 1)) if tensor.num_copies else tensor
+            replace(tensor, prefetch=distances[tensor.prefetch - 1]) if tensor.prefetch else tensor
             for tensor in self.tensors
         )
-        return self._with_tensors(tensors, arrays.own | {"prefetch": prefetch})
+        return self._with_tensors(tensors, self.arrays.own | {"prefetch": table[self.arrays.own["prefetch"]]})
 
     def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: Columns) -> "Block":
         """The block with other copies of its tensors; `own` says the same of those that only it reads."""

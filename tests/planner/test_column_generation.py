@@ -56,9 +56,8 @@ def test_what_more_time_on_the_link_would_save():
     """100 bytes in 10 ns of compute or 100 ns of the link: a tenth."""
     mixture = ColumnGeneration(SPACE)
     mixture.choice(200, 50, PLENTY)
-    assert mixture.link_price == pytest.approx(0.1)
-    mixture.choice(0, 50, PLENTY)
-    assert mixture.link_price == 0
+    assert mixture._solve(np.array([-200.0, 50, PLENTY]))[0][1] == pytest.approx(0.1)
+    assert mixture._solve(np.array([0.0, 50, PLENTY]))[0][1] == 0
 
 
 def test_rows_in_front_and_spread():

@@ -13,7 +13,6 @@ from mindswap.config.parse import parse_document
 from mindswap.planner.effect import ALL_OPERATORS, find_uses, idle_swaps, is_coupled
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.solvers.fill import fill, recompute_order
 from mindswap.planner.space import KEEP, Figures
 from mindswap.planner.write import compact_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -55,12 +54,6 @@ def test_of_a_row_the_swaps_that_are_read_again():
     assert not figures.idle(np.array([[KEEP, 5, -1]] * 2)).any()
     assert figures.read_again(np.array([KEEP, 5, -1]), 0).tolist() == [False, True, False]
     assert not figures.read_again(np.array([KEEP, 5, KEEP]), 1).any()
-
-
-def test_a_swap_stays_where_recompute_would_leave_it_without_effect():
-    """Swap of item 1 in the first layer; item 2 is recomputed in the second alone."""
-    choice = fill(FIGURES, [1], recompute_order(FIGURES), swap_bytes=10, recompute_bytes=40)
-    assert choice.tolist() == [[KEEP, 1, KEEP], [KEEP, KEEP, -1]]
 
 
 @pytest.fixture(scope="module")

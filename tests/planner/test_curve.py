@@ -7,7 +7,7 @@ import pytest
 
 from mindswap.planner import curve, planner, stages
 from mindswap.planner.bound import relaxation
-from mindswap.planner.curve import SMALL_NEAR_PART
+from mindswap.planner.curve import ENOUGH_PART
 from mindswap.planner.evaluate import Candidate, evaluate
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
@@ -22,7 +22,6 @@ from tests.simulator.cost.builders import GENERIC
 from tests.strength import examples, is_nightly
 
 PLENTY = 2**50
-SMALL_STEP = curve.SMALL_STEP
 NUM_BUDGETS = examples(3, 5)
 
 
@@ -55,8 +54,6 @@ def little_effort(monkeypatch):
     """A quick search will do: what is asked here holds for any."""
     monkeypatch.setattr(fast, "MAX_EVALUATIONS", examples(15, 60))
     monkeypatch.setattr(stages, "MAX_OPERATORS", examples(500, 2000))
-    if not is_nightly():  # as for large models
-        monkeypatch.setattr(curve, "SMALL_STEP", 0)
 
 
 def problem(model: StepModel, budget_bytes: int, **options) -> PlanProblem:
@@ -98,9 +95,8 @@ def plan(model: StepModel, budget_bytes: int, **options) -> Plan:
     ("name", "device"),
     [("pipeline", "fast link"), *([("4 layers", "link")] if is_nightly() else [])],
 )
-def test_more_memory_is_never_slower(name, device, monkeypatch):
+def test_more_memory_is_never_slower(name, device):
     """`benchmarks/plan_sweeps.py` asks the same of six real models."""
-    monkeypatch.setattr(curve, "SMALL_STEP", SMALL_STEP)
     model = on_device(name, device)
     planner = Planner(model)
     keep = evaluate(problem(model, PLENTY), Policy())
@@ -110,7 +106,7 @@ def test_more_memory_is_never_slower(name, device, monkeypatch):
     assert len(fitting) >= NUM_BUDGETS // 2
     assert plans[-len(fitting) :] == fitting  # what fits goes on fitting
     for less, more in zip(fitting, fitting[1:], strict=False):
-        assert more.step_time_ns <= less.step_time_ns + less.step_time_ns / SMALL_NEAR_PART
+        assert more.step_time_ns <= less.step_time_ns + less.step_time_ns / ENOUGH_PART
     for now in fitting:
         again = evaluate(problem(model, now.budget_bytes), now.policy)
         assert again.fits
@@ -201,18 +197,6 @@ def test_least_memory_costs_next_to_no_time(monkeypatch):
     assert found.fits and found.peak_bytes <= keep.peak_bytes
     assert found.step_time_ns * 1000 <= keep.step_time_ns * 1010
     assert found.budget_bytes == PLENTY
-
-
-@pytest.mark.long
-def test_one_cap_for_all_fixed_budgets_together(monkeypatch):
-    """Without it every fixed budget below has a search of its own: 2,138 simulations here, for the same step time."""
-    monkeypatch.setattr(curve, "SMALL_STEP", SMALL_STEP)
-    monkeypatch.setattr(curve, "MAX_EVALUATIONS", 60)
-    model = on_device("pipeline", "slow link")
-    keep = evaluate(problem(model, PLENTY), Policy())
-    found = plan(model, keep.peak_bytes * 85 // 100)
-    assert found.fits
-    assert found.num_evaluations <= 60 + 15  # and what a search needs for a first plan
 
 
 def test_what_was_handed_out_for_less_memory_is_never_beaten():

@@ -3,7 +3,6 @@
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner import curve
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import DEFAULT_DISTANCE, Allow, Means, Pin, PlanProblem, fixed_policy, read_pin
 from mindswap.planner.solvers import fast
@@ -77,7 +76,6 @@ def little_effort(monkeypatch):
     """A quick search will do: what is pinned stays in any."""
     if not is_nightly():
         monkeypatch.setattr(fast, "MAX_EVALUATIONS", 60)
-        monkeypatch.setattr(curve, "SMALL_STEP", 0)
 
 
 @pytest.fixture(scope="module")

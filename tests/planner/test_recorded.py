@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindswap.planner import curve, planner
+from mindswap.planner import planner
 from mindswap.planner.bound import least_step_ns
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.layer_plan import plan_layers
@@ -86,8 +86,7 @@ MODELS = {
 
 
 def little_effort(put: Callable[[object, str, object], None]) -> None:
-    """Plans as of large models."""
-    put(curve, "SMALL_STEP", 0)
+    """Few budgets where the least memory is asked for."""
     put(planner, "NUM_HALVINGS", 3)
 
 
@@ -117,14 +116,13 @@ def plans_of(name: str) -> dict[str, object]:
     bounds = [ns for _, ns in bound_curve(found, problem, [plan])][::6]
     assert plan.lower_bound_ns == least_step_ns(found.facts, problem.budget_bytes, PLENTY // 8, problem.allow)
     simple = planned(found.plan_simple(problem, plan))
-    (known,) = found.curves.values()
     facts = [{**vars(stage), "layers": sorted(map(str, stage.layers.items()))} for stage in found.facts.stages]
     for stage in facts:
         stage["moments"] = [[m.fixed_bytes, sorted(m.waiting.values()), m.is_past_forward] for m in stage["moments"]]
     terms = [found.facts.num_micro_batches, found.facts.terms_ns, found.facts.gradients_ns, found.facts.num_exchanges]
     shown = {key: simple[key] for key in ("fits", "step ns", "peaks", "entries", "simulations")}
     return {"plan": planned(plan), "simple": shown, "why": explain_plan(model, plan), "bounds": bounds,
-            "breakpoints": list(known.breakpoints), "stages": facts, "terms": terms}  # fmt: skip
+            "stages": facts, "terms": terms}  # fmt: skip
 
 
 # Bytes below the memory of keeping everything, and what else is asked, for plans of whole layers.

@@ -28,7 +28,7 @@ def space(budget_bytes: int, **kwargs) -> ToySpace:
 
 @pytest.mark.parametrize("name", sorted(EVERY_SOLVER))
 def test_what_fits_is_left_alone(name):
-    found = EVERY_SOLVER[name](space(300), lambda: None, 1000)
+    found = EVERY_SOLVER[name](space(300))
     assert found.best_score.fits
     assert not found.best.any()
     assert found.best_score.step_time_ns == PLAIN_NS
@@ -39,7 +39,7 @@ def test_what_fits_is_left_alone(name):
 @pytest.mark.parametrize("name", sorted(EVERY_SOLVER) if is_nightly() else ["fast", "relaxed"])
 def test_the_cheapest_tensor_that_is_enough_runs_again(name):
     """Copies take a second each; 50 bytes over: one tensor of 100 bytes, again in 10 ns, is cheaper than one of 50."""
-    found = EVERY_SOLVER[name](space(250, ns_per_byte=10**7), lambda: None, 1000)
+    found = EVERY_SOLVER[name](space(250, ns_per_byte=10**7))
     assert found.best_score.fits
     assert found.best_score.step_time_ns == PLAIN_NS + 10
     assert sorted(found.best.flatten().tolist()) == [-1, 0, 0, 0, 0, 0]
@@ -47,7 +47,7 @@ def test_the_cheapest_tensor_that_is_enough_runs_again(name):
 
 @pytest.mark.parametrize("name", sorted(EVERY_SOLVER) if is_nightly() else ["fast", "relaxed"])
 def test_an_impossible_budget_is_said(name):
-    found = EVERY_SOLVER[name](space(10), lambda: None, 1000)
+    found = EVERY_SOLVER[name](space(10))
     assert not found.best_score.fits
     assert found.best_score.excess_bytes == found.best_score.peak_bytes - 10
 

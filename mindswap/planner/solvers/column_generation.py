@@ -107,9 +107,6 @@ class ColumnGeneration:
         rows: to begin with.
         is_apart: nothing is swapped that recomputed operators read.
         enough_ns: time that runs again in all layers for which no further rows are looked for.
-
-    Attributes:
-        link_price: what more time on the link would have saved when it was last asked for a choice, in ns per ns.
     """
 
     def __init__(
@@ -141,7 +138,6 @@ class ColumnGeneration:
         self.layers = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(len(first))]
         self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
         self.num_tried = 0
-        self.link_price = 0.0
         whole = np.zeros(figures.num_items, np.int64)
         whole[0] = -1 if has_whole else KEEP
         for row in (np.zeros(figures.num_items, np.int64), whole, *rows):
@@ -177,7 +173,6 @@ class ColumnGeneration:
         limits = np.array([-freed_bytes, copy_ns, host_bytes], float)
         for _ in range(MAX_ROUNDS):
             prices, again_ns = self._solve(limits)
-            self.link_price = float(prices[1])
             if again_ns <= self.enough_ns or not self._add_rows(prices):
                 break
         numbers = self._numbers(limits)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindswap.planner.solvers.column_generation import ColumnGeneration, front_loaded, interleaved
-from mindswap.planner.solvers.fill import UniformSwap
 from mindswap.planner.solvers.improve import SMALL_SPACE_CELLS, by_row, forward_time_ns, grouped, improve
 from mindswap.planner.solvers.search import Progress, Search, Stop
 from mindswap.planner.space import KEEP, Score, Space
@@ -19,31 +18,20 @@ from mindswap.planner.space import KEEP, Score, Space
 # Simulations: so many operators altogether, but no more simulations than this.
 MAX_OPERATORS = 2_000_000
 MAX_EVALUATIONS = 3000
-# Time on the link per micro-batch that is tried, as parts of the time of forward: from the first one up and down, as
-# long as it gets better; and so many times between the best and its neighbours.
-FIRST_LOAD = 1.0
-MORE_LOADS = (1.2, 1.6, 2.4, 4.0)
+# Time on the link per micro-batch that is tried, as parts of the time of forward: from the first one down, else up, as
+# long as it gets better. Nearly all of forward: beyond that copies fall behind, and little shows what would do.
+FIRST_LOAD = 0.9
+MORE_LOADS = (1.0, 1.2, 1.6, 2.4, 4.0)
 LESS_PARTS = (0.9, 0.7, 0.5, 0.25, 0.0)
-NUM_BETWEEN = 2
-# What time on the link must save for loads to be tried that are not over when backward begins.
-LEAST_PRICE = 0.5
-# If swap of all that is to be freed is no greater load than this, layers swap little and evenly.
-LITTLE_LOAD = 1.5
-# With each load so often what is on the device at the peak all the same is not swapped any more.
-NUM_UNSWAPPABLE = 2
 NUM_CORRECTIONS = 4
 # Where copies are far behind, distances up to so many layers are tried.
 FAR = 8
-# So often layers whose copies are on the device at the peak get distances of their own.
-NUM_OWN = 2
 # Distances with which the least memory is looked for.
 CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 # A correction that changes no more than this part of what is to be freed is left out.
 SMALL_CORRECTION = 500
 # Choices from which the improvement starts, and part of the simulations before it.
 NUM_STARTS = 4
-# What takes so much longer than the bound, in thousandths of the step time, is not looked further for.
-ENOUGH_PERMILLE = 1
 # Rows of what comes nearest to a budget into which nothing fitted that are tried in all layers.
 MAX_ROWS = 8
 # Simulations to come nearer to a budget into which nothing fitted.
@@ -51,20 +39,17 @@ MAX_LOST = 80
 SEARCH_PERMILLE = 800
 
 
-def solve(
-    space: Space, progress: Progress = lambda: None, effort_permille: int = 1000, starts: Sequence[np.ndarray] = ()
-) -> Search:
+def solve(space: Space, progress: Progress = lambda: None, starts: Sequence[np.ndarray] = ()) -> Search:
     """The best choice that is found; the same for the same space.
 
     Args:
         space: what to choose from.
         progress: called after each simulation; may raise `Stop`.
-        effort_permille: simulations to make, in thousandths of the usual number.
         starts: choices that were good for a space much like this one; if one fits, only they are improved.
     """
     search = Search(space, MAX_EVALUATIONS, progress)
     with contextlib.suppress(Stop):
-        _Solver(search, effort_permille).run(starts)
+        _Solver(search).run(starts)
     return search
 
 
@@ -77,20 +62,18 @@ def _score_of(found: _Found) -> tuple[Score, float]:
 
 
 class _Solver:
-    def __init__(self, search: Search, effort_permille: int):
+    def __init__(self, search: Search):
         self.search = search
         self.space = search.space
         self.figures = search.space.figures
-        self.effort_permille = effort_permille
         self.found: list[_Found] = []
-        self.enough_ns = 0.0  # per micro-batch, what may run again
         self.looked: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
 
     def run(self, given: Sequence[np.ndarray]) -> None:
         shape = (self.figures.num_layers, self.figures.num_items)
         score, timeline = self.search.run(np.zeros(shape, np.int64))
         num_ops = len(timeline.program.ops)
-        limit = MAX_OPERATORS // max(num_ops + self.space.fixed_operators, 1) * self.effort_permille // 1000
+        limit = MAX_OPERATORS // max(num_ops + self.space.fixed_operators, 1)
         limit = min(MAX_EVALUATIONS, max(limit, 40))
         self.search.max_evaluations = limit
         if score.fits:
@@ -98,10 +81,8 @@ class _Solver:
         micro_batches = self.space.layout.num_turns
         self.forward_ns = forward_time_ns(timeline) // micro_batches
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
-        per_batch_ns = score.step_time_ns / self.space.layout.num_micro_batches
-        if self.space.least_extra_ns is not None:
-            self.enough_ns = self.space.least_extra_ns + per_batch_ns * ENOUGH_PERMILLE / 1000
-            self.search.enough_ns = score.step_time_ns + round(self.enough_ns * self.space.layout.num_micro_batches)
+        enough_extra_ns = self.space.enough_extra_ns * self.space.layout.num_micro_batches
+        self.search.enough_ns = score.step_time_ns + round(enough_extra_ns) if enough_extra_ns > 0 else 0
         if any(self.search.score(choice).fits for choice in given):
             improve(self.search, self.forward_ns)
             return
@@ -132,12 +113,11 @@ class _Solver:
         """The best with some loads of the link."""
         can_swap = self.figures.freed_bytes[:, :, 0] > 0
         total_ns = int(self.figures.copy_ns[can_swap].sum())
-        # Time on the link if all that is to be freed were swapped.
+        # Time on the link if all that is to be freed were swapped: no load beyond it is another choice.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
-        is_little = all_ns <= LITTLE_LOAD * self.forward_ns
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
-        self.mixture = ColumnGeneration(self.space, arrange=interleaved, enough_ns=self.enough_ns)
-        # No load beyond that of all that is to be freed is another choice.
+        enough_ns = max(0.0, self.space.enough_extra_ns)
+        self.mixture = ColumnGeneration(self.space, arrange=interleaved, enough_ns=enough_ns)
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
         self._begin(first)
         if not self._fits:
@@ -147,9 +127,8 @@ class _Solver:
             # What is over is not what layers hold until backward, but what is back at once.
             self.mixture = self.mixture.changed(has_whole=False, rows=())
         less = [first * part for part in LESS_PARTS] if first else []
-        is_worth_waiting = self.mixture.link_price > LEAST_PRICE
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
-        for loads in (less, more if is_worth_waiting else []):
+        for loads in (less, more):
             for load in loads:
                 before = min(self.found, key=_score_of)
                 self._best_with(load)
@@ -157,17 +136,8 @@ class _Solver:
                     break
             if min(self.found, key=_score_of)[1] < first and not is_small:
                 break  # less was better
-        for _ in range(NUM_BETWEEN):
-            tried = sorted({load for _, load, _ in self.found})
-            best = min(self.found, key=_score_of)[1]
-            at = tried.index(best)
-            for near in tried[max(0, at - 1) : at] + tried[at + 1 : at + 2]:
-                self._best_with((near + best) / 2)
-        best = min(self.found, key=_score_of)[1]
-        if is_little and self.mixture.has_whole:
-            self._correct(UniformSwap(self.space), best)
         self.mixture.arrange = front_loaded
-        self._correct(self.mixture, best)
+        self._correct(min(self.found, key=_score_of)[1])
 
     def _begin(self, load: float) -> None:
         """The better mixture for a first load: one that swaps nothing that runs again reads, or any.
@@ -188,31 +158,26 @@ class _Solver:
         *_, self.mixture, self.first_bytes = min(tried, key=lambda one: one[:2])
 
     def _best_with(self, load: float) -> None:
-        """The best with a load, without swaps whose copies turn out to be on the device at the peak."""
-        for _ in range(NUM_UNSWAPPABLE):
-            found = self._look(self.mixture, load, self.first_bytes)
-            if found[0].fits or self.search.is_exhausted:
-                break
-            unswappable = self.space.at_peak(self.search.run(found[2])[1])
-            if not (unswappable & ~self.mixture.unswappable).any():
-                break
-            mixture = self.mixture.with_unswappable(unswappable)
-            if self._look(mixture, load, self.first_bytes)[0] >= found[0]:
-                break
-            self.mixture = mixture
-        self._correct(self.mixture, load)
+        """The best with a load; without swaps whose copies are on the device at the peak, if that is better."""
+        found = self._look(load, self.first_bytes)
+        if not found[0].fits and not self.search.is_exhausted:
+            with_all = self.mixture
+            self.mixture = with_all.with_unswappable(self.space.at_peak(self.search.run(found[2])[1]))
+            if self._look(load, self.first_bytes)[0] >= found[0]:
+                self.mixture = with_all
+        self._correct(load)
 
-    def _look(self, maker: ColumnGeneration | UniformSwap, load: float, needed_bytes: int) -> _Found:
+    def _look(self, load: float, needed_bytes: int) -> _Found:
         """Score of a choice that frees so much beside a load."""
         host_bytes = self.space.host_budget_bytes / self.figures.num_in_flight
-        choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
+        choice = self.mixture.choice(needed_bytes, load * self.forward_ns, host_bytes)
         if choice.tobytes() not in self.looked:
             self.looked[choice.tobytes()] = self._with_distances(choice)
         score, choice = self.looked[choice.tobytes()]
         self.found.append((score, load, choice))
         return self.found[-1]
 
-    def _correct(self, maker: ColumnGeneration | UniformSwap, load: float) -> None:
+    def _correct(self, load: float) -> None:
         """The least recompute that fits beside so much swap, by its measured excess."""
         in_flight = self.figures.num_in_flight
         needed_bytes, step_bytes = self.first_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
@@ -222,7 +187,7 @@ class _Solver:
         for number in range(NUM_CORRECTIONS):
             if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
                 break
-            score, _, choice = self._look(maker, load, needed_bytes)
+            score, _, choice = self._look(load, needed_bytes)
             if before is not None and np.array_equal(before, np.minimum(choice, 1)):
                 break  # there is no more, or no less
             before = np.minimum(choice, 1)
@@ -286,13 +251,5 @@ class _Solver:
             first = np.where(choice > KEEP, self.distance, choice)
             score, timeline = self.search.run(first)
             needed = self.space.smallest_distances(timeline)
-        tried = [first, by_row(first, needed), grouped(first, needed)]
-        # What is held at the peak only by the distance of its group gets one of its own.
-        for _ in range(NUM_OWN):
-            held = self.space.at_peak(self.search.run(tried[-1])[1]).any(axis=1, keepdims=True)
-            alone = np.maximum(1, needed.max(axis=1, keepdims=True))
-            own = np.where((choice > KEEP) & held, alone, tried[-1])
-            if np.array_equal(own, tried[-1]):
-                break
-            tried.append(own)
+        tried = (first, by_row(first, needed), grouped(first, needed))
         return min(((self.search.score(one), one) for one in tried), key=lambda scored: scored[0])

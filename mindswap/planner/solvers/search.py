@@ -9,7 +9,7 @@ from mindswap.planner.space import KEEP, Score, Space
 from mindswap.simulator.timeline import Timeline
 
 # What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
-ENTRY_PPM = 20
+ENTRY_PPM = 100
 
 # Called after each simulation; may raise `Stop`.
 Progress = Callable[[], None]
@@ -70,7 +70,7 @@ class Search:
     def has_enough(self) -> bool:
         """A choice fits, and is fast enough."""
         best = self.best_score
-        return best is not None and best.fits and best.step_time_ns <= self.enough_ns
+        return best is not None and best.fits and best.cost_ns <= self.enough_ns
 
     def score(self, choice: np.ndarray) -> Score:
         """Score of a choice; simulated if it is new."""
