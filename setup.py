@@ -12,7 +12,7 @@ VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "mindswap" / "version.py
 # that is there matches the CANN of the machine, and pip must not replace it.
 CPU_STACK = ["mindspore==2.9.0", "mindformers==1.9.0"]
 PLOT_LIBRARY = "matplotlib>=3.8"
-TEST_TOOLS = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6"]
+TEST_TOOLS = ["scipy>=1.11,<2", "pytest>=8", "pytest-xdist>=3", "hypothesis>=6"]
 CHECK_TOOLS = ["jsonschema>=4,<5", "ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-psutil", "types-tqdm"]
 NOTEBOOK_TOOLS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
 SITE_TOOL = "mkdocs-material>=9.5,<10"
@@ -53,7 +53,6 @@ setup(
         "tqdm>=4.60,<5",
         "numpy>=1.26,<3",
         "numba>=0.60,<1",
-        "scipy>=1.11,<2",
         "highspy>=1.7,<1.16",  # 1.16.0 prints a banner to stdout that no option stops
     ],
     extras_require={

@@ -10,7 +10,6 @@ from mindswap.planner.solvers.column_generation import (
     _options,
     front_loaded,
     interleaved,
-    least_whole,
 )
 from mindswap.planner.space import Figures, Worth
 from tests.planner.builders import Tensor, ToySpace
@@ -84,23 +83,6 @@ def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
     recompute_ns = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
     space.figures = Figures(freed, recompute_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
     assert ColumnGeneration(space).choice(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]
-
-
-def test_whole_numbers_at_the_least_cost(capfd):
-    """Two kinds of rows for 5 layers, at least 12 freed: 3 of the dear one (4 each) cost 9, with 2 of the cheap one.
-
-    The solver prints nothing.
-    """
-    cost = np.array([3.0, 0.0, 100.0])  # the last is what is missing
-    sums = np.array([[-4.0, 0.0, -1.0], [1.0, 1.0, 0.0]])
-    found = least_whole(cost, sums, np.array([-np.inf, 5]), np.array([-12.0, 5]), {})
-    assert found.round(6).tolist() == [3, 2, 0]
-    assert capfd.readouterr() == ("", "")
-
-
-def test_numbers_that_cannot_be_are_none():
-    sums = np.array([[1.0, 0.0]])
-    assert least_whole(np.ones(2), sums, np.array([3.0]), np.array([2.0]), {}) is None
 
 
 class Faulty(ToySpace):

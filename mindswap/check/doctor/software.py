@@ -120,7 +120,7 @@ def count_cards(devices: Path = Path("/dev")) -> int:
 _PYTHONS = ((3, 10), (3, 11), (3, 12))
 # Left behind by a launcher, or exported by hand: then no worker of msrun is what it thinks it is.
 _WORKER_VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
-_PACKAGES = ("numpy", "scipy", "highspy", "numba", "jinja2", "psutil", "PyYAML", "regex", "tqdm")
+_PACKAGES = ("numpy", "highspy", "numba", "jinja2", "psutil", "PyYAML", "regex", "tqdm")
 _INTERFACE_VARIABLES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 

@@ -19,20 +19,18 @@ Source:
     where fractions of the layers solve the programme, their mean does, as each row counts equal layers alike.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from mindswap.planner.bound.facts import Facts
 from mindswap.planner.bound.flow import Flow
+from mindswap.planner.linear import METHODS, Unsolved, solve_linear
 from mindswap.planner.problem import Allow
 
-SOLVED, INFEASIBLE = 0, 2  # status of `linprog`
-METHODS = ("highs", "highs-ds", "highs-ipm")  # one after the other, until one solves it
 # One row of the programme: variable -> factor.
 Row = dict[int, float]
 
@@ -85,22 +83,13 @@ class _Rows:
 
     def least(self, target: int) -> int | None:
         """The least value of a variable; None if no values keep all limits."""
-        at = np.repeat(np.arange(len(self.rows)), [len(row) for row in self.rows])
-        variables = np.concatenate([np.fromiter(row, np.int64, len(row)) for row in self.rows])
-        factors = np.concatenate([np.fromiter(row.values(), np.float64, len(row)) for row in self.rows])
-        matrix = coo_array((factors, (at, variables)), shape=(len(self.rows), len(self.upper))).tocsr()
         cost = np.zeros(len(self.upper))
         cost[target] = 1
-        bounds = np.stack([np.zeros(len(self.upper)), self.upper], axis=1)
         for method in METHODS:
-            found = linprog(cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method=method)
-            if found.status in (SOLVED, INFEASIBLE):
-                break
-        else:
-            return 0  # no method solves it, which happens once in thousands: nothing is below 0 in any case
-        if found.status == INFEASIBLE:
-            return None
-        return math.floor(round(found.fun, 3))  # to less than a ns
+            with contextlib.suppress(Unsolved):
+                found = solve_linear(cost, self.rows, self.limits, upper=self.upper, solver=method)
+                return None if found is None else math.floor(round(found.cost, 3))  # to less than a ns
+        return 0  # no method solves it, which happens once in thousands: nothing is below 0 in any case
 
 
 def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> tuple[int, int]:

@@ -8,14 +8,14 @@ Source:
     Gilmore and Gomory, "A linear programming approach to the cutting-stock problem" (Operations Research, 1961).
 """
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import highspy
 import numpy as np
-from scipy.optimize import linprog
 
+from mindswap.planner.linear import METHODS, Unsolved, solve_linear, sums_of
 from mindswap.planner.space import KEEP, Figures, Space, Worth
 
 MAX_ROUNDS = 20
@@ -59,41 +59,6 @@ def interleaved(rows: Sequence[Entry]) -> list[Entry]:
         placed.append(((seen[key] + shift[key]) / number[key], position, entry))
         seen[key] += 1
     return [entry for *_, entry in sorted(placed, key=lambda one: one[:2])]
-
-
-def least_whole(
-    cost: np.ndarray, sums: np.ndarray, least: np.ndarray, greatest: np.ndarray, options: Mapping[str, float]
-) -> np.ndarray | None:
-    """Variables, whole numbers but the last, at the least cost with their sums within limits; None if none were found.
-
-    By HiGHS itself: `scipy.optimize.milp` prints to the terminal in some solutions, whatever it is told
-    (github.com/jump-dev/HiGHS.jl, issue 312).
-
-    Args:
-        cost: shape (variables,).
-        sums: factors, shape (limits, variables).
-        least, greatest: shape (limits,).
-        options: of HiGHS.
-    """
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
-    for name, value in options.items():
-        solver.setOptionValue(name, value)
-    programme = highspy.HighsLp()
-    num_limits, num_variables = sums.shape
-    programme.num_col_, programme.num_row_ = num_variables, num_limits
-    programme.col_cost_, programme.row_lower_, programme.row_upper_ = cost, least, greatest
-    programme.col_lower_, programme.col_upper_ = np.zeros(num_variables), np.full(num_variables, np.inf)
-    places, variables = np.nonzero(sums)
-    programme.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    programme.a_matrix_.start_ = np.searchsorted(places, np.arange(num_limits + 1))
-    programme.a_matrix_.index_, programme.a_matrix_.value_ = variables, sums[places, variables]
-    kinds = highspy.HighsVarType
-    programme.integrality_ = [kinds.kInteger] * (num_variables - 1) + [kinds.kContinuous]
-    solver.passModel(programme)
-    solver.run()
-    is_found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    return np.array(solver.getSolution().col_value) if is_found else None
 
 
 class ColumnGeneration:
@@ -197,36 +162,35 @@ class ColumnGeneration:
 
     def _solve(self, limits: np.ndarray) -> tuple[DualPrices, float]:
         """DualPrices of the limits, and the time that runs again, where parts of layers may get rows."""
-        cost, limited, most, kinds, sizes, unit_ns, scale = self._programme(limits)
-        found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs")
-        if found.status:  # HiGHS gives up on a few in thousands; by interior points it does not
-            found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs-ipm")
-        if found.status:
-            return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
-        return -found.ineqlin.marginals * unit_ns / scale, float(found.fun * unit_ns)
+        cost, sums, least, greatest, unit_ns, scale = self._programme(limits)
+        for method in METHODS:
+            with contextlib.suppress(Unsolved):
+                found = solve_linear(cost, sums, greatest, least=least, solver=method)
+                assert found is not None  # what is missing is a variable, so there is always a choice
+                return -found.prices[: len(limits)] * unit_ns / scale, found.cost * unit_ns
+        return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
 
     def _numbers(self, limits: np.ndarray) -> list[list[int]]:
         """How many layers of each kind get which of the rows known."""
-        cost, limited, most, kinds, sizes, *_ = self._programme(limits)
-        sums = np.vstack([limited, kinds])
-        least, greatest = np.append(np.full(len(most), -np.inf), sizes), np.append(most, sizes)
-        options = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
-        found = least_whole(cost, sums, least, greatest, options)
-        if found is None:  # so few steps were too few to find any choice
-            found = least_whole(cost, sums, least, greatest, {})
-        assert found is not None  # what is missing is a variable, so there is always a choice
-        numbers = np.rint(found[:-1]).astype(np.int64)
+        cost, sums, least, greatest, *_ = self._programme(limits)
+        steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
+        try:
+            found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1, **steps)
+        except Unsolved:  # so few steps were too few to find any choice
+            found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1)
+        assert found is not None
+        numbers = np.rint(found.variables[:-1]).astype(np.int64)
         ends = np.cumsum([len(known) for known in self.rows])[:-1]
         return [part.tolist() for part in np.split(numbers, ends)]
 
     def _programme(
         self, limits: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[int], float, np.ndarray]:
+    ) -> tuple[np.ndarray, list[dict[int, float]], np.ndarray, np.ndarray, float, np.ndarray]:
         """Columns are the rows of each kind, and what is missing; in units near 1.
 
         Returns:
-            Time that runs again; factors and limits of memory, link and host; which columns are of each kind, and
-            the layers of each; the units of time and of the limits.
+            Time that runs again; sums of memory, link and host, and of the layers of each kind, with their least and
+            greatest; the units of time and of the limits.
         """
         entries = [(kind, worth) for kind, known in enumerate(self.rows) for _, worth in known.values()]
         table = np.array([(w.recompute_ns, w.freed_bytes, w.copy_ns, w.host_bytes) for _, w in entries], float)
@@ -235,12 +199,12 @@ class ColumnGeneration:
         scale = np.array([unit, unit_ns, unit])
         limited = np.column_stack([np.stack([-freed, copy_ns, host]) / scale[:, None], [-1, 0, 0]])
         kind_of = np.array([*(kind for kind, _ in entries), -1])
+        kinds, sizes = kind_of == np.arange(len(self.layers))[:, None], [len(layers) for layers in self.layers]
         return (
             np.append(recompute_ns / unit_ns, MISSING_FACTOR),
-            limited,
-            limits / scale,
-            (kind_of == np.arange(len(self.layers))[:, None]).astype(float),
-            [len(layers) for layers in self.layers],
+            sums_of(np.vstack([limited, kinds])),
+            np.append(np.full(len(limits), -np.inf), sizes),
+            np.append(limits / scale, sizes),
             unit_ns,
             scale,
         )

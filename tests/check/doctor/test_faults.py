@@ -16,7 +16,7 @@ from tests.builders import document
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = {
-    "numpy": "1.26.4", "scipy": "1.13", "psutil": "7.2",
+    "numpy": "1.26.4", "psutil": "7.2",
     "highspy": "1.15.1", "numba": "0.60", "jinja2": "3.1", "PyYAML": "6.0", "regex": "2024.5.15", "tqdm": "4.66",
     "mindspore": "2.9.0", "mindformers": "1.9.0", "mindswap": __version__,
 }  # fmt: skip

@@ -1,0 +1,91 @@
+"""Linear programmes, solved with HiGHS itself.
+
+`scipy.optimize` has HiGHS, too, but takes half a second to import, and its `milp` prints to the terminal in some
+solutions, whatever it is told (github.com/jump-dev/HiGHS.jl, issue 312).
+
+Source:
+    Huangfu and Hall, "Parallelizing the dual revised simplex method" (Mathematical Programming Computation, 2018).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import highspy
+import numpy as np
+
+# Sums of variables: for each, variable -> factor.
+Sums = Sequence[Mapping[int, float]]
+# One after the other, until one gives an answer: what HiGHS chooses gives none once in thousands of programmes.
+METHODS = ("choose", "simplex", "ipm")
+
+
+class Unsolved(Exception):
+    """HiGHS gives no answer."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Variables at the least cost."""
+
+    cost: float
+    variables: np.ndarray  # shape (variables,)
+    prices: np.ndarray  # change of the cost for each further unit of a limit, shape (limits,); of real numbers only
+
+
+def sums_of(table: np.ndarray) -> list[dict[int, float]]:
+    """Sums of which the factors are a table of shape (limits, variables)."""
+    return [{int(at): float(row[at]) for at in np.flatnonzero(row)} for row in table]
+
+
+def solve_linear(
+    cost: np.ndarray,
+    sums: Sums,
+    greatest: Sequence[float] | np.ndarray,
+    *,
+    least: np.ndarray | None = None,
+    upper: Sequence[float] | None = None,
+    num_whole: int = 0,
+    **options: Any,
+) -> Solution | None:
+    """Variables of at least 0 at the least cost; None if none keep all limits.
+
+    Args:
+        cost: of a unit of each variable, shape (variables,).
+        sums: that have limits.
+        greatest: of each sum.
+        least: of each sum; none by default.
+        upper: of each variable; none by default.
+        num_whole: so many variables, the first, are whole numbers.
+        options: of HiGHS.
+
+    Raises:
+        Unsolved: HiGHS gives no answer.
+    """
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    programme, num_variables, num_sums = highspy.HighsLp(), len(cost), len(sums)
+    programme.num_col_, programme.num_row_ = num_variables, num_sums
+    programme.col_cost_ = np.asarray(cost, float)
+    programme.col_lower_ = np.zeros(num_variables)
+    programme.col_upper_ = np.full(num_variables, np.inf) if upper is None else np.array(upper, float)
+    programme.row_lower_ = np.full(num_sums, -np.inf) if least is None else least
+    programme.row_upper_ = np.array(greatest, float)
+    programme.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    programme.a_matrix_.start_ = np.cumsum([0, *map(len, sums)])
+    programme.a_matrix_.index_ = np.array([at for row in sums for at in row], np.int32)
+    programme.a_matrix_.value_ = np.array([factor for row in sums for factor in row.values()], float)
+    if num_whole:
+        kinds = highspy.HighsVarType
+        programme.integrality_ = [kinds.kInteger] * num_whole + [kinds.kContinuous] * (num_variables - num_whole)
+    solver.passModel(programme)
+    solver.run()
+    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        return None
+    is_found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    if not is_found or not (num_whole or solver.getModelStatus() == highspy.HighsModelStatus.kOptimal):
+        raise Unsolved
+    found = solver.getSolution()
+    return Solution(solver.getInfo().objective_function_value, np.array(found.col_value), np.array(found.row_dual))
