@@ -125,6 +125,9 @@ def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
 # A plan held against the compiler before it is handed out, in a process of its own and within a time.
 
 VERIFY_LIMIT_S = 300.0
+# What MindSpore's compiler cannot do with a plan, such as recompute of a norm of one layer (`adapters/mindspore.py`).
+NOT_COMPILED = "could not compile the network"
+KEEP = "--pin 'PATTERN=keep' for what the plan recomputes, one after the other"
 # Findings of `verify --json` on a layer, beside entries without effect.
 OTHER_FAULTS = ("missing", "unasked", "wrong_prefetch", "one_way")
 
@@ -185,7 +188,10 @@ def _asked_of_compiler(
             text = f"not verified: {error}; mindswap verify takes the time that it needs"
             return PlanVerdict(None, text), {}
     if answer.data is None:
-        return PlanVerdict(None, f"not verified: {answer.error.partition(chr(10))[0]}"), {}
+        first = answer.error.partition("\n")[0]
+        if NOT_COMPILED in first:  # without the plan it was compiled: the step was captured
+            return PlanVerdict(False, f"{first}; without the plan it compiles\n    fix: {KEEP}"), {}
+        return PlanVerdict(None, f"not verified: {first}"), {}
     if answer.data["ok"]:
         return PlanVerdict(True, "verified: the compiled graph does what the plan asks"), {}
     layers = answer.data["layers"]

@@ -37,6 +37,9 @@ MODELS = {
     "qwen2": (ROOT / "benchmarks/models/qwen2_0_5b.yaml", {"model.model_config.num_layers": 4}),
     "llama2 7b": (ROOT / "configs/llama2_7b/pretrain_llama2_7b.yaml", {}),
 }
+# MindSpore 2.9.0 does not compile recompute of this norm of the first layer, neither for CPU nor for its Ascend backend
+# ("Cannot have multiple U Monad").
+PINS = {"deepseek": r"self_attention\.q_layernorm=keep"}
 PERCENT = (90, 60, 30)  # of what lies between the least that any policy needs and what everything takes
 
 
@@ -114,6 +117,15 @@ def test_what_nobody_can_tell_is_said(monkeypatch):
     assert verify_plan(no_plan(None)).is_as_asked is None
 
 
+def test_a_plan_that_does_not_compile_is_refused_with_what_to_do(monkeypatch):
+    error = "MindSpore could not compile the network: Cannot have multiple U Monad\n    full log: x"
+    monkeypatch.setattr(plan_dry_run, "ask", lambda *_: Answer(1, None, error))
+    verdict = verify_plan(no_plan())
+    assert verdict.is_refused and verdict.plan is None
+    assert verdict.text.startswith("MindSpore could not compile the network: Cannot have multiple U Monad; without")
+    assert "fix: --pin 'PATTERN=keep'" in verdict.text
+
+
 def test_a_question_that_takes_too_long_is_ended(monkeypatch):
     """By the clock: a process that sleeps stands for a compile."""
     run = subprocess.run
@@ -129,12 +141,13 @@ from mindswap.api.plan import make_plan
 from mindswap.api.step import load_step
 from mindswap.api.verify import verify_policy
 from mindswap.config.source import load_document
+from mindswap.planner.problem import read_pin
 
-step = load_step(sys.argv[1])
+step, pins = load_step(sys.argv[1]), [read_pin(pin) for pin in sys.argv[2].split()]
 everything = make_plan(step, "60GiB").plan
 least, most = everything.least_budget_bytes, everything.peak_bytes
-for percent in map(int, sys.argv[2:]):
-    found = make_plan(step, least + (most - least) * percent // 100)
+for percent in map(int, sys.argv[3:]):
+    found = make_plan(step, least + (most - least) * percent // 100, pins=pins)
     found.save(f"{percent}.yaml")  # which also turns swap on
     effects, _ = verify_policy(load_document(f"{percent}.yaml"), found.policy)
     print(percent, found.fits, *(f"{e.layer_index}: {e}" for e in effects if not e.is_as_asked or e.wasted))
@@ -152,6 +165,6 @@ def test_plans_do_what_they_say(tmp_path, model):
     config = tmp_path / "model.yaml"
     config.write_text(yaml.safe_dump(edited(yaml.safe_load(source.read_text()), {**OFF, **edits})))
     asked = PERCENT if is_nightly() else PERCENT[1:2]
-    done = forked.run(["-c", PLAN, str(config), *map(str, asked)], timeout=1200, cwd=tmp_path)
+    done = forked.run(["-c", PLAN, str(config), PINS.get(model, ""), *map(str, asked)], timeout=1200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[: len(asked)] == [f"{percent} True" for percent in asked]
