@@ -135,6 +135,14 @@ def test_a_question_that_takes_too_long_is_ended(monkeypatch):
         ask(["verify"], 0.2)
 
 
+def test_the_error_is_what_is_behind_how_far_it_was(monkeypatch):
+    run = subprocess.run
+    said = "mindswap: compiling 2 of 2 layers, 5 s so far\\nmindswap: error: it failed\\n    fix: x"
+    words = [sys.executable, "-c", f"import sys; sys.exit('{said}')"]
+    monkeypatch.setattr(subprocess, "run", lambda _, **options: run(words, **options))
+    assert ask(["verify"]) == Answer(1, None, "it failed\n    fix: x")
+
+
 PLAN = """
 import sys
 from mindswap.api.plan import make_plan

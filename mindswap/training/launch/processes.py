@@ -184,7 +184,7 @@ class Answer:
 
     exit_code: int  # 0 and 1 come with data, if the command has any
     data: Any  # its JSON; None where it printed none
-    error: str  # what it wrote to the standard error, last lines
+    error: str  # its error, or what else it wrote to the standard error; last lines
 
     def require(self, what: str) -> Any:
         """The data. Raises LaunchError: there is none."""
@@ -225,8 +225,8 @@ def ask(
         data = None
     if isinstance(data, dict) and data.get("error") is not None:
         data = None  # it is on the standard error, too
-    error_text = "\n".join(done.stderr.strip().splitlines()[-12:])
-    return Answer(done.returncode, data, error_text.removeprefix("mindswap: error: "))
+    said = done.stderr.rpartition("mindswap: error: ")[2]  # behind how far it was; all, where there is no error
+    return Answer(done.returncode, data, "\n".join(said.strip().splitlines()[-12:]))
 
 
 # Signals that end a program, as an exception.
