@@ -58,13 +58,14 @@ class Curve:
         Looked at are the plans known, a new one for this very budget, and mixes of these; no further where one is
         close to the bound.
         """
+        enough_ns = self._enough_ns(budget_bytes)
         best = self._fastest(budget_bytes, self.known)
-        if not self._is_enough(best, budget_bytes):
-            best = self._fastest(budget_bytes, [self._solved(budget_bytes), *([best] if best else [])])
+        if not self._is_enough(best, enough_ns):
+            best = self._fastest(budget_bytes, [self._solved(budget_bytes, enough_ns), *([best] if best else [])])
         if best is None and not self.progress.is_stopped:
             best = self._fastest(budget_bytes, [self._least()])
         if best is not None:
-            return best if self._is_enough(best, budget_bytes) else self._mixed(best, budget_bytes)
+            return best if self._is_enough(best, enough_ns) else self._mixed(best, budget_bytes)
         # The least is there for every budget; what came nearer to this one may not be for another.
         nearest = self.least if self.least is not None and self.least.is_on_host else self.nearest
         assert nearest is not None
@@ -80,16 +81,16 @@ class Curve:
         bound_ns = self.bound_ns(budget_bytes) or 0
         return bound_ns + bound_ns // ENOUGH_PART
 
-    def _is_enough(self, best: Candidate | None, budget_bytes: int) -> bool:
-        is_close = best is not None and best.step_time_ns <= self._enough_ns(budget_bytes)
+    def _is_enough(self, best: Candidate | None, enough_ns: int) -> bool:
+        is_close = best is not None and best.step_time_ns <= enough_ns
         return self.progress.is_stopped or is_close
 
     def _fastest(self, budget_bytes: int, candidates: Iterable[Candidate]) -> Candidate | None:
         return min((one for one in candidates if one.fits(budget_bytes)), key=_time_of, default=None)
 
-    def _solved(self, budget_bytes: int) -> Candidate:
+    def _solved(self, budget_bytes: int, enough_ns: int = 0) -> Candidate:
         """A plan of the solver, made once more with less where the whole step is a little over its budget."""
-        solver, extra_ns = self.solver, self._enough_ns(budget_bytes) - self.keep.step_time_ns
+        solver, extra_ns = self.solver, enough_ns - self.keep.step_time_ns
         found = self._candidate(solver.effective(solver.solve(budget_bytes, extra_ns)))
         over_bytes = found.peak_bytes - budget_bytes
         if over_bytes <= 0 or not solver.fits_alone or self.progress.is_stopped:
