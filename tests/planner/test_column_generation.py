@@ -5,12 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindswap.planner.solvers.column_generation import (
-    ColumnGeneration,
-    _options,
-    front_loaded,
-    interleaved,
-)
+from mindswap.planner.solvers.column_generation import ColumnGeneration, _options, front_loaded, interleaved
 from mindswap.planner.space import Figures, Worth
 from tests.planner.builders import Tensor, ToySpace
 
