@@ -25,8 +25,8 @@ from mindswap.policy.convert import kept_layers
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.report.dryrun import format_dry_run
-from mindswap.report.dryrun_html import real_curve
-from mindswap.report.html_parts import in_notebook, memory_curve
+from mindswap.report.dryrun_html import own_curve
+from mindswap.report.html_parts import in_notebook
 from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.data.samples import data_columns, vocabulary_size
 from mindswap.training.measure.config import SyntheticData, write_backend_config
@@ -66,10 +66,8 @@ class StepDryRun(DryRunReport):
         return format_dry_run(self)
 
     def _repr_html_(self) -> str:
-        stage = max(self.stages, key=lambda stage: stage.used_peak_bytes)
-        name = f"memory of rank {stage.run.rank} by operators in the order of launch, dry run"
-        shares, live_bytes = real_curve(stage.run)
-        return in_notebook(repr(self), str(self), memory_curve(shares / shares.max(), live_bytes, name))
+        highest = max(self.stages, key=lambda stage: stage.used_peak_bytes)
+        return in_notebook(repr(self), str(self), own_curve(highest))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_budget, describe_moment
-from mindswap.report.tables import attributes, format_table
+from mindswap.report.tables import NOTHING, attributes, format_table, shown
 from mindswap.training.measure.pool import PARTS, DryRun, Kernel
 from mindswap.training.measure.stages import DryRunReport, StageRun, StepPlace
 from mindswap.units import format_bytes, format_difference
@@ -25,7 +25,7 @@ def format_dry_run(report: DryRunReport, other: DryRunReport | None = None) -> s
     lines.append(format_table(*peak_rows(report, other)))
     for stage in report.stages:
         lines += ["", *_stage_lines(report, stage, same_rank(other, stage))]
-    lines += ["", f"needs {format_bytes(report.peak_bytes)} {counted(report)}{_verdict(report)}"]
+    lines += ["", f"needs {format_bytes(report.peak_bytes)} {_verdict(report)}"]
     lines += [f"note: {note}" for note in report.notes]
     if other is not None:
         lines += [f"note: {other.title}: {note}" for note in other.notes]
@@ -40,13 +40,8 @@ def dry_run_cards(report: DryRunReport) -> list[tuple[str, str, str, str]]:
     return [
         ("dry run: peak", _mib(report.used_peak_bytes), "without fragments", ""),
         ("dry run: with fragments", _mib(report.actual_peak_bytes), "", ""),
-        ("dry run: needs", format_bytes(report.peak_bytes), f"{counted(report)}{_verdict(report)}", judged),
+        ("dry run: needs", format_bytes(report.peak_bytes), _verdict(report), judged),
     ]
-
-
-def counted(report: DryRunReport) -> str:
-    """Memory held against the budget beside what is used, in words."""
-    return "with fragments and workspace" if report.counts_fragments else "with workspace"
 
 
 def same_rank(other: DryRunReport | None, stage: StageRun) -> StageRun | None:
@@ -61,16 +56,12 @@ def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
         header += [other.title, "with fragments"]
     rows = []
     for stage in report.stages:
+        simulated, match = simulated_peak(report, stage), same_rank(other, stage)
         row = [f"{stage.run.rank} ({stage.stage})", _mib(stage.used_peak_bytes), _mib(stage.actual_peak_bytes)]
-        simulated = simulated_peak(report, stage)
-        if simulated is None:
-            row += ["-", "-", "-"]
-        else:
-            row += [_mib(report.workspace_bytes(stage)), _mib(simulated)]
-            row.append(format_difference(simulated, stage.used_peak_bytes))
+        row += [NOTHING if simulated is None else _mib(report.workspace_bytes(stage)), shown(simulated, _mib)]
+        row.append(NOTHING if simulated is None else format_difference(simulated, stage.used_peak_bytes))
         if other is not None:
-            match = same_rank(other, stage)
-            row += [_mib(match.used_peak_bytes), _mib(match.actual_peak_bytes)] if match else ["-", "-"]
+            row += [shown(getattr(match, key, None), _mib) for key in ("used_peak_bytes", "actual_peak_bytes")]
         rows.append(row)
     return header, rows
 
@@ -83,16 +74,14 @@ def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
 
 def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
     """Header and rows: what is live at the peak of a stage, by what it is for."""
-    simulated = report.simulated_parts(stage)
-    header = ["live at the peak", "dry run", *(["simulate", "difference"] if simulated else [])]
-    header += ["the other"] if other else []
-    rows = []
-    for name in PARTS:
-        own, predicted, others = stage.parts[name], simulated.get(name, 0), other.parts[name] if other else 0
-        if own or predicted or others:
-            difference = [_mib(predicted), _mib(predicted - own)] if simulated else []
-            rows.append([name, _mib(own), *difference, *([_mib(others)] if other else [])])
-    return header, rows
+    columns = {"dry run": stage.parts}
+    if simulated := report.simulated_parts(stage):
+        columns["simulate"] = simulated
+        columns["difference"] = {name: simulated[name] - stage.parts[name] for name in PARTS}
+    if other:
+        columns["the other"] = other.parts
+    sizes = {name: [parts[name] for parts in columns.values()] for name in PARTS}
+    return ["live at the peak", *columns], [[name, *map(_mib, row)] for name, row in sizes.items() if any(row)]
 
 
 def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) -> list[str]:
@@ -134,9 +123,9 @@ def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
 
 
 def _verdict(report: DryRunReport) -> str:
-    """`: fits in 54.0 GiB with 6.9 GiB to spare`; "" without a budget."""
-    verdict = describe_budget(report.peak_bytes, report.budget_bytes)
-    return f": {verdict}" if verdict else ""
+    """`with workspace: fits in 54.0 GiB with 6.9 GiB to spare`: what counts, and the budget, if there is one."""
+    counted = "with fragments and workspace" if report.counts_fragments else "with workspace"
+    return ": ".join(filter(None, [counted, describe_budget(report.peak_bytes, report.budget_bytes)]))
 
 
 def describe_place(place: StepPlace) -> str:

@@ -26,7 +26,7 @@ def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None)
             "rank": stage.run.rank,
             "stage": stage.stage,
             "place": describe_place(stage.place),
-            "curve": html("" if _is_drawn(report, stage) else _own_curve(stage)),
+            "curve": html("" if _is_drawn(report, stage) else own_curve(stage)),
             "parts": part_rows(report, stage, same_rank(other, stage)),
         }
         for stage in report.stages
@@ -46,11 +46,11 @@ def _is_drawn(report: DryRunReport, stage: StageRun) -> bool:
     return report.simulated is not None and stage.num_layers in stage.runs
 
 
-def _own_curve(stage: StageRun) -> str:
-    """Of a run that is not drawn over the simulated step: a short model, or nothing is simulated."""
+def own_curve(stage: StageRun) -> str:
+    """The curve of the longest run by itself, where it is not drawn over the simulated step."""
     shares, live_bytes = real_curve(stage.run)
     of = f", {max(stage.runs)} of {stage.num_layers} layers" if stage.num_layers not in stage.runs else ""
-    label = f"memory by operators in the order of launch, the optimizer at the end{of}"
+    label = f"memory of rank {stage.run.rank} by operators in the order of launch, the optimizer at the end{of}"
     return memory_curve(shares / max(float(shares.max(initial=0)), 1e-9), live_bytes, label)
 
 
@@ -83,9 +83,7 @@ def laid_over(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.
             backward.append(tick)
         elif match and not name.startswith("recompute_"):
             forward.setdefault(int(match[1]), []).append(tick)
-    points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
-    begin = _first_tick(run)
-    points = points[points[:, 0] >= begin]
+    begin, points = _points(run)
     marks = [(begin, 0), (max((begin, *run.operators)), simulated.step_time_ns)]
     for number, ticks in forward.items():
         start_ns = timeline.op_start_ns[own[is_forward & (program.ops.layer[own] == number)]]
@@ -111,15 +109,16 @@ def _marks(ticks: np.ndarray, time_ns: np.ndarray, num_pieces: int, places: list
     ]
 
 
-def _first_tick(run: DryRun) -> int:
-    return min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
+def _points(run: DryRun) -> tuple[int, np.ndarray]:
+    """The first tick of a step, and from there on tick and live bytes of each change."""
+    begin = min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
+    points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
+    return begin, points[points[:, 0] >= begin]
 
 
 def real_curve(run: DryRun) -> tuple[np.ndarray, np.ndarray]:
     """Place in the step by operators, 0 at its start and 1 at the end of backward, and live bytes."""
-    points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
-    begin = _first_tick(run)
-    points = points[points[:, 0] >= begin]
+    begin, points = _points(run)
     end = max((tick for tick, name in run.operators.items() if name.startswith("Gradients/")), default=begin)
     span = max(end - begin, 1)
     return (points[:, 0] - begin) / span, points[:, 1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindswap.config.problem import Level
 from mindswap.policy.words import format_names, index_runs, name_indices
-from mindswap.report.tables import format_table, group_equal
+from mindswap.report.tables import format_table, group_equal, shown
 from mindswap.training.logs.compare import LogFinding, LogReport
 from mindswap.training.logs.oom import MemoryStatistics
 from mindswap.units import format_bytes, format_count
@@ -88,13 +88,11 @@ def _format_memory(report: LogReport) -> str:
     """Measured memory; the difference to the prediction only if there is one."""
 
     def cells(measured: MemoryStatistics) -> tuple[str, ...]:
-        shown = [_size(getattr(measured, f"{name}_bytes")) for name in MEMORY_FIGURES]
+        sizes = [shown(getattr(measured, f"{name}_bytes"), format_bytes) for name in MEMORY_FIGURES]
         if report.predicted_peak_bytes is not None:
-            difference = report.difference_bytes(measured)
-            sign = "-" if difference is not None and difference < 0 else "+"
-            shown.append(format_bytes(report.predicted_peak_bytes))
-            shown.append("-" if difference is None else sign + format_bytes(abs(difference)))
-        return tuple(shown)
+            sizes.append(format_bytes(report.predicted_peak_bytes))
+            sizes.append(shown(report.difference_bytes(measured), _signed))
+        return tuple(sizes)
 
     header = ["memory", "device", "for MindSpore", "used peak", "with fragments"]
     if report.predicted_peak_bytes is not None:
@@ -113,5 +111,5 @@ def _highest(workers: Sequence[int], report: LogReport) -> MemoryStatistics:
     return max((report.memory[worker] for worker in workers), key=lambda measured: measured.used_peak_bytes or 0)
 
 
-def _size(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else format_bytes(size_bytes)
+def _signed(size_bytes: int) -> str:
+    return ("-" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))

@@ -1,13 +1,13 @@
 """A proof as one HTML file without requests, in the style of the page of a simulated step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mindswap.report.calibration import format_figure
 from mindswap.report.html_parts import render
-from mindswap.report.tables import format_table
+from mindswap.report.tables import NOTHING, format_table, shown
 from mindswap.training.measure.proof import Proof, Verdict
 from mindswap.units import format_count, format_difference, format_time
 from mindswap.version import __version__
@@ -15,13 +15,12 @@ from mindswap.version import __version__
 # A proof as text, and as JSON.
 
 FIGURE_HEADER = ("run", "figure", "measured", "simulated", "difference", "calibrated", "difference")
-NOTHING = "-"
 
 
 def format_proof(proof: Proof) -> str:
     """The checks, the figures, and one line that sums up."""
     checks = [(c.variant, c.name, c.verdict.value, c.seen) for c in proof.checks]
-    lines = [_left_table(("run", "check", "verdict", "seen"), checks)]
+    lines = [format_table(("run", "check", "verdict", "seen"), checks, is_words=True)]
     failed = [check for check in proof.checks if check.verdict is Verdict.FAIL]
     for check in failed:
         lines += ["", f"{check.variant}: {check.name}: expected {check.expected}; seen {check.seen}"]
@@ -34,13 +33,6 @@ def format_proof(proof: Proof) -> str:
     if proof.calibration_problem:
         lines.append(f"no calibration: {proof.calibration_problem}")
     return "\n".join([*lines, "", verdict_line(proof)])
-
-
-def _left_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of words, all to the left."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = (zip(row, widths, strict=True) for row in (header, *rows))
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in line).rstrip() for line in lines)
 
 
 def count_verdicts(proof: Proof) -> dict[Verdict, int]:
@@ -62,12 +54,12 @@ def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
     for variant in proof.variants:
         for figure in variant.figures:
             measured = figure.measured
-            cells = [NOTHING if measured is None else figure.form(measured)]
+            cells = [shown(measured, figure.form)]
             for simulated in (figure.simulated, figure.calibrated):
                 difference = NOTHING
                 if measured and simulated is not None and proof.target != "CPU":
                     difference = format_difference(simulated, measured)
-                cells += [NOTHING if simulated is None else figure.form(simulated), difference]
+                cells += [shown(simulated, figure.form), difference]
             rows.append((variant.name, figure.name, *cells))
     return rows
 

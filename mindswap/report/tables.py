@@ -4,15 +4,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+NOTHING = "-"
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first to the left, the others to the right."""
+def shown(value: T | None, form: Callable[[T], str]) -> str:
+    """A value as a cell of a table; a dash where there is none."""
+    return NOTHING if value is None else form(value)
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], is_words: bool = False) -> str:
+    """Columns as wide as their widest cell; the first to the left, the others to the right, but for words."""
+    pads = [str.ljust, *[str.ljust if is_words else str.rjust] * (len(header) - 1)]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        first = cells[0].ljust(widths[0])
-        return "  ".join([first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))])
+        text = "  ".join(pad(cell, width) for pad, cell, width in zip(pads, cells, widths, strict=True))
+        return text.rstrip() if is_words else text
 
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
 

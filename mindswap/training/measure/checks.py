@@ -92,7 +92,8 @@ def _check_losses(proof: Proof, variant: Variant, off: Variant | None) -> Iterat
     if not pairs:
         yield Check(variant.name, name, expected, "no losses", Verdict.FAIL, "no worker reported a step")
         return
-    differing = [pair for pair in pairs if not _is_same(*pair[2:], is_exact)]
+    tolerance = 0.0 if is_exact else LOSS_TOLERANCE  # a loss that is no number is near to none, and proves nothing
+    differing = [pair for pair in pairs if not math.isclose(*pair[2:], rel_tol=tolerance)]
     largest = max(abs(a - b) / max(abs(a), 1e-30) if a != b else 0.0 for *_, a, b in pairs)
     if not differing:
         seen = (
@@ -113,12 +114,6 @@ def _loss_pairs(off: MeasuredRun, other: MeasuredRun) -> Iterator[tuple[int, int
         for step in worker.steps:
             if (worker.number, step.number) in before:
                 yield worker.number, step.number, before[worker.number, step.number], step.loss
-
-
-def _is_same(a: float, b: float, is_exact: bool) -> bool:
-    if math.isnan(a) or math.isnan(b):
-        return False  # a loss that is no number proves nothing
-    return a == b if is_exact else math.isclose(a, b, rel_tol=LOSS_TOLERANCE)
 
 
 def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simulated: Simulated) -> Iterator[Check]:

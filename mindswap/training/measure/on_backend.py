@@ -30,6 +30,7 @@ def run_rank(
     say: Say,
     stop: Callable[[], bool] = lambda: False,
     max_s: float = MAX_S,
+    is_inlined: bool = True,
 ) -> DryRun:
     """Run one rank of a configuration to its end, in a folder that it makes.
 
@@ -41,23 +42,12 @@ def run_rank(
         say: takes a line about how far it is, now and then.
         stop: whether to end it now.
         max_s: after so many seconds it is given up.
+        is_inlined: as MindSpore does by default.
 
     Raises:
         LaunchError: it failed, with the signal or the last error, the last operator, and where its log is; or it left
             no figures of memory.
     """
-    try:
-        return _run(config, folder, rank, num_ranks, say, stop, max_s)
-    except LaunchError as error:
-        if INLINE_FAULT not in str(error):
-            raise
-    say("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
-    again = folder.with_name(f"{folder.name}_not_inlined")
-    return _run(config, again, rank, num_ranks, say, stop, max_s, is_inlined=False)
-
-
-def _run(config: Path, folder: Path, rank: int, num_ranks: int, say: Say, stop: Callable[[], bool], max_s: float,
-         is_inlined: bool = True) -> DryRun:  # fmt: skip
     folder.mkdir(parents=True)
     log = folder / LOG
     words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]
@@ -77,9 +67,14 @@ def _run(config: Path, folder: Path, rank: int, num_ranks: int, say: Say, stop: 
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     wall_s = time.monotonic() - begin_s
-    if code != 0:
-        raise LaunchError(_why(code, folder, rank, wall_s))
-    return read_rank(folder, rank, wall_s, is_inlined)
+    if code == 0:
+        return read_rank(folder, rank, wall_s, is_inlined)
+    why = _why(code, folder, rank, wall_s)
+    if INLINE_FAULT not in why or not is_inlined:
+        raise LaunchError(why)
+    say("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
+    again = folder.with_name(f"{folder.name}_not_inlined")
+    return run_rank(config, again, rank, num_ranks, say, stop, max_s, is_inlined=False)
 
 
 def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
