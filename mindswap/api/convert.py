@@ -77,12 +77,12 @@ def convert_config(
         num_layers = request.find_num_layers(find_num_layers(document))
         made = to_index_form(document, num_layers, known_trees(document, check_document(document, num_layers)))
     if made.sections.get("swap_config", {}).get("swap") is True and document.root is not None:
-        text = rewrite_for_swap(text, parse_document(text.encode("utf-8", "surrogatepass"), document.file), document)
+        text = rewrite_for_swap(text, parse_document(text, document.file), document)
     for name, value in made.sections.items():
         text = rewrite_section(text, name, value, made.comments.get(name), document.file)
     problems = made.problems
     if document.root is not None:  # without CONFIG there is too little of it to check
-        written = parse_document(text.encode("utf-8", "surrogatepass"), request.target)
+        written = parse_document(text, request.target)
         problems = (*problems, *check_document(written, num_layers).problems)
     return Rewritten(text, sort_problems(problems), {"sections": made.sections})
 
@@ -93,7 +93,7 @@ def _read(config: str, target: str | None) -> tuple[Document, str]:
     if document.problems:
         raise PolicyError(document.problems)
     text = Path(config).read_bytes().decode("utf-8")
-    own = parse_document(text.encode(), config)
+    own = parse_document(text, config)
     if own.get(BASE_CONFIG) is not None:
         _refuse_inherited(own, document)
         if target and Path(target).resolve().parent != Path(config).resolve().parent:

@@ -199,7 +199,7 @@ def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tu
 
 
 def _sections_alone(converted: ConvertedSettings) -> Document:
-    return parse_document("\n".join(block_lines(converted.sections, 0, 2)).encode(), "the result")
+    return parse_document("\n".join(block_lines(converted.sections, 0, 2)), "the result")
 
 
 def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: tuple[int, str]) -> ConvertedSettings:
@@ -239,6 +239,6 @@ def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSet
 def _read_back(to: str, text: str, converted: ConvertedSettings, num_layers: int, target: str) -> tuple[Problem, ...]:
     """Problems of the result by the rules of the other version; of 1.9 the sections alone are looked at, for errors."""
     if to == "2.x":
-        return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers).problems
+        return check_pynative(parse_document(text, target), num_layers).problems
     problems = check_document(_sections_alone(converted), num_layers).errors
     return tuple(replace(problem, location=Location(target)) for problem in problems)

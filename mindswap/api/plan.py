@@ -365,11 +365,11 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
         return planned_text_2x(step, plan, target)
     text = step.config_text()
     if plan.policy.is_swap_enabled:
-        own = parse_document(text.encode("utf-8", "surrogatepass"), step.document.file)
+        own = parse_document(text, step.document.file)
         text = rewrite_for_swap(text, own, step.document)
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
-    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)
+    checked = check_document(parse_document(text, target), num_layers)
     if checked.policy != plan.policy:  # None with errors
         raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
     return text

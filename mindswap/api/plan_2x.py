@@ -146,7 +146,7 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
     for name, value in sections_2x(plan.policy, num_layers).items():
         comment = plan_comment(plan, step.device.title) if name == "swap" else None
         text = rewrite_section(text, name, value, comment, step.document.file)
-    checked = check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)
+    checked = check_pynative(parse_document(text, target), num_layers)
     if checked.errors or not _is_read_back(plan.policy, num_layers, checked):
         raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
     return text

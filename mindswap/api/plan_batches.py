@@ -188,7 +188,7 @@ class _BatchSearch:
         try:
             text = with_batch(with_strategy(self.text, self.document, strategy), self.document, batch)
             text = with_layout(text, self.document, layout) if layout else text
-            read = with_model_of_folder(parse_document(text.encode("utf-8", "surrogatepass"), self.document.file))
+            read = with_model_of_folder(parse_document(text, self.document.file))
             checked = check_document(read)
             if errors := checked.errors or check_document(with_swap_enabled(read)).errors:
                 return replace(bare, reason=f"check: {errors[0].message}")

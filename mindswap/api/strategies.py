@@ -50,7 +50,7 @@ def with_batch(text: str, document: Document, batch: Batch) -> str:
     Raises:
         PolicyError: the text cannot be changed the way it is written.
     """
-    document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
+    document = parse_document(text, document.file)
     wanted = {("runner_config", "batch_size"): batch.size, _count_path(document): batch.count}
     return _with_values(text, document, {path: n for path, n in wanted.items() if document.count(*path) != n})
 
@@ -177,7 +177,7 @@ def with_layout(text: str, document: Document, layout: Layout) -> str:
     Raises:
         PolicyError: the text cannot be changed the way it is written.
     """
-    document = parse_document(text.encode("utf-8", "surrogatepass"), document.file)
+    document = parse_document(text, document.file)
     offset = read_step_settings(document).pipeline.offset_of(layout)
     changes = {("model", "model_config", "offset"): offset, **_without_counts(document.data())}
     return _with_values(text, document, changes)

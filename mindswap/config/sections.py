@@ -46,7 +46,7 @@ def rewrite_section(
         result = Editor(result, _read(result, file)).with_section(section, value)
     if comment is not None:
         result = Editor(result, _read(result, file)).with_comment(section, comment)
-    written = parse_document(result.encode("utf-8", "surrogatepass"), file)
+    written = parse_document(result, file)
     if written.problems or not is_same(_ordered(written.data(), section), after):
         raise edit_error(Location(file), f"{section}: cannot be changed the way it is written", "one key to a line")
     return result
@@ -54,7 +54,7 @@ def rewrite_section(
 
 def _read(text: str, file: str) -> Document:
     """The document of a text; an empty one has no root. Raises PolicyError with every problem of the text."""
-    document = parse_document(text.encode("utf-8", "surrogatepass"), file)
+    document = parse_document(text, file)
     is_blank = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
     if document.root is None and is_blank:
         return Document(file, None)

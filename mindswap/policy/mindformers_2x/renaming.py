@@ -146,7 +146,7 @@ def replace_sections(
     Raises:
         PolicyError: the file is written in a way that cannot be edited, or reads differently afterwards.
     """
-    before = parse_document(text.encode("utf-8", "surrogatepass"), file)
+    before = parse_document(text, file)
     root = before.span
     if root is None or root.is_flow or before.root is None:
         raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
@@ -162,7 +162,7 @@ def replace_sections(
         first, end, _ = edits[0]
         edits[0] = (first, end, "".join(line + newline_at(text, first) for line in block))
     result = apply_edits(text, edits)
-    after = parse_document(result.encode("utf-8", "surrogatepass"), file)
+    after = parse_document(result, file)
     expected = {**{key: value for key, value in before.data().items() if key not in old}, **new}
     if after.problems or after.data() != expected:
         raise _refusal(

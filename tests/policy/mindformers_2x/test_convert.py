@@ -158,6 +158,10 @@ def test_comments_survive_and_the_rest_stays():
         OLD.replace("\n", "\r\n"), ("swap_config", "recompute_config"), {"swap": {"enable": True}}, ("made",), "x.yaml"
     )
     assert windows == new.replace("\n", "\r\n")
+    marked = replace_sections(
+        f"\ufeff{OLD}", ("swap_config", "recompute_config"), {"swap": {"enable": True}}, ("made",), "x.yaml"
+    )
+    assert marked == f"\ufeff{new}"
 
 
 @pytest.mark.parametrize("text", ["{swap_config: {swap: True}}", "swap_config: &x {swap: True}\nb: *x\n"])
