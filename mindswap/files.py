@@ -184,6 +184,20 @@ def put_aside(folder: Path) -> None:
     folder.rename(next(other for other in others if not other.exists()))
 
 
+def make_fresh(folder: Path, is_put_aside: bool = False, fix: str = "another folder") -> None:
+    """Make a folder with nothing in it: what is there, which must not be taken for what comes, is refused or put aside.
+
+    Raises:
+        DataError: something is there, or the folder cannot be made.
+    """
+    with system_errors_as(DataError, f"{folder}: cannot be made"):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if not is_put_aside:
+                raise DataError(f"{folder}: already exists, and is not empty\n    fix:     {fix}")
+            put_aside(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     """A folder that is kept: filled by `make` if it is not there, complete or not at all.
 

@@ -18,8 +18,8 @@ from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.errors import GraphError, LaunchError, SimulationError, system_errors_as
-from mindswap.files import made_once
+from mindswap.errors import GraphError, LaunchError, SimulationError
+from mindswap.files import made_once, make_fresh
 from mindswap.graph.cache import cache_folder, make_key
 from mindswap.policy.convert import kept_layers
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
@@ -102,6 +102,7 @@ def run_stages(
     Raises:
         PolicyError: the configuration has mistakes.
         LaunchError: it cannot be run here, or the backend fails.
+        DataError: the folder is there, and not empty.
     """
     options = options or DryRunOptions()
     refuse_pynative(document)
@@ -232,10 +233,7 @@ def _samples(document: Document) -> SyntheticData:
 def _make_folder(asked: Path | None) -> Path:
     if asked is None:
         return Path(tempfile.mkdtemp(prefix="mindswap-dryrun-"))
-    with system_errors_as(LaunchError, f"{asked}: cannot be made"):
-        asked.mkdir(parents=True, exist_ok=True)
-        if any(asked.iterdir()):
-            raise LaunchError(f"{asked}: already exists, and not empty\n    fix:     another folder")
+    make_fresh(asked)
     return asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
 
 

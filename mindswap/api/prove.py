@@ -14,8 +14,8 @@ from mindswap.check.doctor.software import count_cards
 from mindswap.config.nodes import Document
 from mindswap.config.source import load_document
 from mindswap.config.step import is_on_cpu, read_device_target, read_step_settings
-from mindswap.errors import LaunchError, StoppedBySignal, system_errors_as
-from mindswap.files import put_aside, write_new
+from mindswap.errors import LaunchError, StoppedBySignal
+from mindswap.files import make_fresh, write_new
 from mindswap.policy.convert import kept_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof_html, proof_to_json
@@ -81,10 +81,11 @@ def prove(
 
     Raises:
         LaunchError: the runs cannot start.
+        DataError: the folder is there, or cannot be made.
     """
     if request.cluster is None:
         _require_cards(document, request.wanted.num_workers)
-    _make_fresh(request.folder, is_put_aside)
+    make_fresh(request.folder, is_put_aside, "-o ANOTHER_FOLDER, or --overwrite")
     adopt_orphans()
     code, proof = 1, None
     try:
@@ -116,16 +117,6 @@ def _require_cards(document: Document, num_workers: int) -> None:
     cards = 0 if is_on_cpu(document) else count_cards()
     if num_workers and 0 < cards < num_workers:
         raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
-
-
-def _make_fresh(folder: Path, is_put_aside: bool) -> None:
-    """Make the folder; what an earlier proof left in it must not be taken for this one."""
-    with system_errors_as(LaunchError, f"{folder}: cannot be made"):
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            if not is_put_aside:
-                raise LaunchError(f"{folder}: already exists\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
-            put_aside(folder)
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _prepare(request: ProofRequest, document: Document) -> Proof:

@@ -35,18 +35,22 @@ class RunOptions:
     num_steps: int  # steps of training
     num_workers: int  # workers of msrun; 0: as the configuration has, which `derive` does not look up
     num_layers: int | None = None  # layers of the cut model; None leaves them
-    data: SyntheticData | None = None  # in place of the user's; None keeps that
     is_profiled: bool = True  # profile the last step of rank 0
     is_deterministic: bool = False  # kernels that give the same bits each time
 
 
-def derive(config: Mapping[str, Any], wanted: RunOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+MakeData = Callable[[Document], SyntheticData | None]
+
+
+def derive(
+    config: Mapping[str, Any], wanted: RunOptions, make_data: MakeData = lambda document: None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The configuration of the runs, and in words what differs from the user's.
 
-    Swap and recompute stay as they are.
+    Swap and recompute stay as they are. `make_data` makes data for the sizes of the runs; None keeps the user's.
 
     Raises:
-        LaunchError: the parallel sizes do not fit the number of workers.
+        LaunchError: the parallel sizes do not fit the number of workers, or no data can be made.
     """
     edit = _Edit(copy.deepcopy(dict(config)))
     wants = package_data("measure/run.yaml")
@@ -60,7 +64,7 @@ def derive(config: Mapping[str, Any], wanted: RunOptions) -> tuple[dict[str, Any
     if wanted.num_layers is not None:
         _set_layers(edit, wanted.num_layers)
     _set_parallel(edit, wanted.num_workers)
-    _set_data(edit, wanted.data)
+    _set_data(edit, make_data(document_from_data(edit.data, "the configuration")))
     if wanted.is_deterministic:
         edit.set("context.deterministic", "ON")
     edit.set("profile", wanted.is_profiled)
@@ -93,23 +97,20 @@ def run_config(
     policy: Policy,
     wanted: RunOptions,
     kept: Sequence[int] | None,
-    make_data: Callable[[Document], SyntheticData | None],
+    make_data: MakeData,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """As `derive`, with other data, and perhaps fewer layers; its files are found from any folder.
+    """As `derive`, perhaps with fewer layers; its files are found from any folder.
 
     Args:
         document: the user's configuration.
         policy: what it asks for, in layer indices.
-        wanted: all but the data.
+        wanted, make_data: as of `derive`.
         kept: layers of the whole model that those of a short one stand for; None for all of them.
-        make_data: for the configuration of the runs; None keeps the user's.
 
     Raises:
-        LaunchError: the parallel sizes do not fit the number of workers, or no data can be made.
+        LaunchError: as `derive`.
     """
-    own = with_absolute_paths(_own_data(document), Path.cwd())
-    config, _ = derive(own, wanted)
-    config, changes = derive(own, replace(wanted, data=make_data(document_from_data(config, "the configuration"))))
+    config, changes = derive(with_absolute_paths(_own_data(document), Path.cwd()), wanted, make_data)
     if kept is not None:
         # In layer indices, which need `swap: True` also where only recompute is asked for.
         cut = replace(cut_policy(policy, tuple(kept)), is_swap_enabled=True)
@@ -122,7 +123,7 @@ def write_backend_config(
     policy: Policy,
     num_ranks: int,
     kept: Sequence[int] | None,
-    make_data: Callable[[Document], SyntheticData],
+    make_data: MakeData,
     folder: Path,
 ) -> Path:
     """The configuration of a dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.

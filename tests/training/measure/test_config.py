@@ -66,7 +66,7 @@ def test_the_data_of_the_user_is_not_shuffled():
 
 
 def test_data_made_on_the_spot_takes_its_place():
-    config, _ = derive(CONFIG, RunOptions(5, 8, data=SyntheticData("/p/s.mindrecord", ("input_ids",))))
+    config, _ = derive(CONFIG, RunOptions(5, 8), lambda document: SyntheticData("/p/s.mindrecord", ("input_ids",)))
     assert config["train_dataset"]["data_loader"]["dataset_dir"] == "/p/s.mindrecord"
     assert config["train_dataset"]["repeat"] == 1
     assert config["train_dataset_task"]["dataset_config"]["input_columns"] == ["input_ids"]
