@@ -57,6 +57,7 @@ options:
 """
 
 import argparse
+import gc
 import stat
 import sys
 import time
@@ -132,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         say = PhaseLines(time.monotonic(), sys.stderr)
         attempts = plan_with_dry_runs(budget_of(step)[0], make, say) if args.dry_run else ()
         found = attempts[-1].plan.within(attempts[0].asked_bytes) if attempts else make(None)
+    gc.freeze()  # all that the search has found out stays until the end: walking over it takes half a second
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
         notes = [budget_doubt(step, found.problem.budget_bytes), *step.model.doubts]

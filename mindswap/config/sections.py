@@ -4,6 +4,7 @@ The edits are made at the places of the values, so comments, order, quotes, blan
 the rest survive byte for byte. The result is read back before it is given.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
 
 BYTE_ORDER_MARK = "\ufeff"
+# What one section is written into was read when the section before it was.
+_parse = functools.lru_cache(maxsize=8)(parse_document)
 
 
 def rewrite_section(
@@ -46,7 +49,7 @@ def rewrite_section(
         result = Editor(result, _read(result, file)).with_section(section, value)
     if comment is not None:
         result = Editor(result, _read(result, file)).with_comment(section, comment)
-    written = parse_document(result, file)
+    written = _parse(result, file)
     if written.problems or not is_same(_ordered(written.data(), section), after):
         raise edit_error(Location(file), f"{section}: cannot be changed the way it is written", "one key to a line")
     return result
@@ -54,7 +57,7 @@ def rewrite_section(
 
 def _read(text: str, file: str) -> Document:
     """The document of a text; an empty one has no root. Raises PolicyError with every problem of the text."""
-    document = parse_document(text, file)
+    document = _parse(text, file)
     is_blank = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
     if document.root is None and is_blank:
         return Document(file, None)
