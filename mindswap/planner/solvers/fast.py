@@ -94,14 +94,15 @@ class _Solver:
         self._try_loads()
         self.search.max_evaluations = limit
         self.found.sort(key=_score_of)
-        if not self._fits:
+        is_lost = not self._fits
+        if is_lost:
             self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_LOST)
         starts: dict[float, np.ndarray] = {}  # the best with each load
         for _, load, choice in self.found:
             starts.setdefault(load, choice)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
         improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
-        if not self._fits and self._spread_rows():
+        if is_lost and (self._fits or self._spread_rows()):
             self.search.max_evaluations = limit
             improve(self.search, self.forward_ns)
 
@@ -231,9 +232,10 @@ class _Solver:
             can_have = self.figures.freed_bytes[layers, items, np.clip(-row, 0, last)] > 0
             everywhere = np.where(can_have, row, KEEP)
             for distance in CLOSE_DISTANCES:
-                if not self._fits:
-                    self.search.score(np.where(everywhere > KEEP, distance, everywhere))
-        return self._fits
+                self.search.score(np.where(everywhere > KEEP, distance, everywhere))
+            if self._fits:
+                return True
+        return False
 
     def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:
         """A choice with distances of about a layer, or with those that its timeline then asks for.

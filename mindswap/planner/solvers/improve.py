@@ -21,6 +21,8 @@ from mindswap.simulator.timeline import StallCause, Timeline
 
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
+# Simulations of other orders of rows.
+MAX_REARRANGED = 240
 # A space of no more cells is searched cell by cell, and again from other starts.
 SMALL_SPACE_CELLS = 24
 NUM_KICKS = 12
@@ -56,7 +58,8 @@ def forward_time_ns(timeline: Timeline) -> int:
 def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) -> None:
     """Looks for better choices around the best of a search, until there is none or its simulations are used up.
 
-    In a small space, where a single cell matters much, it goes on from changed choices.
+    In a small space, where a single cell matters much, it goes on from changed choices; in others layers also exchange
+    their rows.
 
     Args:
         search: has simulated something.
@@ -66,9 +69,11 @@ def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) 
     assert search.best is not None
     for start in (search.best, *starts):
         _climb(search, start, forward_ns)
-    if search.best.size > SMALL_SPACE_CELLS:
-        return
     chance = random.Random(0)
+    if search.best.size > SMALL_SPACE_CELLS:
+        if search.score(search.best).fits and _rearrange(search, chance):
+            _climb(search, search.best, forward_ns)
+        return
     for _ in range(NUM_KICKS):
         if search.is_exhausted:
             return
@@ -94,6 +99,56 @@ def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
         if found[1] >= score:
             return
         choice, score = found
+
+
+def _rearrange(search: Search, chance: random.Random) -> bool:
+    """Layers exchange rows, items get other distances, as long as that is better; whether anything was.
+
+    Which layer has which row decides when copies are on the link: choices of the same sums differ by a tenth in time.
+    """
+    assert search.best is not None
+    first = start = (search.best, search.score(search.best))
+    # Known rows in other layers are simulated in a fraction of the time that new ones take.
+    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + MAX_REARRANGED)
+    is_better = True
+    while is_better:
+        is_better = False
+        moves = _row_moves(start[0])
+        for sources, permille in chance.sample(moves, min(MAX_TRIALS, len(moves))):
+            if search.is_exhausted:
+                break
+            changed = start[0][sources]
+            changed = np.where(changed > KEEP, np.maximum(1, changed * permille // 1000), changed)
+            changed = np.where(search.space.figures.can(changed), changed, KEEP)
+            score = search.score(changed)
+            if is_better := score < start[1]:
+                start = _retune(search, (changed, score))
+                break
+    return start is not first
+
+
+def _row_moves(choice: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each layer the layer whose row it gets, and for each item its distances in thousandths of what they were.
+
+    Two layers with other rows exchange them, one gets that of the nearest with another, or an item is fetched earlier
+    or later in all layers.
+    """
+    layers, same = np.arange(len(choice)), np.full(choice.shape[1], 1000)
+    kind_of = np.unique(np.minimum(choice, 1), axis=0, return_inverse=True)[1].ravel()
+    moves = []
+    for layer, other in np.argwhere(kind_of[:, None] != kind_of).tolist():
+        if layer < other:
+            moves.append((layers.copy(), same))
+            moves[-1][0][[layer, other]] = other, layer
+        alike = np.flatnonzero(kind_of == kind_of[other])
+        if other == alike[np.abs(alike - layer).argmin()]:
+            moves.append((layers.copy(), same))
+            moves[-1][0][layer] = other
+    for item in np.flatnonzero((choice > KEEP).any(axis=0)).tolist():
+        for permille in (500, 700, 1400, 2000):
+            moves.append((layers, same.copy()))
+            moves[-1][1][item] = permille
+    return moves
 
 
 def _retune(search: Search, start: _Start) -> _Start:
