@@ -21,8 +21,8 @@ from mindswap.simulator.timeline import StallCause, Timeline
 
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
-# Simulations of other orders of rows.
-MAX_REARRANGED = 240
+# Simulations that are left at least for known rows in other layers, and with other distances.
+LEAST_REARRANGED = 240
 # A space of no more cells is searched cell by cell, and again from other starts.
 SMALL_SPACE_CELLS = 24
 NUM_KICKS = 12
@@ -59,7 +59,7 @@ def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) 
     """Looks for better choices around the best of a search, until there is none or its simulations are used up.
 
     In a small space, where a single cell matters much, it goes on from changed choices; in others layers also exchange
-    their rows.
+    their rows, and items get other distances.
 
     Args:
         search: has simulated something.
@@ -109,7 +109,7 @@ def _rearrange(search: Search, chance: random.Random) -> bool:
     assert search.best is not None
     first = start = (search.best, search.score(search.best))
     # Known rows in other layers are simulated in a fraction of the time that new ones take.
-    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + MAX_REARRANGED)
+    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + LEAST_REARRANGED)
     is_better = True
     while is_better:
         is_better = False
@@ -133,21 +133,23 @@ def _row_moves(choice: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     Two layers with other rows exchange them, one gets that of the nearest with another, or an item is fetched earlier
     or later in all layers.
     """
+
+    def changed(array: np.ndarray, place: int | list[int], value: int | list[int]) -> np.ndarray:
+        other = array.copy()
+        other[place] = value
+        return other
+
     layers, same = np.arange(len(choice)), np.full(choice.shape[1], 1000)
     kind_of = np.unique(np.minimum(choice, 1), axis=0, return_inverse=True)[1].ravel()
     moves = []
     for layer, other in np.argwhere(kind_of[:, None] != kind_of).tolist():
         if layer < other:
-            moves.append((layers.copy(), same))
-            moves[-1][0][[layer, other]] = other, layer
+            moves.append((changed(layers, [layer, other], [other, layer]), same))
         alike = np.flatnonzero(kind_of == kind_of[other])
         if other == alike[np.abs(alike - layer).argmin()]:
-            moves.append((layers.copy(), same))
-            moves[-1][0][layer] = other
+            moves.append((changed(layers, layer, other), same))
     for item in np.flatnonzero((choice > KEEP).any(axis=0)).tolist():
-        for permille in (500, 700, 1400, 2000):
-            moves.append((layers, same.copy()))
-            moves[-1][1][item] = permille
+        moves += [(layers, changed(same, item, permille)) for permille in (500, 700, 1400, 2000)]
     return moves
 
 
