@@ -5,7 +5,7 @@ from typing import Any
 
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_budget, describe_moment
-from mindswap.report.tables import NOTHING, attributes, format_table, shown
+from mindswap.report.tables import NOTHING, attributes, format_table
 from mindswap.training.measure.pool import PARTS, DryRun, Kernel
 from mindswap.training.measure.stages import DryRunReport, StageRun, StepPlace
 from mindswap.units import format_bytes, format_difference
@@ -58,10 +58,13 @@ def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
     for stage in report.stages:
         simulated, match = simulated_peak(report, stage), same_rank(other, stage)
         row = [f"{stage.run.rank} ({stage.stage})", _mib(stage.used_peak_bytes), _mib(stage.actual_peak_bytes)]
-        row += [NOTHING if simulated is None else _mib(report.workspace_bytes(stage)), shown(simulated, _mib)]
-        row.append(NOTHING if simulated is None else format_difference(simulated, stage.used_peak_bytes))
+        if simulated is None:
+            row += [NOTHING, NOTHING, NOTHING]
+        else:
+            row += [_mib(report.workspace_bytes(stage)), _mib(simulated)]
+            row.append(format_difference(simulated, stage.used_peak_bytes))
         if other is not None:
-            row += [shown(getattr(match, key, None), _mib) for key in ("used_peak_bytes", "actual_peak_bytes")]
+            row += [_mib(match.used_peak_bytes), _mib(match.actual_peak_bytes)] if match else [NOTHING, NOTHING]
         rows.append(row)
     return header, rows
 
