@@ -130,7 +130,7 @@ def _build(config_path, policy, layers, placement):
     _leave_out_checkpoint(config)
     replace_swap_sections(config, policy)
     install_stand_ins(config)
-    num_layers = _cut_layers(config, len(layers)) if layers is not None else 0
+    num_layers = _cut_layers(config, layers) if layers is not None else 0
     is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
     if not config.get("use_legacy", True):
         _put_on_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
@@ -199,14 +199,29 @@ def _set_pipeline(config, is_whole: bool) -> None:
     )
 
 
-def _cut_layers(config, num_layers: int) -> int:
+def _cut_layers(config, layers: Sequence[int]) -> int:
     """Layers that the model has without the cut."""
     model = config.model.model_config
     keys = [key for key in NUM_LAYERS_KEYS if key in model]
-    before = max((model[key] for key in keys), default=num_layers)
-    model.update(dict.fromkeys(keys, num_layers))
+    before = max((model[key] for key in keys), default=len(layers))
+    model.update(dict.fromkeys(keys, len(layers)))
+    _cut_kinds(model, layers)
     _put_on_one_stage(config)
     return before
+
+
+def _cut_kinds(model, layers: Sequence[int]) -> None:
+    """Which layers have experts, told of all layers of the model, told of these alone.
+
+    The first `first_k_dense_replace` have none; `moe_layer_freq` is of how many one has some, or a list of 0 and 1.
+    """
+    num_dense, frequency = model.get("first_k_dense_replace"), model.get("moe_layer_freq")
+    if num_dense:
+        model.first_k_dense_replace = sum(index < num_dense for index in layers)
+    if isinstance(frequency, int) and frequency > 1:
+        frequency = [int(index % frequency == 0) for index in range(max(layers) + 1)]
+    if isinstance(frequency, list) and len(frequency) > max(layers):
+        model.moe_layer_freq = [frequency[index] for index in layers]
 
 
 def _put_on_one_stage(config) -> None:

@@ -19,7 +19,13 @@ from mindswap.adapters.mindspore import (
     find_lazy_inline_cell,
     tag_primitives,
 )
-from mindswap.adapters.own_recompute import OwnRecompute, read_own_recompute, recompute_as_in_model, set_on_layer
+from mindswap.adapters.own_recompute import (
+    OwnRecompute,
+    has_kinds_of,
+    read_own_recompute,
+    recompute_as_in_model,
+    set_on_layer,
+)
 from mindswap.adapters.quiet import tell
 from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
@@ -92,45 +98,65 @@ class Capture:
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 
-def choose_layers(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None
-) -> tuple[LayerSample, OwnRecompute | None]:
-    """The layers of the network of a YAML file that have to be compiled to know all of them under a policy.
+@dataclass(frozen=True)
+class BuiltLayers:
+    """The layers of a model, built whole without a policy; none of them compiled."""
 
-    With a placement only the layers on the stage of this rank, in `layer_map` too. The second value: with swap off
-    the layers that MindFormers sets by itself.
+    trees: tuple[CellNode, ...]
+    places: tuple[int, ...]  # kind of the place of each, as of `place_in_model`
+
+
+def build_layers(config_path: str) -> BuiltLayers:
+    """The layers of the network of a YAML file, with swap on and nothing set on them.
 
     Raises:
         GraphError: if MindFormers cannot build the network.
     """
-    network, _ = build_network(config_path, Policy(is_swap_enabled=policy.is_swap_enabled))
-    layers = find_layers(network)
-    trees = [read_tree(layer) for layer in layers]
-    places = [place_in_model(layer) for layer in layers]
-    indices = placement.layers if placement else tuple(range(len(trees)))
-    check_layers(policy, len(layers))
-    if not policy.is_swap_enabled:
-        own = read_own_recompute(network, layers)
-        if own.setting is None:
-            _require_all_layers(indices, trees, "MindFormers cannot be asked what it recomputes in single layers")
-            return LayerSample(indices, indices), own
-        as_set = [(trees[index], places[index], set_on_layer(layers[index])) for index in indices]
-        return _of_model(sample_layers(as_set), indices), own
+    tell("building the network")
+    layers = find_layers(build_network(config_path, Policy(is_swap_enabled=True))[0])
+    return BuiltLayers(tuple(map(read_tree, layers)), tuple(map(place_in_model, layers)))
+
+
+def choose_layers(
+    policy: Policy, built: BuiltLayers, placement: RankPlacement | None = None, with_peak: bool = True
+) -> LayerSample:
+    """The layers that have to be compiled to know all of them under a policy with swap enabled.
+
+    With a placement only the layers on the stage of this rank, in `layer_map` too; `with_peak` as of `sample_layers`.
+    """
+    check_layers(policy, len(built.trees))
+    indices = placement.layers if placement else tuple(range(len(built.trees)))
     if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
-        return LayerSample(indices, tuple(range(len(indices)))), None
-    decided = {index: resolve_layer(policy, index, trees[index]) for index in indices}
+        return LayerSample(indices, tuple(range(len(indices))))
+    decided = {index: resolve_layer(policy, index, built.trees[index]) for index in indices}
     # What has no effect tells no layers apart.
     acting = {index: replace(own, layer_index=0, overridden=(), silent=()) for index, own in decided.items()}
-    asked = [(own.layer, places[index], own) for index, own in acting.items()]
-    return _of_model(sample_layers(asked), indices), None
+    asked = [(own.layer, built.places[index], own) for index, own in acting.items()]
+    return _of_model(sample_layers(asked, with_peak), indices)
+
+
+def _choose_own_layers(
+    config_path: str, placement: RankPlacement | None, with_peak: bool
+) -> tuple[LayerSample, OwnRecompute]:
+    """The same with swap off, and what MindFormers sets on the layers by itself."""
+    tell("building the network")
+    network, _ = build_network(config_path, Policy())
+    layers = find_layers(network)
+    own = read_own_recompute(network, layers)
+    indices = placement.layers if placement else tuple(range(len(layers)))
+    if own.setting is None:
+        _require_all_layers(indices, own.trees, "MindFormers cannot be asked what it recomputes in single layers")
+        return LayerSample(indices, indices), own
+    asked = [(own.trees[index], place_in_model(layers[index]), set_on_layer(layers[index])) for index in indices]
+    return _of_model(sample_layers(asked, with_peak), indices), own
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
     """Refuse one of several pipeline stages. Raises GraphError: these are not all layers of the model."""
     if len(indices) < len(trees):
         raise GraphError(
-            f"--rank: the layers of one pipeline stage cannot be built alone with swap off: {reason} (this model)\n"
-            "    fix: leave out --rank, or swap: True with op_swap: []"
+            f"--rank: the layers of one pipeline stage cannot be built alone: {reason} (this model)\n"
+            "    fix: leave out --rank"
         )
 
 
@@ -146,6 +172,8 @@ def capture(
     with_tags: bool = False,
     placement: RankPlacement | None = None,
     with_all_tags: bool = False,
+    with_peak: bool = True,
+    built: BuiltLayers | None = None,
 ) -> Capture:
     """Compile the network of a YAML file under a policy, with lazy_inline on.
 
@@ -156,25 +184,31 @@ def capture(
         with_tags: let primitives that share cell and type with another carry their path (`PATH_TAG`).
         placement: sizes as on this rank, and only the layers of its stage; default is one rank without splits.
         with_all_tags: let every primitive carry its path; then the compiler merges no two of them.
+        with_peak: without a sample, compile what `find_peak` needs, too.
+        built: the layers of the model, where they are known.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
         ApplyError: if the policy does not fit the network.
     """
     own = None
-    if sample is None:
-        tell("building the network")
-        sample, own = choose_layers(config_path, policy, placement)
+    known = built.trees if built is not None else ()
+    if sample is None and policy.is_swap_enabled:
+        built = built or build_layers(config_path)
+        sample, known = choose_layers(policy, built, placement, with_peak), built.trees
+    elif sample is None:
+        sample, own = _choose_own_layers(config_path, placement, with_peak)
+        known = own.trees
     is_cut = not sample.is_whole or (placement is not None and placement.num_stages > 1)
     as_in_model = recompute_as_in_model(own, sample.indices) if own and is_cut else contextlib.nullcontext()
     with as_in_model:
         network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
-    if own is not None and not own.has_kinds_of(sample.indices, trees):
-        stage = placement.layers if placement is not None else range(len(own.trees))
-        _require_all_layers(stage, own.trees, "the kind of a layer depends on its number")
-        everything = tuple(range(len(own.trees)))
+    if known and not has_kinds_of(known, sample.indices, trees):
+        stage = placement.layers if placement is not None else range(len(known))
+        _require_all_layers(stage, known, "the kind of a layer depends on its number")
+        everything = tuple(range(len(known)))
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
@@ -246,10 +280,13 @@ def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
 # A configuration -> the captured step that simulations start from.
 
 
-def capture_step(config_path: str, num_layers: int, placement: RankPlacement | None = None) -> CapturedStep:
+def capture_step(
+    config_path: str, num_layers: int, placement: RankPlacement | None = None, built: BuiltLayers | None = None
+) -> CapturedStep:
     """Compile the network of a YAML file, of so many layers, without swap and recompute.
 
-    With a placement tensors are cut as for a rank of it; all pipeline stages are captured, whichever it is on.
+    With a placement tensors are cut as for a rank of it; all pipeline stages are captured, whichever it is on. `built`
+    as of `capture`.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
@@ -260,6 +297,6 @@ def capture_step(config_path: str, num_layers: int, placement: RankPlacement | N
         placement = replace(
             placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
         )
-    found = capture(config_path, plain, placement=placement, with_all_tags=True)
+    found = capture(config_path, plain, placement=placement, with_all_tags=True, built=built)
     graph = with_cache_gradients(found.graph)
     return CapturedStep(found.sample, found.layers, graph, found.collectives, found.notes, has_all_tags=True)

@@ -29,13 +29,14 @@ class OwnRecompute:
     setting: Any  # the object that sets it, by the number of a layer; None where it cannot be asked for single layers
     trees: tuple[CellNode, ...]  # the layers
 
-    def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
-        """True if layers built alone are alike where those of the model of these numbers are, and differ where they do.
 
-        Some models take the kind of a layer from its number (`first_k_dense_replace`), which is another one there.
-        """
-        pairs = {(self.trees[index], tree) for index, tree in zip(indices, trees, strict=True)}
-        return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
+def has_kinds_of(model: Sequence[CellNode], indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
+    """True if layers built alone are alike where those of the model of these numbers are, and differ where they do.
+
+    Some models take the kind of a layer from its number, which is another one there.
+    """
+    pairs = {(model[index], tree) for index, tree in zip(indices, trees, strict=True)}
+    return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
 
 
 def read_own_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> OwnRecompute:

@@ -1,4 +1,4 @@
-"""Both halves of a comparison: a network under a policy, and without what is judged; with the parallel optimizer."""
+"""A network compiled under a policy, and beside it without what is judged; with the parallel optimizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,70 +11,108 @@ from mindswap.check.check import require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings
-from mindswap.config.weight_sharding import RankPlacement, WeightSharding, place_rank, read_weight_sharding
+from mindswap.config.weight_sharding import RankPlacement, place_rank, read_weight_sharding
 from mindswap.errors import GraphError
 from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.sharding.gather import gather_weights
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.simulator.captured import CapturedStep
 from mindswap.units import format_bytes
 
 if TYPE_CHECKING:
-    from mindswap.adapters.mindformers import Capture
+    from mindswap.adapters.mindformers import BuiltLayers, Capture
 
 
-def compile_pair(
-    document: Document,
-    judged: Policy,
-    other: Policy,
-    placement: RankPlacement | None,
-    use_cache: bool,
-    with_tags: bool = False,
-) -> tuple["Capture", "Capture", Mapping[int, int]]:
-    """A network twice, each of the layers that tell all others, and which of the second is like each of the first.
-
-    Without swap fewer layers differ. Only the other half is kept, for all policies: what a verdict is about is compiled
-    anew for every answer.
+def compile_under(
+    document: Document, policy: Policy, placement: RankPlacement | None, use_cache: bool, with_peak: bool = False
+) -> "Capture":
+    """A network under a policy, of the layers that tell all others; compiled anew for every answer.
 
     Args:
         document: MindFormers YAML, read; MindFormers reads its file.
-        judged: the policy that is judged.
-        other: what is the same on both sides, without swap.
+        policy: one with swap disabled leaves recompute to MindFormers.
         placement: as this rank has it; None for one rank that has the whole model.
-        use_cache: False compiles the other half again and keeps nothing.
-        with_tags: of the other half, as of `adapters.mindformers.capture`.
+        use_cache: False builds the layers of the model again and keeps nothing.
+        with_peak: also of the layers that `find_peak` needs.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
     """
     require_mindformers()
-    config_path = str(Path(document.file).resolve())
+    path = str(Path(document.file).resolve())
+    built = _build_layers(document, path, use_cache) if policy.is_swap_enabled else None
     with quiet():
+        from mindswap.adapters.mindformers import capture
+
+        compiled = capture(path, policy, placement=placement, with_peak=with_peak, built=built)
+    return _gathered(compiled, document)
+
+
+def compile_beside(
+    document: Document,
+    compiled: "Capture",
+    other: Policy,
+    placement: RankPlacement | None,
+    use_cache: bool,
+    with_tags: bool = False,
+) -> tuple["Capture", Mapping[int, int]]:
+    """The same network under another policy, and which of its layers is like each of the first.
+
+    Without swap fewer layers differ. It is kept, for all policies of which this is the other half.
+
+    Args:
+        document, placement, use_cache: as of `compile_under`.
+        compiled: what it stands beside.
+        other: what is the same on both sides, without swap.
+        with_tags: as of `adapters.mindformers.capture`.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    path = str(Path(document.file).resolve())
+    built = _build_layers(document, path, use_cache)
+
+    def compile_other(sample: LayerSample | None) -> "Capture":
         from mindswap.adapters.mindformers import Capture, capture
 
-        compiled = capture(config_path, judged, placement=placement)
+        return cached_result(
+            document,
+            other,
+            (Capture, *GRAPH_CLASSES),
+            lambda: capture(path, other, sample, with_tags, placement, with_peak=False, built=built),
+            use_cache,
+            without=POLICY_SECTIONS,
+            ask="plain",
+            indices=sample and sample.indices,
+            with_tags=with_tags,
+            placement=repr(placement),
+            stand_ins=asks_for_stand_ins(document),
+        )
 
-        def compiled_other(sample: LayerSample | None) -> Capture:
-            return cached_result(
-                document,
-                other,
-                (Capture, *GRAPH_CLASSES),
-                lambda: capture(config_path, other, sample, with_tags, placement),
-                use_cache,
-                without=POLICY_SECTIONS,
-                ask="plain",
-                indices=sample and sample.indices,
-                with_tags=with_tags,
-                placement=repr(placement),
-                stand_ins=asks_for_stand_ins(document),
-            )
-
-        plain = compiled_other(None)
+    with quiet():
+        plain = compile_other(None)
         like = find_like(compiled, plain, layer_indices(compiled, placement))
         if like is None:
-            plain, like = compiled_other(compiled.sample), {}
-    sharding = read_weight_sharding(document)
-    return _gathered(compiled, sharding), _gathered(plain, sharding), like
+            plain, like = compile_other(compiled.sample), {}
+    return _gathered(plain, document), like
+
+
+def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayers":
+    """The layers of the model, built once and kept, for all policies."""
+    with quiet():
+        from mindswap.adapters.mindformers import BuiltLayers, build_layers
+
+        return cached_result(
+            document,
+            Policy(),
+            (BuiltLayers, CellNode),
+            lambda: build_layers(path),
+            use_cache,
+            without=POLICY_SECTIONS,
+            ask="layers",
+            stand_ins=asks_for_stand_ins(document),
+        )
 
 
 def place_asked_rank(document: Document, rank: int | None, num_layers: int | None) -> RankPlacement | None:
@@ -86,7 +124,7 @@ def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> 
     """For each compiled layer its like in another compiled network of these layers of the model.
 
     None where they are no likes: the kind of a layer may depend on its number, which is another one where fewer are
-    built (`first_k_dense_replace`).
+    built.
     """
     stands = dict(zip(indices, other.sample.layer_map, strict=True))
     like = {position: stands[index] for position, index in enumerate(compiled.sample.indices)}
@@ -99,10 +137,11 @@ def layer_indices(compiled: "Capture", placement: RankPlacement | None) -> Seque
     return placement.layers if placement is not None else range(len(compiled.sample.layer_map))
 
 
-def _gathered(compiled: "Capture", sharding: WeightSharding) -> "Capture":
+def _gathered(compiled: "Capture", document: Document) -> "Capture":
     """A compiled network with the AllGathers of weights, which the frontend inserts for Ascend only."""
     if not compiled.graph.has_lazy_inline:
         return compiled
+    sharding = read_weight_sharding(document)
     gathered = gather_weights(compiled.graph, sharding)
     if not gathered.collectives:
         return compiled
@@ -147,10 +186,11 @@ def capture_config(
 
     def make() -> CapturedStep:
         require_mindformers()
+        built = _build_layers(document, path, use_cache)
         with quiet():
             from mindswap.adapters.mindformers import capture_step
 
-            return capture_step(path, num_layers, placement)
+            return capture_step(path, num_layers, placement, built)
 
     return cached_result(
         document,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.api.cache import cached_result
-from mindswap.api.compiled import compile_pair, layer_indices, place_asked_rank
+from mindswap.api.compiled import compile_beside, compile_under, layer_indices, place_asked_rank
 from mindswap.api.recorded import capture_of, is_trace_path, read_trace, require_compilable
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
@@ -97,7 +97,8 @@ def inspect_config(
         GraphError: if the network cannot be built or compiled.
     """
     plain_policy = Policy(is_swap_enabled=True)
-    compiled, plain, like = compile_pair(document, policy, plain_policy, placement, use_cache, with_tags=True)
+    compiled = compile_under(document, policy, placement, use_cache, with_peak=True)
+    plain, like = compile_beside(document, compiled, plain_policy, placement, use_cache, with_tags=True)
     names = OperatorNames(plain.layers, plain.graph)
     layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))

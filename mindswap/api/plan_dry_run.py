@@ -183,7 +183,7 @@ def _asked_of_compiler(
         file = Path(folder, path.name)
         plan.save(file)
         try:
-            answer = ask(["verify", "--json", str(file), *([] if use_cache else ["--no-cache"])], limit_s)
+            answer = ask(["verify", "--brief", "--json", str(file), *([] if use_cache else ["--no-cache"])], limit_s)
         except LaunchError as error:
             text = f"not verified: {error}; mindswap verify takes the time that it needs"
             return PlanVerdict(None, text), {}

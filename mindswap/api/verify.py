@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mindswap.api.cache import cached_result
-from mindswap.api.compiled import compile_pair, layer_indices, place_asked_rank
+from mindswap.api.compiled import compile_beside, compile_under, layer_indices, place_asked_rank
 from mindswap.api.network import read_real_trees
 from mindswap.api.recorded import require_compilable
 from mindswap.check.check import CheckResult, check_document, require_num_layers
@@ -68,6 +68,7 @@ def verify(
     logs: str | os.PathLike[str] | None = None,
     use_cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    brief: bool = False,
 ) -> Verification:
     """Hold the compiled graph of a configuration against what it asks; no device.
 
@@ -77,6 +78,7 @@ def verify(
         logs: folder with the logs of a run, which count too, or with a folder `node_*` of them for each node.
         use_cache: False compiles again and keeps nothing.
         progress: called with the number of logs read and of all.
+        brief: compile once, and do not say what layers keep without swap, unless something is not as asked.
 
     Raises:
         PolicyError: if the configuration is wrong.
@@ -89,7 +91,7 @@ def verify(
     asked = checked.require_policy()
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
     policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
-    found = _verify_graph(document, checked, policy, rank, use_cache)
+    found = _verify_graph(document, checked, policy, rank, use_cache, brief)
     if workers is None:
         return found
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
@@ -113,7 +115,7 @@ def _predict_peak(document: Document, use_cache: bool) -> int | None:
 
 
 def _verify_graph(
-    document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool
+    document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool, brief: bool
 ) -> Verification:
     """Findings in the compiled graph, or that there is nothing to ask it."""
     if not checked.is_swap_enabled and policy == Policy():
@@ -121,10 +123,10 @@ def _verify_graph(
     require_compilable(document, takes_trace=False)
     placement = place_asked_rank(document, rank, checked.num_layers)
     if checked.is_swap_enabled:
-        make = partial(_answer_swap, document, policy, placement, use_cache, checked.num_layers)
+        make = partial(_answer_swap, document, policy, placement, use_cache, checked.num_layers, brief)
     else:
         make = partial(_answer_recompute, document, policy, placement, use_cache)
-    return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank)
+    return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank, brief=brief)
 
 
 def _stage_policy(document: Document, num_layers: int | None) -> Policy:
@@ -141,9 +143,14 @@ def _stage_policy(document: Document, num_layers: int | None) -> Policy:
 
 
 def _answer_swap(
-    document: Document, policy: Policy, placement: RankPlacement | None, use_cache: bool, num_layers: int | None
+    document: Document,
+    policy: Policy,
+    placement: RankPlacement | None,
+    use_cache: bool,
+    num_layers: int | None,
+    brief: bool,
 ) -> Verification:
-    effects, swapped = verify_policy(document, policy, placement, use_cache)
+    effects, swapped = verify_policy(document, policy, placement, use_cache, brief)
     # Not so where only recompute is in layer indices, nor on a stage of which no entry names a layer.
     named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
     asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
@@ -186,21 +193,34 @@ def _expected_lines(
 
 
 def verify_policy(
-    document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+    document: Document,
+    policy: Policy,
+    placement: RankPlacement | None = None,
+    use_cache: bool = True,
+    brief: bool = False,
 ) -> tuple[tuple[LayerEffect, ...], "Capture"]:
     """Compile with and without swap, and compare with what the policy asks of each layer.
 
     Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
+    With `brief` it is compiled without swap only if something is not as asked: then the full effects say what.
     """
-    without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
-    swapped, baseline, like = compile_pair(document, policy, without_swap, placement, use_cache)
+    swapped = compile_under(document, policy, placement, use_cache)
     decided = [
         dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
     ]
-    compiled = compare_effect(decided, baseline.graph, swapped.graph, like)
+    found: tuple[LayerEffect, ...] = ()
+    if brief:
+        found = tuple(
+            dataclasses.replace(effect, kept_before_bytes=None)
+            for effect in compare_effect(decided, swapped.graph, swapped.graph)
+        )
+    if not brief or not all(effect.is_as_asked for effect in found):
+        without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
+        baseline, like = compile_beside(document, swapped, without_swap, placement, use_cache)
+        found = compare_effect(decided, baseline.graph, swapped.graph, like)
     effects = tuple(
-        dataclasses.replace(compiled[position], layer_index=index)
+        dataclasses.replace(found[position], layer_index=index)
         for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)
     )
     return effects, swapped
@@ -214,7 +234,8 @@ def verify_recompute(
     With swap off in the YAML, and `policy` from `policy.expand`. Gives one effect per layer of the model, and the
     compiled network.
     """
-    compiled, plain, like = compile_pair(document, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
+    compiled = compile_under(document, Policy(), placement, use_cache)
+    plain, like = compile_beside(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)
     built = dict(zip(indices, compiled.sample.layer_map, strict=True))
     # Layers of other stages are not built; what the policy asks of them is not looked at.

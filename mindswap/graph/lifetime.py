@@ -19,9 +19,10 @@ from mindswap.graph.storage import StorageKind, classify_saved, kept_by_layer, r
 
 # Which layers to compile when most are alike.
 #
-# What a layer keeps depends on itself and on its neighbours: a recomputed layer keeps its input, which
-# the layer before it made. So a stretch of layers can be left out when each of them has its like, between
-# the same neighbours, among the rest, and the rest has the neighbours that it had.
+# What a layer keeps depends on itself and on the layer behind it: a recomputed layer keeps its input, which the layer
+# before it made. So a stretch of layers can be left out when each of them has its like, before the same neighbour,
+# among the rest, and the rest has the neighbours that it had. The first layer is like no other: it has no input that a
+# layer made. What is live at one moment depends on the layer before, too.
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,20 @@ class LayerSample:
         return len(self.indices) == len(self.layer_map)
 
 
-def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
-    """The layers to compile; `kinds` say of each what it consists of and what is set on it: equal means alike."""
+def sample_layers(kinds: Sequence[Hashable], with_peak: bool = True) -> LayerSample:
+    """The layers to compile; `kinds` say of each what it consists of and what is set on it: equal means alike.
+
+    Without `with_peak` what layers keep and copy is known, and not what is live moment by moment (`find_peak`): of
+    layers in turn fewer are compiled.
+    """
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     ends = [None, *(numbers[kind] for kind in kinds), None]
-    places = [(before, kind, after) for before, kind, after in zip(ends, ends[1:], ends[2:], strict=False)]
+    places = [
+        (before if with_peak else before is None, kind, behind)
+        for before, kind, behind in zip(ends, ends[1:], ends[2:], strict=False)
+    ]
     indices = list(range(len(kinds)))
-    while cut := _longest_cut([places[index] for index in indices]):
+    while cut := _longest_cut([places[index] for index in indices], with_peak):
         del indices[cut]
     own = {index: position for position, index in enumerate(indices)}
     # Of compiled layers in the same place the first stands for those that are left out.
@@ -51,15 +59,15 @@ def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
     return LayerSample(tuple(indices), tuple(own.get(i, position_of[place]) for i, place in enumerate(places)))
 
 
-def _longest_cut(places: Sequence[tuple[int | None, ...]]) -> slice | None:
+def _longest_cut(places: Sequence[tuple[int | None, ...]], with_peak: bool) -> slice | None:
     """The longest stretch that can be left out, of equal ones the last; None where there is none.
 
-    A place is the kind of the layer before, its own, and that of the layer behind.
+    A place is the kind of the layer before (or whether there is none), its own, and that of the layer behind.
     """
     in_all = Counter(places)
     borders: defaultdict[tuple[int | None, ...], list[int]] = defaultdict(list)
     for index, place in enumerate(places):
-        borders[place[1:]].append(index)
+        borders[place[1:] if with_peak else place[2:]].append(index)
     stretches = [(first, last) for same in borders.values() for first in same for last in same if first < last]
     for first, last in sorted(stretches, key=lambda each: (each[0] - each[1], -each[0])):
         left_out = Counter(places[first + 1 : last + 1])

@@ -25,7 +25,9 @@ E = TypeVar("E", bound=LayerEffect | RecomputeEffect)
 
 def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
     """A table with equal layers in one row, then the operators of each row, then the verdict."""
-    unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.swapped_bytes))
+    unit = common_unit(
+        size or 0 for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes)
+    )
     total = sum(effect.swapped_bytes for effect in effects)
     pairs = sum(len(effect.pairs) for effect in effects)
     wasted = sum(effect.one_way_bytes for effect in effects)
@@ -110,7 +112,7 @@ def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
     return (
         str(len(effect.pairs)),
         format_bytes(effect.swapped_bytes, unit),
-        format_bytes(effect.kept_before_bytes, unit),
+        "-" if effect.kept_before_bytes is None else format_bytes(effect.kept_before_bytes, unit),
         format_bytes(effect.kept_bytes, unit),
         str(effect.num_recomputed),
         "yes" if effect.is_as_asked else "NO",

@@ -147,6 +147,29 @@ def test_what_is_named_moves_and_nothing_else(reports, family):
     assert kept == SWAPPED_BYTES[family]
 
 
+DENSE_LAYERS = {
+    "first_k_dense_replace": {"first_k_dense_replace": 5},
+    "a list": {"first_k_dense_replace": 0, "moe_layer_freq": [0, 0, 0, 0, 0, 1, 1]},
+    "every third": {"first_k_dense_replace": 0, "moe_layer_freq": 3},
+}
+
+
+@pytest.mark.parametrize("setting", DENSE_LAYERS)
+def test_layers_have_their_kind_though_few_are_compiled(tmp_path, setting):
+    """Of 7 layers 5 are dense, or two of three: those of which no like is compiled before them, too."""
+    config = yaml.safe_load((ROOT / "configs/deepseek3/cpu/op_swap.yaml").read_text())
+    attention = {"op_name": "self_attention", "backward_prefetch": 20, "layers": [1]}
+    config["swap_config"]["op_swap"] = [attention]
+    edits = {"num_hidden_layers": 7, **DENSE_LAYERS[setting]}
+    path = tmp_path / "dense.yaml"
+    path.write_text(yaml.safe_dump(edited(config, {f"model.model_config.{key}": edits[key] for key in edits})))
+    result = forked.run(["-m", "mindswap", "verify", "--json", str(path)], cwd=ROOT)
+    dense, experts, positions = DENSE, LATENT_EXPERTS, 2 * 64 * 8 * 4  # all layers read positions, the first makes them
+    kinds = [dense] * 5 + [experts] * 2 if setting != "every third" else [experts, dense, dense] * 2 + [experts]
+    kept = [layer["kept_before_bytes"] for layer in json.loads(result.stdout)["layers"]]
+    assert kept == [kinds[0] + positions, *kinds[1:]], result.stderr
+
+
 def test_a_pattern_of_multi_token_prediction_moves_what_is_behind_the_layers(tmp_path):
     """Attention as in a layer, without the reshape of its projection."""
     source = yaml.safe_load((ROOT / "configs" / "deepseek3" / "cpu" / "op_swap.yaml").read_text())

@@ -108,9 +108,10 @@ with quiet():
     from mindswap.adapters import mindformers
 policy, plain = load_policy({str(config)!r}), Policy(is_swap_enabled=True)
 with quiet():
-    sizes = [len(mindformers.choose_layers({str(config)!r}, each)[0].indices) for each in (policy, plain)]
+    built = mindformers.build_layers({str(config)!r})
+    sizes = [len(mindformers.choose_layers(each, built).indices) for each in (policy, plain)]
 sampled = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))
-mindformers.sample_layers = lambda _: LayerSample(tuple(range(5)), tuple(range(5)))
+mindformers.sample_layers = lambda *_: LayerSample(tuple(range(5)), tuple(range(5)))
 whole = memory_to_json(inspect.inspect_config(load_document({str(config)!r}), policy, use_cache=False))
 print(json.dumps([sizes, sampled, whole]))
 """
@@ -132,12 +133,12 @@ def asked(tmp_path_factory):
 def test_the_second_time_nothing_is_compiled(asked, tmp_path):
     folder, first = asked
     kept = {path: path.stat().st_ino for path in folder.iterdir()}  # written anew it would be another file
-    assert len(kept) == 2  # the answer, and the network without a policy
+    assert len(kept) == 3  # the answer, the layers of the model, and the network without a policy
     assert inspect("--json", CPU_CASE, cache=folder).stdout == first
     assert {path: path.stat().st_ino for path in folder.iterdir()} == kept
     changed = rewrite(CPU_CASE, tmp_path / "changed.yaml", default_prefetch="11")
     inspect("--json", changed, cache=folder)
-    assert len(list(folder.iterdir())) == 3  # another policy, another answer; the network is the same
+    assert len(list(folder.iterdir())) == 4  # another policy, another answer; layers and network are the same
     assert {path: path.stat().st_ino for path in kept} == kept
 
 

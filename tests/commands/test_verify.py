@@ -123,17 +123,36 @@ def test_json_has_every_pair(report):
 
 
 @pytest.mark.mindspore
+def test_brief_says_the_same_but_for_what_is_kept_without_swap(folder, report):
+    brief = run_in(folder, "--brief", "--json", "case4_swap_and_recompute.yaml")
+    assert (brief.returncode, brief.stderr) == (0, "")
+    full = answer_of(report.stdout)
+    assert answer_of(brief.stdout) == {**full, "layers": [{**one, "kept_before_bytes": None} for one in full["layers"]]}
+    text = run_in(folder, "--brief", "case2_layer_swap.yaml")
+    rows = [line.split() for line in text.stdout.splitlines() if line.startswith("layers ")]
+    assert rows[1][:7] == ["layers", "0,", "3", "17", "833.0", "KiB", "-"]
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize("brief", [[], ["--brief"]])
 @pytest.mark.parametrize(("name", "code"), [("attention.reshape", 0), ("attention.wo.reshape", 1)])
-def test_of_two_reshapes_in_a_row_the_first_is_the_name_of_what_is_copied(tmp_path, name, code):
-    """Heads are merged by the one, and flattened for `wo` by the other: the compiler leaves one reshape."""
+def test_of_two_reshapes_in_a_row_the_first_is_the_name_of_what_is_copied(tmp_path, name, code, brief):
+    """Heads are merged by the one, and flattened for `wo` by the other: the compiler leaves one reshape.
+
+    Where something is not as asked, a brief answer says all that any other says.
+    """
     text = (CPU_CASES / "case3_op_swap.yaml").read_text()
     start = text.index("  op_swap:")
     entry = f"  op_swap:\n    - {{op_name: '{re.escape(name)}', backward_prefetch: 5, layers: True}}\n"
     (tmp_path / "x.yaml").write_text(text[:start] + entry)
-    run = run_in(tmp_path, "--json", "x.yaml")
+    run = run_in(tmp_path, "--json", *brief, "x.yaml")
     assert (run.returncode, run.stderr) == (code, "")
     for found in json.loads(run.stdout)["layers"]:
-        assert found["swapped_bytes"] == found["kept_before_bytes"] - found["kept_bytes"] == (1 - code) * 32 * 1024
+        assert found["swapped_bytes"] == (1 - code) * 32 * 1024
+        if brief and code == 0:
+            assert found["kept_before_bytes"] is None
+        else:
+            assert found["kept_before_bytes"] - found["kept_bytes"] == found["swapped_bytes"]
         assert found["unasked"] == found["wrong_prefetch"] == []
         reasons = [entry["reason"] for entry in found["without_effect"]]
         assert reasons == [IdleReason.MERGED_AWAY.value] * code

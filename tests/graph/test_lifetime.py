@@ -128,6 +128,25 @@ def test_a_layer_stands_for_those_with_the_same_neighbours(kinds, indices, layer
     assert sample_layers(kinds) == LayerSample(indices, layer_map)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "indices", "layer_map"),
+    [
+        ("", (), ()),
+        ("a", (0,), (0,)),
+        ("aaaaaa", (0, 1, 5), (0, 1, 1, 1, 1, 2)),
+        ("abab", (0, 1, 2, 3), (0, 1, 2, 3)),
+        # Layer 2 is a b before a b, as 1 is, though an a is before that one; 3 is a b before an a.
+        ("abbba", (0, 1, 3, 4), (0, 1, 1, 2, 3)),
+        # Layers 2 and 3 are alike, before a b; the last has nothing behind it.
+        ("aabbb", (0, 1, 2, 4), (0, 1, 2, 2, 3)),
+        # The first layer, of each kind one before each kind that follows, and the last.
+        (("r" * 14 + "k" * 2) * 2, (0, 1, 13, 14, 15, 29, 31), (0, *[1] * 12, 2, 3, 4, *[1] * 13, 5, 3, 6)),
+    ],
+)
+def test_without_the_peak_the_layer_before_does_not_count(kinds, indices, layer_map):
+    assert sample_layers(kinds, with_peak=False) == LayerSample(indices, layer_map)
+
+
 def test_eighty_equal_layers_need_three():
     sample = sample_layers(["same"] * 80)
     assert sample.indices == (0, 1, 79)

@@ -62,7 +62,7 @@ class LayerEffect:
     # 2.9 copies all the same, and the recomputed operator reads what came back
     beyond_specification: tuple[SwapPair, ...]
     num_recomputed: int  # operators that backward runs again
-    kept_before_bytes: int  # kept from forward to backward without swap
+    kept_before_bytes: int | None  # kept from forward to backward without swap; None where that was not compiled
     kept_bytes: int  # and with it
 
     @property
@@ -90,6 +90,7 @@ def compare_effect(
     """Compare the intent for each layer, `layer_index` as in `graph`, with the graph under the policy.
 
     `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
+    Where `graph` itself stands for it, more may be missing, and nothing less.
     `like` gives its layer that is like one of `graph`, where that has another number.
     """
     saved = classify_saved(graph)
