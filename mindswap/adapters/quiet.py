@@ -18,7 +18,7 @@ from typing import TextIO
 
 from mindswap.errors import MindswapError
 
-# While stderr is redirected, a descriptor of where it went before; none otherwise.
+# A descriptor of stderr, as it was before it was redirected, while `tell` may say something; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # What takes its time now.
 _activity: ContextVar[list[str]] = ContextVar("activity")
@@ -34,7 +34,7 @@ PREFIX, LOG_NAME, KEPT_S = "mindswap-", "compile.log", 7 * 24 * 3600
 def tell(text: str) -> None:
     """Say on a terminal, in a few words, what takes its time now; the line before is deleted, by "" without a new one.
 
-    Where stderr is no terminal only what takes long is said, a line each time. Nothing outside `quiet`.
+    Where stderr is no terminal only what takes long is said, a line each time. Nothing outside `telling`.
     """
     descriptor = _stderr.get()
     if descriptor < 0:
@@ -70,6 +70,29 @@ def _remove_old_folders() -> None:
 
 
 @contextlib.contextmanager
+def telling(text: str) -> Iterator[int]:
+    """While this lasts, `tell` says on stderr what takes its time, at first `text`; gives a descriptor of it."""
+    descriptor = os.dup(2)
+    token, is_over = _stderr.set(descriptor), threading.Event()
+    activity = [""]
+    of_activity = _activity.set(activity)
+    repeater = threading.Thread(target=_repeat, args=(descriptor, activity, is_over), daemon=True)
+    if not os.isatty(descriptor) and os.environ.get(PROGRESS) != "0":
+        repeater.start()
+    tell(text)
+    try:
+        yield descriptor
+    finally:
+        tell("")
+        is_over.set()
+        if repeater.is_alive():
+            repeater.join()
+        _activity.reset(of_activity)
+        _stderr.reset(token)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[Path]:
     """While this lasts, whatever the process prints goes to a log file, and the working folder is a scratch one.
 
@@ -86,44 +109,32 @@ def quiet() -> Iterator[Path]:
     streams = sys.stdout, sys.stderr
     for stream in streams:
         stream.flush()
-    saved = os.dup(1), os.dup(2)
-    token, is_over = _stderr.set(saved[1]), threading.Event()
-    activity = [""]
-    of_activity = _activity.set(activity)
-    repeater = threading.Thread(target=_repeat, args=(saved[1], activity, is_over), daemon=True)
-    if not os.isatty(saved[1]) and os.environ.get(PROGRESS) != "0":
-        repeater.start()
-    tell("starting MindSpore and MindFormers")
-    os.chdir(folder)
-    with log_path.open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    sys.stdout, sys.stderr = _writing_to(streams[0], 1), _writing_to(streams[1], 2)
     has_failed = True
-    try:
-        yield log_path
-        has_failed = False
-    except MindswapError as error:
-        error.args = (f"{error}\n    full log: {log_path}",)
-        raise
-    except Exception as error:
-        if sys.version_info >= (3, 11):
-            error.add_note(f"full log: {log_path}")
-        raise
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = streams
-        tell("")
-        is_over.set()
-        if repeater.is_alive():
-            repeater.join()
-        _activity.reset(of_activity)
-        _stderr.reset(token)
-        for descriptor, copy in zip((1, 2), saved, strict=True):
-            os.dup2(copy, descriptor)
-            os.close(copy)
-        os.chdir(home)
-        gc.enable()
-        if not has_failed:
-            shutil.rmtree(folder, ignore_errors=True)
+    with telling("starting MindSpore and MindFormers") as descriptor:
+        saved = os.dup(1), descriptor
+        os.chdir(folder)
+        with log_path.open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        sys.stdout, sys.stderr = _writing_to(streams[0], 1), _writing_to(streams[1], 2)
+        try:
+            yield log_path
+            has_failed = False
+        except MindswapError as error:
+            error.args = (f"{error}\n    full log: {log_path}",)
+            raise
+        except Exception as error:
+            if sys.version_info >= (3, 11):
+                error.add_note(f"full log: {log_path}")
+            raise
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            sys.stdout, sys.stderr = streams
+            for original, copy in zip((1, 2), saved, strict=True):
+                os.dup2(copy, original)
+            os.close(saved[0])
+            os.chdir(home)
+            gc.enable()
+            if not has_failed:
+                shutil.rmtree(folder, ignore_errors=True)

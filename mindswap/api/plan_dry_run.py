@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mindswap.adapters.quiet import telling
 from mindswap.api.dry_run import run_stages
 from mindswap.api.plan import StepPlan
 from mindswap.api.plan_2x import is_2x
@@ -182,8 +183,10 @@ def _asked_of_compiler(
     with tempfile.TemporaryDirectory(prefix="mindswap_plan_") as folder:
         file = Path(folder, path.name)
         plan.save(file)
+        words = ["verify", "--brief", "--json", str(file), *([] if use_cache else ["--no-cache"])]
         try:
-            answer = ask(["verify", "--brief", "--json", str(file), *([] if use_cache else ["--no-cache"])], limit_s)
+            with telling("verifying the plan: compiling the network under it"):
+                answer = ask(words, limit_s)
         except LaunchError as error:
             text = f"not verified: {error}; mindswap verify takes the time that it needs"
             return PlanVerdict(None, text), {}

@@ -35,6 +35,20 @@ def test_a_terminal_is_told_what_takes_its_time():
     assert result.stdout == b""
 
 
+def test_what_another_process_does_is_told_too():
+    """Nothing is kept quiet here; after 0.2, 0.4 and 0.8 s, of one that takes 1 s."""
+    script = """
+import mindswap.adapters.quiet as q, sys, time
+q.FIRST_S = 0.2
+with q.telling("verifying"):
+    print("heard", file=sys.stderr)
+    time.sleep(1)
+"""
+    environ = {**os.environ, "MINDSWAP_PROGRESS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environ)
+    assert done.stderr == "heard\n" + "mindswap: verifying, 0 s so far\n" * 2 + "mindswap: verifying, 1 s so far\n"
+
+
 def test_a_notebook_is_quiet_too(tmp_path):
     """There the streams of Python are not the descriptors. A logger that was made meanwhile still writes afterwards."""
     script = """
