@@ -220,11 +220,17 @@ class LoadedStep:
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
         return Run(model, chosen, simulated, title or self.title)
 
-    def short(self, kept: Sequence[int] | None) -> "LoadedStep":
-        """The step of a model with fewer layers, each of which does what one of `kept` does; None for all of them."""
-        if kept is None:
-            return self
-        return replace(self, policy=cut_policy(self.policy, tuple(kept)), model=self.model.short(kept))
+    def short(self, kept: Sequence[int] | None, num_micro_batches: int | None = None) -> "LoadedStep":
+        """The step of a model with fewer layers, each of which does what one of `kept` does, or of fewer micro-batches.
+
+        None for all of them.
+        """
+        model, policy = self.model, self.policy
+        if kept is not None:
+            model, policy = model.short(kept), cut_policy(policy, tuple(kept))
+        if num_micro_batches is not None:
+            model = model.with_micro_batches(num_micro_batches)
+        return replace(self, policy=policy, model=model)
 
     def with_swap(self) -> "LoadedStep":
         """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""

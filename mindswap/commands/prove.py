@@ -104,7 +104,9 @@ def _request(args: argparse.Namespace, begin_s: float) -> ProofRequest:
         folder=args.output,
         config=Path(args.config),
         variants=args.variants,
-        wanted=RunOptions(args.steps, args.worker_num or 0, args.layers, args.profile, args.deterministic),
+        wanted=RunOptions(
+            args.steps, args.worker_num or 0, args.layers, is_profiled=args.profile, is_deterministic=args.deterministic
+        ),
         budget_bytes=budget_bytes,
         wants_synthetic_data=args.synthetic_data,
         device_words=tuple(device_words),

@@ -10,8 +10,9 @@ import pytest
 
 from mindswap import cli
 from mindswap.api import dry_run
-from mindswap.api.dry_run import DryRunOptions, StepDryRun, choose_depths
+from mindswap.api.dry_run import DryRunOptions, StepDryRun, choose_depths, choose_micro_batches
 from mindswap.config.parse import parse_document
+from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
 from mindswap.errors import LaunchError
@@ -124,6 +125,51 @@ PIPELINE = "use_parallel: True\nparallel_config: {data_parallel: 2, pipeline_sta
 
 def test_every_stage_keeps_layers_of_its_own():
     assert depths(PIPELINE, 32) == [(0, 16), (0, 15, 16, 31)]
+
+
+@pytest.mark.parametrize(
+    ("num_micro_batches", "peaks", "expected"),
+    [
+        (32, {}, None),  # not asked: there are few
+        (128, {None: (5000, 4000), 32: (5000, 3996)}, 32),  # the same but for a thousandth
+        (128, {None: (5000, 4000), 32: (4990, 4000)}, None),  # each micro-batch takes memory, such as casts of weights
+        (128, {None: None}, None),  # nothing is simulated
+    ],
+)
+def test_of_many_micro_batches_so_many_are_run_as_the_peak_takes(num_micro_batches, peaks, expected):
+    def simulate(count):
+        found = peaks[count]
+        return found and SimpleNamespace(stages=[SimpleNamespace(peak_bytes=size) for size in found])
+
+    text = PIPELINE.replace("micro_batch_num: 4", f"micro_batch_num: {num_micro_batches}")
+    assert choose_micro_batches(settings(text), 32, simulate) == expected
+
+
+def test_one_stage_runs_all_its_micro_batches():
+    text = "runner_config: {gradient_accumulation_steps: 128}\n"
+    assert choose_micro_batches(settings(text), 32, lambda count: pytest.fail("asked")) is None
+
+
+def test_a_short_step_is_written_with_fewer_micro_batches(monkeypatch):
+    """And it says so; `--full` runs all of them."""
+    written, stage = [], SimpleNamespace(peak_bytes=5000)
+
+    def run(file, *rest):
+        written.append(load_document(str(file)).data()["parallel_config"]["micro_batch_num"])
+        raise LaunchError("enough")
+
+    stub(monkeypatch, run)
+    document = load_document(str(ROOT / CASE4))
+    data = document.data()
+    data["parallel_config"] |= {"data_parallel": 2, "pipeline_stage": 4, "micro_batch_num": 64}
+    data["parallel"].pop("dataset_strategy", None)
+    step = SimpleNamespace(
+        short=lambda kept, count: step, simulate=lambda: step, report=lambda: step, stages=[stage] * 4
+    )
+    for options in (DryRunOptions(), DryRunOptions(is_full=True)):
+        with pytest.raises(LaunchError, match="enough"):
+            dry_run.run_stages(document_from_data(data, "x.yaml"), options, load=lambda: step)
+    assert list(dict.fromkeys(written)) == [32, 64]
 
 
 def test_layers_that_stages_cannot_share():

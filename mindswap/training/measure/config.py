@@ -35,6 +35,7 @@ class RunOptions:
     num_steps: int  # steps of training
     num_workers: int  # workers of msrun; 0: as the configuration has, which `derive` does not look up
     num_layers: int | None = None  # layers of the cut model; None leaves them
+    num_micro_batches: int | None = None  # of a pipeline, without interleaved halves of a batch; None leaves them
     is_profiled: bool = True  # profile the last step of rank 0
     is_deterministic: bool = False  # kernels that give the same bits each time
 
@@ -63,6 +64,8 @@ def derive(
     edit.set("callbacks", [{"type": "MFLossMonitor", "per_print_times": 1}, {"type": "StepReport"}, last])
     if wanted.num_layers is not None:
         _set_layers(edit, wanted.num_layers)
+    if wanted.num_micro_batches is not None:
+        edit.set("parallel_config.micro_batch_num", wanted.num_micro_batches)
     _set_parallel(edit, wanted.num_workers)
     _set_data(edit, make_data(document_from_data(edit.data, "the configuration")))
     if wanted.is_deterministic:
@@ -125,6 +128,7 @@ def write_backend_config(
     kept: Sequence[int] | None,
     make_data: MakeData,
     folder: Path,
+    num_micro_batches: int | None = None,
 ) -> Path:
     """The configuration of a dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
 
@@ -132,9 +136,11 @@ def write_backend_config(
         document, policy, kept, make_data: as of `run_config`.
         num_ranks: of the parallel training; 1 for one without.
         folder: where it is written; it is made.
+        num_micro_batches: as of `RunOptions`.
     """
     folder.mkdir(parents=True)
-    wanted = RunOptions(1, num_ranks, None if kept is None else len(kept), is_profiled=False)
+    num_layers = None if kept is None else len(kept)
+    wanted = RunOptions(1, num_ranks, num_layers, num_micro_batches, is_profiled=False)
     config, changes = run_config(document, policy, wanted, kept, make_data)
     _for_ascend(config, folder)
     path = folder / "dryrun.yaml"

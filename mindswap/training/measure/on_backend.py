@@ -1,6 +1,7 @@
 """Processes of a dry run: one for each rank, each a training by `mindswap run` on MindSpore's Ascend backend."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from mindswap.training.measure.pool import LOG, TRACKER, DryRun, read_rank
 from mindswap.training.measure.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
 
 POLL_S = 0.2
+STACK_BYTES = 2**26  # with 1 GiB, which each thread reserves then, no host memory was left for copies
 MAX_S = 1800.0
 # What builds where MindSpore 2.9.0 fails: layer_swap leaves a graph that is not inlined, for which there is no kernel.
 NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
@@ -53,6 +55,7 @@ def run_rank(
     words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]
     words += ["--output_dir", str(folder.absolute() / "output")]
     variables = _environment(folder, rank, num_ranks) | ({} if is_inlined else NOT_INLINED)
+    _raise_stack_limit()
     begin_s = time.monotonic()
     with log.open("wb") as file, lifeline() as held:
         process = subprocess.Popen(
@@ -75,6 +78,17 @@ def run_rank(
     say("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
     again = folder.with_name(f"{folder.name}_not_inlined")
     return run_rank(config, again, rank, num_ranks, say, stop, max_s, is_inlined=False)
+
+
+def _raise_stack_limit() -> None:
+    """Let what this process starts go deep: the compiler walks long steps by recursion.
+
+    With 8 MiB, which is usual, it crashed on 12 layers and 128 micro-batches.
+    """
+    limit, most = resource.getrlimit(resource.RLIMIT_STACK)
+    if limit != resource.RLIM_INFINITY and limit < STACK_BYTES:
+        wanted = STACK_BYTES if most == resource.RLIM_INFINITY else min(STACK_BYTES, most)
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 
 
 def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import threading
 import time
 from pathlib import Path
@@ -56,6 +57,17 @@ def test_one_that_hangs_is_given_up(tmp_path, python):
     python("sleep 60")
     with pytest.raises(LaunchError, match="rank 3: given up after 1 s"):
         start(tmp_path, max_s=0.6)
+
+
+def test_the_compiler_may_go_deep(tmp_path, python):
+    """8 MiB, which is usual, was too little for a long pipeline; a stack of any size is left as it is."""
+    python("ulimit -s > stack")
+    limits = resource.getrlimit(resource.RLIMIT_STACK)
+    with pytest.raises(LaunchError):
+        start(tmp_path)
+    (found,) = (path.read_text().split() for path in tmp_path.rglob("stack"))
+    is_unlimited = limits[0] == resource.RLIM_INFINITY
+    assert found == ["unlimited" if is_unlimited else str(max(limits[0], on_backend.STACK_BYTES) // 1024)]
 
 
 def test_it_ends_when_it_is_told_to(tmp_path, python):
