@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from mindswap.api.device import find_costs
@@ -41,6 +42,7 @@ from mindswap.units import format_bytes, format_time
 # Strategy, batch, and layers of the stages that a file has.
 Own = tuple[Strategy, Batch, Layout | None]
 
+WIDTH = 110  # of lines of names
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
 
 
@@ -193,15 +195,16 @@ def _asked(given: tuple[int, ...] | str | None) -> tuple[int, ...] | None:
 
 
 def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
-    """A table, the fastest first."""
+    """A table, the fastest first; what has no plan below it, by the reason."""
     rows = []
+    reasons: dict[str, list[str]] = {}
     has_strategies = any(one.strategy != own[0] for one in plans)
     for one in plans:
         name = f"{one.strategy}: " if has_strategies else ""
         name += f"{one.batch.count} x {one.batch.size}" + (f", layers {one.layout}" if one.layout else "")
         name += " (your file)" if _is_own(one, own) else ""
         if one.found is None:
-            rows.append((name, str(one.batch.num_samples), "-", "-", "-", one.reason))
+            reasons.setdefault(one.reason, []).append(name)
             continue
         figures = (format_time(one.found.step_time_ns), f"{one.tokens_per_s:.0f}", format_bytes(one.found.peak_bytes))
         rows.append((name, str(one.batch.num_samples), *figures, "*" if one.is_on_front else ""))
@@ -212,9 +215,11 @@ def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
     lines = [
         f"plans{budget}, each simulated; samples are of one data parallel rank",
         "",
-        format_table(HEADER, rows),
-        "",
+        *([format_table(HEADER, rows), ""] if rows else []),
     ]
+    for reason, names in reasons.items():
+        lines += [f"no plan, {reason}:", *(f"    {line}" for line in wrap("; ".join(names), WIDTH))]
+    lines += [""] if reasons else []
     lines.append(f"{len(plans)} {what}, {searched} searched, {len(plans) - searched} left out before")
     if fits:
         lines.append("*: nothing else is as fast with less memory")

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
+from mindswap.api.plan_batches import BatchPlan
 from mindswap.api.strategies import with_batch
+from mindswap.commands.plan_batches import format_batches
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline import read_pipeline
-from mindswap.planner.strategies import Batch
+from mindswap.planner.strategies import Batch, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
@@ -64,6 +66,22 @@ def test_cards_without_a_strategy_are_an_error_with_the_nearest(capsys):
     code = cli.main(["plan", str(ROOT / "configs/llama2_7b/case3_op_swap.yaml"), "--strategy", "auto", "--cards", "7"])
     error = capsys.readouterr().err
     assert code == 1 and "--cards 7: no strategy" in error and "nearest: 6, 8\n" in error
+
+
+def test_what_has_no_plan_is_below_the_table_by_the_reason():
+    own = (Strategy(1, 1, 2), Batch(1, 2), None)
+    others = [BatchPlan(Batch(1, 4), Strategy(ranks, 1, 1), reason="it is too large") for ranks in range(2, 8)]
+    lines = format_batches([*others, BatchPlan(own[1], own[0], reason="no policy fits")], own).splitlines()
+    assert lines[2] == "no plan, it is too large:"
+    assert lines[3].startswith("    data 2, tensor 1, stages 1: 4 x 1; data 3, ") and max(map(len, lines)) < 120
+    names = " ".join(line.strip() for line in lines[3 : lines.index("no plan, no policy fits:")])
+    assert names == "; ".join(f"data {ranks}, tensor 1, stages 1: 4 x 1" for ranks in range(2, 8))
+    assert lines[-4:] == [
+        "    data 1, tensor 1, stages 2: 2 x 1 (your file)",
+        "",
+        "7 strategies and batches, 0 searched, 7 left out before",
+        "nothing fits",
+    ]
 
 
 @pytest.mark.mindspore
