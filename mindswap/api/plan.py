@@ -11,7 +11,7 @@ from mindswap.api.plan_2x import is_2x, planned_text_2x, sections_2x
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
-from mindswap.config.step import read_device_memory
+from mindswap.config.step import pinnable_bytes, read_device_memory
 from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
@@ -280,7 +280,7 @@ def problem_of(
     return PlanProblem(
         step.model,
         without_fragments(device, budget_of(step, memory)[0]),
-        device.host_memory_bytes,
+        pinnable_bytes(device.host_memory_bytes),
         device.num_cards_per_node,
         allow,
         objective,

@@ -42,7 +42,7 @@ from mindswap.units import format_bytes, format_time
 # Strategy, batch, and layers of the stages that a file has.
 Own = tuple[Strategy, Batch, Layout | None]
 
-WIDTH = 110  # of lines of names
+WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # of lines of names, in none of which a line ends
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
 
 
@@ -218,7 +218,8 @@ def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
         *([format_table(HEADER, rows), ""] if rows else []),
     ]
     for reason, names in reasons.items():
-        lines += [f"no plan, {reason}:", *(f"    {line}" for line in wrap("; ".join(names), WIDTH))]
+        whole = "; ".join(name.replace(" ", NO_BREAK) for name in names)
+        lines += [f"no plan, {reason}:", *(f"    {line.replace(NO_BREAK, ' ')}" for line in wrap(whole, WIDTH))]
     lines += [""] if reasons else []
     lines.append(f"{len(plans)} {what}, {searched} searched, {len(plans) - searched} left out before")
     if fits:

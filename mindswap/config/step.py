@@ -200,3 +200,18 @@ def read_device_memory(document: Document) -> DeviceMemory | None:
     if node is None or not is_device_memory(node.value):
         return None
     return DeviceMemory(int(Decimal(node.value[:-2]) * 2**30), node.location)
+
+
+# Of the host memory that is available MindSpore pins so much for what is swapped, shared evenly by the ranks of a node
+# (`offload_cpu_size` of offload_context.cc, pin_mem_pool.cc; mindspore 2.9.0).
+PINNED_PERMILLE = 800
+
+
+def pinnable_bytes(host_bytes: int) -> int:
+    """Part of the memory of a host that MindSpore takes for copies."""
+    return host_bytes * PINNED_PERMILLE // 1000
+
+
+def host_bytes_for(pinned_bytes: int) -> int:
+    """Memory of a host of which MindSpore pins so much."""
+    return -(-pinned_bytes * 1000 // PINNED_PERMILLE)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mindswap.config.step import PATH
+from mindswap.config.step import PATH, host_bytes_for
 from mindswap.planner.problem import FULL, YOURS, Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import attributes, format_table
@@ -69,7 +69,9 @@ def _nothing_fits_lines(plan: Plan, budget_source: str) -> list[str]:
     lines += [f"found with {_simulations(plan)}", "    at its peak the memory of the card holds"]
     lines += [f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]]
     fixes = [f"--memory {_round_up(plan.smallest_budget_bytes)}"] * (plan.smallest_budget_bytes > plan.budget_bytes)
-    fixes += [f"--host-memory {_round_up(plan.host_bytes)}"] * (plan.host_bytes > plan.host_budget_bytes)
+    fixes += [f"--host-memory {_round_up(host_bytes_for(plan.host_bytes))}"] * (
+        plan.host_bytes > plan.host_budget_bytes
+    )
     fix = " ".join(fixes)
     if fixes and PATH in budget_source and plan.smallest_budget_bytes > plan.budget_bytes:
         fix += f', and {PATH}: "{-(-plan.smallest_budget_bytes // 2**30)}GB" in the file'

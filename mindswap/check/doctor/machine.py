@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mindswap.check.doctor.facts import Diagnosis, MachineFacts, diagnosis
 from mindswap.check.doctor.software import find_in_environment, find_in_software
 from mindswap.config.problem import Level
-from mindswap.config.step import DEFAULT_MASTER_PORT
+from mindswap.config.step import DEFAULT_MASTER_PORT, pinnable_bytes
 from mindswap.units import format_bytes, format_count
 
 # Docker gives 64 MiB. assumed: workers of a data set with python_multiprocessing hand over batches there.
@@ -71,6 +71,8 @@ def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:
     loaded_bytes = job.checkpoint_bytes if job.loads_whole_checkpoint else 0
     for check, each_bytes in (("host-memory-swap", job.swapped_bytes), ("host-memory-checkpoint", loaded_bytes)):
         available, total = facts.machine.host_bytes, each_bytes * job.num_local_workers
+        if available is not None and check == "host-memory-swap":
+            available = pinnable_bytes(available)
         if available is not None and total > available:
             sizes = {"total": format_bytes(total), "each": format_bytes(each_bytes)}
             yield diagnosis(check, None, workers=job.num_local_workers, available=format_bytes(available), **sizes)
