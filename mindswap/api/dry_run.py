@@ -38,10 +38,12 @@ from mindswap.training.measure.stand_ins import has_cann, stand_ins
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
 MOST_SHORT_LAYERS = 6
-# Micro-batches of a pipeline that are run where more have the same simulated peaks, but for this part. MindSpore 2.9.0
-# fails on steps of many operators with swap in them: of one with 84,000 it made a graph, of one with 126,000 none (The
-# pointer[pre_node] is null, insert_pre_fetch_depend.cc).
+# Of a pipeline with more micro-batches so few are run as have the same simulated peaks, but for this part. MindSpore
+# 2.9.0 fails on steps of many operators with swap in them: of one with 84,000 it made a graph, of one with 126,000 none
+# (The pointer[pre_node] is null, insert_pre_fetch_depend.cc).
 MOST_MICRO_BATCHES, SAME_PART = 32, 1e-3
+# Layers of all stages together that are run at most where nothing is asked for and there are few micro-batches.
+MOST_LAYERS_OF_FEW = 24
 NOT_BUILT = (
     "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
     "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
@@ -134,7 +136,12 @@ def run_stages(
     if not options.is_full and document.count("micro_batch_interleave_num") == 1:
         count = choose_micro_batches(settings, num_layers, lambda number: simulate(None, number))
     depths, doubt, bends = choose_depths(
-        options, settings, num_layers, policy, lambda kept: simulate(kept, None if kept is None else count)
+        options,
+        settings,
+        num_layers,
+        policy,
+        lambda kept: simulate(kept, None if kept is None else count),
+        has_few_micro_batches=count is not None,
     )
     is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
     folder = _make_folder(options.folder)
@@ -270,12 +277,15 @@ def choose_micro_batches(
     if not is_long:
         return None
     layout = lay_out_stages(settings.pipeline, num_layers, settings.num_micro_batches, settings.num_sequences)
-    count = layout.short_of(MOST_MICRO_BATCHES)
-    if count >= settings.num_micro_batches or (whole := simulate(None)) is None or (short := simulate(count)) is None:
-        return None
-    pairs = zip(whole.stages, short.stages, strict=True)
-    is_same = all(abs(few.peak_bytes - every.peak_bytes) <= SAME_PART * every.peak_bytes for every, few in pairs)
-    return count if is_same else None
+    counts = {layout.short_of(number) for number in (2 * layout.num_stages, MOST_MICRO_BATCHES)}
+    whole = simulate(None)
+    for count in sorted(counts - {settings.num_micro_batches}):
+        if whole is None or (short := simulate(count)) is None:
+            return None
+        pairs = zip(whole.stages, short.stages, strict=True)
+        if all(abs(few.peak_bytes - every.peak_bytes) <= SAME_PART * every.peak_bytes for every, few in pairs):
+            return count
+    return None
 
 
 def choose_depths(
@@ -284,6 +294,7 @@ def choose_depths(
     num_layers: int,
     policy: Policy,
     simulate: Simulate = lambda kept: None,
+    has_few_micro_batches: bool = False,
 ) -> tuple[list[_Depth], str, tuple[int, ...]]:
     """The depths that were asked for; else the whole model if it is short, and two short ones if it is not.
 
@@ -308,7 +319,10 @@ def choose_depths(
         found = [whole if n == num_layers else _depth(settings, num_layers, n // len(cells)) for n in options.layers]
         pairs = [sorted(found, key=lambda depth: len(depth.kept))]
     else:
-        most = min(MOST_SHORT_LAYERS if len(cells) == 1 else MOST_SHORT_LAYERS // 2, shortest)
+        most = MOST_SHORT_LAYERS if len(cells) == 1 else MOST_SHORT_LAYERS // 2
+        if has_few_micro_batches:
+            most = min(MOST_SHORT_LAYERS, max(most, MOST_LAYERS_OF_FEW // len(cells)))
+        most = min(most, shortest)
         if options.is_full or num_layers <= most * len(cells) or most < 2:
             return [whole], "", ()
         least = 2 if len(cells) == 1 else 1

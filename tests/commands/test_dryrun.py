@@ -131,8 +131,13 @@ def test_every_stage_keeps_layers_of_its_own():
     ("num_micro_batches", "peaks", "expected"),
     [
         (32, {}, None),  # not asked: there are few
-        (128, {None: (5000, 4000), 32: (5000, 3996)}, 32),  # the same but for a thousandth
-        (128, {None: (5000, 4000), 32: (4990, 4000)}, None),  # each micro-batch takes memory, such as casts of weights
+        (128, {None: (5000, 4000), 4: (5000, 3996)}, 4),  # the same but for a thousandth
+        (128, {None: (5000, 4000), 4: (4990, 4000), 32: (5000, 4000)}, 32),  # the pipeline is full later
+        (
+            128,
+            {None: (5000, 4000), 4: (4970, 4000), 32: (4990, 4000)},
+            None,
+        ),  # each takes memory, such as casts of weights
         (128, {None: None}, None),  # nothing is simulated
     ],
 )
@@ -143,6 +148,16 @@ def test_of_many_micro_batches_so_many_are_run_as_the_peak_takes(num_micro_batch
 
     text = PIPELINE.replace("micro_batch_num: 4", f"micro_batch_num: {num_micro_batches}")
     assert choose_micro_batches(settings(text), 32, simulate) == expected
+
+
+def test_with_few_micro_batches_more_layers_are_run():
+    policy = Policy(op_swap=(OpSwap("attention", Layers((1, 4, 9, 20)), 1),))
+    found = [
+        choose_depths(DryRunOptions(), settings(PIPELINE), 32, policy, has_few_micro_batches=is_short)[0]
+        for is_short in (False, True)
+    ]
+    few, many = (max(len(depth.kept) for depth in depths) for depths in found)
+    assert few <= 2 * 3 and many == 2 * 6
 
 
 def test_one_stage_runs_all_its_micro_batches():
@@ -169,7 +184,7 @@ def test_a_short_step_is_written_with_fewer_micro_batches(monkeypatch):
     for options in (DryRunOptions(), DryRunOptions(is_full=True)):
         with pytest.raises(LaunchError, match="enough"):
             dry_run.run_stages(document_from_data(data, "x.yaml"), options, load=lambda: step)
-    assert list(dict.fromkeys(written)) == [32, 64]
+    assert list(dict.fromkeys(written)) == [8, 64]
 
 
 def test_layers_that_stages_cannot_share():
