@@ -18,7 +18,6 @@ import numpy as np
 from mindswap.planner.linear import METHODS, Unsolved, solve_linear, sums_of
 from mindswap.planner.space import KEEP, Figures, Space, Worth
 
-MAX_ROUNDS = 20
 # For kinds of layers that are a smaller part of all, only the row of independent items is made; they take what they
 # can of the rows of others.
 LEAST_PART = 8
@@ -136,10 +135,9 @@ class ColumnGeneration:
             host_bytes: host memory that may be taken.
         """
         limits = np.array([-freed_bytes, copy_ns, host_bytes], float)
-        for _ in range(MAX_ROUNDS):
+        prices, again_ns = self._solve(limits)
+        while again_ns > self.enough_ns and self._add_rows(prices):
             prices, again_ns = self._solve(limits)
-            if again_ns <= self.enough_ns or not self._add_rows(prices):
-                break
         numbers = self._numbers(limits)
         while self._settle(numbers):
             numbers = self._numbers(limits)

@@ -24,19 +24,14 @@ FIRST_LOAD = 0.9
 MORE_LOADS = (1.0, 1.2, 1.6, 2.4, 4.0)
 LESS_PARTS = (0.9, 0.7, 0.5, 0.25, 0.0)
 NUM_CORRECTIONS = 4
-# Where copies are far behind, distances up to so many layers are tried.
-FAR = 8
 # Distances with which the least memory is looked for.
 CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 # A correction that changes no more than this part of what is to be freed is left out.
 SMALL_CORRECTION = 500
-# Choices from which the improvement starts, and part of the simulations before it.
-NUM_STARTS = 4
 # Rows of what comes nearest to a budget into which nothing fitted that are tried in all layers.
 MAX_ROWS = 8
 # Simulations to come nearer to a budget into which nothing fitted.
 MAX_LOST = 80
-SEARCH_PERMILLE = 800
 
 
 def solve(space: Space, progress: Progress = lambda: None, starts: Sequence[np.ndarray] = ()) -> Search:
@@ -88,11 +83,8 @@ class _Solver:
             return
         # About as many operators as a layer has.
         self.distance = max(1, num_ops // max(1, micro_batches * self.figures.num_layers))
-        self.far = FAR * self.distance
         self.first_bytes = self.deficit_bytes
-        self.search.max_evaluations = limit * SEARCH_PERMILLE // 1000
         self._try_loads()
-        self.search.max_evaluations = limit
         self.found.sort(key=_score_of)
         is_lost = not self._fits
         if is_lost:
@@ -101,7 +93,7 @@ class _Solver:
         for _, load, choice in self.found:
             starts.setdefault(load, choice)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
-        improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
+        improve(self.search, self.forward_ns, list(starts.values()) if is_small else [])
         if is_lost and (self._fits or self._spread_rows()):
             self.search.max_evaluations = limit
             improve(self.search, self.forward_ns)
@@ -248,7 +240,7 @@ class _Solver:
         if not (choice > KEEP).any():
             return score, first
         needed = self.space.smallest_distances(timeline)
-        while needed.max() >= self.distance and self.distance < self.far and not self.search.is_exhausted:
+        while needed.max() >= self.distance and not self.search.is_exhausted:
             self.distance *= 2
             first = np.where(choice > KEEP, self.distance, choice)
             score, timeline = self.search.run(first)
