@@ -10,7 +10,7 @@ from typing import Any
 
 from mindswap.errors import GraphError
 from mindswap.graph.layer_places import MTP_CELL, place_forward, place_gradients
-from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.model import RECOMPUTE_SCOPE, Graph, Node, Saved, TensorType
 from mindswap.graph.ops import WEIGHT_OPS
 from mindswap.graph.sharding.gather import weight_name
 
@@ -75,7 +75,6 @@ Primitives = Mapping[str, Message]  # by name
 
 # How MindSpore marks the two functions that autodiff makes of a lazy_inline cell.
 FORWARD_MARK, BACKWARD_MARK = "▸", "◂"
-RECOMPUTE_SCOPE = "recompute_"
 # Attribute that carries the path of a primitive into the compiled graph.
 PATH_TAG = "mindswap_path"
 DTYPES = {"float": "float32", "double": "float64"}  # what the protobuf calls otherwise

@@ -29,6 +29,10 @@ BYTES_PER_ELEMENT = {
 }  # fmt: skip
 
 
+# Before the scope of what is computed again, in forward of what will be.
+RECOMPUTE_SCOPE = "recompute_"
+
+
 @dataclass(frozen=True)
 class TensorType:
     """Type of one tensor: dims as compiled (per rank where the compiler sliced them), dtype in lower case."""
@@ -200,7 +204,7 @@ class GraphIndex:
 
 @functools.lru_cache(maxsize=65536)  # each graph of a step has the same ones
 def _scope_in_layer(scope: str) -> str:
-    return LAYER_NUMBER.sub("", OP_NUMBER.sub("", scope.removeprefix("recompute_")), count=1)
+    return LAYER_NUMBER.sub("", OP_NUMBER.sub("", scope.removeprefix(RECOMPUTE_SCOPE)), count=1)
 
 
 def first_source(name: str, ops: Set[str], nodes: Mapping[str, Node]) -> str:

@@ -183,5 +183,11 @@ def recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:
     """Recompute of items in one layer; the policy names all layers."""
     if any(item is WHOLE_LAYER for item, _ in ways):
         return Policy(True, layer_recompute=ALL_LAYERS)
-    names = sorted({name for item, way in ways for name in item.recompute_names[way - 1]})
+    chosen = [item.recompute_names[way - 1] for item, way in ways]
+    names = sorted({name for names in chosen for name in names if not _is_inside(name, chosen)})
     return Policy(True, select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names))
+
+
+def _is_inside(name: str, chosen: Sequence[tuple[str, ...]]) -> bool:
+    """An operator runs again with a cell around it that another choice names: to name it as well adds an entry only."""
+    return any(name.startswith(f"{cell}.") for names in chosen if name not in names for cell in names)

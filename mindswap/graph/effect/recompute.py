@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mindswap.graph.layer_places import has_scope
-from mindswap.graph.model import SAME_LAYERS, Graph, Node
+from mindswap.graph.model import RECOMPUTE_SCOPE, SAME_LAYERS, Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import classify_saved, kept_by_layer, resolve_storage
@@ -179,8 +179,15 @@ def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
 
 
 def runs_again(graph: Graph, layer_index: int) -> list[Node]:
-    """Operators that backward of a layer runs again."""
-    return [node for node in graph.backward if node.layer_index == layer_index and node.is_duplicate]
+    """Operators that backward of a layer runs again.
+
+    One that is marked by itself inside a cell that runs again is no duplicate by its marks, but by its scope.
+    """
+    return [
+        node
+        for node in graph.backward
+        if node.layer_index == layer_index and (node.is_duplicate or node.scope.startswith(RECOMPUTE_SCOPE))
+    ]
 
 
 def is_marked(node: Node) -> bool:
