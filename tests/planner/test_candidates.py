@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.memory import Names
+from mindswap.graph import memory
 from mindswap.planner.candidates import Item, _Walker
 from mindswap.planner.catalog import collect_items, recompute_policy
 from mindswap.policy.cell_tree import CellNode, exact_pattern
@@ -78,6 +78,6 @@ def test_of_two_reshapes_that_the_compiler_made_one_both_are_named():
 def test_what_runs_again_with_a_cell_is_not_named_beside_it():
     """But for what the same way names as well: the output of a cell does not run again with it."""
     ways = (("feed_forward", "feed_forward.w2"), ("feed_forward.mul",), ("attention.add",))
-    chosen = [(Item(Names.of(way[0]), (), (), (), (way,)), 1) for way in ways]
+    chosen = [(Item(memory.Names.of(way[0]), (), (), (), (way,)), 1) for way in ways]
     found = [entry.pattern for entry in recompute_policy(chosen).select_recompute]
     assert found == [exact_pattern(name) for name in ("attention.add", "feed_forward", "feed_forward.w2")]
