@@ -125,7 +125,8 @@ def run_stages(
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
     whole, loaded, reasons = _depth(settings, num_layers), cache(load) if load else None, dict[str, None]()
 
-    def simulate(kept: Sequence[int] | None, count: int | None = None) -> SimulationReport | None:
+    @cache
+    def simulate(kept: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
         try:
             return loaded().short(kept, count).simulate().report() if loaded else None
         except (GraphError, SimulationError) as error:
@@ -140,7 +141,7 @@ def run_stages(
         settings,
         num_layers,
         policy,
-        lambda kept: simulate(kept, None if kept is None else count),
+        lambda kept: simulate(kept and tuple(kept), kept and count),
         has_few_micro_batches=count is not None,
     )
     is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
@@ -171,7 +172,7 @@ def run_stages(
 
     # The deepest first: with several processes it decides how long all take.
     tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
-    found, simulated = _run_beside(tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None))
+    found, simulated = _run_beside(tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None, None))
     if options.folder is None:  # after a failure its log stays
         shutil.rmtree(folder, ignore_errors=True)
     size = settings.num_cards // num_stages
