@@ -11,7 +11,7 @@ from mindswap.api.plan_2x import is_2x, planned_text_2x, sections_2x
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
-from mindswap.config.step import pinnable_bytes, read_device_memory
+from mindswap.config.step import MOST_INLINED, NOT_INLINED, pinnable_bytes, read_device_memory
 from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
@@ -185,7 +185,7 @@ def make_plan(
     Raises:
         PlanError: if the memory cannot be read, or a pin names nothing.
     """
-    own, step = step, step.with_swap()
+    own, step, allow = step, step.with_swap(), compilable(step, allow)
     if pins:
         step, allow = _pinned(step, tuple(pins)), replace(allow, pinned=tuple(pin.pattern for pin in pins))
     problem = problem_of(step, memory, allow, objective)
@@ -228,8 +228,24 @@ def _planner(model: StepModel, allow: Allow, known: tuple[CellNode, ...] | None)
 
 def bound_ns_of(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
     """Step time that no policy within the budget can beat, found without a search; None if none can be within it."""
-    step = step.with_swap()
+    step, allow = step.with_swap(), compilable(step, allow)
     return _planner(step.model, allow, step.known_layers).bound_ns(problem_of(step, None, allow))
+
+
+def compilable(step: LoadedStep, allow: Allow) -> Allow:
+    """The means that MindSpore compiles: nothing is swapped where it does not inline the layers.
+
+    Raises:
+        PlanError: if nothing but swap may be used.
+    """
+    if not allow.swap or is_2x(step.document) or step.model.settings.inlines_layers:
+        return allow
+    if not allow.recompute:
+        raise PlanError(
+            f"--allow swap: {NOT_INLINED}\n    allowed: micro_batch_num up to {MOST_INLINED}\n"
+            "    fix:     --allow recompute, or fewer micro-batches of more samples"
+        )
+    return replace(allow, swap=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +268,7 @@ def sweep(
     progress: Progress = lambda: None,
 ) -> Sweep:
     """Plans for many budgets; arguments as of `make_plan`."""
-    step = step.with_swap()
+    step, allow = step.with_swap(), compilable(step, allow)
     problem = problem_of(step, None, allow, objective)
     planner = _planner(step.model, allow, step.known_layers)
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))

@@ -12,6 +12,14 @@ from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, re
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
 # and of all newer models (`register_mf_model_parameter` in models/*/configuration_*.py).
+# Micro-batches of a pipeline of which MindSpore 2.9 inlines a lazy_inline cell. Of more ("Set no inline because cell
+# reuse micro num is greater than" in its frontend) backward of a layer is a function of its own: a copy back begins no
+# earlier than that, and a larger `backward_prefetch` stops the compile. Dry runs: 64 compile, 65 do not.
+MOST_INLINED = 64
+NOT_INLINED = (
+    f"MindSpore 2.9 does not inline the layers of more than {MOST_INLINED} micro-batches: `backward_prefetch` reaches "
+    "no further than the layer, and more stops the compile (Graph cycle exists; The pointer[pre_node] is null)"
+)
 DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 
 
@@ -49,6 +57,11 @@ class StepSettings:
     def num_turns(self) -> int:
         """Forward and backward passes per step."""
         return self.num_micro_batches * self.num_sequences
+
+    @property
+    def inlines_layers(self) -> bool:
+        """MindSpore compiles the layers into the step, not as functions that it calls."""
+        return self.pipeline.num_stages == 1 or self.num_micro_batches <= MOST_INLINED
 
     @property
     def num_exchanges(self) -> int:
