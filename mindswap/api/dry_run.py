@@ -38,9 +38,8 @@ from mindswap.training.measure.stand_ins import has_cann, stand_ins
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
 MOST_SHORT_LAYERS = 6
-# Of a pipeline with more micro-batches so few are run as have the same simulated peaks, but for this part. MindSpore
-# 2.9.0 fails on steps of many operators with swap in them: of one with 84,000 it made a graph, of one with 126,000 none
-# (The pointer[pre_node] is null, insert_pre_fetch_depend.cc).
+# Of a pipeline with more micro-batches so few are run as have the same simulated peaks, but for this part: a step of
+# many takes long, and of more than `config.step.MOST_INLINED` MindSpore compiles no swap that reaches far.
 MOST_MICRO_BATCHES, SAME_PART = 32, 1e-3
 # Layers of all stages together that are run at most where nothing is asked for and there are few micro-batches.
 MOST_LAYERS_OF_FEW = 24
