@@ -13,7 +13,6 @@ import mindformers.core.context
 from mindformers.tools.register import ActionDict, MindFormerConfig
 from mindformers.tools.utils import parse_value, str2bool, str2bool_or_str
 from mindformers.trainer import Trainer
-from mindspore._c_expression import OffloadContext
 
 from mindswap.adapters.versions import set_output_path
 from mindswap.check.check import TRAIN_MODES
@@ -51,6 +50,8 @@ def train(argv: list[str]) -> None:
     if config.run_mode not in TRAIN_MODES:
         raise LaunchError(f"run_mode is {config.run_mode!r}; `mindswap run` trains: --run_mode train or finetune")
     if os.environ.get("MS_SIMULATION_LEVEL"):
+        from mindspore._c_expression import OffloadContext  # private, and no training needs it
+
         # Nothing is copied, so the memory of this machine is no limit for swaps; pin_mem_pool.cc would make it one.
         OffloadContext.get_instance().set_offload_cpu_size(DRY_RUN_HOST_BYTES)
     set_output_path(config.output_dir)

@@ -41,10 +41,10 @@ def compile_under(
     """
     require_mindformers()
     path = str(Path(document.file).resolve())
-    built = _build_layers(document, path, use_cache) if policy.is_swap_enabled else None
     with quiet():
         from mindswap.adapters.mindformers import capture
 
+        built = _build_layers(document, path, use_cache) if policy.is_swap_enabled else None
         compiled = capture(path, policy, placement=placement, with_peak=with_peak, built=built)
     return _gathered(compiled, document)
 
@@ -71,16 +71,19 @@ def compile_beside(
         GraphError: if the network cannot be built or compiled.
     """
     path = str(Path(document.file).resolve())
-    built = _build_layers(document, path, use_cache)
 
     def compile_other(sample: LayerSample | None) -> "Capture":
         from mindswap.adapters.mindformers import Capture, capture
+
+        def make() -> Capture:
+            built = _build_layers(document, path, use_cache)
+            return capture(path, other, sample, with_tags, placement, with_peak=False, built=built)
 
         return cached_result(
             document,
             other,
             (Capture, *GRAPH_CLASSES),
-            lambda: capture(path, other, sample, with_tags, placement, with_peak=False, built=built),
+            make,
             use_cache,
             without=POLICY_SECTIONS,
             ask="plain",
@@ -99,20 +102,19 @@ def compile_beside(
 
 
 def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayers":
-    """The layers of the model, built once and kept, for all policies."""
-    with quiet():
-        from mindswap.adapters.mindformers import BuiltLayers, build_layers
+    """The layers of the model, built once and kept, for all policies; for use inside of `quiet`."""
+    from mindswap.adapters.mindformers import BuiltLayers, build_layers
 
-        return cached_result(
-            document,
-            Policy(),
-            (BuiltLayers, CellNode),
-            lambda: build_layers(path),
-            use_cache,
-            without=POLICY_SECTIONS,
-            ask="layers",
-            stand_ins=asks_for_stand_ins(document),
-        )
+    return cached_result(
+        document,
+        Policy(),
+        (BuiltLayers, CellNode),
+        lambda: build_layers(path),
+        use_cache,
+        without=POLICY_SECTIONS,
+        ask="layers",
+        stand_ins=asks_for_stand_ins(document),
+    )
 
 
 def place_asked_rank(document: Document, rank: int | None, num_layers: int | None) -> RankPlacement | None:
@@ -186,11 +188,10 @@ def capture_config(
 
     def make() -> CapturedStep:
         require_mindformers()
-        built = _build_layers(document, path, use_cache)
         with quiet():
             from mindswap.adapters.mindformers import capture_step
 
-            return capture_step(path, num_layers, placement, built)
+            return capture_step(path, num_layers, placement, _build_layers(document, path, use_cache))
 
     return cached_result(
         document,

@@ -39,7 +39,7 @@ from mindswap.training.measure.stand_ins import has_cann, stand_ins
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
 MOST_SHORT_LAYERS = 6
 # Of a pipeline with more micro-batches so few are run as have the same simulated peaks, but for this part: a step of
-# many takes long, and of more than `config.step.MOST_INLINED` MindSpore compiles no swap that reaches far.
+# many takes long, and MindSpore compiles no swap that reaches far of more than `MOST_INLINED_MICRO_BATCHES`.
 MOST_MICRO_BATCHES, SAME_PART = 32, 1e-3
 # Layers of all stages together that are run at most where nothing is asked for and there are few micro-batches.
 MOST_LAYERS_OF_FEW = 24
@@ -50,7 +50,7 @@ NOT_BUILT = (
 T = TypeVar("T")
 R = TypeVar("R")
 # The simulated step: of the whole model, or of one whose layers stand for some of its layers; None where there is none.
-Simulate = Callable[[Sequence[int] | None], SimulationReport | None]
+Simulate = Callable[[tuple[int, ...] | None], SimulationReport | None]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def run_stages(
         settings,
         num_layers,
         policy,
-        lambda kept: simulate(kept and tuple(kept), kept and count),
+        lambda kept: simulate(kept, None if kept is None else count),
         has_few_micro_batches=count is not None,
     )
     is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated

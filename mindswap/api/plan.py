@@ -11,7 +11,7 @@ from mindswap.api.plan_2x import is_2x, planned_text_2x, sections_2x
 from mindswap.check.check import check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
-from mindswap.config.step import MOST_INLINED, NOT_INLINED, pinnable_bytes, read_device_memory
+from mindswap.config.step import LAYERS_NOT_INLINED, MOST_INLINED_MICRO_BATCHES, pinnable_bytes, read_device_memory
 from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
@@ -242,7 +242,7 @@ def compilable(step: LoadedStep, allow: Allow) -> Allow:
         return allow
     if not allow.recompute:
         raise PlanError(
-            f"--allow swap: {NOT_INLINED}\n    allowed: micro_batch_num up to {MOST_INLINED}\n"
+            f"--allow swap: {LAYERS_NOT_INLINED}\n    allowed: micro_batch_num up to {MOST_INLINED_MICRO_BATCHES}\n"
             "    fix:     --allow recompute, or fewer micro-batches of more samples"
         )
     return replace(allow, swap=False)

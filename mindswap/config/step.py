@@ -8,6 +8,7 @@ from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.pipeline import SEQUENCE_KEY, Pipeline, read_pipeline
 from mindswap.config.problem import Location
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
+from mindswap.units import ceil_div
 
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
@@ -15,10 +16,11 @@ DEFAULT_OPTIMIZER = "AdamW"
 # Micro-batches of a pipeline of which MindSpore 2.9 inlines a lazy_inline cell. Of more ("Set no inline because cell
 # reuse micro num is greater than" in its frontend) backward of a layer is a function of its own: a copy back begins no
 # earlier than that, and a larger `backward_prefetch` stops the compile. Dry runs: 64 compile, 65 do not.
-MOST_INLINED = 64
-NOT_INLINED = (
-    f"MindSpore 2.9 does not inline the layers of more than {MOST_INLINED} micro-batches: `backward_prefetch` reaches "
-    "no further than the layer, and more stops the compile (Graph cycle exists; The pointer[pre_node] is null)"
+MOST_INLINED_MICRO_BATCHES = 64
+LAYERS_NOT_INLINED = (
+    f"MindSpore 2.9 does not inline the layers of more than {MOST_INLINED_MICRO_BATCHES} micro-batches: "
+    "`backward_prefetch` reaches no further than the layer, and more stops the compile (Graph cycle exists; The "
+    "pointer[pre_node] is null)"
 )
 DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 
@@ -61,7 +63,7 @@ class StepSettings:
     @property
     def inlines_layers(self) -> bool:
         """MindSpore compiles the layers into the step, not as functions that it calls."""
-        return self.pipeline.num_stages == 1 or self.num_micro_batches <= MOST_INLINED
+        return self.pipeline.num_stages == 1 or self.num_micro_batches <= MOST_INLINED_MICRO_BATCHES
 
     @property
     def num_exchanges(self) -> int:
@@ -227,4 +229,4 @@ def pinnable_bytes(host_bytes: int) -> int:
 
 def host_bytes_for(pinned_bytes: int) -> int:
     """Memory of a host of which MindSpore pins so much."""
-    return -(-pinned_bytes * 1000 // PINNED_PERMILLE)
+    return ceil_div(pinned_bytes * 1000, PINNED_PERMILLE)

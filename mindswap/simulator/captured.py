@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mindswap.config.step import NOT_INLINED, StepSettings
+from mindswap.config.step import LAYERS_NOT_INLINED, StepSettings
 from mindswap.config.weight_sharding import WHOLE, WeightSharding, is_expert_weight
 from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.memory import OperatorNames
@@ -152,7 +152,7 @@ def list_doubts(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
     """Known gaps of a simulated step, in words."""
     if settings.pipeline.num_stages == 1:
         return ()
-    inlining = () if settings.inlines_layers else (f"{NOT_INLINED}; swaps are simulated as if it did",)
+    inlining = () if settings.inlines_layers else (f"{LAYERS_NOT_INLINED}; swaps are simulated as if it did",)
     return inlining + tuple(
         f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every "
         "micro-batch, and its gradient back; the memory of that is counted, its time is not"

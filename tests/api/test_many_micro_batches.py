@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.api.plan import compilable
 from mindswap.config.parse import parse_document
-from mindswap.config.step import NOT_INLINED, read_step_settings
+from mindswap.config.step import LAYERS_NOT_INLINED, read_step_settings
 from mindswap.errors import PlanError
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 
@@ -30,5 +30,5 @@ def test_of_more_than_64_nothing_is_swapped(num_stages, num_micro_batches, swaps
 def test_swap_alone_is_refused_with_what_would_do():
     with pytest.raises(PlanError) as error:
         compilable(step(4, 128), Allow(recompute=False))
-    assert NOT_INLINED in str(error.value) and "micro_batch_num up to 64" in str(error.value)
+    assert LAYERS_NOT_INLINED in str(error.value) and "micro_batch_num up to 64" in str(error.value)
     assert compilable(step(4, 128), Allow(swap=False)) == Allow(swap=False)

@@ -133,11 +133,8 @@ def test_every_stage_keeps_layers_of_its_own():
         (32, {}, None),  # not asked: there are few
         (128, {None: (5000, 4000), 4: (5000, 3996)}, 4),  # the same but for a thousandth
         (128, {None: (5000, 4000), 4: (4990, 4000), 32: (5000, 4000)}, 32),  # the pipeline is full later
-        (
-            128,
-            {None: (5000, 4000), 4: (4970, 4000), 32: (4990, 4000)},
-            None,
-        ),  # each takes memory, such as casts of weights
+        # each takes memory, such as casts of weights
+        (128, {None: (5000, 4000), 4: (4970, 4000), 32: (4990, 4000)}, None),
         (128, {None: None}, None),  # nothing is simulated
     ],
 )
