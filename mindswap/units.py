@@ -43,6 +43,11 @@ def format_bytes(size_bytes: int, unit: str | None = None) -> str:
     return f"{size_bytes} B" if unit == "B" else f"{size_bytes / UNITS[unit]:.1f} {unit}"
 
 
+def format_signed(size_bytes: int) -> str:
+    """A difference of sizes: `+86.0 MiB`, `-512 B`."""
+    return ("-" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))
+
+
 def format_count(number: int, noun: str) -> str:
     """`1 worker`, `3 workers`, `0 workers`."""
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,7 +1,7 @@
 """Results that take a compile, kept on disk under everything that decides them."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,30 +42,29 @@ def cached_result(
     classes: Iterable[type],
     make: Callable[[], T],
     use_cache: bool,
-    without: Collection[str] = (),
+    is_of_network: bool = False,
     **question: Any,
 ) -> T:
     """The answer to a question about a configuration.
 
     Args:
-        document, policy: the configuration and what it asks for; every value counts, but top-level keys in `without`.
+        document, policy: the configuration and what it asks for.
         classes: dataclasses that the answer is made of.
         make: finds the answer.
         use_cache: False asks anew and keeps nothing.
+        is_of_network: of the configuration counts only what the network is built from, not `POLICY_SECTIONS`.
         question: what is asked, JSON values.
     """
     data = document.data()
     if not use_cache or _has_own_code(data):
         return make()
-    counting = {name: value for name, value in data.items() if name not in without}
+    counting = data
+    if is_of_network:
+        counting = {name: value for name, value in data.items() if name not in POLICY_SECTIONS}
+        question["stand_ins"] = document.value("mindswap", "cpu_stand_ins") is True
     asked = {"config": repr(counting), "policy": policy.to_config(), "question": question}
     key = make_key(**asked, versions=_versions(), environ=_compile_variables(os.environ))
     return cached(cache_folder(), key, {cls.__name__: cls for cls in classes}, make)
-
-
-def asks_for_stand_ins(document: Document) -> bool:
-    """True if the network is one that MindSpore's CPU backend can train."""
-    return document.value("mindswap", "cpu_stand_ins") is True
 
 
 def _has_own_code(data: Any) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindswap.adapters.quiet import quiet
-from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
+from mindswap.api.cache import GRAPH_CLASSES, cached_result
 from mindswap.check.check import require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
@@ -85,12 +85,11 @@ def compile_beside(
             (Capture, *GRAPH_CLASSES),
             make,
             use_cache,
-            without=POLICY_SECTIONS,
+            is_of_network=True,
             ask="plain",
             indices=sample and sample.indices,
             with_tags=with_tags,
             placement=repr(placement),
-            stand_ins=asks_for_stand_ins(document),
         )
 
     with quiet():
@@ -111,9 +110,8 @@ def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayer
         (BuiltLayers, CellNode),
         lambda: build_layers(path),
         use_cache,
-        without=POLICY_SECTIONS,
+        is_of_network=True,
         ask="layers",
-        stand_ins=asks_for_stand_ins(document),
     )
 
 
@@ -199,10 +197,9 @@ def capture_config(
         STEP_CLASSES,
         make,
         use_cache,
-        without=POLICY_SECTIONS,
+        is_of_network=True,
         ask="step",
         **({"expert_skew": skew_permille} if skew_permille != BALANCED else {}),
-        stand_ins=asks_for_stand_ins(document),
     )
 
 

@@ -18,7 +18,7 @@ from mindswap.planner.problem import Plan
 from mindswap.planner.write import plan_comment
 from mindswap.policy.mindformers_2x.read import find_mtp_layers, find_num_layers_2x
 from mindswap.policy.mindformers_2x.tables import Form, find_form, form_problem
-from mindswap.policy.model import Policy
+from mindswap.policy.model import Policy, union_layers
 from mindswap.policy.words import index_runs
 from mindswap.report.problems import format_problems
 from mindswap.simulator.layer_swaps import LayerSwapModel
@@ -155,15 +155,11 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
 def _is_read_back(policy: Policy, num_layers: int, checked: PynativeCheck) -> bool:
     """True if MindFormers does what the plan says, layer by layer."""
     effect = checked.effect
-    swapped = {layer for entry in policy.layer_swap for layer in entry.layers.resolve(num_layers)}
-    prefetch = {entry.prefetch for entry in policy.layer_swap}
-    return (
-        {i for i, layer in enumerate(effect.layers) if layer.is_swapped} == swapped
-        and not any(layer.swapped or layer.recomputed for layer in effect.layers)
-        and {i for i, layer in enumerate(effect.layers) if layer.is_recomputed}
-        == set(policy.layer_recompute.resolve(num_layers))
-        and (not swapped or {effect.settings.prefetch} == prefetch)
-    )
+    swapped = union_layers(entry.layers for entry in policy.layer_swap)
+    distances = {entry.prefetch for entry in policy.layer_swap if entry.layers}
+    asked = [(i in swapped, i in policy.layer_recompute, (), ()) for i in range(num_layers)]
+    found = [(layer.is_swapped, layer.is_recomputed, layer.swapped, layer.recomputed) for layer in effect.layers]
+    return found == asked and distances <= {effect.settings.prefetch}
 
 
 def is_2x(document: Document) -> bool:

@@ -39,3 +39,8 @@ def write_out(data: bytes) -> None:
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str) -> None:
+    """Lines of mindswap beside those of a training."""
+    write_out("".join(f"mindswap: {line}\n" for line in text.splitlines()).encode())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.api.adaptive import train_adaptively
-from mindswap.commands import Parser, write_out
+from mindswap.commands import Parser, say, write_out
 from mindswap.commands.options import add_options, number_from
 from mindswap.report.adaptive import format_summary
 from mindswap.training.launch.training import ADAPTIVE_FLAG
@@ -41,7 +41,7 @@ def run_adaptive(args: argparse.Namespace, command_words: list[str]) -> int:
         MindswapError: it cannot be started.
     """
     options = {name: value for name, value in vars(args).items() if name != ADAPTIVE_FLAG[2:].replace("-", "_")}
-    code, state = train_adaptively(command_words, _say, **options)
+    code, state = train_adaptively(command_words, say, **options)
     write_out(f"{format_summary(state)}\n".encode())
     return code
 
@@ -57,7 +57,3 @@ def split_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if rest:  # whatever is wrong before `--` is an option of mindswap
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return args, words[end + 1 :]
-
-
-def _say(text: str) -> None:
-    write_out("".join(f"mindswap: {line}\n" for line in text.splitlines()).encode())

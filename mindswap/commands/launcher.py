@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindswap.check.doctor.software import has_cards
-from mindswap.commands import write_out
+from mindswap.commands import say, write_out
 from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
 from mindswap.report.problems import format_problems
 from mindswap.training.launch.arguments import Job, parse_arguments, split_order, worker_command
@@ -112,7 +112,7 @@ def _read(words: list[str]) -> tuple[Job, list[str]]:
         try:
             command, remark = worker_command(split_order(words[0]))
             if remark:
-                _say(remark)
+                say(remark)
         except LaunchError as error:
             problems.append(str(error))
     if problems or job is None or command is None:
@@ -126,14 +126,14 @@ def _run_msrun(job: Job, command: list[str]) -> int:
     folder = _prepare_folder(job)
     with plain_name(folder) as name:
         arguments = msrun_arguments(job, name, [python, *command], bind_core=has_cards())
-        _say(f"running: {shlex.join(['msrun', *arguments])}")
-        _say(f"logs: {folder.absolute()}")
+        say(f"running: {shlex.join(['msrun', *arguments])}")
+        say(f"logs: {folder.absolute()}")
         code = _wait([*msrun, *arguments], worker_environment(os.environ, Path.cwd()), keep_workers=not job.join)
     if code:
         print(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", file=sys.stderr)
         return code if code > 0 else 128 - code
     if not job.join:
-        _say(
+        say(
             f"JOIN is False: {job.num_local_workers} workers run in the background, see "
             f"{worker_log(folder, job.ranks[0])}; JOIN True waits and returns the exit code of the training"
         )
@@ -143,7 +143,7 @@ def _run_msrun(job: Job, command: list[str]) -> int:
 def _run_one(job: Job, command: list[str]) -> int:
     folder = _prepare_folder(job)
     log = worker_log(folder, 0)
-    _say(f"WORKER_NUM is 1: python runs without msrun, and JOIN has no effect; log: {log.absolute()}")
+    say(f"WORKER_NUM is 1: python runs without msrun, and JOIN has no effect; log: {log.absolute()}")
     environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as file:
         code = _wait([sys.executable, *command], environment, keep_workers=True, log=file)
@@ -178,7 +178,7 @@ def _stopping_all() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _say("stopping all workers")
+        say("stopping all workers")
         with contextlib.suppress(StoppedBySignal):  # an impatient second Ctrl-C must leave no orphan
             stop_descendants()
         stop_descendants(grace_s=0)
@@ -194,13 +194,9 @@ def _prepare_folder(job: Job) -> Path:
     except OSError as error:
         raise LaunchError(f"LOG_DIR {folder}: {error.strerror}: {error.filename}") from error
     if old:
-        _say(f"{len(old)} logs of an earlier run are now {folder}/*.log.old")
+        say(f"{len(old)} logs of an earlier run are now {folder}/*.log.old")
     return folder
 
 
 def _as_error(error: LaunchError) -> str:
     return "\n".join(line if line.startswith(" ") else f"mindswap: error: {line}" for line in str(error).splitlines())
-
-
-def _say(text: str) -> None:
-    write_out(f"mindswap: {text}\n".encode())

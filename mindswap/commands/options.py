@@ -17,17 +17,6 @@ from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS
 
-# Options of the device that `--help` lists; the others are there all the same.
-COMMON_OPTIONS = (
-    "memory",
-    "fragments",
-    "host_memory",
-    "d2h",
-    "h2d",
-    "contended_fraction",
-    "compute_fraction",
-    "memory_bandwidth_fraction",
-)
 FIGURE_PREFIX = "figure_"
 MOST_LAYERS = 10_000  # each is looked at
 MOST = 999_999  # of anything else that is counted
@@ -110,7 +99,7 @@ def _add_option(
 
 
 def _add_device_options(parser: argparse.ArgumentParser) -> None:
-    """`--device` and an option for each figure of it."""
+    """`--device` and an option for each figure of it; `--help` lists those that most need."""
     group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
     group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
     for name, figure in OPTIONS.items():
@@ -120,7 +109,7 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{name.replace('_', '-')}",
             metavar=figure.kind.example,
-            help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
+            help=meaning if figure.is_common or name == "memory" else argparse.SUPPRESS,
             dest=f"{FIGURE_PREFIX}{name}",
         )
 

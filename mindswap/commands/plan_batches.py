@@ -46,9 +46,9 @@ WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # of lines of names, in none of whi
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
 
 
-def _numbers(text: str) -> tuple[int, ...] | str:
+def _numbers(text: str) -> tuple[int, ...]:
     if text == AUTO:
-        return AUTO
+        return ()
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
@@ -108,7 +108,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     """Plan for each batch; 1 if nothing fits."""
     document = load_document(args.config)
     own = (own_strategy(document), own_batch(document), _own_layout(document))
-    asked = AskedBatches(_asked(args.batch_size), _asked(args.micro_batches), not args.any_global_batch)
+    asked = AskedBatches(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
     if args.stages is not None:
         asked = replace(asked, moves_layers=True)
         if args.batch_size is None and args.micro_batches is None:
@@ -188,10 +188,6 @@ def _own_layout(document: Document) -> Layout | None:
 
 def _is_own(one: BatchPlan, own: Own) -> bool:
     return (one.strategy, one.batch) == own[:2] and one.layout in (None, own[2])
-
-
-def _asked(given: tuple[int, ...] | str | None) -> tuple[int, ...] | None:
-    return given if isinstance(given, tuple) else None
 
 
 def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:

@@ -88,14 +88,12 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     pairs: defaultdict[tuple[str, int], list[SwapPair]] = defaultdict(list)
     for node in graph.index.kept_nodes:
         storage = resolve_storage(graph, node.name)
-        key = storage.key
-        storages[key] = storage
-        keepers[key].append(node)
+        storages[storage.key] = storage
+        keepers[storage.key].append(node)
     for pair in graph.swap_pairs:
         storage = resolve_storage(graph, pair.producer.name)
-        key = storage.key
-        storages[key] = storage
-        pairs[key].append(pair)
+        storages[storage.key] = storage
+        pairs[storage.key].append(pair)
     order = {node.name: position for position, node in enumerate(graph.forward)}
     first_users = _first_users(graph)
     saved = []

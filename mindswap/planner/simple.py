@@ -15,7 +15,7 @@ from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_
 from mindswap.planner.problem import Allow, PlanProblem
 from mindswap.planner.solvers.search import Interruptible, Stop
 from mindswap.policy.cell_tree import CellNode, match_pattern
-from mindswap.policy.model import NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.step_model import StepModel
 
 MAX_ENTRIES = 4
@@ -71,13 +71,7 @@ class Simple:
 
 def num_entries(policy: Policy) -> int:
     """Entries that a reader of the configuration sees."""
-    return (
-        len(policy.op_swap)
-        + len(policy.layer_swap)
-        + len(policy.select_recompute)
-        + len(policy.select_comm_recompute)
-        + (policy.layer_recompute != NO_LAYERS)
-    )
+    return sum(len(getattr(policy, name)) for name in ENTRY_FIELDS) + bool(policy.layer_recompute)
 
 
 def find_simple(

@@ -231,15 +231,11 @@ class Policy:
 
     def beside(self, fixed: "Policy") -> "Policy":
         """This with the entries of another on operators, which go before; swap is on."""
-        return replace(
-            self,
-            is_swap_enabled=True,
-            op_swap=(*self.op_swap, *(entry for entry in fixed.op_swap if entry not in self.op_swap)),
-            select_recompute=(
-                *self.select_recompute,
-                *(entry for entry in fixed.select_recompute if entry not in self.select_recompute),
-            ),
-        )
+        both: dict[str, Any] = {}
+        for name in ("op_swap", "select_recompute"):
+            own = getattr(self, name)
+            both[name] = (*own, *(entry for entry in getattr(fixed, name) if entry not in own))
+        return replace(self, is_swap_enabled=True, **both)
 
     def to_config(self) -> dict[str, Any]:
         """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from mindswap.report.tables import attributes, format_table
 from mindswap.training.adaptive.model import Attempt, State
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes, format_signed, format_time
 
 # Key of `--json`, column, attribute of the attempt, and how it is written.
 FIGURES: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
@@ -41,7 +41,7 @@ def format_summary(state: State) -> str:
         "",
         f"restarts: {state.num_restarts} of {state.settings.max_restarts} allowed, {sum(lost)} steps done again; "
         f"memory {format_bytes(state.settings.memory_bytes)}, budget now {format_bytes(state.budget_bytes)}",
-        f"corrections of the model: peak {_signed(correction.static_offset_bytes)}, "
+        f"corrections of the model: peak {format_signed(correction.static_offset_bytes)}, "
         f"compute {correction.compute_permille / 1000:.2f} x, links {correction.link_permille / 1000:.2f} x",
     ]
     if state.out_of_memory:
@@ -56,10 +56,6 @@ def _row(attempt: Attempt, num_lost: int) -> list[str]:
     steps = f"{attempt.first_step}-{attempt.last_step}" + (f"/{attempt.num_steps}" if attempt.num_steps else "")
     figures = [(attrgetter(name)(attempt), form) for _, _, name, form in FIGURES]
     return [*(form(value) if value else "" for value, form in figures), steps, str(num_lost), attempt.outcome.value]
-
-
-def _signed(size_bytes: int) -> str:
-    return ("-" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))
 
 
 def summary_to_json(state: State, is_at_work: bool) -> dict[str, Any]:

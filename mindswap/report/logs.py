@@ -9,7 +9,7 @@ from mindswap.policy.words import format_names, index_runs, name_indices
 from mindswap.report.tables import format_table, group_equal, shown
 from mindswap.training.logs.compare import LogFinding, LogReport
 from mindswap.training.logs.oom import MemoryStatistics
-from mindswap.units import format_bytes, format_count
+from mindswap.units import format_bytes, format_count, format_signed
 
 # Of the memory of a worker, as `MemoryStatistics` has them.
 MEMORY_FIGURES = ("device", "available", "used_peak", "actual_peak")
@@ -91,7 +91,7 @@ def _format_memory(report: LogReport) -> str:
         sizes = [shown(getattr(measured, f"{name}_bytes"), format_bytes) for name in MEMORY_FIGURES]
         if report.predicted_peak_bytes is not None:
             sizes.append(format_bytes(report.predicted_peak_bytes))
-            sizes.append(shown(report.difference_bytes(measured), _signed))
+            sizes.append(shown(report.difference_bytes(measured), format_signed))
         return tuple(sizes)
 
     header = ["memory", "device", "for MindSpore", "used peak", "with fragments"]
@@ -109,7 +109,3 @@ def _format_memory(report: LogReport) -> str:
 
 def _highest(workers: Sequence[int], report: LogReport) -> MemoryStatistics:
     return max((report.memory[worker] for worker in workers), key=lambda measured: measured.used_peak_bytes or 0)
-
-
-def _signed(size_bytes: int) -> str:
-    return ("-" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))

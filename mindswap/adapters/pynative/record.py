@@ -115,11 +115,8 @@ class Recorder:
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """A layer begins or ends. What goes in or out may be used by all of its operators."""
         # With values the recorder itself holds them all.
-        if (
-            kind is EventKind.BACKWARD_BEGIN
-            and not self.with_values
-            and not any(event.kind is kind for event in self.events)
-        ):
+        is_first = all(event.kind is not kind for event in self.events)
+        if kind is EventKind.BACKWARD_BEGIN and is_first and not self.with_values:
             self._protect_held()
         self.events.append(Event(kind, layer_index, len(self.operators)))
         at_border = {address_of(tensor) for tensor in tensors_in(tensors)}

@@ -183,12 +183,8 @@ def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
 def _can_be_counts(context: Context, values: list[Any]) -> bool:
     """True if there is one number for each of several stages, none above the layers of its stage."""
     pipeline, num_layers = context.settings.pipeline, context.num_layers
-    if (
-        not all(map(is_whole_number, values))
-        or num_layers is None
-        or pipeline.num_stages == 1
-        or len(values) != pipeline.num_stages
-    ):
+    is_one_each = pipeline.num_stages == len(values) > 1 and all(map(is_whole_number, values))
+    if num_layers is None or not is_one_each:
         return False
     stages = [pipeline.stage_layers(stage, num_layers) or () for stage in range(pipeline.num_stages)]
     return all(0 <= value <= len(layers) for value, layers in zip(values, stages, strict=True))

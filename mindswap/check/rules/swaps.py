@@ -22,13 +22,8 @@ def nothing_swapped(context: Context) -> Iterator[Finding]:
     """
     settings = context.settings
     has_recompute = any(statement.layers for statement in settings.recompute)
-    if (
-        not settings.is_swap_enabled
-        or settings.swap
-        or has_recompute
-        or settings.unread.misfits
-        or settings.unread.missing_keys
-    ):
+    is_unread = settings.unread.misfits or settings.unread.missing_keys
+    if not settings.is_swap_enabled or settings.swap or has_recompute or is_unread:
         return
     for key in ("layer_swap", "op_swap"):
         node = context.document.get("swap_config", key)

@@ -29,11 +29,6 @@ class Option:
     choices: tuple[str, ...]  # of a CHOICE
     field: str = ""  # name of the attribute of `MegatronOptions`
 
-    @property
-    def name(self) -> str:
-        """As on the command line."""
-        return option_name(self.field)
-
 
 def _option(kind: OptionKind, help: str, *choices: str) -> Any:
     default = False if kind is OptionKind.FLAG else None

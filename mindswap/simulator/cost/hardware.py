@@ -42,6 +42,7 @@ class Figure:
     # in its smallest unit, for files that do not have the figure; None where every file must
     default: int | None = None
     is_main: bool = False  # one of those that decide most
+    is_common: bool = False  # `--help` lists its option
     zero: str = ""  # what reports say of 0; "" for 0
 
 
