@@ -61,6 +61,10 @@ class GraphError(MindswapError):
     """A network could not be compiled, or its graph could not be read."""
 
 
+# How the error of a network begins that MindSpore's compiler refuses; also across processes, as text.
+NOT_COMPILED = "MindSpore could not compile the network"
+
+
 class SimulationError(MindswapError):
     """A step cannot be simulated: its operators, copies or memory contradict each other."""
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
@@ -132,7 +132,7 @@ def choose_layers(
     # What has no effect tells no layers apart.
     acting = {index: replace(own, layer_index=0, overridden=(), silent=()) for index, own in decided.items()}
     asked = [(own.layer, built.places[index], own) for index, own in acting.items()]
-    return _of_model(sample_layers(asked, with_peak), indices)
+    return _sampled(asked, indices, with_peak)
 
 
 def _choose_own_layers(
@@ -148,7 +148,7 @@ def _choose_own_layers(
         _require_all_layers(indices, own.trees, "MindFormers cannot be asked what it recomputes in single layers")
         return LayerSample(indices, indices), own
     asked = [(own.trees[index], place_in_model(layers[index]), set_on_layer(layers[index])) for index in indices]
-    return _of_model(sample_layers(asked, with_peak), indices), own
+    return _sampled(asked, indices, with_peak), own
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
@@ -160,8 +160,9 @@ def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reaso
         )
 
 
-def _of_model(sample: LayerSample, indices: Sequence[int]) -> LayerSample:
-    """A sample of a list of layers in the numbers that these have in the model."""
+def _sampled(kinds: Sequence[Hashable], indices: Sequence[int], with_peak: bool) -> LayerSample:
+    """The layers to compile of these of the model, whose kinds are given, in the numbers that they have there."""
+    sample = sample_layers(kinds, with_peak)
     return replace(sample, indices=tuple(indices[position] for position in sample.indices))
 
 

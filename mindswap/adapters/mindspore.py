@@ -19,7 +19,7 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from mindswap.adapters.apply import iterate_primitives
 from mindswap.adapters.versions import cell_graph_executor
-from mindswap.errors import ApplyError, GraphError, require
+from mindswap.errors import NOT_COMPILED, ApplyError, GraphError, require
 from mindswap.graph.load import PATH_TAG, load_graph
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import restore_constants
@@ -157,7 +157,7 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
             phase, _ = cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
         serialized = cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
     except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError, OSError) as error:
-        raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
+        raise GraphError(f"{NOT_COMPILED}: {_describe_failure(error)}") from error
     finally:
         _forget_lazy_inline()
     model = ModelProto()

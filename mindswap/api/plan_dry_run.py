@@ -12,7 +12,7 @@ from mindswap.api.plan import StepPlan
 from mindswap.api.plan_2x import is_2x
 from mindswap.api.recorded import is_trace_path
 from mindswap.config.render import document_from_data
-from mindswap.errors import LaunchError
+from mindswap.errors import NOT_COMPILED, LaunchError
 from mindswap.policy.convert import policy_sections
 from mindswap.policy.words import name_indices
 from mindswap.report.dryrun import dry_run_to_json
@@ -126,8 +126,6 @@ def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
 # A plan held against the compiler before it is handed out, in a process of its own and within a time.
 
 VERIFY_LIMIT_S = 300.0
-# What MindSpore's compiler cannot do with a plan, such as recompute of a norm of one layer (`adapters/mindspore.py`).
-NOT_COMPILED = "could not compile the network"
 KEEP = "--pin 'PATTERN=keep' for what the plan recomputes, one after the other"
 # Findings of `verify --json` on a layer, beside entries without effect.
 OTHER_FAULTS = ("missing", "unasked", "wrong_prefetch", "one_way")
@@ -192,7 +190,7 @@ def _asked_of_compiler(
             return PlanVerdict(None, text), {}
     if answer.data is None:
         first = answer.error.partition("\n")[0]
-        if NOT_COMPILED in first:  # without the plan it was compiled: the step was captured
+        if first.startswith(NOT_COMPILED):  # a plan of a step that was compiled when it was captured
             return PlanVerdict(False, f"{first}; without the plan it compiles\n    fix: {KEEP}"), {}
         return PlanVerdict(None, f"not verified: {first}"), {}
     if answer.data["ok"]:

@@ -50,7 +50,7 @@ class StepSettings:
     is_accumulating: bool = False
     shares_casts: bool = False  # micro-batches share casts of weights (`graph.sharding.stage`)
     # compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap
-    is_inlined: bool = False
+    lacks_lazy_inline: bool = False
     expert_parallel: int = 1  # ranks that share the experts of a layer
     num_sequences: int = 1  # pieces that each sequence is cut into; each goes through forward and backward by itself
     is_decaying: bool = False  # `optimizer.weight_decay` is more than 0

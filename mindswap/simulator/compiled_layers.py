@@ -42,7 +42,7 @@ class CompiledLayers:
         self.fixed = fixed
         gathered = gather_weights(assign_layer_indices(source.graph), settings.sharding)
         if settings.shares_casts:
-            gathered = share_casts(gathered, settings.is_inlined)
+            gathered = share_casts(gathered, settings.lacks_lazy_inline)
         # The step before equal operators are merged; communication that makes weights whole, by name of its node;
         # operators that run once in a step, for all micro-batches.
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once

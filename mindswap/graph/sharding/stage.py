@@ -127,21 +127,21 @@ def _tokens(known: TensorType, parts: int) -> TensorType:
 # AutoMonadEliminator and the frontend's cse make one of equal casts, whatever their types.
 
 
-def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
+def share_casts(step: GatheredStep, lacks_lazy_inline: bool = False) -> GatheredStep:
     """The step with casts of weights marked as made once, for all micro-batches.
 
-    Those of gathered weights before the AllGather are so already; without lazy_inline (`is_inlined`) casts of any type
-    are, also those behind an AllGather.
+    Those of gathered weights before the AllGather are so already; without lazy_inline casts of any type are, also those
+    behind an AllGather.
     """
     weights: dict[str, str] = {}  # name of a value -> the parameter that it is
     readers: dict[str, list[Node]] = {}
     for node in step.graph.forward:
         name = weight_name(node)
-        if name and node.outputs and (is_inlined or node.outputs[0].dtype == "float32"):
+        if name and node.outputs and (lacks_lazy_inline or node.outputs[0].dtype == "float32"):
             weights[node.name] = name
             continue
         for source in {weights[name] for name in node.inputs if name in weights}:
-            if node.op == "TensorMove" or (is_inlined and is_gathering(node)):
+            if node.op == "TensorMove" or (lacks_lazy_inline and is_gathering(node)):
                 weights[node.name] = source
             elif node.op not in BOOKKEEPING_OPS:
                 readers.setdefault(source, []).append(node)
@@ -149,7 +149,7 @@ def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
         node.name
         for nodes in readers.values()
         for node in nodes
-        if not is_gathering(node) and (node.op == "Cast" if is_inlined else all(map(is_narrowing, nodes)))
+        if not is_gathering(node) and (node.op == "Cast" if lacks_lazy_inline else all(map(is_narrowing, nodes)))
     }
     if not shared:
         return step

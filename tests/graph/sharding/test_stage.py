@@ -126,5 +126,5 @@ def test_gathered_weights_keep_their_casts():
 
 
 def test_without_lazy_inline_equal_casts_are_one_whatever_their_types():
-    assert share_casts(share_casts_step(dtype="float16"), is_inlined=True).once == {"cast", "z"}
-    assert share_casts(share_casts_step("Mul"), is_inlined=True).once == {"cast"}
+    assert share_casts(share_casts_step(dtype="float16"), lacks_lazy_inline=True).once == {"cast", "z"}
+    assert share_casts(share_casts_step("Mul"), lacks_lazy_inline=True).once == {"cast"}
