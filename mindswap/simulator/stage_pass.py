@@ -102,7 +102,7 @@ class ModelSections:
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
 
     def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
-        """The operators of one pass; the first of them waits for what another stage sends.
+        """The operators of one pass; the first of each stream waits for what another stage sends.
 
         Args:
             once: where what is done once begins in the first pass; None if this is the first pass.
@@ -141,7 +141,10 @@ class ModelSections:
         elif once:
             columns["wait_once"] = _wait_once(parts, sizes, once)
         if has_receive and len(wait_op):
-            wait_op[0] = max(int(wait_op[0]), 0)
+            # Where communication comes first, so does on the other stream what runs again: recompute.cc ties it to the
+            # gradient.
+            first = [0, int(np.argmax(columns["kind"] < OpKind.COLLECTIVE))]
+            wait_op[first] = np.maximum(wait_op[first], 0)
         # Communication of what the section before has made.
         is_held_back = [not is_once and part["kind"][:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_once in parts]
         for is_it, at in zip(is_held_back, begins, strict=True):

@@ -1,12 +1,41 @@
-"""Backward cut in two, by hand."""
+"""Passes of a pipeline: what begins them, and backward cut in two, by hand."""
+
+from dataclasses import replace
 
 import numpy as np
 
+from mindswap.config.pipeline import Pipeline
+from mindswap.graph.sharding.collectives import Collective
+from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.block import Uses, use_rows
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass, cut_backward
+from mindswap.simulator.step_model import StepModel
+from tests.graph.builders import KIB, node
+from tests.simulator import steps
 
 BACKWARD, COLLECTIVE = OpKind.BACKWARD, OpKind.COLLECTIVE
+
+
+def test_what_runs_again_waits_for_the_gradient_beside_communication():
+    """Layers reduce the gradient that they get; the first stage idles before, while the last one works."""
+    pipelined = steps.model(4, pipeline=Pipeline(num_stages=2), num_micro_batches=2)
+    step, backward = pipelined.captured.graph, []
+    for made in step.backward:
+        if made.name.startswith("mul_grad"):
+            gradient, *others = made.inputs
+            reduced = f"reduced{made.layer_index}"
+            backward.append(node(reduced, "AllReduce", gradient, layer=made.layer_index))
+            made = replace(made, inputs=(reduced, *others))
+        backward.append(made)
+    reduce = {f"reduced{i}": (Collective("AllReduce", KIB, 2),) for i in range(3)}
+    captured = replace(pipelined.captured, graph=replace(step, backward=tuple(backward)), collectives=reduce)
+    own = StepModel(captured, pipelined.costs, pipelined.settings)
+    timeline = own.simulate(Policy(layer_recompute=ALL_LAYERS)).timeline
+    kind = timeline.program.ops.kind[: timeline.program.stage_starts[1]]
+    received, reduced, again = np.flatnonzero(kind == OpKind.RECEIVE)[0] + np.arange(3)
+    assert kind[[reduced, again]].tolist() == [COLLECTIVE, OpKind.RECOMPUTE]
+    assert timeline.op_start_ns[reduced] == timeline.op_start_ns[again] == timeline.op_end_ns[received]
 
 
 def test_both_halves_of_a_backward():
