@@ -27,7 +27,7 @@ OPERATORS = {"attn": {"exp": "Exp", "mul": "Mul"}, "mlp": {"relu": "ReLU", "tanh
 
 
 def small_model(
-    num_layers: int = 4, num_stages: int = 1, num_micro_batches: int = 1, device: Device = GENERIC
+    num_layers: int = 4, num_stages: int = 1, num_micro_batches: int = 1, device: Device = GENERIC, num_chunks: int = 1
 ) -> StepModel:
     """The model on pipeline stages, in micro-batches."""
     forward, backward, saved = [_node("table", "Load", "weight", None), _node("embed", "Abs", "table", None)], [], []
@@ -61,7 +61,7 @@ def small_model(
     trees = (CellNode("", "Layer", children=cells),) * num_layers
     everything = tuple(range(num_layers))
     captured = CapturedStep(LayerSample(everything, everything), trees, graph)
-    pipeline = Pipeline(num_stages=num_stages, num_chunks=1, offset=0)
+    pipeline = Pipeline(num_stages=num_stages, num_chunks=num_chunks, offset=0)
     uncut = WeightSharding()
     settings = StepSettings(1, 1, num_micro_batches, 1, 1, 1, pipeline, "SGD", uncut, False, False, "float32", False)
     return StepModel(captured, CostTable(device), settings)

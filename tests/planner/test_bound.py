@@ -23,7 +23,7 @@ from mindswap.planner.evaluate import evaluate
 from mindswap.planner.linear import Unsolved
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.rows import Rows
-from mindswap.policy.model import Policy
+from mindswap.policy.model import Layers, Policy
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.placing import TransferCosts
@@ -34,6 +34,7 @@ from tests.graph.builders import KIB, graph, node
 from tests.planner.builders import ToySpace, random_space
 from tests.planner.loading import capture_apart
 from tests.planner.models import MB, small_model
+from tests.planner.test_curve import with_links
 from tests.simulator import steps
 from tests.simulator.builders import Span, program_of
 from tests.simulator.cost.builders import GENERIC, device
@@ -490,6 +491,68 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
         least_alive_bytes = spare_bytes(present, judged.step.timeline)
         assert least_alive_bytes.min() == 0, policy  # never less, and at the begin nothing else is there
     assert num_binding >= examples(5, 10)
+
+
+def pipelined(chance: random.Random) -> StepModel:
+    """The small model on stages, with communication in the layers, some of it an operator of its own."""
+    num_stages, num_chunks = chance.choice((2, 3)), chance.choice((1, 2, 2))
+    num_layers = num_stages * num_chunks * chance.choice((1, 2))
+    links = with_links(chance.choice((10**10, 2 * 10**11)))
+    model = small_model(num_layers, num_stages, num_stages * chance.choice((1, 2)), links, num_chunks)
+    scheduler = chance.choice(("1f1b", "1f1b_less_memory", "gpipe", "seqpipe"))
+    settings = replace(model.settings, pipeline=replace(model.settings.pipeline, scheduler=scheduler))
+    names, backward, collectives = chance.sample(("exp", "relu", "dtanh", "dmul", "dexp"), 2), [], {}
+    for made in model.captured.graph.backward:
+        if "dtanh" in names and made.name.startswith("dtanh"):
+            saved, gradient = made.inputs
+            reduced = node(f"reduced{made.layer_index}", "AllReduce", gradient, MB, layer=made.layer_index)
+            backward.append(reduced)
+            made = replace(made, inputs=(saved, reduced.name))
+        backward.append(made)
+    for i in range(num_layers):
+        for name in names:
+            known = Collective("AllReduce", MB * chance.choice((1, 4)), 2, name != "dtanh" and chance.random() < 0.5)
+            collectives[f"reduced{i}" if name == "dtanh" else f"{name}{i}"] = (known,)
+    graph = replace(model.captured.graph, backward=tuple(backward))
+    return StepModel(replace(model.captured, graph=graph, collectives=collectives), model.costs, settings)
+
+
+def test_no_policy_of_a_pipeline_beats_the_bound():
+    """Random policies of small pipelines, each at the budget of its own peak, those that do not swap without it."""
+    chance, num_binding = random.Random(0), 0
+    for seed in range(examples(12, 100)):
+        model = pipelined(chance)
+        keep = evaluate(problem(model, PLENTY), Policy())
+        known, catalog = facts_of(model, keep.step), collect_items(model)
+        rows = Rows(model, catalog)
+        assert least_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) == keep.step_time_ns, seed
+        for _ in range(examples(6, 30)):
+            policy = rows.policy(random_choice(catalog, chance))
+            judged = evaluate(problem(model, PLENTY), policy)
+            for allow in (DEFAULT_ALLOW, Allow(swap=bool(policy.op_swap))):
+                least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, allow)
+                assert least_ns is not None and least_ns <= judged.step_time_ns, (seed, policy)
+                num_binding += least_ns > keep.step_time_ns
+    assert num_binding >= examples(5, 50)
+
+
+def test_a_chain_grows_by_what_runs_again():
+    """Nothing hides it where no layer communicates: with one chunk on each stage the longest chain is the step."""
+    chance, found = random.Random(1), []
+    for _ in range(examples(12, 200)):
+        num_stages, num_chunks = chance.choice((2, 3, 4)), chance.choice((1, 2))
+        model = small_model(num_stages * num_chunks * 2, num_stages, num_stages * 2, GENERIC, num_chunks)
+        own = facts_of(model, model.simulate(Policy())).pipeline
+        again = [layer for layer in range(model.captured.num_layers) if chance.random() < 0.5]
+        timeline = model.simulate(Policy(layer_recompute=Layers(tuple(again)))).timeline
+        ops, starts = timeline.program.ops, timeline.program.stage_starts
+        again_ns = np.add.reduceat(np.where(ops.kind == OpKind.RECOMPUTE, ops.duration_ns, 0), starts[:-1])
+        again_ns = (again_ns // model.layout.num_micro_batches).tolist()
+        chain = own.longest_chain(again_ns)
+        least_ns = chain.length_ns + sum(n * ns for n, ns in zip(chain.num_backward, again_ns, strict=True))
+        assert own.longest.length_ns <= least_ns <= timeline.step_time_ns
+        found.append((num_chunks, least_ns == timeline.step_time_ns))
+    assert all(is_equal for num_chunks, is_equal in found if num_chunks == 1)
 
 
 def spare_bytes(present: Liveness, timeline: Timeline) -> np.ndarray:

@@ -3,18 +3,18 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 
 from mindswap.planner.bound.flow import Flow, flows_of
 from mindswap.planner.bound.moments import Liveness, LivenessPoint, alive_bytes, liveness_of
-from mindswap.simulator.block import Block
-from mindswap.simulator.build import build_program
-from mindswap.simulator.engine import run_program
+from mindswap.planner.bound.pipeline import COMPUTE, PassKey, PassTimes, Pipeline, pass_times
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import OpKind
+from mindswap.simulator.schedules.rounds import PassWork
 from mindswap.simulator.step_model import SimulatedStep, StepModel
-from mindswap.simulator.timeline import StallCause, Timeline
+from mindswap.simulator.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Stage:
     peak_bytes: int  # device memory at that moment
     layers: Mapping[StageLayers, int]  # how many there are of each kind
     window_ns: int  # time from the first operator of the micro-batches that are in flight to that moment
-    work_ns: int  # time of one micro-batch on the compute stream, with waits for its own communication
+    work_ns: int  # time of one micro-batch on the compute stream, with waits within its passes for communication
     # time that the compute stream waits before the first backward for other stages and for weights made whole. No
     # policy comes there sooner, but by what forward need not write: that shortens the longest way through operators and
     # communication by no more than the operators on it.
     idle_ns: int = 0
-    once_ns: int = 0  # time of what the compute stream does once for all micro-batches
+    once_ns: int = 0  # how much longer the first forward is by what is done once for all micro-batches
     backward_ns: int = 0  # compute of backward of one micro-batch; of pieces of sequences the least
     num_chunks: int = 1  # virtual chunks
     is_past_forward: bool = False  # forward of all layers has ended by that moment
@@ -57,6 +57,7 @@ class Facts:
     terms_ns: int = 0  # what comes behind backward
     gradients_ns: int = 0  # part of it that a longer backward would hide
     num_exchanges: int = 1  # backward passes that would hide it
+    pipeline: Pipeline | None = None  # its passes; None for one stage, and where the schedule cuts backward
 
 
 def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
@@ -70,20 +71,36 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
     num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
     liveness = liveness_of(model, num_turns // model.layout.num_sequences)
-    stages, free = range(model.layout.num_stages), model.blocks_with_free_gathers()
+    flows, times, stages = flows_of(model), pass_times(model), range(model.layout.num_stages)
+    is_cut = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
     return Facts(
-        flows=flows_of(model),
-        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, free) for stage in stages),
+        flows=flows,
+        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, times) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
         num_exchanges=model.settings.num_exchanges,
+        pipeline=None if is_cut or len(stages) == 1 else Pipeline(model.layout, _least_times(model, times, flows)),
     )
 
 
+def _least_times(
+    model: StepModel, times: Mapping[PassKey, PassTimes], flows: Sequence[Flow]
+) -> dict[PassKey, PassTimes]:
+    """Times of passes with any policy, but for what runs again: forward need not write what nobody holds."""
+    layer_map = model.captured.sample.layer_map
+    avoided_ns = [0, *(flows[kind].avoided_store_ns for kind in layer_map), 0]  # of each section
+
+    def least(key: PassKey, own: PassTimes) -> PassTimes:
+        stage, chunk, is_forward, _ = key
+        return own.sooner(is_forward * sum(avoided_ns[section] for section in model.layout.chunks[stage][chunk]))
+
+    return {key: least(key, own) for key, own in times.items()}
+
+
 def _look_at_stage(
-    model: StepModel, timeline: Timeline, liveness: Liveness, stage: int, free: Sequence[Block]
+    model: StepModel, timeline: Timeline, liveness: Liveness, stage: int, times: Mapping[PassKey, PassTimes]
 ) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
@@ -110,13 +127,6 @@ def _look_at_stage(
         for op in positions[is_backward & (positions >= first) & (positions <= peak_op)]
     }
 
-    is_compute = kind < OpKind.COLLECTIVE
-    before = is_compute & (positions < first_backward)
-    num_before = len(np.unique(micro_batch[before]))
-    alone, forward_stall_ns, first_backward_stall_ns = _run_alone(model, stage, free)
-    # What the first backward waits for its own communication is in its work.
-    own_stall_ns = num_before * forward_stall_ns + first_backward_stall_ns
-    busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
     in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
     own = {
@@ -132,43 +142,37 @@ def _look_at_stage(
         layers=Counter(own.values()),
         num_chunks=len(chunks),
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
-        idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),
-        **alone,
+        **_work_of(model, timeline, stage, first_backward, times),
         is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
         floor_bytes=max(static_bytes, *(moment.fixed_bytes for moment in moments)),
         moments=moments,
     )
 
 
-def _run_alone(model: StepModel, stage: int, blocks: Sequence[Block]) -> tuple[dict[str, int], int, int]:
-    """One micro-batch on a stage that waits for no other, nor for weights, of `blocks` in which gathers are free.
-
-    Returns:
-        Times as `Stage` has them; waits of forward, and of the first operator of backward, for communication.
-    """
-    layout = replace(model.layout, num_micro_batches=1)
-    num_turns = layout.num_turns
-    timeline = run_program(build_program(blocks, model.transfers, layout, stage))
-    kind = timeline.program.ops.kind
-    stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
-    busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)
-    is_backward = kind == OpKind.BACKWARD
-    first_backward = int(np.flatnonzero(is_backward)[0])
-    once = [op for chunk in layout.chunks[stage] for section in chunk for op in blocks[section].once]
-    once_ns = sum(op.duration_ns for op in once if op.kind < OpKind.COLLECTIVE)
-    turn = timeline.program.ops.micro_batch
-    times = {
-        "work_ns": (int((busy_ns + stall_ns).sum()) - once_ns) // num_turns,
+def _work_of(
+    model: StepModel, timeline: Timeline, stage: int, first_backward: int, times: Mapping[PassKey, PassTimes]
+) -> dict[str, int]:
+    """Times as `Stage` has them, of the operator with which the first backward begins."""
+    own = {key: known for key, known in times.items() if key[0] == stage}
+    num_sequences = model.layout.num_sequences
+    num_turns = 1 + int(timeline.program.ops.micro_batch.max())
+    order = replace(model.layout, num_micro_batches=num_turns // num_sequences).passes(stage)
+    before = list(takewhile(lambda entry: entry.work is PassWork.FORWARD, order))
+    once_ns = sum(known.once_ns for known in own.values())
+    idle_ns = int(timeline.op_start_ns[first_backward]) - once_ns
+    idle_ns -= sum(own[stage, entry.chunk, True, entry.sequence].ways[COMPUTE].compute_ns for entry in before)
+    # What the first backward waits for its own communication is in its work.
+    first = order[len(before)]
+    idle_ns -= own[stage, first.chunk, False, first.sequence].ways[COMPUTE].begin_ns
+    backward_ns = Counter[int]()
+    for (_, _, is_forward, piece), known in own.items():
+        backward_ns[piece] += 0 if is_forward else known.busy_ns
+    return {
+        "work_ns": sum(known.ways[COMPUTE].compute_ns for known in own.values()) // num_sequences,
+        "idle_ns": idle_ns,
         "once_ns": once_ns,
-        "backward_ns": int(np.bincount(turn[is_backward], busy_ns[is_backward], num_turns).min()),
+        "backward_ns": min(backward_ns.values()),
     }
-    return times, int(stall_ns[kind == OpKind.FORWARD].sum()), int(stall_ns[first_backward])
-
-
-def _waits_for_communication(timeline: Timeline) -> np.ndarray:
-    """Operators of the compute stream that wait for communication: bool, shape (num_ops,)."""
-    on_compute = timeline.program.ops.kind < OpKind.COLLECTIVE
-    return on_compute & (timeline.stall_cause == StallCause.COMMUNICATION)
 
 
 def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:

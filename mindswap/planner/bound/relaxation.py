@@ -11,7 +11,9 @@ demands every policy must pay, so its optimum is a lower bound of the simulated 
 - what runs again reads tensors that are kept, brought back, or made again as well;
 - all copies of the step go over the link within the step;
 - the compute stream of each stage does its work and what runs again, and waits for what waits without any policy:
-  the first backward begins no sooner than without copies, however weights are gathered, less what forward saves.
+  the first backward begins no sooner than without copies, however weights are gathered, less what forward saves;
+- passes of a pipeline wait for each other (`pipeline`): the step is as long as each chain of them. Chains are added as
+  long as one is longer than the step that the programme finds.
 
 Source:
     Relaxations of this kind bound rematerialization in Jain et al., "Checkmate" (MLSys 2020), and together with
@@ -21,14 +23,15 @@ Source:
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from mindswap.planner.bound.facts import Facts
 from mindswap.planner.bound.flow import Flow
-from mindswap.planner.linear import METHODS, Unsolved, solve_linear
+from mindswap.planner.bound.pipeline import Chain
+from mindswap.planner.linear import METHODS, Solution, Unsolved, solve_linear
 from mindswap.planner.problem import Allow
 
 # One row of the programme: variable -> factor.
@@ -47,9 +50,23 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
     Returns:
         Simulated ns; None if no policy fits.
     """
-    rows = _Rows()
-    step_ns, _ = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
-    return rows.least(step_ns)
+    rows, least_ns = _Rows(), 0  # where no method solves the programme: nothing is below 0 in any case
+    times = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
+    with contextlib.suppress(Unsolved):
+        while True:
+            found = rows.solve(times.step_ns)
+            if found is None:
+                return None
+            least_ns = _whole(found.cost)
+            if facts.pipeline is None:
+                break
+            # Of the chains those count that are longest by what runs again.
+            chain = facts.pipeline.longest_chain(found.variables[times.recompute_ns].tolist())
+            row, limit = _row_of(facts, chain, times)
+            if sum(factor * found.variables[at] for at, factor in row.items()) <= limit + 1:
+                break
+            rows.limit(row, limit)
+    return least_ns
 
 
 def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
@@ -60,9 +77,13 @@ def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: flo
         step_ns: time that it may take, not below that of keeping everything.
     """
     rows = _Rows()
-    found_ns, budget_bytes = _add_all(rows, facts, rows.variable(), host_bytes, allow)
-    rows.upper[found_ns] = step_ns
-    return rows.least(budget_bytes) or 0  # without a limit to the budget everything can be kept
+    budget_bytes = rows.variable()
+    times = _add_all(rows, facts, budget_bytes, host_bytes, allow)
+    rows.upper[times.step_ns] = step_ns
+    with contextlib.suppress(Unsolved):
+        if found := rows.solve(budget_bytes):
+            return _whole(found.cost)
+    return 0  # without a limit to the budget everything can be kept
 
 
 class _Rows:
@@ -81,21 +102,40 @@ class _Rows:
         self.rows.append(row)
         self.limits.append(limit)
 
-    def least(self, target: int) -> int | None:
-        """The least value of a variable; None if no values keep all limits."""
+    def solve(self, target: int) -> Solution | None:
+        """Values at which a variable is least; None if none keep all limits.
+
+        Raises:
+            Unsolved: by any method, which happens once in thousands.
+        """
         cost = np.zeros(len(self.upper))
         cost[target] = 1
         for method in METHODS:
             with contextlib.suppress(Unsolved):
-                found = solve_linear(cost, self.rows, self.limits, upper=self.upper, solver=method)
-                return None if found is None else math.floor(round(found.cost, 3))  # to less than a ns
-        return 0  # no method solves it, which happens once in thousands: nothing is below 0 in any case
+                return solve_linear(cost, self.rows, self.limits, upper=self.upper, solver=method)
+        raise Unsolved
 
 
-def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> tuple[int, int]:
-    """The whole programme for a variable budget; the variables of the step time and of the budget."""
-    step_ns = rows.variable()
-    recompute_ns = [rows.variable() for _ in facts.stages]  # what one micro-batch runs again
+def _whole(cost: float) -> int:
+    """A value of the programme, which is solved to less than a unit."""
+    return math.floor(round(cost, 3))
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Variables of the whole step."""
+
+    step_ns: int
+    recompute_ns: list[int]  # what one micro-batch runs again on each stage
+    hidden_ns: int  # of gradients, behind what runs again on any stage
+
+
+def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> _Times:
+    """The whole programme for a variable budget."""
+    step_ns, recompute_ns = rows.variable(), [rows.variable() for _ in facts.stages]
+    times = _Times(step_ns, recompute_ns, _add_hidden(rows, facts, recompute_ns))
+    if facts.pipeline is not None:
+        rows.limit(*_row_of(facts, facts.pipeline.longest, times))
     for position in range(len(facts.stages)):
         uses = _add_uses(rows, facts, position, allow)
         rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
@@ -109,7 +149,21 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
             rows.limit({**link_ns, step_ns: -1})
         rows.limit({**uses.recompute_ns, recompute_ns[position]: -1})
         _add_time(rows, facts, position, step_ns, recompute_ns, wait_ns)
-    return step_ns, budget_bytes
+    return times
+
+
+def _row_of(facts: Facts, chain: Chain, times: _Times) -> tuple[Row, int]:
+    """The step is as long as a chain of passes, and what comes behind it."""
+    row: Row = {times.step_ns: -1, times.hidden_ns: -1}
+    row |= {at: number for at, number in zip(times.recompute_ns, chain.num_backward, strict=True) if number}
+    return row, -chain.length_ns - facts.terms_ns
+
+
+def _add_hidden(rows: _Rows, facts: Facts, recompute_ns: Sequence[int]) -> int:
+    """The variable of gradients that hide behind what runs again on some stages."""
+    hidden_ns = rows.variable(facts.gradients_ns)
+    rows.limit({hidden_ns: 1, **dict.fromkeys(recompute_ns, -facts.num_exchanges)})
+    return hidden_ns
 
 
 @dataclass
@@ -164,8 +218,7 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, recompute_
     """Work of a stage, one after another; behind it backward goes on through the stages before it."""
     stage = facts.stages[position]
     earlier = range(position)
-    hidden_ns = rows.variable(facts.gradients_ns)  # of gradients, behind what runs again
-    rows.limit({hidden_ns: 1, recompute_ns[position]: -facts.num_exchanges})
+    hidden_ns = _add_hidden(rows, facts, [recompute_ns[position]])
     # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
     num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
     row: Row = {step_ns: -1, recompute_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}

@@ -1,0 +1,196 @@
+"""Passes of a pipeline, and chains of passes of which each waits for the one before it, whatever a policy does.
+
+Proof that no step is shorter than a chain: each stage runs its passes in the order of the schedule, and each of its
+streams its operators in the order in which they are issued. So without copies the moments at which operators end are
+sums and maxima of durations: none ends sooner because another one takes longer. Copies only hold operators up, however
+they share the link. The longest chain is the step that keeps everything. With another policy
+
+- a forward pass may take less, as it need not write what nobody holds: that is granted to each;
+- what runs again stands between the operators of a backward pass and behind what the pass receives. Chains that enter
+  the pass on the compute stream or by what it receives get longer by it, but for what communication within the pass
+  hides (`Flow.windows`); those that wait for the network alone need not.
+
+Two stages, of which the second keeps the first one waiting; the longest chain is F0, F0, B0, B0, B1:
+
+    stage 0    | F0 | F1 |      | B0   | B1   |
+    stage 1         | F0 | B0   | F1 | B1  |
+
+Weights are gathered in no time, and what runs once in a step is left out.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from mindswap.simulator.layout import StageLayout
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.schedules.rounds import PassWork
+from mindswap.simulator.stage_pass import ModelSections, StagePass
+from mindswap.simulator.step_model import StepModel
+
+NEVER_NS = -(2**62)  # end of what something does not wait for
+COMPUTE, NETWORK, RECEIVED = range(3)  # streams of a stage
+PassKey = tuple[int, int, bool, int]  # stage, virtual chunk, is forward, piece of the sequence
+
+
+class Way(NamedTuple):
+    """Longest ways through a pass; `NEVER_NS` where there is none."""
+
+    compute_ns: int  # to the end of the last operator on the compute stream
+    network_ns: int  # to the end of the last one on the communication stream: what is sent is there
+    begin_ns: int  # to the begin of the first operator on the compute stream
+
+
+@dataclass(frozen=True, eq=False)
+class PassTimes:
+    """Least times of a pass of a virtual chunk."""
+
+    ways: tuple[Way, ...]  # from when the compute stream, and the network, are free, and from what is received
+    busy_ns: int  # work of the compute stream
+    once_ns: int  # how much longer the first forward pass is
+    receive: int | None  # as of `StagePass`
+    send: int | None
+
+    def sooner(self, saved_ns: int) -> "PassTimes":
+        """Where operators of the pass may take so much less."""
+        return replace(self, ways=tuple(Way(*(each_ns - saved_ns for each_ns in way)) for way in self.ways))
+
+
+def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
+    """All passes of a model without any policy; weights are gathered in no time."""
+    layout, found = model.layout, {}
+    stages = {s: stage for stage, chunks in enumerate(layout.chunks) for sections in chunks for s in sections}
+
+    def send_ns(section: int, target: int, size_bytes: int) -> int:
+        return 0 if stages[section] == stages[target] else model.transfers.send_ns(size_bytes)
+
+    model_sections = ModelSections(model.blocks_with_free_gathers(), send_ns)
+    for stage, chunks in enumerate(layout.chunks):
+        for chunk, sections in enumerate(chunks):
+            first = model_sections.make_pass(sections, True, None)
+            for is_forward in (True, False):
+                own = model_sections.make_pass(sections, is_forward, {})
+                for piece in range(layout.num_sequences):
+                    found[stage, chunk, is_forward, piece] = _times(own, piece, first if is_forward else None)
+    return found
+
+
+def _times(own: StagePass, piece: int, first: StagePass | None) -> PassTimes:
+    """Times of a pass; `first` is the first one of the step."""
+    ways = _way(own, piece, COMPUTE), _way(own, piece, NETWORK), _way(own, piece, RECEIVED)
+    once_ns = 0
+    if first is not None and first.once and piece == 0:
+        once_ns = _way(first, piece, COMPUTE).compute_ns - ways[COMPUTE].compute_ns
+    busy_ns = int(_durations_ns(own, piece)[own.columns["kind"] < OpKind.COLLECTIVE].sum())
+    return PassTimes(ways, busy_ns, once_ns, own.receive, own.send)
+
+
+def _durations_ns(own: StagePass, piece: int) -> np.ndarray:
+    """Durations of the operators of a piece."""
+    pieces_ns = own.columns["piece_ns"]
+    return pieces_ns[:, min(piece, pieces_ns.shape[1] - 1)]
+
+
+def _way(own: StagePass, piece: int, source: int) -> Way:
+    """The ways from when a stream is free, or from what is received."""
+    kinds, waits = own.columns["kind"].tolist(), own.columns["wait_op"].tolist()
+    durations_ns = _durations_ns(own, piece).tolist()
+    free_ns = [NEVER_NS] * 3
+    free_ns[source] = 0
+    ends_ns = [NEVER_NS] * (len(kinds) + 1)  # the last one stands for no operator
+    begin_ns = NEVER_NS
+    for op, (kind, wait, duration_ns) in enumerate(zip(kinds, waits, durations_ns, strict=True)):
+        stream = COMPUTE if kind < OpKind.COLLECTIVE else RECEIVED if kind == OpKind.RECEIVE else NETWORK
+        start_ns = max(free_ns[stream], ends_ns[wait])
+        if not op and own.is_first_held_back and source == COMPUTE:
+            start_ns = 0
+        if stream == COMPUTE and begin_ns == NEVER_NS:
+            begin_ns = start_ns
+        free_ns[stream] = ends_ns[op] = start_ns + duration_ns
+    return Way(free_ns[COMPUTE], free_ns[NETWORK], begin_ns)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Passes of which each waits for the one before it."""
+
+    length_ns: int  # if nothing runs again
+    # for each stage, backward passes that get longer by what runs again; of its virtual chunks the least, as it may be
+    # layers of any of them that run again
+    num_backward: tuple[int, ...]
+
+
+class _Link(NamedTuple):
+    """The end of a chain."""
+
+    end_ns: int
+    grows: tuple[int, int] | None = None  # stage and virtual chunk of the last pass, if it grows by what runs again
+    before: "_Link | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """All passes of a step."""
+
+    layout: StageLayout
+    times: Mapping[PassKey, PassTimes]
+    longest: Chain = field(init=False, repr=False)  # derived: the longest chain if nothing runs again
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest", self._chain([0] * self.layout.num_stages))
+
+    def longest_chain(self, again_ns: Sequence[float]) -> Chain:
+        """The longest chain if each micro-batch runs again so much on each stage, as much in each virtual chunk."""
+        grow_ns = [int(own_ns) // len(own) for own_ns, own in zip(again_ns, self.layout.chunks, strict=True)]
+        return self._chain(grow_ns) if any(grow_ns) else self.longest
+
+    def _chain(self, grow_ns: Sequence[int]) -> Chain:
+        """The longest chain if a backward pass on each stage gets so much longer."""
+        chunks, link = self.layout.chunks, self._longest(grow_ns)
+        length_ns, grown = link.end_ns, Counter[tuple[int, int]]()
+        while link.before is not None:
+            if link.grows is not None:
+                grown[link.grows] += 1
+                length_ns -= grow_ns[link.grows[0]]
+            link = link.before
+        return Chain(length_ns, tuple(min(grown[s, c] for c in range(len(own))) for s, own in enumerate(chunks)))
+
+    def _longest(self, grow_ns: Sequence[int]) -> _Link:
+        """Lays pass behind pass, on each stage until one waits for what another stage has not sent yet."""
+        left = [list(reversed(self.layout.passes(stage))) for stage in range(self.layout.num_stages)]
+        ends = [[_Link(0), _Link(0)] for _ in left]  # of the compute stream and the network of each stage
+        sent: dict[tuple[int, int, int, bool], _Link] = {}
+        while any(left):
+            for stage, passes in enumerate(left):
+                while passes:
+                    entry = passes[-1]
+                    is_forward = entry.work is PassWork.FORWARD
+                    times = self.times[stage, entry.chunk, is_forward, entry.sequence]
+                    hand = entry.micro_batch, entry.sequence, is_forward
+                    received = _Link(NEVER_NS) if times.receive is None else sent.get((times.receive, *hand))
+                    if received is None:
+                        break
+                    passes.pop()
+                    grows, own_ns = (None, 0) if is_forward else ((stage, entry.chunk), grow_ns[stage])
+                    ends[stage] = _links([*ends[stage], received], times, grows, own_ns)
+                    if times.send is not None:
+                        sent[(times.send, *hand)] = ends[stage][NETWORK]
+        return max((link for both in ends for link in both), key=lambda link: link.end_ns)
+
+
+def _links(sources: Sequence[_Link], times: PassTimes, grows: tuple[int, int] | None, grow_ns: int) -> list[_Link]:
+    """The longest chains that end with a pass, on the compute stream and on the network."""
+    found = []
+    for target in (COMPUTE, NETWORK):
+        longest = _Link(NEVER_NS)
+        for source, (link, way) in enumerate(zip(sources, times.ways, strict=True)):
+            # What the network has to do at last, if it is not to send, may come before all that runs again.
+            has_all = source != NETWORK and (target == COMPUTE or times.send is not None)
+            end_ns = link.end_ns + way[target] + has_all * grow_ns
+            if end_ns > longest.end_ns:
+                longest = _Link(end_ns, grows if has_all else None, link)
+        found.append(longest)
+    return found
