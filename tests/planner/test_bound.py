@@ -542,7 +542,7 @@ def test_a_chain_grows_by_what_runs_again():
     for _ in range(examples(12, 200)):
         num_stages, num_chunks = chance.choice((2, 3, 4)), chance.choice((1, 2))
         model = small_model(num_stages * num_chunks * 2, num_stages, num_stages * 2, GENERIC, num_chunks)
-        own = facts_of(model, model.simulate(Policy())).pipeline
+        own = facts_of(model, model.simulate(Policy())).passes
         again = [layer for layer in range(model.captured.num_layers) if chance.random() < 0.5]
         timeline = model.simulate(Policy(layer_recompute=Layers(tuple(again)))).timeline
         ops, starts = timeline.program.ops, timeline.program.stage_starts

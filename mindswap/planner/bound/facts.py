@@ -9,7 +9,7 @@ import numpy as np
 
 from mindswap.planner.bound.flow import Flow, flows_of
 from mindswap.planner.bound.moments import Liveness, LivenessPoint, alive_bytes, liveness_of
-from mindswap.planner.bound.pipeline import COMPUTE, PassKey, PassTimes, Pipeline, pass_times
+from mindswap.planner.bound.pipeline import COMPUTE, PassKey, PassTimes, StepPasses, pass_times
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.schedules.rounds import PassWork
@@ -57,7 +57,7 @@ class Facts:
     terms_ns: int = 0  # what comes behind backward
     gradients_ns: int = 0  # part of it that a longer backward would hide
     num_exchanges: int = 1  # backward passes that would hide it
-    pipeline: Pipeline | None = None  # its passes; None for one stage, and where the schedule cuts backward
+    passes: StepPasses | None = None  # of its pipeline; None for one stage, and where the schedule cuts backward
 
 
 def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
@@ -81,7 +81,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
         num_exchanges=model.settings.num_exchanges,
-        pipeline=None if is_cut or len(stages) == 1 else Pipeline(model.layout, _least_times(model, times, flows)),
+        passes=None if is_cut or len(stages) == 1 else StepPasses(model.layout, _least_times(model, times, flows)),
     )
 
 

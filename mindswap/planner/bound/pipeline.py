@@ -132,7 +132,7 @@ class _Link(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pipeline:
+class StepPasses:
     """All passes of a step."""
 
     layout: StageLayout

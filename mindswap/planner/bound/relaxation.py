@@ -58,10 +58,10 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
             if found is None:
                 return None
             least_ns = _whole(found.cost)
-            if facts.pipeline is None:
+            if facts.passes is None:
                 break
             # Of the chains those count that are longest by what runs again.
-            chain = facts.pipeline.longest_chain(found.variables[times.recompute_ns].tolist())
+            chain = facts.passes.longest_chain(found.variables[times.recompute_ns].tolist())
             row, limit = _row_of(facts, chain, times)
             if sum(factor * found.variables[at] for at, factor in row.items()) <= limit + 1:
                 break
@@ -134,8 +134,8 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
     """The whole programme for a variable budget."""
     step_ns, recompute_ns = rows.variable(), [rows.variable() for _ in facts.stages]
     times = _Times(step_ns, recompute_ns, _add_hidden(rows, facts, recompute_ns))
-    if facts.pipeline is not None:
-        rows.limit(*_row_of(facts, facts.pipeline.longest, times))
+    if facts.passes is not None:
+        rows.limit(*_row_of(facts, facts.passes.longest, times))
     for position in range(len(facts.stages)):
         uses = _add_uses(rows, facts, position, allow)
         rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
