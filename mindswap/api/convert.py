@@ -207,8 +207,7 @@ def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Pr
         return ()
     if here.sizes == place_layers(options, options.num_layers).sizes:
         return ()
-    node = document.get("parallel_config", "pipeline_stage")
-    place = node.location if node is not None else Location(document.file)
+    place = document.place("parallel_config", "pipeline_stage")
     message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
     fix = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
     return (Problem(place, "convert", Level.WARNING, message, fix=fix),)

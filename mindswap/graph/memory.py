@@ -54,21 +54,6 @@ class LayerMemory:
     layer_index: int | None
     operators: tuple[OperatorMemory, ...]  # in execution order, each operator once
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes on the device from forward to backward."""
-        return sum(operator.kept_bytes for operator in self.operators)
-
-    @property
-    def swapped_bytes(self) -> int:
-        """Bytes that cross the link, each way."""
-        return sum(operator.swapped_bytes for operator in self.operators)
-
-    @property
-    def recomputed_bytes(self) -> int:
-        """Bytes that recompute saves."""
-        return sum(operator.recomputed_bytes for operator in self.operators)
-
 
 # Cells that the capture puts around the model.
 CAPTURE_PREFIX = re.compile(r"^(network(\.|$))*")

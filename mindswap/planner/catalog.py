@@ -1,6 +1,6 @@
 """The items of a captured model: what may be swapped or recomputed in each layer, and what each is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,9 +60,11 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
         every = find_items(captured.graph, model.names, position, captured.trees[position])
         if known is not None:
             layer = known[captured.sample.layer_map.index(position)]
-            every = tuple(_with_known_names(item, layer) for item in every)
+            paths = {".".join(path) for path, _ in layer.walk()}
+            every = tuple(_only(item, paths.issuperset) for item in every)
         if allow.pinned:
-            every = tuple(_without(item, _pinned(allow.pinned, captured.trees[position])) for item in every)
+            pinned = _pinned(allow.pinned, captured.trees[position])
+            every = tuple(_only(item, pinned.isdisjoint) for item in every)
         least_bytes = sum(item.size_bytes for item in every) * SMALL_PERMILLE // 1000
         by_layer.append({item.label: item for item in every if not item.producers or item.size_bytes >= least_bytes})
     labels = list(dict.fromkeys(label for found in by_layer for label in found))
@@ -91,11 +93,10 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, reads, uses, merged)
 
 
-def _with_known_names(item: Item, layer: CellNode) -> Item:
-    """The item without the decisions that name what a layer does not have."""
-    paths = {".".join(path) for path, _ in layer.walk()}
-    ways = tuple(way for way in item.recompute_names if paths.issuperset(way))
-    return replace(item, swap_names=item.swap_names * paths.issuperset(item.swap_names), recompute_names=ways)
+def _only(item: Item, may_name: Callable[[tuple[str, ...]], bool]) -> Item:
+    """The item with the decisions that may name what they do."""
+    swap_names = item.swap_names if may_name(item.swap_names) else ()
+    return replace(item, swap_names=swap_names, recompute_names=tuple(filter(may_name, item.recompute_names)))
 
 
 def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
@@ -104,12 +105,6 @@ def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
     inside = {path for path, _ in layer.walk() if any(path[: len(one)] == one for one in named)}
     around = {one[:depth] for one in named for depth in range(1, len(one))}
     return frozenset(".".join(path) for path in inside | around)
-
-
-def _without(item: Item, names: frozenset[str]) -> Item:
-    """The item without the decisions about some operators and cells."""
-    ways = tuple(way for way in item.recompute_names if names.isdisjoint(way))
-    return replace(item, swap_names=item.swap_names * names.isdisjoint(item.swap_names), recompute_names=ways)
 
 
 def _recompute_figures(

@@ -5,6 +5,7 @@ as the budget allows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from mindswap.planner.bound import facts_of, least_step_ns
 from mindswap.planner.evaluate import Candidate, evaluate, evaluate_short, short_model
@@ -74,14 +75,12 @@ class _Search:
         for policy in self._common().values():
             self._judge(policy)
         allow, count = self.problem.allow, self.num_layers
-        try:
+        with suppress(Stop):
             for prefetch in range(1, min(MAX_PREFETCH, count - 1) + 1 if allow.swap else 2):
                 for arrange in ARRANGEMENTS:
                     self._along(arrange, prefetch, max(count - prefetch, 0) if allow.swap else 0)
                     if any(self.fits(one) and self.known[one].step_time_ns == bound_ns for one in self.known):
                         return
-        except Stop:
-            return
 
     def _along(self, arrange: "Arrangement", prefetch: int, most: int) -> None:
         """More and more swapped layers; for each the fewest recomputed ones with which it fits."""
@@ -103,11 +102,10 @@ class _Search:
             if not num_again and fits(0):
                 return  # more swap only takes more time
 
-    def _judge(self, policy: Policy) -> Candidate:
+    def _judge(self, policy: Policy) -> None:
         if policy not in self.known:
             judged = evaluate_short(self.problem, policy, self.shorts)
             self.known[policy] = Candidate.of(self.problem, policy, judged)
-        return self.known[policy]
 
     def fits(self, policy: Policy) -> bool:
         """A known policy is within the budgets."""

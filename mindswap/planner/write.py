@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from mindswap.config.nodes import Document, to_data
+from mindswap.config.nodes import Document
 from mindswap.config.sections import rewrite_section
 from mindswap.planner.problem import Plan
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, match_pattern, split_pattern
@@ -31,8 +31,7 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
     Raises:
         PolicyError: the text cannot be changed the way it is written.
     """
-    data = to_data(document.root) if document.root is not None else {}
-    assert isinstance(data, dict)
+    data = document.data()
     sections = policy_sections(plan.policy, data, num_layers)
     own = {**(sections.get("mindswap") or data.get("mindswap") or {}), "memory": _size_text(plan.budget_bytes)}
     for name, value in (sections | {"mindswap": own}).items():

@@ -64,10 +64,9 @@ def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
         return None
     except LayoutError as error:
         reason = str(error)
-    offset = document.get("model", "model_config", "offset")
-    node = offset or document.get("parallel_config", "pipeline_stage")
-    path = "parallel_config.pipeline_stage" if offset is None else "model.model_config.offset"
-    location = node.location if node is not None else Location(document.file)
+    has_offset = document.get("model", "model_config", "offset") is not None
+    path = "model.model_config.offset" if has_offset else "parallel_config.pipeline_stage"
+    location = document.place(*path.split("."))
     allowed = "extra layers, one number for each stage"
     return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", allowed, _layout_fix(pipeline, num_layers))
 
@@ -216,8 +215,7 @@ class _Expansion:
         is_on = self.document.get("parallel", "pipeline_config", "pipeline_interleave")
         written = read_num_chunks(self.document)
         if written > 1 and (is_on is None or is_on.value is not True):
-            node = self.document.get("model", "model_config", "pp_interleave_num")
-            place = node.location if node is not None else Location(self.document.file)
+            place = self.document.place("model", "model_config", "pp_interleave_num")
             num_chunks = self.pipeline.num_chunks
             effect = f"{num_chunks} chunks are counted here" if num_chunks > 1 else "1 chunk counts"
             message = f"model.model_config.pp_interleave_num: acts only with pipeline_interleave: True; {effect}"

@@ -78,12 +78,15 @@ def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
 def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
     """The same as plain data: every layer, sizes in bytes."""
 
-    def sums(found: LayerMemory | OperatorMemory) -> dict[str, int]:
+    def sums(found: OperatorMemory) -> dict[str, int]:
         return {f"{what}_bytes": getattr(found, f"{what}_bytes") for what in WHATS}
+
+    def operators(layer: LayerMemory) -> list[dict[str, Any]]:
+        return [vars(operator) for operator in layer.operators]
 
     return {
         "layers": [
-            {"layer": layer.layer_index, **sums(layer), "operators": [vars(operator) for operator in layer.operators]}
+            {"layer": layer.layer_index, **sums(_sum("", layer.operators)), "operators": operators(layer)}
             for layer in report.layers
         ],
         "total": sums(report.total),

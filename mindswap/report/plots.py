@@ -127,7 +127,8 @@ def _draw_panel(
     axis.set_yticks(range(len(operators)), labels, fontsize=8)
     more = f", {num_left_out} smaller ones not shown" if num_left_out else ""
     each = " each" if layer.layer_index is not None else ""
-    axis.set_title(f"{name}: {format_bytes(layer.kept_bytes)} kept{each}{more}", loc="left", fontsize=10)
+    kept = format_bytes(sum(operator.kept_bytes for operator in layer.operators))
+    axis.set_title(f"{name}: {kept} kept{each}{more}", loc="left", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.3)
 

@@ -82,9 +82,8 @@ class StepModel:
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None = None):
         self.costs = costs
         self.settings = settings
-        self.layers = CompiledLayers(
-            captured, settings, fixed
-        )  # the graphs under a policy, and the step as it was captured
+        # The graphs under a policy, and the step as it was captured.
+        self.layers = CompiledLayers(captured, settings, fixed)
         self.names = self.layers.labels  # what to call its operators
         self.doubts = list_doubts(captured.graph, settings)
         # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.

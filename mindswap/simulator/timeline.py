@@ -159,8 +159,7 @@ def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) ->
     last = np.max(micro_batch) // num_sequences * num_sequences  # pieces go back in reverse
     is_backward = (kind == OpKind.BACKWARD) | (kind == OpKind.RECOMPUTE)
     chosen = is_backward & (micro_batch == last) & (layer >= 0)
-    durations = np.bincount(layer[chosen] + 1, duration_ns[chosen], num_sections)
-    return [int(duration) for duration in durations]
+    return np.bincount(layer[chosen] + 1, duration_ns[chosen], num_sections).astype(np.int64).tolist()
 
 
 def last_forward_ns(timeline: Timeline, stage: int) -> int:
