@@ -350,7 +350,7 @@ def _line_error(
     num_mixed, worst, bends = 0, 0.0, []
     for stage, known in enumerate(simulated.stages):
         low, high = (report.stages[stage] for report in reports)
-        moments = [each.moment for each in (low, high, known) if each.moment]
+        moments = (each.moment for each in (low, high, known))
         num_mixed += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
         first, last, all_layers = (depth.stage_layers[stage] for depth in (*pair, whole))
         share = (all_layers - last) / (last - first)

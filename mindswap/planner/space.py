@@ -161,17 +161,14 @@ class Space(ABC):
         """
         program, copies = timeline.program, timeline.program.copies
         found = np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
-        if not len(copies):
-            return found
         needed = np.ones(len(copies), np.int64)
         for begin, end in zip(program.stage_starts.tolist(), program.stage_starts[1:].tolist(), strict=False):
             own = np.flatnonzero((copies.producer_op >= begin) & (copies.producer_op < end))
-            if len(own):
-                distances = (
-                    -(-_release_distances(timeline, own, begin, end) // RELEASE_FACTOR),
-                    _prefetch_distances(timeline, own, begin, end),
-                )
-                needed[own] = np.maximum(1, np.maximum(*distances))
+            distances = (
+                -(-_release_distances(timeline, own, begin, end) // RELEASE_FACTOR),
+                _prefetch_distances(timeline, own, begin, end),
+            )
+            needed[own] = np.maximum(1, np.maximum(*distances))
         layer, item = self._cells_of(copies.layer, copies.label, program.labels)
         known = (layer >= 0) & (item >= 0)
         np.maximum.at(found, (layer[known], item[known]), needed[known])

@@ -115,8 +115,6 @@ def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
     if not _is_in_the_way(whole) or node is None:
         return text
     context = own.data().get("context") or {}
-    if not isinstance(context, dict):
-        return text
     comment = f"swap needs {LEVEL_KEY} O0; it was {show(node)}"
     return rewrite_section(text, "context", {**context, LEVEL_KEY: "O0"}, comment, own.file)
 

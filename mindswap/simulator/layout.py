@@ -85,8 +85,6 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, 
             sections = (0, *sections)
         if cell is cells[-1]:
             sections = (*sections, num_layers + 1)
-        if not sections:
-            raise SimulationError(f"pipeline: chunk {cell.chunk} of stage {cell.stage} has no layers")
         chunks[cell.stage].append(sections)
     scheduler = pipeline.scheduler if pipeline.num_stages > 1 else "1f1b"
     return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches, (), scheduler, num_sequences)

@@ -93,10 +93,8 @@ def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemo
     )
 
 
-def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Moment | None:
+def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Moment:
     """The operator that runs, or ran last, on the compute stream at the peak."""
-    if not len(compute):
-        return None
     ops = timeline.program.ops
     op = compute[max(0, int(np.searchsorted(timeline.op_start_ns[compute], peak_ns, side="right")) - 1)]
     return Moment(
@@ -172,8 +170,6 @@ def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
     """
     program = timeline.program
     ops, copies, intervals = program.ops, program.copies, program.intervals
-    if not len(ops):
-        return ()
     op_stage = np.repeat(np.arange(program.num_stages), np.diff(program.stage_starts))
     num_layers = int(ops.layer.max()) + 1
     # A row per layer, then one per stage.

@@ -76,7 +76,7 @@ class StageReport:
     # memory that is there all the time: (name, bytes), such as parameters or workspace
     static_parts: tuple[tuple[str, int], ...]
     memory: MemoryProfile  # activations over time
-    moment: Moment | None  # when memory is highest
+    moment: Moment  # when memory is highest
     holders: tuple[PeakContributor, ...]  # what is on the device then, largest first
     compute_ns: int  # busy time of the compute stream
     recompute_ns: int  # the part of it that is recompute

@@ -136,7 +136,7 @@ def _stage_to_json(stage: StageReport, step_ns: int) -> dict[str, Any]:
         "peak_bytes": stage.peak_bytes,
         "static_bytes": dict(stage.static_parts),
         "activation_peak_bytes": stage.memory.peak_bytes,
-        "peak_moment": vars(stage.moment) if stage.moment else None,
+        "peak_moment": vars(stage.moment),
         "holders": [
             {**vars(holder), "kind": holder.kind.name.lower(), "layers": list(holder.layers)}
             for holder in stage.holders

@@ -40,10 +40,8 @@ def describe_layers(layers: Sequence[int]) -> str:
     return " and ".join(parts)
 
 
-def describe_moment(moment: Moment | None) -> str:
+def describe_moment(moment: Moment) -> str:
     """`backward of layer 3, micro-batch 0: ffn Mul`."""
-    if moment is None:
-        return "no operator"
     return f"{moment.phase}, {describe_layers([moment.layer])}, micro-batch {moment.micro_batch}: {moment.label}"
 
 
@@ -77,7 +75,7 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
     """The figures that everybody asks for first: (what, value, remark)."""
     stage = report.peak_stage
     which = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
-    when = format_time(stage.moment.time_ns) if stage.moment else "-"
+    when = format_time(stage.moment.time_ns)
     exposed = report.exposed_copy_ns
     share = f"{format_share(exposed, report.step_time_ns)} of the step" if exposed else ""
     host = format_bytes(max(stage.host_bytes for stage in report.stages))
