@@ -126,7 +126,7 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
     """
     document = request.document
     source = SECTIONS_1_9 if to == "2.x" else SECTIONS_2X
-    if document.root is None or not any(document.get(name) is not None for name in source):
+    if not any(document.get(name) is not None for name in source):
         missing = " and no ".join(source)
         raise LaunchError(f"{document.file}: nothing to convert to {to}: there is no {missing}")
     num_layers = request.find_num_layers(find_num_layers(document) or find_num_layers_2x(document))
@@ -145,9 +145,8 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
 
 def _refuse_double(document: Document, source: tuple[str, ...], converted: ConvertedSettings) -> None:
     """Refuse sections of the other version that exist already: they would stand twice."""
-    assert document.root is not None
     for name in converted.sections:
-        entry = document.root.entry(name)
+        entry = document.entry(name)
         if entry is not None:
             there = " and ".join(name for name in source if document.get(name) is not None)
             message = f"{name}: already exists, beside sections of the other version"
@@ -224,9 +223,7 @@ def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: t
 
 def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
     """Losses, as warnings at the first section, and whether the rest of the file is of the other version."""
-    root = document.root
-    assert root is not None
-    place = next(entry.location for name in source if (entry := root.entry(name)) is not None)
+    place = next(entry.location for name in source if (entry := document.entry(name)) is not None)
     found = [Problem(place, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
     form = find_form(document)
     if form is not VERSIONS[version]:

@@ -188,8 +188,7 @@ def nothing_swapped(context: Context2x) -> Iterator[Finding]:
         return
     if any(spec.last >= (context.num_layers or spec.last + 1) for target in named for spec in target.specs):
         return  # the layers are wrong, which is said elsewhere
-    node = context.document.get("swap", "enable")
-    if node is not None:
-        message = "swap.enable: True, but no cell of any layer is swapped"
-        allowed = "layer_swap: [{layers: [...]}] or op_swap: [{op_name: ..., layers: [...]}]"
-        yield Finding(node.location, message, allowed, "name layers, or write 'enable: False'")
+    message = "swap.enable: True, but no cell of any layer is swapped"
+    allowed = "layer_swap: [{layers: [...]}] or op_swap: [{op_name: ..., layers: [...]}]"
+    fix = "name layers, or write 'enable: False'"
+    yield Finding(context.document.place("swap", "enable"), message, allowed, fix)
