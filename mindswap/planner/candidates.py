@@ -14,7 +14,7 @@ from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OP
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, classify_saved
-from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.cell_tree import CellNode, is_within
 
 # What a weight is read through is there in any case, and what only orders side effects makes nothing.
 IGNORED_OPS = WEIGHT_OPS | TYING_OPS
@@ -146,7 +146,7 @@ class _Walker:
         cells = tuple(dict.fromkeys(node.cell_path for node in nodes if node.op == "MakeTuple"))
         if "" in cells:
             return ()
-        inside = {node.name for node in nodes if any(_is_below(node, cell) for cell in cells)}
+        inside = {node.name for node in nodes if any(is_within(node.cell_path, cell) for cell in cells)}
         read_outside = {name for reader in self.graph.forward if reader.name not in inside for name in reader.inputs}
         named = [node for node in nodes if node.op not in TUPLE_OPS]
         outside = [node for node in named if node.name not in inside or node.name in read_outside]
@@ -187,7 +187,3 @@ class _Walker:
                 is_kept = name in self.kept and name not in own
                 if not is_kept and (source.layer_index == self.layer_index or source.op in TUPLE_OPS):
                     stack.append(source)
-
-
-def _is_below(node: Node, cell: str) -> bool:
-    return node.cell_path == cell or node.cell_path.startswith(f"{cell}.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mindswap.graph.effect.swap import IdleReason, LayerEffect, compare_effect
 from mindswap.graph.memory import merged_readers, operator_uses
-from mindswap.policy.cell_tree import exact_pattern
+from mindswap.policy.cell_tree import exact_pattern, is_within
 from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.simulator.step_model import StepModel
@@ -129,7 +129,8 @@ def idle_swaps(uses: Uses, swapped: Iterable[str], recomputed: Sequence[str]) ->
         swapped: operator paths.
         recomputed: cells and operators that are recomputed in the layer; `ALL_OPERATORS` for all.
     """
-    return frozenset(name for name in swapped if any(_is_covered(user, recomputed) for user in uses.get(name, ())))
+    pairs = ((name, user) for name in swapped for user in uses.get(name, ()))
+    return frozenset(name for name, user in pairs if any(is_within(user, cell) for cell in recomputed))
 
 
 def is_coupled(model: StepModel, uses: Sequence[Uses], policy: Policy) -> bool:
@@ -143,7 +144,3 @@ def is_coupled(model: StepModel, uses: Sequence[Uses], policy: Policy) -> bool:
         if idle_swaps(uses[kind], swapped, recomputed):
             return True
     return False
-
-
-def _is_covered(path: str, cells: Iterable[str]) -> bool:
-    return any(cell == ALL_OPERATORS or path == cell or path.startswith(f"{cell}.") for cell in cells)

@@ -115,6 +115,11 @@ def exact_pattern(path: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
+def is_within(path: str, cell: str) -> bool:
+    """True if a dotted path is that of a cell or of something in it; everything is in the layer, which is ""."""
+    return not cell or path == cell or path.startswith(f"{cell}.")
+
+
 def compile_part(part: str) -> regex.Pattern:
     """One part of a pattern, compiled.
 

@@ -7,10 +7,11 @@ both. Its paths are those of 1.9; `names.to_2x_path` gives those of 2.x.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mindswap.policy.cell_tree import is_within
 from mindswap.policy.mindformers_2x.convert import Swapped
 from mindswap.policy.mindformers_2x.effect import SettingsEffect
 from mindswap.policy.mindformers_2x.renaming import to_2x_path
-from mindswap.policy.mindformers_2x.tables import LayerPaths, is_below
+from mindswap.policy.mindformers_2x.tables import LayerPaths
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.policy.words import name_indices
 from mindswap.pynative.trace import Operator, Trace
@@ -187,10 +188,6 @@ def _choose(trace: Trace, wanted: frozenset[int], offers: Mapping[tuple[int, str
     return Swapped(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
 
 
-def _is_at_or_below(path: str, parent: str) -> bool:
-    return not parent or path == parent or is_below(path, parent)
-
-
 def _paths(operator: Operator) -> list[str]:
     """All that may be its path; what decides about it has to hold for each."""
     return [".".join(path) for path in operator.paths]
@@ -213,7 +210,7 @@ def _prefixes(path: str) -> list[str]:
 
 def _are_inside(operators: Iterable[Operator], layer: int, path: str, names: Callable[[Operator], list[str]]) -> bool:
     return all(
-        operator.layer_index == layer and all(_is_at_or_below(name, path) for name in names(operator))
+        operator.layer_index == layer and all(is_within(name, path) for name in names(operator))
         for operator in operators
     )
 
@@ -236,6 +233,4 @@ def _is_swapped_2x(effect: SettingsEffect, saver: Operator) -> bool:
     if saver.layer_index is None:
         return False
     found = effect.layers[saver.layer_index]
-    return found.is_swapped or all(
-        any(_is_at_or_below(name, path) for path in found.swapped) for name in _paths_2x(saver)
-    )
+    return found.is_swapped or all(any(is_within(name, path) for path in found.swapped) for name in _paths_2x(saver))

@@ -20,6 +20,7 @@ from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
+from mindswap.policy.cell_tree import is_within
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
 
@@ -206,7 +207,7 @@ class _LayerComparison:
             nodes = self._nodes(places_below(self.decisions.layer, match.path))
             # Of equal operators in a cell the compiler leaves one, which may have the name of another.
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
-            is_near = any(path == cell or path.startswith(f"{cell}.") or not cell for path in again)
+            is_near = any(is_within(path, cell) for path in again)
             if nodes and all(map(is_gathering, nodes)):
                 yield Idle(match.name, IdleReason.GATHERED)
             elif not is_near:

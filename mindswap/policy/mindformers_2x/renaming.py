@@ -15,7 +15,7 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import block_lines
 from mindswap.errors import PolicyError
 from mindswap.files import package_data
-from mindswap.policy.cell_tree import CellNode, PatternError, match_pattern
+from mindswap.policy.cell_tree import CellNode, PatternError, is_within, match_pattern
 from mindswap.policy.mindformers_2x.tables import is_below
 
 # Cells of the legacy models -> those of 2.x, longest first.
@@ -44,7 +44,7 @@ class LayerNames:
 def to_2x_path(path: str) -> str:
     """A dotted path of MindFormers 1.9 with the names of 2.x; what has no other name stays."""
     for old, new in LEGACY_CELLS.items():
-        if path == old or path.startswith(old + "."):
+        if is_within(path, old):
             return new + path[len(old) :]
     return path
 
