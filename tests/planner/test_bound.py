@@ -1,5 +1,6 @@
 """The lower bound: by hand, and never above what a simulated policy takes."""
 
+import math
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -160,8 +161,33 @@ def test_a_gathered_weight_stays_for_what_runs_again():
 
 
 def test_waits_for_communication_hide_what_runs_again():
-    waiting = Flow(**{**vars(FLOW), "windows": (Window(7, (0,)),)})
+    waiting = Flow(**{**vars(FLOW), "windows": (Window(7, (0,), frozenset({0})),)})
     assert bound(facts(waiting), 100, Allow(swap=False)) == 1000 + 2 * (10 - 7)
+
+
+@pytest.mark.parametrize(("read_before", "hidden_ns"), [(set(), 7), ({0}, 0)])
+def test_what_backward_has_read_does_not_run_again_later(read_before, hidden_ns):
+    window = Window(7, (0,), frozenset({0}), frozenset(read_before))
+    assert bound(facts(Flow(**{**vars(FLOW), "windows": (window,)})), 100, Allow(swap=False)) == 1020 - 2 * hidden_ns
+
+
+def test_nothing_is_left_of_what_runs_again():
+    """An operator makes 100 bytes and 1, which backward has read before the window: it is not kept beside the copy.
+
+    In 1 byte a layer it could be. But where nothing runs again in 1 of 101 parts, it is kept with the 100 there.
+    """
+    window = Window(10, (0,), frozenset({0}), frozenset({1}))
+    flow = Flow((100, 1), (0, 0), frozenset({0, 1}), frozenset(), (), (10,), (0,), windows=(window,))
+    assert bound(facts(flow), 2, Allow(swap=False)) == 1000
+    single = Flow(**{**vars(flow), "single": frozenset({1})})
+    assert bound(facts(single), 2, Allow(swap=False)) == 1000 + math.floor(2 * 10 * (1 - 1 / 101))
+
+
+def test_what_has_no_name_is_not_swapped():
+    unnamed = Flow(**{**vars(FLOW), "unnamed": frozenset({0})})
+    assert bound(facts(unnamed, window_ns=PLENTY), 200) == 1000  # both of 50 bytes
+    assert bound(facts(unnamed, window_ns=PLENTY), 100) == 1010
+    assert bound(facts(window_ns=PLENTY), 100) == 1000
 
 
 def test_what_two_read_is_not_handed_on_in_registers():
@@ -212,7 +238,14 @@ def test_what_other_stages_need_not_write_comes_back_sooner():
 
 def test_what_runs_again_apart_hides_behind_communication_too():
     """Alone the first takes no time; with the second 5 ns, all of which are behind 7 ns of waiting."""
-    hidden = Flow(**{**vars(FLOW), "recompute_ns": (0, 20), "unfused_extra_ns": (5, 0), "windows": (Window(7, (0,)),)})
+    hidden = Flow(
+        **{
+            **vars(FLOW),
+            "recompute_ns": (0, 20),
+            "unfused_extra_ns": (5, 0),
+            "windows": (Window(7, (0,), frozenset({0})),),
+        }
+    )
     assert bound(facts(hidden), 0, Allow(swap=False)) == 1000 + 2 * 20
 
 
@@ -311,8 +344,11 @@ def test_whether_forward_of_all_layers_has_ended_at_the_fullest_moment(position,
 
 def test_communication_and_compute_that_run_again_hide_each_other_at_most():
     """Two thirds of each tensor: 20 ns of communication beside 6.7 + 13.3 ns of compute."""
-    gathered = Flow(**{**vars(FLOW), "communication_ns": (30, 0)})
+    gathered = Flow(**{**vars(FLOW), "communication_ns": (30, 0), "beside": {0: frozenset({0, 1})}})
     assert bound(facts(gathered), 200, Allow(swap=False)) == 1020
+    # What stands nowhere else waits for all of it.
+    alone = Flow(**{**vars(gathered), "beside": {0: frozenset()}})
+    assert bound(facts(alone), 200, Allow(swap=False)) == 1040
 
 
 def test_stages_before_go_on_with_backward():
@@ -598,6 +634,8 @@ def test_the_flow_of_a_layer_of_four_operators():
         assert flow.reads == ((1, 0), (2, 1), (3, 2))
         assert (flow.recompute_ns, flow.communication_ns) == ((2000, 3000, 2000, 2000), (0,) * 4)
         assert (flow.windows, set(flow.unfused_extra_ns), flow.avoided_store_ns) == ((), {0}, 0)
+        # Each is an attribute of the model; what leaves its cell may be kept where the cell runs again.
+        assert (flow.unnamed, flow.single) == (set(), {0, 2})
         assert flow.saved_bytes == 3 * MB
 
 
@@ -623,6 +661,13 @@ def test_what_may_run_again_while_backward_waits_for_communication(name, layer, 
     windows = [flow.windows for flow in flows_of(communicating(name))]
     assert windows[1 - layer] == ()
     assert [(each.idle_ns, set(each.ops)) for each in windows[layer]] == ([(10**6, ops)] if ops else [])
+
+
+@pytest.mark.parametrize(("is_before", "beside"), [(False, set()), (True, {0, 1})])
+def test_what_may_run_while_a_copy_communicates(is_before, beside):
+    """relu reads what mul made and nothing else; before mul communicates, what it is made of may be there or not."""
+    flow, _ = flows_of(communicating("mul0", is_before))
+    assert flow.beside == {1: beside}
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """Tensors of a layer, their readers, and the least time of running again: input of the lower bound."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from mindswap.graph.layer_places import has_scope
 from mindswap.graph.memory import Label
 from mindswap.graph.model import Graph, Node, first_source
-from mindswap.graph.ops import COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
+from mindswap.graph.ops import BOOKKEEPING_OPS, COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
 from mindswap.graph.rewrite.fusion import fuse_forward, least_work_again, readers_of_saved
 from mindswap.graph.sharding.gather import is_gathering
-from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, first_readers, resolve_storage
+from mindswap.graph.sharding.overlap import RING
+from mindswap.graph.storage import StorageKind, classify_saved, first_readers, resolve_storage
 from mindswap.graph.work import Work, measure_work
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.program import NO_OP
@@ -23,6 +25,9 @@ class Window:
 
     idle_ns: int  # how long at most
     ops: tuple[int, ...]  # operators whose copies may stand before the one that waits
+    # of these, the ones of which backward itself first reads something there; copies of others stand there for a copy
+    asked: frozenset[int]
+    read_before: frozenset[int] = frozenset()  # tensors that backward has read before
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,8 @@ class Flow:
     # not write what nobody holds
     recompute_ns: tuple[int, ...]
     communication_ns: tuple[int, ...]  # time on the communication stream that goes with it
+    # operator that communicates -> those whose copies may run while its copy does; what reads it waits for the rest
+    beside: Mapping[int, frozenset[int]] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()  # where copies of operators may cost nothing
     # more time of each operator that runs again if one that reads what it makes does so, too: what has two readers is
     # not handed on in registers. Empty where that is nothing for all.
@@ -45,7 +52,14 @@ class Flow:
     # tensors that are weights made whole for forward: no policy swaps them, and without any they are gone before
     # backward
     gathered: frozenset[int] = frozenset()
+    unnamed: frozenset[int] = frozenset()  # tensors that no policy swaps: what holds them has no name
+    single: frozenset[int] = frozenset()  # tensors of which nothing is left where their operator runs again
     avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
+
+    @property
+    def inputs(self) -> dict[int, set[int]]:
+        """For each operator those of the layer that make what it reads."""
+        return _inputs_of(self.makers, self.reads)
 
     @property
     def saved_bytes(self) -> int:
@@ -159,6 +173,11 @@ def _flow_of(
         if (entry.storage.name, entry.storage.output_index) in tensors
     }
 
+    def held_by(node: Node) -> set[int]:
+        """What an operator makes, or is a name of."""
+        own = ((node.name, index) for index in range(len(node.outputs)))
+        return {tensors[key] for key in (*own, *_storages(graph, (node.name,))) if key in tensors}
+
     def read_by(node: Node) -> set[int]:
         return {tensors[key] for key in _storages(graph, node.inputs) if key in tensors}
 
@@ -167,6 +186,19 @@ def _flow_of(
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
     makers = tuple(ops[name] for name, _ in keys)
     unit = model.costs.device.pool_alignment_bytes
+    communication_ns = tuple(
+        sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own
+    )
+    first_users = {tensor: entry.first_user for tensor, entry in saved.items()}
+    # Where halves of a layer take turns, one goes on while the other one communicates.
+    has_halves = model.layers.in_turns(graph) is not graph
+    is_early = {ops[node.name] for node in own if _communicates_early(model, node)}
+    holders: dict[int, list[Node]] = {}
+    for node in graph.forward:
+        for tensor in held_by(node):
+            holders.setdefault(tensor, []).append(node)
+    named = {tensor for tensor, nodes in holders.items() if any(model.names.can_name(graph.owner(n)) for n in nodes)}
+    single = {tensor for tensor, nodes in holders.items() if _is_decided_once(model, own[makers[tensor]], nodes)}
     return Flow(
         tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
         makers,
@@ -174,12 +206,84 @@ def _flow_of(
         frozenset(outputs | gathered),
         reads,
         tuple(recompute_ns[node.name] for node in own),
-        tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
-        tuple(_windows(model, _places(saved, makers, reads))),
+        communication_ns,
+        _beside(communication_ns, first_users, makers, reads, is_early, has_halves),
+        tuple(_windows(model, first_users, makers, reads, has_halves)),
         tuple(unfused_extra_ns[node.name] for node in own),
         frozenset(gathered),
+        frozenset(range(len(keys))) - named,
+        frozenset(single),
         sum(avoided_store_ns[node.name] for node in own),
     )
+
+
+def _is_decided_once(model: StepModel, maker: Node, holders: Iterable[Node]) -> bool:
+    """All names of a tensor are of its operator and are read in its cell only, so they run again together."""
+    graph = model.captured.graph
+    return all(
+        graph.owner(holder).name == maker.name
+        and all(
+            reader.op in BOOKKEEPING_OPS
+            or (reader.layer_index == maker.layer_index and has_scope(reader) and _is_in_cell(reader, maker.cell_path))
+            for reader in graph.index.forward_readers.get(holder.name, ())
+        )
+        for holder in holders
+    )
+
+
+def _is_in_cell(node: Node, cell: str) -> bool:
+    return not cell or node.cell_path == cell or node.cell_path.startswith(f"{cell}.")
+
+
+def _communicates_early(model: StepModel, node: Node) -> bool:
+    """The operator communicates before it computes, or meanwhile."""
+    return any(c.is_before or c.kind == RING for c in model.captured.collectives.get(node.name, ()))
+
+
+def _inputs_of(makers: Sequence[int], reads: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+    """For each operator those of the layer that make what it reads."""
+    found: dict[int, set[int]] = {}
+    for op, tensor in reads:
+        found.setdefault(op, set()).add(makers[tensor])
+    return found
+
+
+def closure(ops: Iterable[int], inputs: Mapping[int, Iterable[int]]) -> frozenset[int]:
+    """Operators, and all from which they are made."""
+    pending, found = list(ops), set[int]()
+    while pending:
+        op = pending.pop()
+        if op not in found:
+            found.add(op)
+            pending += inputs.get(op, ())
+    return frozenset(found)
+
+
+def _beside(
+    communication_ns: Sequence[int],
+    first_users: Mapping[int, int],
+    makers: Sequence[int],
+    reads: Iterable[tuple[int, int]],
+    is_early: Set[int],
+    has_halves: bool,
+) -> dict[int, frozenset[int]]:
+    """`Flow.beside`.
+
+    What is first to read the copy of an operator reads others as well, which may be made again after it, and what these
+    are made of. Early is communication before or beside the operator: then what it is made of counts, and itself.
+    """
+    inputs = _inputs_of(makers, reads)
+    found = {}
+    for op in (op for op, time_ns in enumerate(communication_ns) if time_ns):
+        users = {first_users[tensor] for tensor in first_users if makers[tensor] == op}
+        read_with = [makers[tensor] for tensor, user in first_users.items() if user in users]
+        readers = [reader for reader, read in inputs.items() if op in read]
+        others = closure([*read_with, *(other for reader in readers for other in inputs[reader])], inputs)
+        own = closure([op], inputs)
+        found[op] = others - own | (own if op in is_early else frozenset())
+        if has_halves:
+            found[op] = frozenset(range(len(communication_ns)))
+    return found
 
 
 def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
@@ -210,31 +314,18 @@ def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
             yield storage.name, storage.output_index
 
 
-def _places(
-    saved: Mapping[int, SavedStorage], makers: Sequence[int], reads: Iterable[tuple[int, int]]
-) -> dict[int, set[int]]:
-    """For each operator the positions in backward before which its copy may stand.
+def _windows(
+    model: StepModel,
+    first_users: Mapping[int, int],
+    makers: Sequence[int],
+    reads: Iterable[tuple[int, int]],
+    has_halves: bool,
+) -> Iterable[Window]:
+    """Communication of backward after which the compute stream goes on, until an operator reads what it brings.
 
     A copy stands before the first reader of what it makes, or of what is made from that.
     """
-    inputs: dict[int, list[int]] = {}
-    for op, tensor in reads:
-        inputs.setdefault(op, []).append(makers[tensor])
-    places: dict[int, set[int]] = {}
-    for tensor, entry in saved.items():
-        pending, seen = [makers[tensor]], set()
-        while pending:
-            op = pending.pop()
-            if op not in seen:
-                seen.add(op)
-                places.setdefault(op, set()).add(entry.first_user)
-                pending += inputs.get(op, ())
-    return places
-
-
-def _windows(model: StepModel, places: Mapping[int, set[int]]) -> Iterable[Window]:
-    """Communication of backward after which the compute stream goes on, until an operator reads what it brings."""
-    graph = model.captured.graph
+    graph, inputs = model.captured.graph, _inputs_of(makers, reads)
     first_reader = first_readers(graph.backward, VALUE_PASSING_OPS, lambda node: is_kernel(node.op))
     for position, node in enumerate(graph.backward):
         name = node.origin if node.is_duplicate else node.name
@@ -244,5 +335,12 @@ def _windows(model: StepModel, places: Mapping[int, set[int]]) -> Iterable[Windo
         if not (idle_ns := sum(map(model.collective_ns, behind))):
             continue
         last = first_reader.get(node.name, position)
-        if ops := tuple(op for op, at in places.items() if any(position < place <= last for place in at)):
-            yield Window(idle_ns, ops)
+        asked = frozenset(makers[tensor] for tensor, user in first_users.items() if position < user <= last)
+        ops = closure(asked, inputs)
+        before = frozenset(tensor for tensor, user in first_users.items() if user <= position)
+        if ops:
+            yield (
+                Window(idle_ns, tuple(ops), ops, frozenset())
+                if has_halves
+                else Window(idle_ns, tuple(ops), asked, before)
+            )

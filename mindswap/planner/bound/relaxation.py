@@ -8,7 +8,9 @@ demands every policy must pay, so its optimum is a lower bound of the simulated 
 - so does what some operator holds with every policy (`moments`), or what forward gathers ahead, and what is kept
   of the layers that wait then;
 - what has been copied out by then went over the link since forward of these micro-batches began;
-- what runs again reads tensors that are kept, brought back, or made again as well;
+- what runs again reads tensors that are kept, brought back, or made again as well; it hides while the compute stream
+  waits for communication, but only where something reads it: of backward, or other copies;
+- copies that communicate keep the compute stream waiting, but for copies that may stand between;
 - all copies of the step go over the link within the step;
 - the compute stream of each stage does its work and what runs again, and waits for what waits without any policy:
   the first backward begins no sooner than without copies, however weights are gathered, less what forward saves;
@@ -29,7 +31,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindswap.planner.bound.facts import Facts
-from mindswap.planner.bound.flow import Flow
+from mindswap.planner.bound.flow import Flow, Window, closure
 from mindswap.planner.bound.pipeline import Chain
 from mindswap.planner.linear import METHODS, Solution, Unsolved, solve_linear
 from mindswap.planner.problem import Allow
@@ -245,7 +247,7 @@ class _Layer:
     def __init__(self, rows: _Rows, flow: Flow, allow: Allow):
         self.tensors: list[tuple[int, int, int, int]] = []  # size, and what is kept, swapped in time, swapped late
         for tensor, size in enumerate(flow.sizes_bytes):
-            can_swap = int(allow.swap and tensor not in flow.gathered)
+            can_swap = int(allow.swap and tensor not in flow.gathered | flow.unnamed)
             self.tensors.append((size, rows.variable(1), rows.variable(can_swap), rows.variable(can_swap)))
         self.recompute_ns = rows.variable()
         runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.recompute_ns]
@@ -257,6 +259,8 @@ class _Layer:
 
         for tensor in flow.saved:
             rows.limit(there(tensor), -1)
+        for tensor in flow.single - flow.outputs:
+            rows.limit(dict.fromkeys((*self.tensors[tensor][1:], runs_again[flow.makers[tensor]]), 1), 1)
         for op, tensor in flow.reads:
             rows.limit({**there(tensor), runs_again[op]: 1})
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.recompute_ns) if ns}
@@ -266,13 +270,46 @@ class _Layer:
             if maker in apart:
                 rows.limit({runs_again[maker]: 1, runs_again[op]: 1, apart[maker]: -1}, 1)
         compute |= {variable: flow.unfused_extra_ns[op] for op, variable in apart.items()}
-        for window in flow.windows:
-            hidden = {op: rows.variable() for op in window.ops if flow.recompute_ns[op] > 0 or op in apart}
+        # What runs again, and the time that it may take while the compute stream waits.
+        known_ns = {op: max(ns, 0) for op, ns in enumerate(flow.recompute_ns) if ns > 0 or op in apart}
+
+        def hide(stands: Mapping[int, int], idle_ns: Row, limit_ns: int) -> None:
+            """Adds time that operators hide in, as far as their copies stand there, which a variable says of each."""
+            hidden = {op: rows.variable() for op in stands if op in known_ns}
             for op, hidden_ns in hidden.items():
-                row: Row = {hidden_ns: 1, runs_again[op]: -max(flow.recompute_ns[op], 0)}
+                row: Row = {hidden_ns: 1, stands[op]: -known_ns[op]}
                 rows.limit(row | ({apart[op]: -flow.unfused_extra_ns[op]} if op in apart else {}))
-            rows.limit(dict.fromkeys(hidden.values(), 1), window.idle_ns)
-            compute |= dict.fromkeys(hidden.values(), -1)
+            rows.limit(dict.fromkeys(hidden.values(), 1) | idle_ns, limit_ns)
+            compute.update(dict.fromkeys(hidden.values(), -1))
+
+        for window in flow.windows:
+            hide(self._stand_in(rows, flow, window, runs_again), {}, window.idle_ns)
         communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
-        for stream in (compute, communication):
-            rows.limit({**stream, self.recompute_ns: -1})
+        rows.limit({**communication, self.recompute_ns: -1})
+        for op, ns in enumerate(flow.communication_ns):
+            if ns:
+                hide({other: runs_again[other] for other in flow.beside.get(op, ())}, {runs_again[op]: -ns}, 0)
+                compute[runs_again[op]] = compute.get(runs_again[op], 0) + ns
+        rows.limit({**compute, self.recompute_ns: -1})
+
+    def _stand_in(self, rows: _Rows, flow: Flow, window: Window, runs_again: Sequence[int]) -> dict[int, int]:
+        """For each operator the variable of the part of its copy that stands in a window.
+
+        What is read before the window is there before: kept, swapped, or its copy stands before the window, too.
+        """
+        stands = {op: rows.variable(1) for op in window.ops}
+        inputs = flow.inputs
+        before = {op: rows.variable(1) for op in closure((flow.makers[t] for t in window.read_before), inputs)}
+        for tensor in window.read_before:
+            rows.limit(dict.fromkeys((before[flow.makers[tensor]], *self.tensors[tensor][1:]), -1), -1)
+        readers: dict[int, list[int]] = {}
+        for op, tensor in flow.reads:
+            maker = flow.makers[tensor]
+            readers.setdefault(maker, []).append(op)
+            if op in before:
+                rows.limit({before[op]: 1, **dict.fromkeys((before[maker], *self.tensors[tensor][1:]), -1)})
+        for op, part in stands.items():
+            rows.limit({part: 1, runs_again[op]: -1} | ({before[op]: 1} if op in before else {}))
+            if op not in window.asked:
+                rows.limit({part: 1, **{stands[reader]: -1 for reader in readers.get(op, ()) if reader in stands}})
+        return stands
