@@ -138,9 +138,9 @@ class _Solver:
         A copy for what runs again has to be back earlier than its bytes and times say, so rows without are tried first.
         """
         tried: list[tuple[tuple[Score, float], int, ColumnGeneration, int]] = []
-        first_bytes, unswappable = self.first_bytes, self.mixture.unswappable
+        first_bytes = self.first_bytes
         for is_apart in (True, False) if self.figures.reads.any() else (False,):
-            self.mixture = self.mixture.changed(unswappable=unswappable, is_apart=is_apart)
+            self.mixture = self.mixture.changed(is_apart=is_apart)
             self.mixture.num_tried = 0
             self.first_bytes, begin = first_bytes, len(self.found)
             self._best_with(load)
@@ -151,7 +151,11 @@ class _Solver:
         *_, self.mixture, self.first_bytes = min(tried, key=lambda one: one[:2])
 
     def _best_with(self, load: float) -> None:
-        """The best with a load; without swaps whose copies are on the device at the peak, if that is better."""
+        """The best with a load; without swaps whose copies are on the device at the peak, if that is better.
+
+        Which copies are there depends on the load, so that of one says nothing of another.
+        """
+        self.mixture = self.mixture.changed(unswappable=None)
         found = self._look(load, self.first_bytes)
         if not found[0].fits and not self.search.is_exhausted:
             with_all = self.mixture
