@@ -200,7 +200,7 @@ def capture(
     elif sample is None:
         sample, own = _choose_own_layers(config_path, placement, with_peak)
         known = own.trees
-    is_cut = not sample.is_whole or (placement is not None and placement.num_stages > 1)
+    is_cut = not sample.is_whole or placement is not None
     as_in_model = recompute_as_in_model(own, sample.indices) if own and is_cut else contextlib.nullcontext()
     with as_in_model:
         network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)

@@ -287,8 +287,17 @@ def _faults_of_pieces(document: Document) -> Iterator[Finding]:
             yield Finding(excluded.location, message, f"{path[-1]}: False", f"{path[-1]}: False, or {whole}")
 
 
+HALVES_KEY = "fine_grain_interleave"
+
+
+def computes_halves(document: Document) -> bool:
+    """Layers compute in two halves in turn (`check_fine_grain_interleave_valid` in models/utils.py)."""
+    model_parallel = document.count("parallel_config", "model_parallel")
+    return document.is_legacy and document.count("model", "model_config", HALVES_KEY) > 1 and model_parallel > 1
+
+
 def _faults_of_halves(document: Document) -> Iterator[Finding]:
-    key, has_ranks = "fine_grain_interleave", document.count("parallel_config", "context_parallel") > 1
+    key, has_ranks = HALVES_KEY, document.count("parallel_config", "context_parallel") > 1
     halves = document.get("model", "model_config", key)
     if halves is None or document.count("model", "model_config", key) == 1:
         return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mindswap.config.nodes import Document, is_whole_number
-from mindswap.config.pipeline import SEQUENCE_KEY, Pipeline, read_pipeline
+from mindswap.config.pipeline import SEQUENCE_KEY, Pipeline, computes_halves, read_pipeline
 from mindswap.config.problem import Location
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.units import ceil_div
@@ -54,6 +54,7 @@ class StepSettings:
     expert_parallel: int = 1  # ranks that share the experts of a layer
     num_sequences: int = 1  # pieces that each sequence is cut into; each goes through forward and backward by itself
     is_decaying: bool = False  # `optimizer.weight_decay` is more than 0
+    computes_halves: bool = False  # layers compute in two halves in turn (`fine_grain_interleave`)
 
     @property
     def num_turns(self) -> int:
@@ -144,6 +145,7 @@ def read_step_settings(document: Document) -> StepSettings:
         and num_micro_batches > 1
         and level != "level3",
         is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
+        computes_halves=computes_halves(document),
     )
 
 

@@ -40,7 +40,9 @@ class Item:
         return sum(self.sizes_bytes)
 
 
-def find_items(graph: Graph, names: OperatorNames, layer_index: int, layer: CellNode) -> tuple[Item, ...]:
+def find_items(
+    graph: Graph, names: OperatorNames, layer_index: int, layer: CellNode, has_cells: bool = True
+) -> tuple[Item, ...]:
     """The items of one compiled layer, in order of production; behind them cells that can only run again.
 
     Args:
@@ -48,12 +50,15 @@ def find_items(graph: Graph, names: OperatorNames, layer_index: int, layer: Cell
         names: operator paths of its nodes.
         layer_index: the layer, as `Node.layer_index` counts.
         layer: its cells and primitives.
+        has_cells: with those that can only run again.
     """
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
     walker = _Walker(graph, names, layer_index, layer, saved)
     own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
     groups = _tied(own, walker)
-    items = [walker.item(group) for group in groups]
+    items = tuple(walker.item(group) for group in groups)
+    if not has_cells:
+        return items
     # What no operator name reaches, functions say, runs again with a cell around it.
     out_of_reach = (group for group in groups if not any(walker.ways(group)))
     cells = dict.fromkeys(cell for group in out_of_reach for entry in group for cell in _cells_around(entry))

@@ -55,9 +55,10 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
             of a CPU has stand-ins with operators of their own.
     """
     captured = model.captured
+    has_cells = not model.settings.computes_halves  # MindSpore does not compile them: rule `interleaved_cell`
     by_layer = []
     for position in range(len(captured.trees)):
-        every = find_items(captured.graph, model.names, position, captured.trees[position])
+        every = find_items(captured.graph, model.names, position, captured.trees[position], has_cells)
         if known is not None:
             layer = known[captured.sample.layer_map.index(position)]
             paths = {".".join(path) for path, _ in layer.walk()}

@@ -131,7 +131,8 @@ class _SimpleSearch:
 
     def _coarse(self) -> Iterator[Simple]:
         none = (0,) * len(self.stages)
-        swaps, agains = parts(self.problem.model.captured.trees, self.problem.allow)
+        model = self.problem.model
+        swaps, agains = parts(model.captured.trees, self.problem.allow, model.settings.computes_halves)
         if agains:
             yield from (Simple(WHOLE_LAYER, again, none, none, PREFETCH) for again in agains)
         for swap, again, quarters in product(swaps, agains or (None,), range(1, NUM_QUARTERS + 1)):
@@ -189,11 +190,17 @@ class _SimpleSearch:
         return self.known[policy].rank(self.problem.budget_bytes)
 
 
-def parts(trees: Sequence[CellNode], allow: Allow) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Parts that may be swapped, and recomputed: whole layers; of cells, and casts of weights, what every layer has."""
+def parts(
+    trees: Sequence[CellNode], allow: Allow, computes_halves: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Parts that may be swapped, and recomputed: whole layers; of cells, and casts of weights, what every layer has.
+
+    Cells that compute in halves do not run again: rule `interleaved_cell`.
+    """
     every = [part for part in (*CELLS, WEIGHT_CASTS) if all(match_pattern(part, tree) for tree in trees)]
     cells = [part for part in every if part != WEIGHT_CASTS]
-    return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *every) if allow.recompute else ()
+    again = [part for part in every if part == WEIGHT_CASTS or not computes_halves]
+    return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *again) if allow.recompute else ()
 
 
 def evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:

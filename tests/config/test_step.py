@@ -110,6 +110,20 @@ def test_each_micro_batch_hands_on_gradients_whose_sums_are_cut(config, num_exch
     assert settings.num_exchanges == num_exchanges
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{model: {model_config: {fine_grain_interleave: 2}}, parallel_config: {model_parallel: 2}}", True),
+        ("{model: {model_config: {fine_grain_interleave: 2}}, parallel_config: {model_parallel: 1}}", False),
+        ("{model: {model_config: {fine_grain_interleave: 1}}, parallel_config: {model_parallel: 2}}", False),
+        ("{use_legacy: False, model: {model_config: {fine_grain_interleave: 2}},"
+         " parallel_config: {model_parallel: 2}}", False),
+    ],
+)  # fmt: skip
+def test_layers_compute_in_halves_beside_tensor_parallel_of_legacy_models(text, expected):
+    assert read(text).computes_halves is expected
+
+
 def test_other_settings():
     text = """
     optimizer: {type: Adam, swap: True}

@@ -26,6 +26,12 @@ def test_a_cell_is_offered_where_no_name_reaches():
     assert catalog.freed_bytes[1, cell, 1] == MB  # made again from what the layer before hands on
 
 
+def test_no_cell_is_offered_that_computes_in_halves():
+    model = model_with_a_function()
+    halves = StepModel(model.layers.source, model.costs, replace(model.settings, computes_halves=True))
+    assert ("attn",) not in [way for item in collect_items(halves).items[1] for way in item.recompute_names]
+
+
 def test_where_all_have_names_there_are_only_operators():
     ways = [way for item in collect_items(small_model()).items[1] for way in item.recompute_names]
     assert ("attn.exp",) in ways and ("attn",) not in ways

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.config.nodes import is_whole_number, show
-from mindswap.config.pipeline import SCHEDULER_PATH, SCHEDULERS, find_sequence_faults
+from mindswap.config.pipeline import HALVES_KEY, SCHEDULER_PATH, SCHEDULERS, find_sequence_faults
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.config.step import LAYERS_NOT_INLINED, MOST_INLINED_MICRO_BATCHES, read_step_settings
@@ -17,7 +17,8 @@ from mindswap.config.weight_sharding import (
     read_weight_sharding,
 )
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.words import closest_names, format_names
+from mindswap.policy.model import Layers
+from mindswap.policy.words import closest_names, format_layers, format_names
 
 # What MindSpore accepts (parallel/_auto_parallel_context.py, `set_parallel_optimizer_config`).
 OPTIMIZER_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -96,6 +97,60 @@ def many_micro_batches(context: Context) -> Iterator[Finding]:
         return
     fix = f"up to {MOST_INLINED_MICRO_BATCHES} micro-batches, of more samples each; or recompute in place of swap"
     yield Finding(node.location, f"parallel_config.micro_batch_num: {show(node)}: {LAYERS_NOT_INLINED}", fix=fix)
+
+
+# Cells that do not run again in halves of a layer, each of these together, and what MindSpore says.
+NOT_AGAIN_IN_HALVES = {
+    ("feed_forward",): "Graph cycle exists",
+    ("feed_forward.w1", "feed_forward.w3"): "input1.shape and input2.shape need to broadcast",
+}
+
+
+@rule(Level.WARNING)
+def interleaved_cell(context: Context) -> Iterator[Finding]:
+    """Recompute of a cell that `fine_grain_interleave: 2` computes in two halves: the compile stops.
+
+    In MindSpore's dry run `feed_forward` does not compile ("Graph cycle exists") but in the last layer of a stage, and
+    where the whole layer is swapped as well; `feed_forward.w1` and `feed_forward.w3` together do not ("need to
+    broadcast") but in the last layer of the model. The operators in them do compile, and so do whole layers.
+
+    PASS:
+        parallel_config:  {model_parallel: 8, use_seq_parallel: True}
+        model:            {model_config: {fine_grain_interleave: 2}}
+        swap_config:      {swap: True}
+        recompute_config: {select_recompute: ['feed_forward\\.mul', 'feed_forward\\.w[13]\\.matmul']}
+
+    FAIL:
+        parallel_config:  {model_parallel: 8, use_seq_parallel: True}
+        model:            {model_config: {fine_grain_interleave: 2}}
+        swap_config:      {swap: True}
+        recompute_config: {select_recompute: ['feed_forward']}
+    """
+    settings, coverage, num_layers = read_step_settings(context.document), context.coverage, context.num_layers
+    if coverage is None or num_layers is None or not settings.computes_halves:
+        return
+    named: dict[int, set[str]] = {}  # cells of each layer
+    named_by = {}
+    for statement in context.settings.of("select_recompute"):
+        for kind, indices in coverage.layers_by_kind(statement.layers).items():
+            matches = coverage.matches(statement.pattern, kind) if statement.pattern else ()
+            cells = {".".join(match.path) for match in matches if not match.node.is_primitive}
+            named_by.update(dict.fromkeys(cells, statement))
+            for index in indices:
+                named.setdefault(index, set()).update(cells)
+    stages = [settings.pipeline.stage_layers(stage, num_layers) for stage in range(settings.pipeline.num_stages)]
+    last_of_stages = {layers[-1] for layers in stages if layers}
+    for together, fault in NOT_AGAIN_IN_HALVES.items():
+        is_fine = last_of_stages if together == ("feed_forward",) else {num_layers - 1}
+        layers = [index for index, cells in named.items() if index not in is_fine and cells.issuperset(together)]
+        if layers:
+            statement = named_by[together[-1]]
+            message = (
+                f"{statement.pattern_path}: MindSpore 2.9 does not compile recompute of {format_names(together)} in "
+                f"{format_layers(Layers(layers))}, which {HALVES_KEY} computes in halves: {fault}"
+            )
+            fix = f"name operators (feed_forward\\.mul, feed_forward\\.w1\\.matmul), whole layers, or {HALVES_KEY}: 1"
+            yield Finding(statement.pattern_location, message, fix=fix)
 
 
 @rule(Level.WARNING)

@@ -179,6 +179,53 @@ def test_with_swap_off_it_stops_nothing():
     assert [p.level for p in problems if p.rule == "parallel-optimizer"] == [Level.WARNING]
 
 
+# Rule `interleaved-cell`.
+
+HALVES = layer("""
+    attention
+      wo
+        matmul*
+    feed_forward
+      mul*
+      w1
+        matmul*
+      w3
+        matmul*
+""")
+
+
+@pytest.mark.parametrize(
+    ("operators", "lines"),
+    [
+        ({"feed_forward": [0, 1, 2, 5]}, {4: "layers 0-1"}),  # 2 and 5 are the last of their stages
+        ({"feed_forward": True}, {4: "layers 0-1, 3-4"}),
+        ({r"feed_forward\.w1": [0, 5], r"feed_forward\.w3": [0, 2, 5]}, {5: "layer 0"}),  # together in 0 and 5
+        ({r"feed_forward\..*": [2]}, {4: "layer 2"}),
+        ({r"feed_forward\.w[13]\.matmul": True, r"feed_forward\.mul": True, "attention": True}, {}),
+        ({r"feed_forward\.w3": True}, {}),
+    ],
+)
+def test_cells_that_compute_in_halves_do_not_run_again(operators, lines):
+    entries = "\n".join(f"    '{name}': {layers}" for name, layers in operators.items())
+    text = f"""\
+swap_config: {{swap: True}}
+recompute_config:
+  select_recompute:
+{entries}
+parallel_config: {{model_parallel: 2, pipeline_stage: 2, use_seq_parallel: True}}
+model: {{model_config: {{num_layers: 6, fine_grain_interleave: 2}}}}
+"""
+    trees = LayerTrees((HALVES,) * 6, {}, "the test model")
+
+    def warnings(text):
+        return [p for p in check(text, trees).problems if p.rule == "interleaved-cell"]
+
+    found_lines = {p.location.line: p.message.split(" in ")[1].split(", which")[0] for p in warnings(text)}
+    assert found_lines == lines
+    assert warnings(text.replace("interleave: 2", "interleave: 1")) == []
+    assert warnings(text.replace("model_parallel: 2", "model_parallel: 1")) == []
+
+
 # Rule `pipeline-scheduler`.
 
 

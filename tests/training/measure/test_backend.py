@@ -92,3 +92,29 @@ def test_the_backend_needs_what_is_simulated(name, tmp_path):
     assert run["copies_out"] == run["copies_back"]
     recomputes_all = data["recompute_config"]["recompute"] is True  # then nothing is left to be copied
     assert bool(run["copies_out"]) == (data["swap_config"]["swap"] and not recomputes_all)
+
+
+@pytest.mark.parametrize(
+    ("operators", "fault"),
+    [
+        ([r"feed_forward\.w[13]\..*", r"feed_forward\.mul"], None),
+        (["feed_forward"], "Graph cycle exists"),
+        ([r"feed_forward\.w1", r"feed_forward\.w3"], "need to broadcast"),
+    ],
+)
+def test_what_is_warned_of_in_halves_of_layers_is_what_the_backend_does_not_compile(operators, fault, tmp_path):
+    """All four layers are unlike here, and on two stages."""
+    recompute = {"recompute_config": {"recompute": False, "select_recompute": dict.fromkeys(operators, [0])}}
+    data = changed(llama(4), PIPELINE, recompute, {"swap_config": {"swap": True, "op_swap": []}})
+    data["parallel_config"]["use_seq_parallel"] = True
+    data["model"]["model_config"]["fine_grain_interleave"] = 2
+    path = tmp_path / "halves.yaml"
+    write_new(path, format_config(data, "halves"))
+    checked = forked.run(["-m", "mindswap", "check", path, "--json"])
+    assert ("interleaved-cell" in checked.stdout) == (fault is not None)
+    done = forked.run(["-m", "mindswap", "dryrun", path, "--ranks", "0", "--full", "--json"])
+    if fault:
+        assert done.returncode == 1 and fault in done.stdout
+    else:
+        (stage,) = json.loads(done.stdout)["stages"]
+        assert 0.97 <= stage["simulated_peak_bytes"] / stage["used_peak_bytes"] <= 1.08
