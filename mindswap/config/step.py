@@ -15,7 +15,8 @@ DEFAULT_OPTIMIZER = "AdamW"
 # and of all newer models (`register_mf_model_parameter` in models/*/configuration_*.py).
 # Micro-batches of a pipeline of which MindSpore 2.9 inlines a lazy_inline cell. Of more ("Set no inline because cell
 # reuse micro num is greater than" in its frontend) backward of a layer is a function of its own: a copy back begins no
-# earlier than that, and a larger `backward_prefetch` stops the compile. Dry runs: 64 compile, 65 do not.
+# earlier than that, and a larger `backward_prefetch` stops the compile. Dry runs: 64 compile, 65 do not; what the limit
+# is, is not known (docs/internals/planner.md).
 MOST_INLINED_MICRO_BATCHES = 64
 LAYERS_NOT_INLINED = (
     f"MindSpore 2.9 does not inline the layers of more than {MOST_INLINED_MICRO_BATCHES} micro-batches: "
