@@ -62,6 +62,7 @@ class _Solver:
         self.space = search.space
         self.figures = search.space.figures
         self.found: list[_Found] = []
+        self.squeezed: list[np.ndarray] = []  # the best before less loads were tried, if nothing fitted then
         self.looked: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
 
     def run(self, given: Sequence[np.ndarray]) -> None:
@@ -86,17 +87,21 @@ class _Solver:
         self.first_bytes = self.deficit_bytes
         self._try_loads()
         self.found.sort(key=_score_of)
-        is_lost = not self._fits
+        is_lost, nearest = not self._fits, self.search.best
+        assert nearest is not None
         if is_lost:
             self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_LOST)
         starts: dict[float, np.ndarray] = {}  # the best with each load
         for _, load, choice in self.found:
             starts.setdefault(load, choice)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
-        improve(self.search, self.forward_ns, list(starts.values()) if is_small else [])
-        if is_lost and (self._fits or self._spread_rows()):
-            self.search.max_evaluations = limit
-            improve(self.search, self.forward_ns)
+        others = list(starts.values()) if is_small else self.squeezed if is_lost else []
+        improve(self.search, self.forward_ns, others)
+        if is_lost:
+            self._spread_rows(nearest)
+            if self._fits:
+                self.search.max_evaluations = limit
+                improve(self.search, self.forward_ns)
 
     @property
     def _fits(self) -> bool:
@@ -115,20 +120,20 @@ class _Solver:
         self._begin(first)
         if not self._fits:
             self._squeeze()
-            if not self._fits:
-                return  # nothing does
-            # What is over is not what layers hold until backward, but what is back at once.
-            self.mixture = self.mixture.changed(has_whole=False, rows=())
+            if self._fits:  # what is over is not what layers hold until backward, but what is back at once
+                self.mixture = self.mixture.changed(has_whole=False, rows=())
+            elif self.search.best is not None:  # what is on its way is on the device, so less of it may fit
+                self.squeezed = [self.search.best]
         less = [first * part for part in LESS_PARTS] if first else []
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
         for loads in (less, more):
             for load in loads:
                 before = min(self.found, key=_score_of)
                 self._best_with(load)
-                if min(self.found, key=_score_of) is before and not is_small:
+                if self._fits and min(self.found, key=_score_of) is before and not is_small:
                     break
-            if min(self.found, key=_score_of)[1] < first and not is_small:
-                break  # less was better
+            if not self._fits or (min(self.found, key=_score_of)[1] < first and not is_small):
+                break  # less was better, or nothing does
         self.mixture.arrange = front_loaded
         self._correct(min(self.found, key=_score_of)[1])
 
@@ -218,20 +223,16 @@ class _Solver:
             for base in (again, np.zeros_like(again)):
                 self.search.score(np.where(base == KEEP, swapped, base))
 
-    def _spread_rows(self) -> bool:
-        """Each row of what comes nearest, in all layers that can have it; whether one fits."""
-        assert self.search.best is not None
+    def _spread_rows(self, nearest: np.ndarray) -> None:
+        """Each row of what came nearest, in all layers that can have it."""
         self.search.max_evaluations = self.search.num_evaluations + MAX_LOST
-        nearest, layers = self.search.best, np.arange(self.figures.num_layers)[:, None]
+        layers = np.arange(self.figures.num_layers)[:, None]
         items, last = np.arange(self.figures.num_items), self.figures.freed_bytes.shape[2] - 1
         for row in np.unique(nearest, axis=0)[:MAX_ROWS]:
             can_have = self.figures.freed_bytes[layers, items, np.clip(-row, 0, last)] > 0
             everywhere = np.where(can_have, row, KEEP)
             for distance in CLOSE_DISTANCES:
                 self.search.score(np.where(everywhere > KEEP, distance, everywhere))
-            if self._fits:
-                return True
-        return False
 
     def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:
         """A choice with distances of about a layer, or with those that its timeline then asks for.
