@@ -13,6 +13,7 @@ from mindswap.units import ceil_div
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
 # and of all newer models (`register_mf_model_parameter` in models/*/configuration_*.py).
+DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 # Micro-batches of a pipeline of which MindSpore 2.9 inlines a lazy_inline cell. Of more ("Set no inline because cell
 # reuse micro num is greater than" in its frontend) backward of a layer is a function of its own: a copy back begins no
 # earlier than that, and a larger `backward_prefetch` stops the compile. Dry runs: 64 compile, 65 do not; what the limit
@@ -23,7 +24,6 @@ LAYERS_NOT_INLINED = (
     "`backward_prefetch` reaches no further than the layer, and more stops the compile (Graph cycle exists; The "
     "pointer[pre_node] is null)"
 )
-DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 
 
 @dataclass(frozen=True)

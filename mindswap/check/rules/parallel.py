@@ -99,11 +99,12 @@ def many_micro_batches(context: Context) -> Iterator[Finding]:
     yield Finding(node.location, f"parallel_config.micro_batch_num: {show(node)}: {LAYERS_NOT_INLINED}", fix=fix)
 
 
-# Cells that do not run again in halves of a layer, each of these together, and what MindSpore says.
-NOT_AGAIN_IN_HALVES = {
-    ("feed_forward",): "Graph cycle exists",
-    ("feed_forward.w1", "feed_forward.w3"): "input1.shape and input2.shape need to broadcast",
-}
+# Cells that do not run again in halves of a layer, each of these together; the whole of which the last layer compiles
+# all the same; and what MindSpore says.
+NOT_AGAIN_IN_HALVES = (
+    (("feed_forward",), "stage", "Graph cycle exists"),
+    (("feed_forward.w1", "feed_forward.w3"), "model", "input1.shape and input2.shape need to broadcast"),
+)
 
 
 @rule(Level.WARNING)
@@ -139,10 +140,9 @@ def interleaved_cell(context: Context) -> Iterator[Finding]:
             for index in indices:
                 named.setdefault(index, set()).update(cells)
     stages = [settings.pipeline.stage_layers(stage, num_layers) for stage in range(settings.pipeline.num_stages)]
-    last_of_stages = {layers[-1] for layers in stages if layers}
-    for together, fault in NOT_AGAIN_IN_HALVES.items():
-        is_fine = last_of_stages if together == ("feed_forward",) else {num_layers - 1}
-        layers = [index for index, cells in named.items() if index not in is_fine and cells.issuperset(together)]
+    last = {"stage": {layers[-1] for layers in stages if layers}, "model": {num_layers - 1}}
+    for together, whole, fault in NOT_AGAIN_IN_HALVES:
+        layers = [index for index, cells in named.items() if index not in last[whole] and cells.issuperset(together)]
         if layers:
             statement = named_by[together[-1]]
             message = (

@@ -191,7 +191,7 @@ def _flow_of(
     )
     first_users = {tensor: entry.first_user for tensor, entry in saved.items()}
     # Where halves of a layer take turns, one goes on while the other one communicates.
-    has_halves = model.layers.in_turns(graph) is not graph
+    has_halves = model.settings.computes_halves
     is_early = {ops[node.name] for node in own if _communicates_early(model, node)}
     holders: dict[int, list[Node]] = {}
     for node in graph.forward:

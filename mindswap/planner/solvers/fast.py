@@ -87,8 +87,7 @@ class _Solver:
         self.first_bytes = self.deficit_bytes
         self._try_loads()
         self.found.sort(key=_score_of)
-        is_lost, nearest = not self._fits, self.search.best
-        assert nearest is not None
+        is_lost, nearest = not self._fits, self._nearest
         if is_lost:
             self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_LOST)
         starts: dict[float, np.ndarray] = {}  # the best with each load
@@ -107,6 +106,11 @@ class _Solver:
     def _fits(self) -> bool:
         return self.search.best_score is not None and self.search.best_score.fits
 
+    @property
+    def _nearest(self) -> np.ndarray:
+        assert self.search.best is not None  # `run` begins with a simulation
+        return self.search.best
+
     def _try_loads(self) -> None:
         """The best with some loads of the link."""
         can_swap = self.figures.freed_bytes[:, :, 0] > 0
@@ -122,8 +126,8 @@ class _Solver:
             self._squeeze()
             if self._fits:  # what is over is not what layers hold until backward, but what is back at once
                 self.mixture = self.mixture.changed(has_whole=False, rows=())
-            elif self.search.best is not None:  # what is on its way is on the device, so less of it may fit
-                self.squeezed = [self.search.best]
+            else:  # what is on its way is on the device, so less of it may fit
+                self.squeezed = [self._nearest]
         less = [first * part for part in LESS_PARTS] if first else []
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
         for loads in (less, more):
