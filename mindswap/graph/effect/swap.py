@@ -16,8 +16,8 @@ from mindswap.graph.effect.recompute import (
     value_key,
 )
 from mindswap.graph.layer_places import has_scope
-from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair
-from mindswap.graph.ops import VIEW_OPS
+from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair, first_source
+from mindswap.graph.ops import UNNAMED_OPS, VIEW_OPS
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.cell_tree import is_within
@@ -179,11 +179,11 @@ class _LayerComparison:
 
     def _idle(self) -> Iterator[Idle]:
         """Entries none of whose operators is the producer of a pair."""
-        moved = {place for pair in self.pairs for place in places_of(self.graph, pair.producer)}
+        moved = self._moved_places()
         for entry, places in self._entries().items():
-            if places & moved:
-                continue
             nodes = self._nodes(places)
+            if places & moved or (not nodes and places & self._merged_places()):
+                continue
             if not self.graph.has_lazy_inline:
                 yield Idle(entry, IdleReason.NO_LAZY_INLINE)
             elif nodes and all(map(is_gathering, nodes)):
@@ -194,6 +194,27 @@ class _LayerComparison:
                 yield Idle(entry, IdleReason.MERGED_AWAY)
             else:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
+
+    def _moved_places(self) -> set[Place]:
+        """Places of what moves; where a capture wrote paths, those of the paths, as communication may stand for it."""
+        moved: set[Place] = set()
+        for pair in self.pairs:
+            paths = [tuple(path.split(".")) for path in self.graph.owner(pair.producer).paths]
+            moved |= places_of(self.graph, pair.producer)
+            moved.update(*(places_below(self.decisions.layer, path) for path in paths))
+        return moved
+
+    def _merged_places(self) -> set[Place]:
+        """Places of what the compiler may have made one with what moves: of equal operators it leaves one.
+
+        Whoever read one of the others reads that: it was of the cell of its reader.
+        """
+        types = {pair.producer.name: self.graph.owner(pair.producer).op for pair in self.pairs}
+        nodes = self.graph.index.forward_nodes
+        read = (
+            (node.cell_path, first_source(name, UNNAMED_OPS, nodes)) for node in nodes.values() for name in node.inputs
+        )
+        return {(cell, types[name]) for cell, name in read if name in types}
 
     def _idle_recompute(self) -> Iterator[Idle]:
         """Operators that are to be recomputed and are not; a weight that is gathered again goes by its own rules."""

@@ -385,6 +385,60 @@ def test_both_names_and_no_copy_is_missing():
     assert ops(effect.missing) == ["Reshape"]
 
 
+def test_of_equal_operators_the_compiler_leaves_one_that_stands_for_all():
+    """Two cells reshape the same: one view is left, which both read. What a third cell names is not it."""
+    tree = layer("""
+        mlp
+          gelu*
+        wq
+          reshape*
+          matmul*
+        wk
+          reshape*
+          matmul*
+        wv
+          reshape*
+          matmul*
+    """)
+    gelu, view = node("gelu", "Gelu", "x"), node("view", "Reshape", "gelu", cell_path="wq", offload=True)
+    tied = node("tied", "Depend", "view out", cell_path="wq")
+    other = node("other", "Reshape", "x", cell_path="wv")
+    readers = [
+        node(f"m_{cell}", "Matmul", "other" if cell == "wv" else "tied", cell_path=cell) for cell in ("wq", "wk", "wv")
+    ]
+    step = graph(
+        [gelu, view, copy_out("out", "view", prefetch=5), tied, other, *readers],
+        [copy_in("in", "out", prefetch=5), node("grad", "Grad", "in", size_bytes=0)],
+        saved="out",
+    )
+    (effect,) = compare_effect([resolve_layer(policy(r"w[qkv]\.reshape"), 0, tree)], step, step)
+    assert [(idle.entry, idle.reason) for idle in effect.idle] == []
+    wanted = policy(r"wq\.reshape", r"wk\.reshape", r"wv\.reshape")
+    (effect,) = compare_effect([resolve_layer(wanted, 0, tree)], step, step)
+    assert [(idle.entry, idle.reason) for idle in effect.idle] == [(r"wv\.reshape", IdleReason.NOT_NEEDED)]
+
+
+def test_communication_that_stands_for_a_named_operator_moves_it():
+    """With sequence parallelism the reshape is the AllGather of what it reads; a capture wrote its path on it."""
+    tree = layer("""
+        wq
+          reshape*
+    """)
+    gathered = replace(
+        node("gathered", "AllGather", "x", cell_path="wq", offload=True, backward_prefetch=5), paths=("wq.reshape",)
+    )
+    step = graph(
+        [gathered, copy_out("out", "gathered", prefetch=5)],
+        [copy_in("in", "out", prefetch=5), node("grad", "Grad", "in", size_bytes=0)],
+        saved="out",
+    )
+    for paths, idle in ((("wq.reshape",), []), ((), [IdleReason.NOT_NEEDED])):
+        forward = (replace(step.forward[0], paths=paths), *step.forward[1:])
+        made = replace(step, forward=forward)
+        (effect,) = compare_effect([resolve_layer(policy(r"wq\.reshape"), 0, tree)], made, made)
+        assert [found.reason for found in effect.idle] == idle
+
+
 # Copies for nothing.
 
 

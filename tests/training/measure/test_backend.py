@@ -118,3 +118,22 @@ def test_what_is_warned_of_in_halves_of_layers_is_what_the_backend_does_not_comp
     else:
         (stage,) = json.loads(done.stdout)["stages"]
         assert 0.97 <= stage["simulated_peak_bytes"] / stage["used_peak_bytes"] <= 1.08
+
+
+@pytest.mark.parametrize(("names", "is_wasted"), [(("wq", "wk", "wv"), False), (("wq",), True)])
+def test_what_equal_reshapes_gather_moves_if_all_of_them_are_named(names, is_wasted, tmp_path):
+    """With sequence parallelism one AllGather stands for three reshapes; 2 of 4 layers here, 4 micro-batches."""
+    entries = [{"op_name": rf"attention\.{one}\.reshape", "backward_prefetch": 10, "layers": True} for one in names]
+    data = changed(llama(4), PIPELINE, {"swap_config": {"swap": True, "op_swap": entries}})
+    data["parallel_config"]["use_seq_parallel"] = True
+    path = tmp_path / "equal.yaml"
+    write_new(path, format_config(data, "equal"))
+    verified = json.loads(forked.run(["-m", "mindswap", "verify", path, "--json"]).stdout)
+    layers = verified["layers"]
+    assert all(not layer["without_effect"] for layer in layers)
+    assert all(bool(layer["wasted_bytes"]) == is_wasted for layer in layers)
+    done = forked.run(["-m", "mindswap", "dryrun", path, "--ranks", "0", "--full", "--json"])
+    (stage,) = json.loads(done.stdout)["stages"]
+    (run,) = stage["runs"]
+    assert run["copies_out"] == run["copies_back"] == 8
+    assert 0.97 <= stage["simulated_peak_bytes"] / stage["used_peak_bytes"] <= 1.08
