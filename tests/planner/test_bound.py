@@ -190,6 +190,36 @@ def test_what_has_no_name_is_not_swapped():
     assert bound(facts(window_ns=PLENTY), 100) == 1000
 
 
+def test_a_copy_back_of_a_tuple_is_not_for_what_runs_again():
+    """All has to leave, 200 of 300 bytes in no time: the second tensor runs again, if it may read the first."""
+    flow = Flow(**{**vars(FLOW), "recompute_ns": (1000, 20)})
+    assert bound(facts(flow, window_ns=200), 0) == 1000 + 2 * 20
+    member = Flow(**{**vars(flow), "members": frozenset({0})})
+    assert bound(facts(member, window_ns=200), 0) == 1000 + 100
+    assert bound(facts(member, window_ns=200), 200) == 1000
+
+
+def test_what_one_name_swaps_moves_together():
+    """An operator makes 100 bytes and 50; the third tensor of 50 runs again where the first is kept.
+
+    Half has to leave, 100 bytes in no time. If the second leaves alone, the third runs again in both layers; else in
+    2/3 of them, and of what is left all leaves.
+    """
+    flow = Flow((100, 50, 50), (0, 0, 1), frozenset({0, 1, 2}), frozenset(), ((1, 0),), (1000, 20), (0, 0))
+    flow = Flow(**{**vars(flow), "members": frozenset({0, 1})})
+    assert bound(facts(flow, window_ns=100), 200) == 1000 + 2 * 20
+    together = Flow(**{**vars(flow), "together": ((0, 1),)})
+    assert bound(facts(together, window_ns=100), 200) == 1000 + 60
+
+
+def test_what_a_name_swaps_does_not_run_again():
+    """The first tensor takes long to run again, the second does not: 200 of 300 bytes may leave in no time."""
+    flow = Flow(**{**vars(FLOW), "reads": (), "recompute_ns": (100, 1)})
+    assert bound(facts(flow, window_ns=200), 0) == 1000 + 2
+    either = Flow(**{**vars(flow), "either": ((0, 1),)})  # in a third of the layers both run again
+    assert bound(facts(either, window_ns=200), 0) == 1000 + math.floor(2 * 101 / 3)
+
+
 def test_what_two_read_is_not_handed_on_in_registers():
     """Both run again in both layers: the first takes 5 ns more then, alone 10 ns; two that read it are no more."""
     paired = Flow(**{**vars(FLOW), "unfused_extra_ns": (5, 0)})
@@ -511,6 +541,7 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     """Random policies, each at the budget of its own peak; distances from too short to far."""
     keep = evaluate(problem(model, PLENTY), Policy())
     known = facts_of(model, keep.step)
+    assert all(flow.either for flow in known.flows) and any(flow.together for flow in known.flows)
     assert least_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) <= keep.step_time_ns
     catalog = collect_items(model)
     rows = Rows(model, catalog)

@@ -1,6 +1,6 @@
 """Tensors of a layer, their readers, and the least time of running again: input of the lower bound."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -54,6 +54,14 @@ class Flow:
     gathered: frozenset[int] = frozenset()
     unnamed: frozenset[int] = frozenset()  # tensors that no policy swaps: what holds them has no name
     single: frozenset[int] = frozenset()  # tensors of which nothing is left where their operator runs again
+    # tensors that are members of a tuple: what comes back of it is for the gradient of its operator alone
+    # (`graph.rewrite`), so what runs again reads a member that is kept, or made again
+    members: frozenset[int] = frozenset()
+    # of what backward reads, tensors that one name swaps: all of them move, but for those that are made again
+    together: tuple[tuple[int, ...], ...] = ()
+    # pairs of a tensor that only its operator is a name of, and an operator of that name: what a name swaps does not
+    # run again
+    either: tuple[tuple[int, int], ...] = ()
     avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
 
     @property
@@ -198,6 +206,15 @@ def _flow_of(
         for tensor in held_by(node):
             holders.setdefault(tensor, []).append(node)
     named = {tensor for tensor, nodes in holders.items() if any(model.names.can_name(graph.owner(n)) for n in nodes)}
+    # tensors that only their operator is a name of
+    decided = {
+        tensor: own[makers[tensor]]
+        for tensor, nodes in holders.items()
+        if all(graph.owner(holder).name == own[makers[tensor]].name for holder in nodes)
+    }
+    decided_named = {
+        tensor: decided[tensor] for tensor in saved if tensor in decided and model.names.can_name(decided[tensor])
+    }
     single = {tensor for tensor, nodes in holders.items() if _is_decided_once(model, own[makers[tensor]], nodes)}
     return Flow(
         tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
@@ -213,8 +230,29 @@ def _flow_of(
         frozenset(gathered),
         frozenset(range(len(keys))) - named,
         frozenset(single),
+        frozenset(tensor for tensor, node in decided.items() if len(node.outputs) > 1),
+        tuple(_moved_together(decided_named, model.names)),
+        tuple(_either(decided_named, model.names, own)),
         sum(avoided_store_ns[node.name] for node in own),
     )
+
+
+def _moved_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
+    """`Flow.together`, of tensors that only their operator is a name of, with these operators."""
+    groups: dict[Hashable, list[int]] = {}
+    for tensor, maker in named.items():
+        groups.setdefault(names(maker) if len(names(maker)) == 1 else maker.name, []).append(tensor)
+    return (tuple(tensors) for tensors in groups.values() if len(tensors) > 1)
+
+
+def _either(
+    named: Mapping[int, Node], names: Callable[[Node], Label], own: Iterable[Node]
+) -> Iterable[tuple[int, int]]:
+    """`Flow.either` of such tensors; `own` are the operators of the layer."""
+    by_name: dict[Label, list[int]] = {}
+    for op, node in enumerate(own):
+        by_name.setdefault(names(node), []).append(op)
+    return ((tensor, op) for tensor, node in named.items() if len(names(node)) == 1 for op in by_name[names(node)])
 
 
 def _is_decided_once(model: StepModel, maker: Node, holders: Iterable[Node]) -> bool:

@@ -8,6 +8,8 @@ demands every policy must pay, so its optimum is a lower bound of the simulated 
 - so does what some operator holds with every policy (`moments`), or what forward gathers ahead, and what is kept
   of the layers that wait then;
 - what has been copied out by then went over the link since forward of these micro-batches began;
+- one name swaps all that backward holds of its operator;
+- what a name swaps does not run again, nor do other operators of that name;
 - what runs again reads tensors that are kept, brought back, or made again as well; it hides while the compute stream
   waits for communication, but only where something reads it: of backward, or other copies;
 - copies that communicate keep the compute stream waiting, but for copies that may stand between;
@@ -252,17 +254,25 @@ class _Layer:
         self.recompute_ns = rows.variable()
         runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.recompute_ns]
 
-        def there(tensor: int) -> Row:
-            """Minus the part of a tensor that backward can read."""
-            row: Row = dict.fromkeys(self.tensors[tensor][1:], -1)
+        def there(tensor: int, is_again: bool = False) -> Row:
+            """Minus the part of a tensor that backward can read, or what runs again."""
+            may_move = not (is_again and tensor in flow.members)
+            row: Row = dict.fromkeys(self.tensors[tensor][1:] if may_move else self.tensors[tensor][1:2], -1)
             return row if tensor in flow.outputs else row | {runs_again[flow.makers[tensor]]: -1}
 
         for tensor in flow.saved:
             rows.limit(there(tensor), -1)
         for tensor in flow.single - flow.outputs:
             rows.limit(dict.fromkeys((*self.tensors[tensor][1:], runs_again[flow.makers[tensor]]), 1), 1)
+        for first, *others in flow.together:
+            for one, other in (pair[::step] for pair in ((first, other) for other in others) for step in (1, -1)):
+                again = {runs_again[flow.makers[tensor]]: -1.0 for tensor in (one, other)}
+                moved = dict.fromkeys(self.tensors[one][2:], 1.0) | dict.fromkeys(self.tensors[other][2:], -1.0)
+                rows.limit(moved | again)
+        for tensor, op in flow.either:
+            rows.limit(dict.fromkeys((*self.tensors[tensor][2:], runs_again[op]), 1), 1)
         for op, tensor in flow.reads:
-            rows.limit({**there(tensor), runs_again[op]: 1})
+            rows.limit({**there(tensor, is_again=True), runs_again[op]: 1})
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.recompute_ns) if ns}
         apart = {op: rows.variable() for op, ns in enumerate(flow.unfused_extra_ns) if ns}
         for op, tensor in flow.reads:
