@@ -7,8 +7,11 @@ import numpy as np
 
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.model import Policy
+from mindswap.simulator.layout import StageLayout
+from mindswap.simulator.program import OpKind
 from mindswap.simulator.step_model import SimulatedStep, StepModel
 from mindswap.simulator.summary import host_bytes_per_node, peak_host_bytes
+from mindswap.simulator.timeline import Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +70,29 @@ class Candidate:
         return True, self.peak_bytes, self.step_time_ns
 
 
-# A step of more operators than this is replayed with fewer micro-batches and carried on. They are more than it takes
-# for copies that fall behind to show: four times the stages of a pipeline, or more.
+# A step of more operators than this is replayed with fewer micro-batches and carried on.
 MAX_OPERATORS = 60_000
+# Turns of forward and backward of a full pipeline that are simulated at least: with fewer, copies that fall behind do
+# not show.
+NUM_TURNS = 4
+# Of these, the last ones, whose time is carried on.
+MEASURED_TURNS = 2
+# What one more micro-batch takes less than a turn of the slowest stage, in thousandths, before more are simulated.
+UNSTEADY_PERMILLE = 1
 
 
 def evaluate(problem: PlanProblem, policy: Policy) -> Evaluation:
-    """A policy on the full step: all stages and layers, and all micro-batches that go into `MAX_OPERATORS`."""
-    return evaluate_short(problem, policy, short_model(problem.model, MAX_OPERATORS))
+    """A policy on the full step: all stages and layers, and all micro-batches that go into `MAX_OPERATORS`.
+
+    In a pipeline, more of them, until one more takes as long as a turn of the slowest stage. That one slows down the
+    others one after another, as far as each has work in store.
+    """
+    factor = 2
+    while True:
+        judged, is_steady = _carried_on(problem, policy, short_model(problem.model, MAX_OPERATORS, factor))
+        if is_steady:
+            return judged
+        factor *= 2
 
 
 def evaluate_short(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel]) -> Evaluation:
@@ -87,22 +105,57 @@ def evaluate_short(problem: PlanProblem, policy: Policy, shorts: Sequence[StepMo
         policy: what to simulate.
         shorts: from `short_model`, with fewer and with more micro-batches; one is enough if it is the full step.
     """
+    return _carried_on(problem, policy, shorts)[0]
+
+
+def _carried_on(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel]) -> tuple[Evaluation, bool]:
+    """As `evaluate_short`; and whether one more micro-batch takes as long as a turn of the slowest stage."""
     steps = [model.simulate(policy) for model in shorts]
     counts = [model.layout.num_micro_batches for model in shorts]
     judged = _judge(problem, steps[-1])
     if len(steps) == 1:
-        return judged
-    per_batch_ns = (steps[1].step_time_ns - steps[0].step_time_ns) / (counts[1] - counts[0])
+        return judged, True
+    (step_ns, own_ns), (short_ns, short_own_ns) = (
+        (step.step_time_ns, step.timeline.step_time_ns) for step in reversed(steps)
+    )
+    per_batch_ns = (step_ns - short_ns) / (counts[1] - counts[0])
+    own_batch_ns = (own_ns - short_own_ns) / (counts[1] - counts[0])
+    turn_ns = slowest_turn_ns(steps[1].timeline, shorts[1].layout)
     left = problem.model.layout.num_micro_batches - counts[1]
-    return replace(judged, step_time_ns=judged.step_time_ns + round(left * per_batch_ns))
+    judged = replace(judged, step_time_ns=judged.step_time_ns + round(left * per_batch_ns))
+    return judged, own_batch_ns * 1000 >= turn_ns * (1000 - UNSTEADY_PERMILLE)
 
 
-def short_model(model: StepModel, max_operators: int = 0) -> tuple[StepModel, ...]:
+def slowest_turn_ns(timeline: Timeline, layout: StageLayout, only_stage: int | None = None) -> int:
+    """Time of the last turns of forward and backward of the stage in which they take longest; 0 where none are known.
+
+    Args:
+        timeline: of a step that goes by turns for a while.
+        layout: its layout.
+        only_stage: the stage that runs alone.
+    """
+    stages = range(layout.num_stages) if only_stage is None else (only_stage,)
+    starts = timeline.program.stage_starts.tolist()
+    found = [0]
+    for stage, begin, end in zip(stages, starts[:-1], starts[1:], strict=True):
+        ahead = layout.num_ahead(stage)
+        last = layout.num_micro_batches - (ahead or 0)  # its backward comes behind the last forward
+        if ahead is None or last < MEASURED_TURNS:
+            return 0
+        ops, ends_ns = timeline.program.ops, np.zeros(layout.num_micro_batches, np.int64)
+        is_backward = (ops.kind[begin:end] == OpKind.BACKWARD) | (ops.kind[begin:end] == OpKind.RECOMPUTE)
+        np.maximum.at(ends_ns, ops.micro_batch[begin:end][is_backward], timeline.op_end_ns[begin:end][is_backward])
+        found.append(int(ends_ns[last] - ends_ns[last - MEASURED_TURNS]) // MEASURED_TURNS)
+    return max(found)
+
+
+def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tuple[StepModel, ...]:
     """The model with fewer micro-batches, enough to show a full pipeline.
 
     Args:
         model: the step.
         max_operators: take so many micro-batches that the step has about as many operators; least by default.
+        factor: take so many times the least at least.
 
     Returns:
         Two models, to see what one more micro-batch takes; the model itself where it is as short.
@@ -110,10 +163,10 @@ def short_model(model: StepModel, max_operators: int = 0) -> tuple[StepModel, ..
     layout = model.layout
     num_chunks = max(len(chunks) for chunks in layout.chunks)
     # Interleaved schedules go in rounds of as many micro-batches as stages.
-    first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + 1
+    first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + NUM_TURNS
     size = layout.num_stages if num_chunks > 1 else 1
     ops = sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy())) * layout.num_sequences
-    first = layout.short_of(max(first, max_operators // ops // size * size))
+    first = layout.short_of(max(first * factor, max_operators // ops // size * size))
     second = layout.short_of(first + max(2, size))
     if second >= layout.num_micro_batches:
         return (model,)

@@ -115,6 +115,7 @@ class Space(ABC):
     budget_bytes: int  # for activations
     host_budget_bytes: int  # for what is swapped, one card
     enough_extra_ns = 0.0  # per micro-batch, what a choice may take more than keeping everything, to be good enough
+    num_later = 0  # micro-batches that are not run: a score has their time
     items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
     layers: Sequence[int]  # index in the model of each layer
     fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them

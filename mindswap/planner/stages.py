@@ -9,10 +9,11 @@ from mindswap.planner.catalog import Catalog
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.rows import Rows
 from mindswap.planner.solvers import fast
-from mindswap.planner.solvers.improve import forward_time_ns, improve
+from mindswap.planner.solvers.improve import LEAST_REARRANGED, forward_time_ns, improve
 from mindswap.planner.solvers.search import Progress, Search, Stop
-from mindswap.planner.space import KEEP, Figures, Score, Space
-from mindswap.planner.step_space import StepSpace, WholeSpace
+from mindswap.planner.space import KEEP, Figures, Score
+from mindswap.planner.step_space import StepSpace, WholeSpace, idle_times_ns
+from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 
 # Rounds in which a stage that is over its budget in the whole step is solved again with less.
@@ -21,6 +22,8 @@ LEAST_REPAIR = 1000  # part of the budget that is taken off at least
 # Operators that are simulated on the whole step of a pipeline, all tries together; and how many tries at least.
 MAX_OPERATORS = 400_000
 LEAST_EVALUATIONS = 16
+# Operators that are simulated for known rows in other layers of the whole step.
+MAX_REARRANGED = 3_000_000
 
 
 class StageSolver:
@@ -51,6 +54,7 @@ class StageSolver:
         self.num_stages = self.model.layout.num_stages
         spaces = [StepSpace(self.rows, stage, 0, self.host_bytes) for stage in range(self.num_stages)]
         self.layers = [list(space.layers) for space in spaces]
+        self.idle_ns = idle_times_ns(short.simulate(Policy()).timeline) if self.num_stages > 1 else (0,)
         self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
 
     def solve(self, budget_bytes: int, enough_extra_ns: int) -> np.ndarray:
@@ -96,7 +100,9 @@ class StageSolver:
         the slowest one.
         """
         fitting: set[int] = set()
-        spaces = {stage: StepSpace(self.rows, stage, budgets[stage], self.host_bytes) for stage in stages}
+        spaces = {
+            stage: StepSpace(self.rows, stage, budgets[stage], self.host_bytes, self.idle_ns[stage]) for stage in stages
+        }
         for space in spaces.values():
             space.enough_extra_ns = self._enough_extra_ns
         searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
@@ -128,8 +134,9 @@ class StageSolver:
         search = Search(space, LEAST_EVALUATIONS, self.progress)
         with contextlib.suppress(Stop):
             if not self._kept_ns:
-                self._kept_ns = space.timeline(np.zeros_like(choice)).step_time_ns
-            search.enough_ns = self._kept_ns + round(self._enough_extra_ns * self.short.layout.num_micro_batches)
+                self._kept_ns = space.score(space.timeline(np.zeros_like(choice))).step_time_ns
+            num_micro_batches = self.short.layout.num_micro_batches + space.num_later
+            search.enough_ns = self._kept_ns + round(self._enough_extra_ns * num_micro_batches)
             _, timeline = search.run(choice)
             search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(timeline.program.ops))
             tried = [choice.copy()]
@@ -147,12 +154,14 @@ class StageSolver:
             if len(tried) > 1:
                 best_mix(search.score, tried, orders_of(self.layers, first_over.tolist()))
             # Time of forward of one micro-batch on one stage.
-            improve(search, forward_time_ns(timeline) // self.short.layout.num_turns // self.num_stages)
+            forward_ns = forward_time_ns(timeline) // self.short.layout.num_turns // self.num_stages
+            num_rearranged = MAX_REARRANGED // len(timeline.program.ops)
+            improve(search, forward_ns, least_rearranged=min(LEAST_REARRANGED, num_rearranged))
         return choice if search.best is None else search.best
 
 
-def _per_batch_ns(space: Space, score: Score) -> float:
-    return score.step_time_ns / space.layout.num_micro_batches
+def _per_batch_ns(space: StepSpace, score: Score) -> float:
+    return (score.step_time_ns - space.idle_ns) / (space.layout.num_micro_batches + space.num_later)
 
 
 # Mixes of two choices: some layers as one has them, the others as the other one. Layers are alike, so what lies between

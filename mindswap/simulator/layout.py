@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulator.schedules import SCHEDULES, find_schedule, order_passes
-from mindswap.simulator.schedules.rounds import WITH_PIECES, Pass, Shape
+from mindswap.simulator.schedules.rounds import WITH_PIECES, Pass, PassWork, Shape
 
 # Forward passes through single layers in a step that is simulated, at most: it takes about 8 GB of memory.
 MAX_LAYER_PASSES = 250_000
@@ -43,6 +43,16 @@ class StageLayout:
     def passes(self, stage: int) -> tuple[Pass, ...]:
         """Passes of a stage in one step, in order."""
         return order_passes(self.scheduler, stage, self.shape)
+
+    def num_ahead(self, stage: int) -> int | None:
+        """Forward passes before the first backward, where backward and forward take turns from then on; else None."""
+        order = [entry.work for entry in self.passes(stage)]
+        if len(self.chunks[stage]) > 1 or self.num_sequences > 1 or PassWork.WEIGHT_GRADIENT in order:
+            return None
+        ahead = order.index(PassWork.BACKWARD)
+        turns = [PassWork.BACKWARD, PassWork.FORWARD] * (self.num_micro_batches - ahead)
+        expected = [PassWork.FORWARD] * ahead + turns + [PassWork.BACKWARD] * ahead
+        return ahead if order == expected else None
 
     def stage_of(self, section: int) -> int:
         return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))

@@ -90,3 +90,17 @@ def test_a_step_that_is_too_long_is_refused():
         lay_out_stages(Pipeline(), 32, 7813)
     with pytest.raises(SimulationError, match="too long to simulate"):
         lay_out_stages(Pipeline(), 2, 10**30)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "num_sequences", "expected"),
+    [
+        (Pipeline(4), 1, [4, 3, 2, 1]),
+        (Pipeline(1), 1, [1]),
+        (Pipeline(2, num_chunks=2), 1, [None, None]),
+        (Pipeline(2, scheduler="seqpipe"), 2, [None, None]),
+    ],
+)
+def test_forwards_that_go_ahead_where_forward_and_backward_take_turns(pipeline, num_sequences, expected):
+    layout = lay_out_stages(pipeline, 8, 6, num_sequences)
+    assert [layout.num_ahead(stage) for stage in range(layout.num_stages)] == expected
