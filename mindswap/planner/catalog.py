@@ -1,6 +1,6 @@
 """The items of a captured model: what may be swapped or recomputed in each layer, and what each is worth."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from mindswap.planner.effect import ALL_OPERATORS, Uses, find_merged_uses, find_
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 from mindswap.policy.cell_tree import CellNode, exact_pattern, match_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulator.block import Block
+from mindswap.simulator.block import Block, Role, Source
 from mindswap.simulator.compiled_layers import HELD
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
@@ -113,13 +113,13 @@ def _recompute_figures(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that each way of recompute of a layer frees, and its time: int64, shape (num_items, num_ways)."""
     freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
-    plain = model.layer_block(Policy(), layer_index)
+    plain, left = model.layer_block(Policy(), layer_index), left_before(model, layer_index)
     for i, item in enumerate(row):
         if item is WHOLE_LAYER and not has_whole:
             continue
         for way in range(len(item.recompute_names)):
             again = model.layer_block(recompute_policy([(item, 1 + way)]), layer_index)
-            freed = kept_bytes(model, plain) - kept_bytes(model, again)
+            freed = kept_bytes(model, plain, left) - kept_bytes(model, again, left)
             if freed > 0:
                 freed_bytes[i, way] = freed
                 recompute_ns[i, way] = max(0, backward_ns(again) - backward_ns(plain))
@@ -164,10 +164,24 @@ def recomputed_names_of(item: Item, way: int) -> tuple[str, ...]:
     return (ALL_OPERATORS,) if item is WHOLE_LAYER else item.recompute_names[way - 1]
 
 
-def kept_bytes(model: StepModel, block: Block) -> int:
-    """Bytes from forward to backward. What all micro-batches read is there in any case if there are more."""
+def left_before(model: StepModel, layer_index: int) -> frozenset[Role]:
+    """What the block before a layer makes for others, and does not hold itself: it is there for whom backward reads it.
+
+    The first layer reads the embedding in a wider type than it holds anything in: with recompute that has to stay.
+    """
+    before = model.blocks(Policy())[layer_index]
+    handed = [tensor for tensor in before.arrays.handed if tensor.is_forward]
+    return frozenset(t.role for t in handed if t.role is not None and t.uses.first_backward == NO_OP)
+
+
+def kept_bytes(model: StepModel, block: Block, left: Set[Role]) -> int:
+    """Bytes from forward to backward, with those of `left_before`. What all micro-batches read is there in any case if
+    there are more.
+    """
     of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_turns == 1 else (block.arrays.own,)
-    return sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
+    own_bytes = sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
+    read = [one for one in block.reads if one.source is Source.BEFORE and one.role in left]
+    return own_bytes + sum(one.size_bytes for one in read if one.uses.first_backward != NO_OP)
 
 
 def backward_ns(block: Block) -> int:

@@ -1,17 +1,24 @@
 """Meaning of a row of a choice for its layer: names, a block, its worth; and the policy of all rows."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from dataclasses import replace
 
 import numpy as np
 
 from mindswap.graph.memory import Label
-from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
+from mindswap.planner.catalog import (
+    Catalog,
+    backward_ns,
+    kept_bytes,
+    left_before,
+    recompute_policy,
+    recomputed_names_of,
+)
 from mindswap.planner.effect import NO_FAULTS, Faults, Foresight, idle_swaps
 from mindswap.planner.space import KEEP, Worth
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
-from mindswap.simulator.block import Block
+from mindswap.simulator.block import Block, Role
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
 
@@ -30,6 +37,7 @@ class Rows:
         self.foresight = Foresight(model)
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
+        self._left_before: dict[int, frozenset[Role]] = {}  # by kind of layer
         self._worth: dict[tuple[int, bytes], Worth] = {}
         self._idle: dict[tuple[int, bytes], frozenset[str]] = {}
 
@@ -149,8 +157,14 @@ class Rows:
         key = (self.catalog.kinds[layer_index], near.tobytes())
         if key not in self._worth:
             plain = self.block(layer_index, np.zeros_like(row))
-            self._worth[key] = _worth(self.model, plain, self.block(layer_index, near))
+            self._worth[key] = _worth(self.model, self._left(layer_index), plain, self.block(layer_index, near))
         return self._worth[key]
+
+    def _left(self, layer_index: int) -> frozenset[Role]:
+        kind = self.catalog.kinds[layer_index]
+        if kind not in self._left_before:
+            self._left_before[kind] = left_before(self.model, self.catalog.kinds.index(kind))
+        return self._left_before[kind]
 
     def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
         recompute = self.recompute(layer_index, row)
@@ -187,11 +201,14 @@ def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> 
     return (are_read or not is_saved) and len(named) == len({tensor.label for tensor in named})
 
 
-def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
-    """Worth of a block beside that of the same layer without any policy, but for what is pinned in both."""
+def _worth(model: StepModel, left: Set[Role], plain: Block, block: Block) -> Worth:
+    """Worth of a block beside that of the same layer without any policy, but for what is pinned in both.
+
+    `left` is from `left_before`.
+    """
     unheld_bytes, link_ns, host_bytes = np.subtract(_copies(model, block), _copies(model, plain)).tolist()
     return Worth(
-        kept_bytes(model, plain) - kept_bytes(model, block) + unheld_bytes,
+        kept_bytes(model, plain, left) - kept_bytes(model, block, left) + unheld_bytes,
         max(0, backward_ns(block) - backward_ns(plain)),
         link_ns,
         host_bytes,

@@ -28,6 +28,9 @@ NUM_CHANGES = 4
 MAX_CHANGES = 24
 # Rows that are tried for all choices together: most are new blocks, which take time to make.
 MAX_TRIED = 100
+# So many more, up to this, as long as whole layers of the rows known free less than asked: by so much of what the
+# largest row frees.
+MOST_TRIED, MISSING_UNITS = 300, 1e-3
 # Whole numbers of layers: steps of the search, and how near to the best they must come.
 MAX_NODES = 20
 # as a part, and of the time that a layer can run again
@@ -101,7 +104,7 @@ class ColumnGeneration:
         _, first, kind_of = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True, return_inverse=True)
         self.layers = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(len(first))]
         self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
-        self.num_tried = 0
+        self.num_tried, self.max_tried = 0, MAX_TRIED
         whole = np.zeros(figures.num_items, np.int64)
         whole[0] = -1 if has_whole else KEEP
         for row in (np.zeros(figures.num_items, np.int64), whole, *rows):
@@ -123,7 +126,7 @@ class ColumnGeneration:
         }
         own["rows"] = [row for known in self.rows for row, _ in known.values()]
         found = ColumnGeneration(self.space, **(own | settings))
-        found.num_tried = self.num_tried
+        found.num_tried, found.max_tried = self.num_tried, self.max_tried
         return found
 
     def choice(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
@@ -135,18 +138,26 @@ class ColumnGeneration:
             host_bytes: host memory that may be taken.
         """
         limits = np.array([-freed_bytes, copy_ns, host_bytes], float)
-        prices, again_ns = self._solve(limits)
-        while again_ns > self.enough_ns and self._add_rows(prices):
-            prices, again_ns = self._solve(limits)
-        numbers = self._numbers(limits)
-        while self._settle(numbers):
-            numbers = self._numbers(limits)
+        numbers, is_missing = self._generate(limits)
+        while is_missing and self.num_tried >= self.max_tried < MOST_TRIED:
+            self.max_tried = min(MOST_TRIED, self.max_tried + MAX_TRIED)
+            numbers, is_missing = self._generate(limits)
         choice = np.zeros((self.space.figures.num_layers, self.space.figures.num_items), np.int64)
         for layers, known, own in zip(self.layers, self.rows, numbers, strict=True):
             entries = [entry for entry, number in zip(known.values(), own, strict=True) for _ in range(number)]
             for layer, (row, _) in zip(layers, self.arrange(entries), strict=True):
                 choice[layer] = row
         return choice
+
+    def _generate(self, limits: np.ndarray) -> tuple[list[list[int]], bool]:
+        """Adds rows as long as they help; how many layers of each kind get which, and whether that frees too little."""
+        prices, again_ns = self._solve(limits)
+        while again_ns > self.enough_ns and self._add_rows(prices):
+            prices, again_ns = self._solve(limits)
+        numbers, is_missing = self._numbers(limits)
+        while self._settle(numbers):
+            numbers, is_missing = self._numbers(limits)
+        return numbers, is_missing
 
     def _settle(self, numbers: list[list[int]]) -> bool:
         """Rows that are used become what the compiler makes of them, which takes long to ask; whether any changed."""
@@ -168,8 +179,8 @@ class ColumnGeneration:
                 return -found.prices[: len(limits)] * unit_ns / scale, found.cost * unit_ns
         return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
 
-    def _numbers(self, limits: np.ndarray) -> list[list[int]]:
-        """How many layers of each kind get which of the rows known."""
+    def _numbers(self, limits: np.ndarray) -> tuple[list[list[int]], bool]:
+        """How many layers of each kind get which of the rows known; whether they free less than asked."""
         cost, sums, least, greatest, *_ = self._programme(limits)
         steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
         try:
@@ -179,7 +190,7 @@ class ColumnGeneration:
         assert found is not None
         numbers = np.rint(found.variables[:-1]).astype(np.int64)
         ends = np.cumsum([len(known) for known in self.rows])[:-1]
-        return [part.tolist() for part in np.split(numbers, ends)]
+        return [part.tolist() for part in np.split(numbers, ends)], bool(found.variables[-1] > MISSING_UNITS)
 
     def _programme(
         self, limits: np.ndarray
@@ -239,7 +250,7 @@ class ColumnGeneration:
                     changes.append((_item_price(figures, layer, item, value, prices) - own_ns, item, value))
         is_better = False  # those that promise most first
         for number, (_, item, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
-            if (is_better and number >= NUM_CHANGES) or self.num_tried >= MAX_TRIED:
+            if (is_better and number >= NUM_CHANGES) or self.num_tried >= self.max_tried:
                 return
             self.num_tried += 1
             changed = best.copy()

@@ -11,21 +11,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindswap.planner.solvers.column_generation import ColumnGeneration, front_loaded, interleaved
-from mindswap.planner.solvers.improve import SMALL_SPACE_CELLS, by_row, forward_time_ns, grouped, improve
+from mindswap.planner.solvers.improve import SMALL_SPACE_CELLS, by_row, grouped, hiding_time_ns, improve
 from mindswap.planner.solvers.search import Progress, Search, Stop
 from mindswap.planner.space import KEEP, Score, Space
 
 # Simulations: so many operators altogether, but no more simulations than this.
-MAX_OPERATORS = 2_000_000
+MAX_OPERATORS = 2_500_000
 MAX_EVALUATIONS = 3000
 # Time on the link per micro-batch that is tried, as parts of the time of forward: from the first one down, else up, as
 # long as it gets better. Nearly all of forward: beyond that copies fall behind, and little shows what would do.
 FIRST_LOAD = 0.9
-MORE_LOADS = (1.0, 1.2, 1.6, 2.4, 4.0)
+MORE_LOADS = (1.0, 1.2, 1.4, 1.6, 2.4, 4.0)
 LESS_PARTS = (0.9, 0.7, 0.5, 0.25, 0.0)
+# Where a first load fits nothing, this part of it is tried before rows of that kind are given up.
+FALLBACK_PART = 0.7
 NUM_CORRECTIONS = 4
 # Distances with which the least memory is looked for.
 CLOSE_DISTANCES = (1, 4, 8, 16, 32)
+# Where more than this part of all that can leave has to, room for copies on their way is what lacks.
+TIGHT_PART = 0.8
+# What longer distances must gain, in thousandths.
+LEAST_GAIN_PERMILLE = 1
+# Distances, in thousandths, with which a choice is tried that does not fit.
+LATER_PERMILLE = (850, 700, 600, 500, 350)
 # A correction that changes no more than this part of what is to be freed is left out.
 SMALL_CORRECTION = 500
 # Rows of what comes nearest to a budget into which nothing fitted that are tried in all layers.
@@ -63,6 +71,7 @@ class _Solver:
         self.figures = search.space.figures
         self.found: list[_Found] = []
         self.squeezed: list[np.ndarray] = []  # the best before less loads were tried, if nothing fitted then
+        self.mixtures: dict[float, ColumnGeneration] = {}  # the last one of each load
         self.looked: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
 
     def run(self, given: Sequence[np.ndarray]) -> None:
@@ -75,9 +84,11 @@ class _Solver:
         if score.fits:
             return  # nothing is faster than to keep everything
         micro_batches = self.space.layout.num_turns
-        self.forward_ns = forward_time_ns(timeline) // micro_batches
+        self.forward_ns = hiding_time_ns(timeline)
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
-        enough_extra_ns = self.space.enough_extra_ns * self.space.layout.num_micro_batches
+        self.every_bytes = int(self.figures.freed_bytes[:, 1:].max(axis=2).sum())
+        self.is_tight = self.deficit_bytes > self.every_bytes * TIGHT_PART
+        enough_extra_ns = self.space.enough_extra_ns * (self.space.layout.num_micro_batches + self.space.num_later)
         self.search.enough_ns = score.step_time_ns + round(enough_extra_ns) if enough_extra_ns > 0 else 0
         if any(self.search.score(choice).fits for choice in given):
             improve(self.search, self.forward_ns)
@@ -138,8 +149,10 @@ class _Solver:
                     break
             if not self._fits or (min(self.found, key=_score_of)[1] < first and not is_small):
                 break  # less was better, or nothing does
+        best = min(self.found, key=_score_of)[1]
+        self.mixture = self.mixtures.get(best, self.mixture)
         self.mixture.arrange = front_loaded
-        self._correct(min(self.found, key=_score_of)[1])
+        self._correct(best)
 
     def _begin(self, load: float) -> None:
         """The better mixture for a first load: one that swaps nothing that runs again reads, or any.
@@ -152,26 +165,34 @@ class _Solver:
             self.mixture = self.mixture.changed(is_apart=is_apart)
             self.mixture.num_tried = 0
             self.first_bytes, begin = first_bytes, len(self.found)
-            self._best_with(load)
-            best = min(self.found[begin:], key=_score_of)
+            for part in (1.0, FALLBACK_PART):
+                self._best_with(load * part)
+                best = min(self.found[begin:], key=_score_of)
+                if best[0].fits or self.search.is_exhausted:
+                    break
             tried.append((_score_of(best), len(tried), self.mixture, self.first_bytes))
             if self.search.is_exhausted:
                 break
         *_, self.mixture, self.first_bytes = min(tried, key=lambda one: one[:2])
 
     def _best_with(self, load: float) -> None:
-        """The best with a load; without swaps whose copies are on the device at the peak, if that is better.
+        """The best with a load.
 
-        Which copies are there depends on the load, so that of one says nothing of another.
+        Where that does not fit, swaps whose copies are on the device at the peak are left out, if that is better: which
+        these are depends on the load, so those of one say nothing of another. At last, where memory is tight, all that
+        can leaves: the room may be worth more for copies on their way than what would run again for it.
         """
-        self.mixture = self.mixture.changed(unswappable=None)
+        self.mixture = with_all = self.mixture.changed(unswappable=None)
         found = self._look(load, self.first_bytes)
         if not found[0].fits and not self.search.is_exhausted:
-            with_all = self.mixture
             self.mixture = with_all.with_unswappable(self.space.at_peak(self.search.run(found[2])[1]))
             if self._look(load, self.first_bytes)[0] >= found[0]:
                 self.mixture = with_all
         self._correct(load)
+        self.mixtures[load] = self.mixture
+        if self.is_tight and not found[0].fits and not self.search.is_exhausted:
+            self.mixture = with_all
+            self._look(load, self.every_bytes - self.every_bytes // SMALL_CORRECTION)
 
     def _look(self, load: float, needed_bytes: int) -> _Found:
         """Score of a choice that frees so much beside a load."""
@@ -181,7 +202,22 @@ class _Solver:
             self.looked[choice.tobytes()] = self._with_distances(choice)
         score, choice = self.looked[choice.tobytes()]
         self.found.append((score, load, choice))
-        return self.found[-1]
+        if self.is_tight and not score.fits:
+            self._fetch_later(load, choice)
+        return score, load, choice
+
+    def _fetch_later(self, load: float, choice: np.ndarray) -> None:
+        """A choice that does not fit with copies that come back later: what waits for them then may cost less than
+        what would run again instead, but says nothing of how much is to be freed.
+        """
+        for permille in LATER_PERMILLE:
+            if self.search.is_exhausted:
+                return
+            later = np.where(choice > KEEP, np.maximum(1, choice * permille // 1000), choice)
+            score = self.search.score(later)
+            if score.fits:
+                self.found.append((score, load, later))
+                return
 
     def _correct(self, load: float) -> None:
         """The least recompute that fits beside so much swap, by its measured excess."""
@@ -242,17 +278,21 @@ class _Solver:
         """A choice with distances of about a layer, or with those that its timeline then asks for.
 
         From distances that are too short nothing can be learned: what waits for copies leaves them the time. So they
-        are doubled, for later choices, too.
+        are doubled as long as that is faster.
         """
-        first = np.where(choice > KEEP, self.distance, choice)
-        score, timeline = self.search.run(first)
+
+        def at(distance: int) -> tuple[Score, np.ndarray, np.ndarray]:
+            first = np.where(choice > KEEP, distance, choice)
+            score, timeline = self.search.run(first)
+            return score, first, self.space.smallest_distances(timeline)
+
+        score, first, needed = at(self.distance)
         if not (choice > KEEP).any():
             return score, first
-        needed = self.space.smallest_distances(timeline)
-        while needed.max() >= self.distance and not self.search.is_exhausted:
-            self.distance *= 2
-            first = np.where(choice > KEEP, self.distance, choice)
-            score, timeline = self.search.run(first)
-            needed = self.space.smallest_distances(timeline)
+        while needed.max() >= first.max() and not self.search.is_exhausted:
+            longer = at(2 * int(first.max()))
+            if longer[0].step_time_ns * 1000 >= score.step_time_ns * (1000 - LEAST_GAIN_PERMILLE):
+                break
+            score, first, needed = longer
         tried = (first, by_row(first, needed), grouped(first, needed))
         return min(((self.search.score(one), one) for one in tried), key=lambda scored: scored[0])

@@ -16,12 +16,13 @@ import numpy as np
 
 from mindswap.planner.solvers.search import Search
 from mindswap.planner.space import KEEP, Figures, Score
+from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.timeline import StallCause, Timeline
 
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
-# Simulations that are left at least for known rows in other layers, and with other distances.
+# Simulations of one stage that are left at least for known rows in other layers, and with other distances.
 LEAST_REARRANGED = 240
 # A space of no more cells is searched cell by cell, and again from other starts.
 SMALL_SPACE_CELLS = 24
@@ -50,12 +51,33 @@ class _Move:
 
 def forward_time_ns(timeline: Timeline) -> int:
     """Time that forward of all micro-batches takes on all stages: copies go on while it waits for communication."""
-    is_forward = timeline.program.ops.kind == OpKind.FORWARD
-    waits = is_forward & (timeline.stall_cause == StallCause.COMMUNICATION)
-    return int(timeline.program.ops.duration_ns[is_forward].sum() + timeline.stall_ns[waits].sum())
+    return int(_busy_ns(timeline)[timeline.program.ops.kind == OpKind.FORWARD].sum())
 
 
-def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) -> None:
+def hiding_time_ns(timeline: Timeline) -> int:
+    """Of this time of one stage, per micro-batch, what is there for copies to be out when memory is fullest.
+
+    Before a large head all of forward of the layers is over by then, and much of forward is still to come.
+    """
+    ops, peak_ns = timeline.program.ops, profile_memory(timeline, 0).peak_ns
+    is_compute, is_forward = ops.kind < OpKind.COLLECTIVE, ops.kind == OpKind.FORWARD
+    forward_ns = forward_time_ns(timeline) // (1 + int(ops.micro_batch.max()))
+    at = int(np.flatnonzero(is_compute & (timeline.op_start_ns <= peak_ns))[-1])
+    if not is_forward[at]:
+        return forward_ns
+    is_behind = is_forward & (ops.micro_batch == ops.micro_batch[at]) & (np.arange(len(ops)) >= at)
+    return forward_ns - int(_busy_ns(timeline)[is_behind].sum())
+
+
+def _busy_ns(timeline: Timeline) -> np.ndarray:
+    """Time of each operator with what it waits for communication: int64, shape (num_ops,)."""
+    waits = timeline.stall_cause == StallCause.COMMUNICATION
+    return timeline.program.ops.duration_ns + np.where(waits, timeline.stall_ns, 0)
+
+
+def improve(
+    search: Search, forward_ns: int, starts: Sequence[np.ndarray] = (), least_rearranged: int = LEAST_REARRANGED
+) -> None:
     """Looks for better choices around the best of a search, until there is none or its simulations are used up.
 
     In a small space, where a single cell matters much, it goes on from changed choices; in others layers also exchange
@@ -65,13 +87,14 @@ def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) 
         search: has simulated something.
         forward_ns: time of forward per micro-batch, in which copies out can hide.
         starts: other choices to go on from, best first.
+        least_rearranged: simulations that are left at least for known rows in other layers, and other distances.
     """
     assert search.best is not None
     for start in (search.best, *starts):
         _climb(search, start, forward_ns)
     chance = random.Random(0)
     if search.best.size > SMALL_SPACE_CELLS:
-        if search.score(search.best).fits and _rearrange(search, chance):
+        if search.score(search.best).fits and _rearrange(search, chance, least_rearranged):
             _climb(search, search.best, forward_ns)
         return
     for _ in range(NUM_KICKS):
@@ -101,7 +124,7 @@ def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
         choice, score = found
 
 
-def _rearrange(search: Search, chance: random.Random) -> bool:
+def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
     """Layers exchange rows, items get other distances, as long as that is better; whether anything was.
 
     Which layer has which row decides when copies are on the link: choices of the same sums differ by a tenth in time.
@@ -109,7 +132,7 @@ def _rearrange(search: Search, chance: random.Random) -> bool:
     assert search.best is not None
     first = start = (search.best, search.score(search.best))
     # Known rows in other layers are simulated in a fraction of the time that new ones take.
-    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + LEAST_REARRANGED)
+    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + least)
     is_better = True
     while is_better:
         is_better = False
