@@ -18,13 +18,14 @@ from mindswap.graph.work import measure_work
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
 from mindswap.planner.bound.facts import Stage, StageLayers
 from mindswap.planner.bound.flow import Flow, Window, flows_of, fusion_saving_ns
-from mindswap.planner.bound.moments import Liveness, LivenessPoint, _fixed_bytes, liveness_of, upper_hull
+from mindswap.planner.bound.moments import Liveness, LivenessPoint, _fixed_bytes, _unmoved, liveness_of, upper_hull
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.linear import Unsolved
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.rows import Rows
 from mindswap.policy.model import Layers, Policy
+from mindswap.simulator.block import Block, BlockTensor, Uses
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.placing import TransferCosts
@@ -744,6 +745,36 @@ def test_memory_that_no_policy_moves(layer, counted):
     program = replace(program, intervals=intervals, labels=[Names(("a",)), Names(("a", "b")), Names(("c",))])
     found = _fixed_bytes(np.array([0, 0, 0, 2, 0]), np.array([1, 1, 1, 1, 1]), program)
     assert found.tolist() == [counted, counted, 0]
+
+
+def test_what_nothing_names_and_no_recompute_makes_again_is_there_all_the_time():
+    """Two intervals of a layer; of one the label is known not to move."""
+    program = program_of("F1 F1 B1", spans=[Span(1, 0, 2, MemoryKind.KEPT), Span(2, 0, 2, MemoryKind.KEPT)])
+    intervals = replace(program.intervals, layer=np.zeros(2), label=np.array([0, 1]))
+    program = replace(program, intervals=intervals, labels=["weight", Names(("a",))])
+    first, last = np.array([0, 0]), np.array([2, 2])
+    assert _fixed_bytes(first, last, program).tolist() == [0, 0, 0]
+    assert _fixed_bytes(first, last, program, {"weight"}).tolist() == [1, 1, 1]
+
+
+def test_copies_of_weights_that_micro_batches_hold_do_not_move():
+    """With several micro-batches in flight each holds its copy of a weight; all else of the layer may leave it."""
+    model = small_model(4, 2, 4)
+    assert _unmoved(model) == frozenset()
+    plain = model.layer_block
+    weight = BlockTensor("copy", MB, True, False, 0, Uses(1, 1, 1, 1, 1), None)
+
+    def with_weight(policy: Policy, layer_index: int) -> Block:
+        block = plain(policy, layer_index)
+        return Block(block.forward, block.backward, (*block.tensors, weight), block.reads, block.once)
+
+    model.layer_block = with_weight
+    assert _unmoved(model) == {"copy"}
+    known = liveness_of(model, 4)
+    model.layer_block = plain
+    other = liveness_of(model, 4)
+    # Stage 0 has 2 layers, and up to 2 micro-batches in flight.
+    assert (known.fixed_bytes - other.fixed_bytes).max() == 2 * 2 * MB
 
 
 def test_a_gradient_that_comes_last_hides_behind_nothing():

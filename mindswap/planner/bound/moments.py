@@ -11,13 +11,13 @@ swapped, made again or not.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.graph.memory import Names
-from mindswap.policy.model import Policy
+from mindswap.graph.memory import Label, Names
+from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulator.build import build_program
 from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
@@ -71,10 +71,11 @@ class Liveness:
 
 def liveness_of(model: StepModel, num_micro_batches: int) -> Liveness:
     """Memory of a step of so many micro-batches."""
-    program = _all_swapped(model, num_micro_batches)
+    unmoved = _unmoved(model)
+    program = _all_swapped(model, num_micro_batches, unmoved)
     ops, copies = program.ops, program.copies
     begin, end = _certain(program)
-    fixed = _fixed_bytes(begin, end, program)
+    fixed = _fixed_bytes(begin, end, program, unmoved)
     names, pair_of = np.unique(np.stack([copies.layer, copies.micro_batch]), axis=1, return_inverse=True)
     first, last = np.full(names.shape[1], NO_OP), np.full(names.shape[1], NEVER)
     np.maximum.at(first, pair_of, copies.producer_op)
@@ -96,11 +97,12 @@ def alive_bytes(first: np.ndarray, last: np.ndarray, sizes_bytes: np.ndarray, nu
     return np.cumsum(change)[:-1]
 
 
-def _all_swapped(model: StepModel, num_micro_batches: int) -> Program:
+def _all_swapped(model: StepModel, num_micro_batches: int, unmoved: Set[Label]) -> Program:
     """The step in which layers swap what they leave: its table of copies says when each is made and read."""
+    copied = (0, 1, False)
     before, *layers, behind = model.blocks(Policy())
     swapped = {
-        id(block): block.with_copies(dict.fromkeys(block.arrays.labels, (0, 1, False)))
+        id(block): block.with_copies({label: copied for label in block.arrays.labels if label not in unmoved})
         for block in dict.fromkeys(layers)
     }
     layout = replace(model.layout, num_micro_batches=num_micro_batches)
@@ -128,13 +130,32 @@ def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
     return begin, np.where(is_passing, np.minimum(begin, waited), waited)
 
 
-def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program) -> np.ndarray:
+def _unmoved(model: StepModel) -> frozenset[Label]:
+    """What layers hold for backward with every policy: nothing names it, and where a layer runs again it does not."""
+    found: set[Label] = set()
+    kinds = range(len(model.captured.trees))
+    for kind in () if model.layers.reads_caches else kinds:  # there no whole layer can run again
+        layer_index = model.captured.sample.layer_map.index(kind)
+        plain, again = (
+            {
+                tensor.label
+                for tensor in model.layer_block(policy, layer_index).tensors
+                if tensor.is_forward and tensor.role is None and tensor.uses.first_backward != NO_OP
+            }
+            for policy in (Policy(), Policy(True, layer_recompute=ALL_LAYERS))
+        )
+        found |= (plain & again) - set(model.keeper_names(Policy(), layer_index))
+    return frozenset(found)
+
+
+def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program, unmoved: Set[Label] = frozenset()) -> np.ndarray:
     """Bytes of the intervals that every policy has, while each operator runs.
 
     What equal operators of a layer make together, some policy makes one by one.
     """
     intervals = program.intervals
-    is_left = (intervals.kind == MemoryKind.KEPT) & (intervals.layer >= 0)
+    is_unmoved = np.array([label in unmoved for label in program.labels], bool)[intervals.label]
+    is_left = (intervals.kind == MemoryKind.KEPT) & (intervals.layer >= 0) & ~is_unmoved
     is_merged = np.array([isinstance(label, Names) and len(label) > 1 for label in program.labels])
     counts = (intervals.kind != MemoryKind.RECOMPUTED) & ~is_left & (begin <= end)
     counts &= ~(is_merged[intervals.label] & (intervals.layer >= 0))
