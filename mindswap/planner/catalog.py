@@ -39,6 +39,7 @@ class Catalog:
     reads: np.ndarray
     uses: tuple[Uses, ...]  # for each compiled layer, which operators use whose output
     merged: tuple[Uses, ...]  # of these, the uses by operators that the graph does not have
+    left: tuple[frozenset[Role], ...]  # for each, from `left_before`
 
     def item(self, layer_index: int, position: int) -> Item:
         """An item of a layer of the model."""
@@ -77,13 +78,14 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     recompute_ns = np.zeros_like(freed_bytes)
     copy_ns = np.zeros(shape, np.int64)
     conflicts, reads = np.zeros((2, *shape, 1 + num_ways, shape[1]), bool)
+    left = tuple(left_before(model, kinds.index(position)) for position in range(len(items)))
     for position, row in enumerate(items):
         layer_index = kinds.index(position)
         if allow.recompute:
             # Recompute of a whole layer is of what is pinned as well.
             has_whole = not model.layers.reads_caches and not allow.pinned
             freed_bytes[position, :, 1:], recompute_ns[position, :, 1:] = _recompute_figures(
-                model, layer_index, row, num_ways, has_whole
+                model, layer_index, row, num_ways, has_whole, left[position]
             )
         if allow.swap:
             freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
@@ -91,7 +93,7 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
         reads[position] = _find_conflicts(uses[position], row, freed_bytes[position])
     for array in (freed_bytes, recompute_ns, copy_ns, conflicts, reads):
         array.flags.writeable = False
-    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, reads, uses, merged)
+    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, reads, uses, merged, left)
 
 
 def _only(item: Item, may_name: Callable[[tuple[str, ...]], bool]) -> Item:
@@ -109,11 +111,11 @@ def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
 
 
 def _recompute_figures(
-    model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int, has_whole: bool
+    model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int, has_whole: bool, left: Set[Role]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that each way of recompute of a layer frees, and its time: int64, shape (num_items, num_ways)."""
     freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
-    plain, left = model.layer_block(Policy(), layer_index), left_before(model, layer_index)
+    plain = model.layer_block(Policy(), layer_index)
     for i, item in enumerate(row):
         if item is WHOLE_LAYER and not has_whole:
             continue

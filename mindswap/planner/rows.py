@@ -10,7 +10,6 @@ from mindswap.planner.catalog import (
     Catalog,
     backward_ns,
     kept_bytes,
-    left_before,
     recompute_policy,
     recomputed_names_of,
 )
@@ -37,7 +36,6 @@ class Rows:
         self.foresight = Foresight(model)
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
-        self._left_before: dict[int, frozenset[Role]] = {}  # by kind of layer
         self._worth: dict[tuple[int, bytes], Worth] = {}
         self._idle: dict[tuple[int, bytes], frozenset[str]] = {}
 
@@ -156,15 +154,9 @@ class Rows:
         near = np.minimum(row, 1)
         key = (self.catalog.kinds[layer_index], near.tobytes())
         if key not in self._worth:
-            plain = self.block(layer_index, np.zeros_like(row))
-            self._worth[key] = _worth(self.model, self._left(layer_index), plain, self.block(layer_index, near))
+            plain, left = self.block(layer_index, np.zeros_like(row)), self.catalog.left[key[0]]
+            self._worth[key] = _worth(self.model, left, plain, self.block(layer_index, near))
         return self._worth[key]
-
-    def _left(self, layer_index: int) -> frozenset[Role]:
-        kind = self.catalog.kinds[layer_index]
-        if kind not in self._left_before:
-            self._left_before[kind] = left_before(self.model, self.catalog.kinds.index(kind))
-        return self._left_before[kind]
 
     def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
         recompute = self.recompute(layer_index, row)

@@ -142,6 +142,11 @@ class Space(ABC):
         """A row without swaps that would move nothing, or copy for nothing, beside the rest of it; as of `worth`."""
         return row
 
+    @property
+    def num_scored(self) -> int:
+        """Micro-batches of which a score has the time."""
+        return self.layout.num_micro_batches + self.num_later
+
     def timeline(self, choice: np.ndarray) -> Timeline:
         """The stage alone."""
         program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)

@@ -135,8 +135,7 @@ class StageSolver:
         with contextlib.suppress(Stop):
             if not self._kept_ns:
                 self._kept_ns = space.score(space.timeline(np.zeros_like(choice))).step_time_ns
-            num_micro_batches = self.short.layout.num_micro_batches + space.num_later
-            search.enough_ns = self._kept_ns + round(self._enough_extra_ns * num_micro_batches)
+            search.enough_ns = self._kept_ns + round(self._enough_extra_ns * space.num_scored)
             _, timeline = search.run(choice)
             search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(timeline.program.ops))
             tried = [choice.copy()]
@@ -161,7 +160,7 @@ class StageSolver:
 
 
 def _per_batch_ns(space: StepSpace, score: Score) -> float:
-    return (score.step_time_ns - space.idle_ns) / (space.layout.num_micro_batches + space.num_later)
+    return (score.step_time_ns - space.idle_ns) / space.num_scored
 
 
 # Mixes of two choices: some layers as one has them, the others as the other one. Layers are alike, so what lies between

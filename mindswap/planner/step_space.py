@@ -150,7 +150,7 @@ def idle_times_ns(timeline: Timeline) -> tuple[int, ...]:
     ops, found = timeline.program.ops, []
     for begin, end in zip(timeline.program.stage_starts[:-1], timeline.program.stage_starts[1:], strict=True):
         compute = begin + np.flatnonzero(ops.kind[begin:end] < OpKind.COLLECTIVE)
-        first = int(np.argmax(ops.kind[compute] == OpKind.BACKWARD))
+        first = _first_backward(ops.kind[compute])
         found.append(int(timeline.op_start_ns[compute[first]] - timeline.op_end_ns[compute[first - 1]]))
     return tuple(found)
 

@@ -206,7 +206,7 @@ def _flow_of(
         for tensor in held_by(node):
             holders.setdefault(tensor, []).append(node)
     named = {tensor for tensor, nodes in holders.items() if any(model.names.can_name(graph.owner(n)) for n in nodes)}
-    # tensors that only their operator is a name of
+    # Tensors that only their operator is a name of.
     decided = {
         tensor: own[makers[tensor]]
         for tensor, nodes in holders.items()
@@ -215,7 +215,8 @@ def _flow_of(
     decided_named = {
         tensor: decided[tensor] for tensor in saved if tensor in decided and model.names.can_name(decided[tensor])
     }
-    single = {tensor for tensor, nodes in holders.items() if _is_decided_once(model, own[makers[tensor]], nodes)}
+    # of these, what is read in the cell of its operator only, so that all of it runs again together
+    single = {tensor for tensor, node in decided.items() if _are_read_inside(graph, node, holders[tensor])}
     return Flow(
         tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
         makers,
@@ -255,17 +256,13 @@ def _either(
     return ((tensor, op) for tensor, node in named.items() if len(names(node)) == 1 for op in by_name[names(node)])
 
 
-def _is_decided_once(model: StepModel, maker: Node, holders: Iterable[Node]) -> bool:
-    """All names of a tensor are of its operator and are read in its cell only, so they run again together."""
-    graph = model.captured.graph
+def _are_read_inside(graph: Graph, maker: Node, holders: Iterable[Node]) -> bool:
+    """Names of what an operator makes are read in its cell only."""
     return all(
-        graph.owner(holder).name == maker.name
-        and all(
-            reader.op in BOOKKEEPING_OPS
-            or (reader.layer_index == maker.layer_index and has_scope(reader) and _is_in_cell(reader, maker.cell_path))
-            for reader in graph.index.forward_readers.get(holder.name, ())
-        )
+        reader.op in BOOKKEEPING_OPS
+        or (reader.layer_index == maker.layer_index and has_scope(reader) and _is_in_cell(reader, maker.cell_path))
         for holder in holders
+        for reader in graph.index.forward_readers.get(holder.name, ())
     )
 
 

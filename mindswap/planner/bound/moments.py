@@ -132,9 +132,10 @@ def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
 
 def _unmoved(model: StepModel) -> frozenset[Label]:
     """What layers hold for backward with every policy: nothing names it, and where a layer runs again it does not."""
+    if model.layers.reads_caches:
+        return frozenset()  # no whole layer can run again
     found: set[Label] = set()
-    kinds = range(len(model.captured.trees))
-    for kind in () if model.layers.reads_caches else kinds:  # there no whole layer can run again
+    for kind in range(len(model.captured.trees)):
         layer_index = model.captured.sample.layer_map.index(kind)
         plain, again = (
             {

@@ -88,7 +88,7 @@ class _Solver:
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
         self.every_bytes = int(self.figures.freed_bytes[:, 1:].max(axis=2).sum())
         self.is_tight = self.deficit_bytes > self.every_bytes * TIGHT_PART
-        enough_extra_ns = self.space.enough_extra_ns * (self.space.layout.num_micro_batches + self.space.num_later)
+        enough_extra_ns = self.space.enough_extra_ns * self.space.num_scored
         self.search.enough_ns = score.step_time_ns + round(enough_extra_ns) if enough_extra_ns > 0 else 0
         if any(self.search.score(choice).fits for choice in given):
             improve(self.search, self.forward_ns)
