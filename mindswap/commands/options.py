@@ -166,7 +166,7 @@ class SearchBar:
     def __init__(self) -> None:
         self.begin_s = time.monotonic()
         self.bar: tqdm[NoReturn] | None = None
-        self.is_interrupted = False
+        self.num_interrupts = 0
 
     def __enter__(self) -> "SearchBar":
         self.handler = signal.signal(signal.SIGINT, self._interrupt)
@@ -176,16 +176,22 @@ class SearchBar:
         signal.signal(signal.SIGINT, self.handler)
         if self.bar is not None:
             self.bar.close()
+        self._end_if_asked()
 
     def _interrupt(self, number: int, frame: object) -> None:
-        if self.is_interrupted:
-            raise KeyboardInterrupt
-        self.is_interrupted = True
+        self.num_interrupts += 1
+        self._end_if_asked()
         os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
+
+    def _end_if_asked(self) -> None:
+        """Ends all by the second Ctrl-C; again, as Python drops what a handler raises within a finalizer."""
+        if self.num_interrupts > 1:
+            raise KeyboardInterrupt
 
     def raise_if_interrupted(self) -> None:
         """For a search that runs elsewhere."""
-        if self.is_interrupted:
+        self._end_if_asked()
+        if self.num_interrupts:
             from mindswap.planner.solvers.search import Stop  # imports numba, which `check` needs not
 
             raise Stop
