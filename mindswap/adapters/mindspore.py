@@ -139,6 +139,13 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
     return restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
 
 
+# What the compiler says -> what to write instead, where that is known.
+FIXES = {
+    "multiple U Monad": "name in recompute_config either whole layers and cells, or operators that read what another "
+    r"cell with weights gives (self_attention\.split_qkv that of linear_qkv), not both"
+}
+
+
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
     """Forward and backward of `network`, which returns its loss, as the frontend leaves them, in MindSpore's own form.
 
@@ -188,14 +195,15 @@ def _old_objects_left_alone() -> Iterator[None]:
 
 
 def _describe_failure(error: Exception) -> str:
-    """The fault, and the innermost line of the model's source, without MindSpore's call stacks."""
+    """The fault, the innermost line of the model's source, and the way out if it is known; no stacks of calls."""
     text = str(error).strip()
     what = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
+    fix = "".join(f"\n    fix:     {fix}" for fault, fix in FIXES.items() if fault in what)
     places = SOURCE_PLACE.findall(text)
     if not places:
-        return what
+        return what + fix
     *_, (place, code) = places
-    return f"{what}\n    at {place}: {code.strip()}"
+    return f"{what}\n    at {place}: {code.strip()}{fix}"
 
 
 def swaps_paused(network) -> contextlib.AbstractContextManager[object]:

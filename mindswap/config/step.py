@@ -56,6 +56,7 @@ class StepSettings:
     num_sequences: int = 1  # pieces that each sequence is cut into; each goes through forward and backward by itself
     is_decaying: bool = False  # `optimizer.weight_decay` is more than 0
     computes_halves: bool = False  # layers compute in two halves in turn (`fine_grain_interleave`)
+    is_newer: bool = False  # of the newer models of MindFormers (`use_legacy: False`)
 
     @property
     def num_turns(self) -> int:
@@ -147,6 +148,7 @@ def read_step_settings(document: Document) -> StepSettings:
         and level != "level3",
         is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
         computes_halves=computes_halves(document),
+        is_newer=not document.is_legacy,
     )
 
 

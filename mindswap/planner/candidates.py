@@ -5,11 +5,11 @@ between it and what is kept anyway is recomputed. A name may stand for several o
 additions of a layer. What is made under one name is one `Item`; a name that holds several items acts on all.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mindswap.graph.memory import Names, OperatorNames, find_handed_on, merged_readers
-from mindswap.graph.model import Graph, Node
+from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import is_gathering
@@ -33,6 +33,8 @@ class Item:
     # ways to make some or all of the tensors again; each is the operators that `select_recompute` must name, back to
     # what is kept anyway. Empty where there is none.
     recompute_names: tuple[tuple[str, ...], ...]
+    # of these, the ways that lead out of a cell with weights
+    across_cells: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def size_bytes(self) -> int:
@@ -41,7 +43,12 @@ class Item:
 
 
 def find_items(
-    graph: Graph, names: OperatorNames, layer_index: int, layer: CellNode, has_cells: bool = True
+    graph: Graph,
+    names: OperatorNames,
+    layer_index: int,
+    layer: CellNode,
+    has_cells: bool = True,
+    is_newer: bool = False,
 ) -> tuple[Item, ...]:
     """The items of one compiled layer, in order of production; behind them cells that can only run again.
 
@@ -51,9 +58,10 @@ def find_items(
         layer_index: the layer, as `Node.layer_index` counts.
         layer: its cells and primitives.
         has_cells: with those that can only run again.
+        is_newer: without ways that MindSpore does not compile in the newer models.
     """
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
-    walker = _Walker(graph, names, layer_index, layer, saved)
+    walker = _Walker(graph, names, layer_index, layer, saved, is_newer)
     own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
     groups = _tied(own, walker)
     items = tuple(walker.item(group) for group in groups)
@@ -97,8 +105,15 @@ class _Walker:
     """Knows what is saved, and walks back from it."""
 
     def __init__(
-        self, graph: Graph, names: OperatorNames, layer_index: int, layer: CellNode, saved: Iterable[SavedStorage]
+        self,
+        graph: Graph,
+        names: OperatorNames,
+        layer_index: int,
+        layer: CellNode,
+        saved: Iterable[SavedStorage],
+        is_newer: bool = False,
     ):
+        self.is_newer = is_newer
         self.graph = graph
         self.names = names
         self.layer_index = layer_index
@@ -109,6 +124,9 @@ class _Walker:
         handed_on = (graph.owner(graph.index.forward_nodes[name]) for name in find_handed_on(graph))
         fixed = (*handed_on, *(graph.index.forward_nodes[name] for name in cache_readers(graph)))
         self.output_names = frozenset(name for node in fixed for name in names(node))
+        # Cells in which an operator reads a weight.
+        weights = {node.name for node in graph.forward if node.op in WEIGHT_OPS}
+        self.weight_cells = {node.cell_path for node in graph.forward if not weights.isdisjoint(node.inputs)}
 
     def label(self, entry: SavedStorage) -> Names:
         assert entry.storage.producer is not None
@@ -118,19 +136,43 @@ class _Walker:
         producers = tuple(dict.fromkeys(self.label(entry) for entry in group))
         keepers = [self.graph.owner(node) for entry in group for node in entry.keepers]
         makers = [entry.storage.producer for entry in group if entry.storage.producer is not None]
-        ways = self.ways(group)
+        ways = {way: is_across for way, is_across in self.ways(group).items() if self.output_names.isdisjoint(way)}
         return Item(
             label=producers[0],
             producers=producers,
             sizes_bytes=tuple(entry.storage.size_bytes for entry in group),
             swap_names=self._paths([*keepers, *makers]) if self._can_swap(keepers) else (),
-            recompute_names=tuple(way for way in ways if way and self.output_names.isdisjoint(way)),
+            recompute_names=tuple(filter(None, ways)),
+            across_cells=frozenset(way for way, is_across in ways.items() if is_across),
         )
 
-    def ways(self, group: list[SavedStorage]) -> dict[tuple[str, ...], None]:
-        """Names with which some or all of the storages are made again; an empty one where a name is missing."""
+    def ways(self, group: list[SavedStorage]) -> dict[tuple[str, ...], bool]:
+        """Names with which some or all of the storages are made again -> whether that leads out of a cell with weights.
+
+        Empty names where one is missing.
+        """
         parts = [[entry] for entry in group] + [group]
-        return dict.fromkeys(self._way(list(self._made_again(part))) for part in parts)
+        again = [list(self._made_again(part)) for part in parts]
+        if self.is_newer:  # of a part, some of these do not compile in two layers: "The pointer[context] is null"
+            again = [nodes for nodes in again if nodes is again[-1] or not self._is_into_cell(nodes)]
+        return {self._way(nodes): self._is_across(nodes) for nodes in again}
+
+    def _is_across(self, nodes: list[Node]) -> bool:
+        """An operator reads what one in a cell with weights makes, and is not in that cell."""
+        made = {node.name: node for node in nodes if node.cell_path in self.weight_cells}
+        return any(not is_within(node.cell_path, one.cell_path) for node in nodes for one in self._sources(node, made))
+
+    def _is_into_cell(self, nodes: list[Node]) -> bool:
+        """The same, and it runs again with a cell around it."""
+        cells = {node.cell_path for node in nodes if node.op == "MakeTuple"}
+        inside = [node for node in nodes if any(is_within(node.cell_path, cell) for cell in cells)]
+        made = {node.name: node for node in nodes if node.cell_path in self.weight_cells and node not in inside}
+        return any(self._sources(node, made) for node in inside)
+
+    def _sources(self, node: Node, made: Mapping[str, Node]) -> list[Node]:
+        """Of some operators those that one reads, also as parts of tuples."""
+        names = (first_source(name, TUPLE_OPS, self.graph.index.forward_nodes) for name in node.inputs)
+        return [made[name] for name in names if name in made]
 
     def _can_swap(self, keepers: list[Node]) -> bool:
         """Each has a name, in the cell where the compiler has it.

@@ -1,5 +1,6 @@
 """The items of a captured model: what may be swapped or recomputed in each layer, and what each is worth."""
 
+import functools
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,32 @@ class Catalog:
     uses: tuple[Uses, ...]  # for each compiled layer, which operators use whose output
     merged: tuple[Uses, ...]  # of these, the uses by operators that the graph does not have
     left: tuple[frozenset[Role], ...]  # for each, from `left_before`
+    # ways that lead out of a cell with weights, as `freed_bytes` has them; items that are cells, shape (num_items,);
+    # none where MindSpore compiles both in one plan
+    is_across: np.ndarray
+    is_cell: np.ndarray
+
+    def mixes(self, choice: np.ndarray) -> bool:
+        """A choice, int of shape (num_layers, num_items), has a cell that runs again and a way that leads out of one.
+
+        MindSpore 2.9.0 does not compile both in the newer models ("Cannot have multiple U Monad"): each is tied to a
+        state of the weights, and these are not the same.
+        """
+        ways = np.maximum(-choice, 0)
+        across = self.is_across[np.array(self.kinds)[:, None], np.arange(choice.shape[1]), ways]
+        return bool((ways[:, self.is_cell] > 0).any() and across.any())
+
+    @functools.cached_property
+    def unmixed(self) -> tuple["Catalog", "Catalog"]:
+        """The same without such ways, and without such cells."""
+        cells = np.zeros_like(self.is_across)
+        cells[:, self.is_cell, 1:] = True
+        return self._without(self.is_across), self._without(cells)
+
+    def _without(self, ways: np.ndarray) -> "Catalog":
+        return replace(
+            self, freed_bytes=np.where(ways, 0, self.freed_bytes), recompute_ns=np.where(ways, 0, self.recompute_ns)
+        )
 
     def item(self, layer_index: int, position: int) -> Item:
         """An item of a layer of the model."""
@@ -59,7 +86,8 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     has_cells = not model.settings.computes_halves  # MindSpore does not compile them: rule `interleaved_cell`
     by_layer = []
     for position in range(len(captured.trees)):
-        every = find_items(captured.graph, model.names, position, captured.trees[position], has_cells)
+        tree, is_newer = captured.trees[position], model.settings.is_newer
+        every = find_items(captured.graph, model.names, position, tree, has_cells, is_newer)
         if known is not None:
             layer = known[captured.sample.layer_map.index(position)]
             paths = {".".join(path) for path, _ in layer.walk()}
@@ -79,6 +107,7 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     copy_ns = np.zeros(shape, np.int64)
     conflicts, reads = np.zeros((2, *shape, 1 + num_ways, shape[1]), bool)
     left = tuple(left_before(model, kinds.index(position)) for position in range(len(items)))
+    is_across, is_cell = np.zeros(freed_bytes.shape, bool), np.zeros(shape[1], bool)
     for position, row in enumerate(items):
         layer_index = kinds.index(position)
         if allow.recompute:
@@ -89,11 +118,20 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
             )
         if allow.swap:
             freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
+        if model.settings.is_newer:
+            is_across[position, :, 1:] = [[way in item.across_cells for way in _padded(item, num_ways)] for item in row]
+            is_cell |= [bool(item.recompute_names) and not item.producers for item in row]
         conflicts[position] = _find_conflicts(merged[position], row, freed_bytes[position])
         reads[position] = _find_conflicts(uses[position], row, freed_bytes[position])
-    for array in (freed_bytes, recompute_ns, copy_ns, conflicts, reads):
+    arrays = (freed_bytes, recompute_ns, copy_ns, conflicts, reads)
+    for array in (*arrays, is_across, is_cell):
         array.flags.writeable = False
-    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, reads, uses, merged, left)
+    return Catalog(kinds, items, *arrays, uses, merged, left, is_across, is_cell)
+
+
+def _padded(item: Item, num_ways: int) -> tuple[tuple[str, ...], ...]:
+    """As many ways as any item has, the missing ones empty."""
+    return (*item.recompute_names, *((),) * (num_ways - len(item.recompute_names)))
 
 
 def _only(item: Item, may_name: Callable[[tuple[str, ...]], bool]) -> Item:

@@ -63,9 +63,8 @@ class Planner:
 
     def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
         policies, judged, keep = self._common(problem)
-        curve = self._curve(problem, keep, progress)
-        num_before = curve.num_evaluations
-        found = curve.best(problem.budget_bytes)
+        num_before = self.num_evaluations
+        found = self._found(problem, keep, progress)
         limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
         others = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
@@ -86,7 +85,7 @@ class Planner:
                 Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
                 for name, one in judged.items()
             ),
-            num_evaluations=curve.num_evaluations - num_before,
+            num_evaluations=self.num_evaluations - num_before,
             is_coupled=is_coupled(self.model, self.catalog.uses, policy),
             is_interrupted=progress.is_stopped,
         )
@@ -132,11 +131,24 @@ class Planner:
             is_interrupted=full.is_interrupted or asked.is_stopped,
         )
 
-    def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Curve:
+    @property
+    def num_evaluations(self) -> int:
+        """Simulations made."""
+        return sum(curve.num_evaluations for curve in self.curves.values())
+
+    def _found(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Candidate:
+        """The best of the search; what MindSpore does not compile together is searched for apart."""
+        found = self._curve(problem, keep, progress, self.catalog).best(problem.budget_bytes)
+        if found.choice is None or not self.catalog.mixes(found.choice):
+            return found
+        apart = [self._curve(problem, keep, progress, one).best(problem.budget_bytes) for one in self.catalog.unmixed]
+        return min(apart, key=lambda one: one.rank(problem.budget_bytes))
+
+    def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible, catalog: Catalog) -> Curve:
         """Plans made under the same rules before, to go on with."""
-        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings)
+        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, catalog)
         if key not in self.curves:
-            self.curves[key] = Curve(problem, self.shorts[0], self.facts, self.catalog, keep)
+            self.curves[key] = Curve(problem, self.shorts[0], self.facts, catalog, keep)
         curve = self.curves[key]
         curve.progress = progress
         return curve

@@ -132,3 +132,21 @@ def test_one_rank_shows_the_layers_of_its_stage(tmp_path):
         assert result.returncode == 0, result.stderr
         layers = json.loads(result.stdout)["layers"]
         assert [(layer["layer"], layer["num_pairs"] > 0) for layer in layers] == expected
+
+
+CHAIN = r"self_attention\.(split_qkv|reshape_concat|reshape|linear_qkv\.(matmul|reshape)|k_layernorm\.cast)"
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize(("whole", "compiles"), [([0], False), ([], True)])
+def test_a_newer_model_is_told_what_does_not_compile_together(whole, compiles, tmp_path):
+    """Whole layers beside operators that read what another cell with weights gives, in two more layers."""
+    config = yaml.safe_load((ROOT / "tests" / "data" / "qwen3_small.yaml").read_text())
+    config["recompute_config"] = {"recompute": whole, "select_recompute": {CHAIN: [1, 2]}}
+    config["swap_config"] = {"swap": True, "op_swap": []}
+    config["model"]["model_config"]["compute_dtype"] = "bfloat16"
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    done = run(path, "--brief")
+    assert ("multiple U Monad" in done.stderr) != compiles
+    assert ("either whole layers and cells, or operators" in done.stderr) != compiles

@@ -2,10 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from mindswap.graph import memory
 from mindswap.planner.candidates import Item, _Walker
 from mindswap.planner.catalog import collect_items, recompute_policy
+from mindswap.planner.planner import Planner
+from mindswap.planner.problem import PlanProblem
 from mindswap.policy.cell_tree import CellNode, exact_pattern
+from mindswap.policy.model import NO_LAYERS
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import graph, node
 from tests.planner.models import MB, small_model
@@ -87,3 +92,76 @@ def test_what_runs_again_with_a_cell_is_not_named_beside_it():
     chosen = [(Item(memory.Names.of(way[0]), (), (), (), (way,)), 1) for way in ways]
     found = [entry.pattern for entry in recompute_policy(chosen).select_recompute]
     assert found == [exact_pattern(name) for name in ("attention.add", "feed_forward", "feed_forward.w2")]
+
+
+def test_a_way_is_known_that_leads_out_of_a_cell_with_weights():
+    """`a` reads a weight in `attn`; `b` reads `a` and `d` reads it through a tuple, in `mlp`."""
+    nodes = [
+        node("w", "Load", "weight"),
+        node("a", "MatMul", "x w", cell_path="attn"),
+        node("again", "Exp", "a", cell_path="attn"),
+        node("b", "Exp", "a", cell_path="mlp"),
+        node("both", "MakeTuple", "b a", cell_path="mlp"),
+        node("second", "TupleGetItem", "a", cell_path="mlp"),
+        node("d", "Exp", "second", cell_path="mlp"),
+        node("e", "Exp", "d", cell_path=""),
+    ]
+    walker = _Walker(graph(nodes, []), Names(), 0, CellNode("", "Layer"), ())
+    by_name = {one.name: one for one in nodes}
+
+    def is_across(*names):
+        return walker._is_across([by_name[name] for name in names])
+
+    assert is_across("a", "b") and is_across("d", "again", "a")
+    assert not is_across("a", "again")  # stays in the cell
+    assert not is_across("b", "again")  # what `attn` gives is kept
+    assert not is_across("d", "e")  # no weight is read in `mlp`
+
+
+def newer(model: StepModel) -> StepModel:
+    """The same, as one of the newer models."""
+    return StepModel(model.layers.source, model.costs, replace(model.settings, is_newer=True))
+
+
+def test_what_newer_models_do_not_compile_together_is_known():
+    cells = collect_items(newer(model_with_a_function()))
+    assert np.flatnonzero(cells.is_cell).tolist() == [0, 4, 5]  # the whole layer, `attn`, `mlp`
+    assert not collect_items(model_with_a_function()).is_cell.any()  # a legacy model
+
+    catalog = collect_items(newer(small_model()))
+    operator = next(i for i, item in enumerate(catalog.items[1]) if ("attn.exp",) in item.recompute_names)
+    is_across = np.zeros_like(catalog.is_across)
+    is_across[:, operator, 1] = True
+    catalog = replace(catalog, is_across=is_across)
+    choice = np.zeros((4, len(catalog.items[1])), np.int64)
+    choice[1, operator] = -1
+    assert not catalog.mixes(choice)
+    choice[3, 0] = -1
+    assert catalog.mixes(choice)
+    choice[1, operator] = 5
+    assert not catalog.mixes(choice)  # a swap is no recompute
+
+    without_ways, without_cells = catalog.unmixed
+    assert without_ways.freed_bytes[1, 0, 1] > 0 == without_ways.freed_bytes[1, operator, 1]
+    assert without_cells.freed_bytes[1, operator, 1] > 0 == without_cells.freed_bytes[1, 0, 1]
+    assert np.array_equal(without_cells.freed_bytes[:, :, 0], catalog.freed_bytes[:, :, 0])
+
+
+def test_no_plan_mixes_what_does_not_compile():
+    """Of the fastest plan of a legacy model some layers run again whole, and in others one operator: not so here, where
+    that leads out of a cell with weights.
+    """
+
+    def plan(model):
+        planner = Planner(model)
+        is_way = planner.catalog.freed_bytes > 0
+        is_way[:, 0] = False
+        if model.settings.is_newer:
+            planner.catalog = replace(planner.catalog, is_across=is_way)
+        return planner.plan(PlanProblem(model, 15_600_000, 0, 8))
+
+    mixed, apart = plan(small_model(8)), plan(newer(small_model(8)))
+    assert mixed.fits and mixed.policy.layer_recompute != NO_LAYERS and mixed.policy.select_recompute
+    assert apart.fits and apart.policy.layer_recompute != NO_LAYERS and not apart.policy.select_recompute
+    assert mixed.step_time_ns < apart.step_time_ns
+    assert mixed.num_evaluations < apart.num_evaluations

@@ -70,7 +70,8 @@ class _Solver:
         self.space = search.space
         self.figures = search.space.figures
         self.found: list[_Found] = []
-        self.squeezed: list[np.ndarray] = []  # the best before less loads were tried, if nothing fitted then
+        # the nearest of the first loads, if none of them fitted; of all before less loads, if nothing did
+        self.squeezed: list[np.ndarray] = []
         self.mixtures: dict[float, ColumnGeneration] = {}  # the last one of each load
         self.looked: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
 
@@ -106,7 +107,7 @@ class _Solver:
             starts.setdefault(load, choice)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
         others = list(starts.values()) if is_small else self.squeezed if is_lost else []
-        improve(self.search, self.forward_ns, others)
+        improve(self.search, self.forward_ns, others, [] if is_small or is_lost else self.squeezed)
         if is_lost:
             self._spread_rows(nearest)
             if self._fits:
@@ -134,6 +135,7 @@ class _Solver:
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
         self._begin(first)
         if not self._fits:
+            self.squeezed = [self._nearest]
             self._squeeze()
             if self._fits:  # what is over is not what layers hold until backward, but what is back at once
                 self.mixture = self.mixture.changed(has_whole=False, rows=())

@@ -76,7 +76,11 @@ def _busy_ns(timeline: Timeline) -> np.ndarray:
 
 
 def improve(
-    search: Search, forward_ns: int, starts: Sequence[np.ndarray] = (), least_rearranged: int = LEAST_REARRANGED
+    search: Search,
+    forward_ns: int,
+    starts: Sequence[np.ndarray] = (),
+    first: Sequence[np.ndarray] = (),
+    least_rearranged: int = LEAST_REARRANGED,
 ) -> None:
     """Looks for better choices around the best of a search, until there is none or its simulations are used up.
 
@@ -87,9 +91,12 @@ def improve(
         search: has simulated something.
         forward_ns: time of forward per micro-batch, in which copies out can hide.
         starts: other choices to go on from, best first.
+        first: some to go on from before that.
         least_rearranged: simulations that are left at least for known rows in other layers, and other distances.
     """
     assert search.best is not None
+    for start in first:
+        _climb(search, start, forward_ns)
     for start in (search.best, *starts):
         _climb(search, start, forward_ns)
     chance = random.Random(0)
