@@ -1,6 +1,5 @@
 """The items of a captured model: what may be swapped or recomputed in each layer, and what each is worth."""
 
-import functools
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -56,7 +55,6 @@ class Catalog:
         across = self.is_across[np.array(self.kinds)[:, None], np.arange(choice.shape[1]), ways]
         return bool((ways[:, self.is_cell] > 0).any() and across.any())
 
-    @functools.cached_property
     def unmixed(self) -> tuple["Catalog", "Catalog"]:
         """The same without such ways, and without such cells."""
         cells = np.zeros_like(self.is_across)

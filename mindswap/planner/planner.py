@@ -50,6 +50,11 @@ class Planner:
         """What may be chosen in each layer; a bound needs none of it."""
         return collect_items(self.model, self.allow, self.known)
 
+    @functools.cached_property
+    def unmixed(self) -> tuple[Catalog, ...]:
+        """The same without one or the other of what MindSpore does not compile together."""
+        return self.catalog.unmixed()
+
     def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
         """The best policy that is found for a problem of this model.
 
@@ -141,7 +146,7 @@ class Planner:
         found = self._curve(problem, keep, progress, self.catalog).best(problem.budget_bytes)
         if found.choice is None or not self.catalog.mixes(found.choice):
             return found
-        apart = [self._curve(problem, keep, progress, one).best(problem.budget_bytes) for one in self.catalog.unmixed]
+        apart = [self._curve(problem, keep, progress, one).best(problem.budget_bytes) for one in self.unmixed]
         return min(apart, key=lambda one: one.rank(problem.budget_bytes))
 
     def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible, catalog: Catalog) -> Curve:

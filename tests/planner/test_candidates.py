@@ -141,7 +141,7 @@ def test_what_newer_models_do_not_compile_together_is_known():
     choice[1, operator] = 5
     assert not catalog.mixes(choice)  # a swap is no recompute
 
-    without_ways, without_cells = catalog.unmixed
+    without_ways, without_cells = catalog.unmixed()
     assert without_ways.freed_bytes[1, 0, 1] > 0 == without_ways.freed_bytes[1, operator, 1]
     assert without_cells.freed_bytes[1, operator, 1] > 0 == without_cells.freed_bytes[1, 0, 1]
     assert np.array_equal(without_cells.freed_bytes[:, :, 0], catalog.freed_bytes[:, :, 0])
