@@ -117,7 +117,10 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
         if allow.swap:
             freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
         if model.settings.is_newer:
-            is_across[position, :, 1:] = [[way in item.across_cells for way in _padded(item, num_ways)] for item in row]
+            for i, item in enumerate(row):
+                is_across[position, i, 1 : 1 + len(item.recompute_names)] = [
+                    way in item.across_cells for way in item.recompute_names
+                ]
             is_cell |= [bool(item.recompute_names) and not item.producers for item in row]
         conflicts[position] = _find_conflicts(merged[position], row, freed_bytes[position])
         reads[position] = _find_conflicts(uses[position], row, freed_bytes[position])
@@ -125,11 +128,6 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     for array in (*arrays, is_across, is_cell):
         array.flags.writeable = False
     return Catalog(kinds, items, *arrays, uses, merged, left, is_across, is_cell)
-
-
-def _padded(item: Item, num_ways: int) -> tuple[tuple[str, ...], ...]:
-    """As many ways as any item has, the missing ones empty."""
-    return (*item.recompute_names, *((),) * (num_ways - len(item.recompute_names)))
 
 
 def _only(item: Item, may_name: Callable[[tuple[str, ...]], bool]) -> Item:

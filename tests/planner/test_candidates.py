@@ -117,6 +117,13 @@ def test_a_way_is_known_that_leads_out_of_a_cell_with_weights():
     assert not is_across("b", "again")  # what `attn` gives is kept
     assert not is_across("d", "e")  # no weight is read in `mlp`
 
+    def is_into_cell(*names):
+        return walker._is_into_cell([by_name[name] for name in names])
+
+    assert is_into_cell("a", "b", "both")  # the bundle has `mlp` run again
+    assert not is_into_cell("a", "b")
+    assert not is_into_cell("b", "both")  # what `attn` gives is kept
+
 
 def newer(model: StepModel) -> StepModel:
     """The same, as one of the newer models."""
