@@ -48,7 +48,7 @@ class Planner:
     @functools.cached_property
     def catalog(self) -> Catalog:
         """What may be chosen in each layer; a bound needs none of it."""
-        return collect_items(self.model, self.allow, self.known)
+        return collect_items(self.model.swapping() if self.allow.swap else self.model, self.allow, self.known)
 
     @functools.cached_property
     def unmixed(self) -> tuple[Catalog, ...]:

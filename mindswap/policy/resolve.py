@@ -221,7 +221,12 @@ def with_recompute_only(policy: Policy) -> Policy:
     return replace(policy, is_swap_enabled=True, default_prefetch=None, layer_swap=(), op_swap=())
 
 
-def layer_key(policy: Policy, layer_index: int) -> Hashable:
+def moves_any(policy: Policy) -> bool:
+    """A policy with swap enabled swaps, as far as its names have something that backward needs."""
+    return any(entry.layers for entry in policy.layer_swap) or any(entry.layers for entry in policy.op_swap)
+
+
+def layer_key(policy: Policy, layer_index: int) -> tuple[tuple[Hashable, ...], ...]:
     """The entries that have a layer of a policy with swap enabled: layers with one key are decided alike.
 
     Plain tuples, not `Entry`: a planner asks for every layer of thousands of policies.

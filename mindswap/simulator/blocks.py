@@ -33,6 +33,7 @@ class BlockMaker:
             another only.
         rule: what becomes of gradients of weights; by default they stay as they are made.
         alignment_bytes: the memory of a tensor is a multiple of it.
+        is_swapping: the step swaps, if not in these layers.
 
     Raises:
         SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
@@ -49,6 +50,7 @@ class BlockMaker:
         once: Set[str] = frozenset(),
         rule: GradientRule = GradientRule(),  # noqa: B008 frozen
         alignment_bytes: int = 1,
+        is_swapping: bool = False,
     ):
         if not graph.has_lazy_inline:
             raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
@@ -56,7 +58,9 @@ class BlockMaker:
         # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun); of one alone, none.
         kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
         copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
-        self.step = step = StepReader(graph, operator_ns, label, collectives, collective_ns, once, is_fused, copied)
+        self.step = step = StepReader(
+            graph, operator_ns, label, collectives, collective_ns, once, is_fused, is_swapping, copied
+        )
         step.read()
         self.rule = rule
         self.alignment_bytes = alignment_bytes

@@ -50,8 +50,8 @@ class LayerSwapModel(StepModel):
         far = super().program(replace(policy, layer_swap=(LayerSwap(makers, FAR),)))
         return swap_at_ends_of_layers(far, layers, entry.prefetch)
 
-    def _cut(self, policy: Policy, layer_index: int) -> Callable[[int], Block]:
-        made = super()._cut(policy, layer_index)
+    def _cut(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
+        made = super()._cut(policy, layer_index, is_swapping)
         num_layers = len(self.captured.trees)
         return _keep_outputs({section: made(section) for section in range(-1, num_layers + 1)}, num_layers).__getitem__
 

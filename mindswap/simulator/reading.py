@@ -80,22 +80,24 @@ class StepReader:
         SimulationError: if the step has no layers.
     """
 
-    graph: Graph  # this and the next six: as `BlockMaker` takes them
+    graph: Graph  # this and the next seven: as `BlockMaker` takes them
     operator_ns: Callable[[Node, Work], int]
     label: Callable[[Node], Names]
     collectives: Mapping[str, tuple[Collective, ...]]
     collective_ns: Callable[[Collective], int]
     once: Set[str]
     is_fused: bool
+    is_swapping: bool = False
     copied: Set[str] = frozenset()  # copies of weights that are memory
     ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
     unwritten: set[str] = field(default_factory=set)  # values that stay within a kernel
     early: Set[str] = frozenset()  # operators behind the layers that run when forward begins
-    # Operators of forward that read weights only, mostly casts. Marked for recompute they run once all the same:
-    # a copy of them waits for nothing of backward (recompute.cc ties those that read a value of forward), and the
-    # backend, where both are in one graph, merges what is equal. Seen in `execute_order.csv` of dry runs of 2.9.0.
+    # Operators of forward that read weights only, mostly casts. Marked for recompute they run once all the same in a
+    # step that swaps nothing: a copy of them waits for nothing of backward (recompute.cc ties those that read a value
+    # of forward), and the backend, where both are in one graph, merges what is equal. Of a step that swaps anything it
+    # does not: they run again. Both seen in `execute_order.csv` of dry runs of 2.9.0.
     of_weights: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -145,7 +147,7 @@ class StepReader:
             self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
         elif node.op == "TensorMove" and not self.values.get(node.inputs[0]) and node.name not in self.copied:
             return  # of a weight: it is read where it is
-        elif node.is_duplicate and node.origin in self.of_weights:
+        elif node.is_duplicate and node.origin in self.of_weights and not self.is_swapping:
             self.values[node.name] = self.values[node.origin]
         elif is_kernel(node.op):
             self._run(node, place, work)

@@ -16,7 +16,7 @@ from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import layer_key, with_recompute_only
+from mindswap.policy.resolve import layer_key, moves_any, with_recompute_only
 from mindswap.simulator.block import Block
 from mindswap.simulator.blocks import BlockMaker
 from mindswap.simulator.build import build_program
@@ -103,7 +103,8 @@ class StepModel:
         self.layout = replace(layout, closing_bytes=self.weights.closing_bytes)
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
-        self._blocks: dict[tuple[Hashable, int], Block] = {}  # by `layer_key` and section
+        self.is_swapping = False  # whatever a policy says of other layers, they swap
+        self._blocks: dict[tuple[Hashable, int], Block] = {}  # by what makes them and section
         self._recent: dict[Hashable, Callable[[int], Block]] = {}  # what makes the blocks of a step that was read
 
     # -- other models of the same step ------------------------------------------------------------
@@ -130,6 +131,12 @@ class StepModel:
         other._update_terms = update_terms(self.weights.parameters, other.settings, self.costs.device)
         return other
 
+    def swapping(self) -> "StepModel":
+        """The same model with layers as they are where others swap; what it knows of them is shared."""
+        other = copy.copy(self)
+        other.is_swapping = True
+        return other
+
     # -- a step -----------------------------------------------------------------------------------
 
     def simulate(self, policy: Policy) -> SimulatedStep:
@@ -152,7 +159,8 @@ class StepModel:
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
             )
         acting = with_recompute_only(policy)
-        layers = [self.layer_block(acting, index) for index in range(self.captured.num_layers)]
+        model = self.swapping() if moves_any(acting) else self
+        layers = [model.layer_block(acting, index) for index in range(self.captured.num_layers)]
         behind = len(self.captured.trees)
         return [self._block(PLAIN, 0, -1), *layers, self._block(PLAIN, 0, behind)]
 
@@ -179,16 +187,19 @@ class StepModel:
 
     def _block(self, policy: Policy, layer_index: int, section: int) -> Block:
         """A section of the compiled step in which all layers are under what the policy sets on one layer."""
-        key = layer_key(policy, layer_index)
+        recompute, *swaps = layer_key(policy, layer_index)
+        # It is about what runs again: all other layers are the same in any step.
+        is_swapping = any(recompute) and (self.is_swapping or moves_any(policy))
+        key = (recompute, *swaps, is_swapping)
         if (key, section) not in self._blocks:
             if key not in self._recent:
                 while len(self._recent) >= NUM_RECENT:
                     del self._recent[next(iter(self._recent))]
-                self._recent[key] = self._cut(policy, layer_index)
+                self._recent[key] = self._cut(policy, layer_index, is_swapping)
             self._blocks[key, section] = self._recent[key](section)
         return self._blocks[key, section]
 
-    def _cut(self, policy: Policy, layer_index: int) -> Callable[[int], Block]:
+    def _cut(self, policy: Policy, layer_index: int, is_swapping: bool) -> Callable[[int], Block]:
         return BlockMaker(
             self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
             self.costs.operator_ns,
@@ -199,6 +210,7 @@ class StepModel:
             self.layers.once,
             self.weights.rule,
             self.costs.device.pool_alignment_bytes,
+            is_swapping,
         ).block
 
     # -- figures ----------------------------------------------------------------------------------

@@ -78,6 +78,9 @@ def test_the_embedding_of_a_newer_model_is_cut_over_tensor_and_data_parallel_ran
     [
         # In the loss: casts of the weights of all layers are there, though the layers run again.
         ("llama optimizer_whole full", 1761),
+        # In steps that swap these casts run again.
+        ("llama optimizer_whole mixed", 1778),
+        ("qwen3_moe select_mlp mlp_10", 646),
         # As the optimizer begins: products of gradients beside what they are of.
         ("qwen3 pp2_tp2 layers_10", 421),
         # At the end of backward, or a little later; gradients of `linear_fc1` are cut.

@@ -18,7 +18,7 @@ from mindswap.planner.bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.planner.candidates import find_items
 from mindswap.planner.problem import Allow
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.model import ALL_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import MemoryKind, OpKind
@@ -105,6 +105,17 @@ def test_without_the_parallel_optimizer_recompute_of_it_frees_nothing_either():
     own = model(6, WeightSharding())
     for policy in (KEEP_ALL, Policy(True, select_recompute=(OpRecompute(CAST, ALL_LAYERS),))):
         assert kept_bytes(own.program(policy)) == 20 * KIB + 6 * 32 * KIB
+
+
+def test_in_a_step_that_swaps_it_does():
+    """In any layer: `llama optimizer_whole mixed` of benchmarks/dryrun."""
+    own, again = model(6, WeightSharding()), (OpRecompute(CAST, ALL_LAYERS),)
+    swap = Policy(True, op_swap=(OpSwap(r"mlp\.gelu", Layers(0), 1),))
+    moved = kept_bytes(own.program(KEEP_ALL)) - kept_bytes(own.program(swap))
+    assert moved > 0
+    assert kept_bytes(own.program(replace(swap, select_recompute=again))) == 20 * KIB - moved
+    named_without_layers = Policy(True, op_swap=(OpSwap(r"mlp\.gelu", NO_LAYERS, 1),), select_recompute=again)
+    assert kept_bytes(own.program(named_without_layers)) == 20 * KIB + 6 * 32 * KIB
 
 
 def test_weights_stay_under_full_recompute_and_full_swap():

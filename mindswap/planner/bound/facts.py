@@ -70,7 +70,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     # Exposed communication of gradients gets less where backward takes longer.
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
     num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
-    liveness = liveness_of(model, num_turns // model.layout.num_sequences)
+    liveness = liveness_of(model.swapping(), num_turns // model.layout.num_sequences)
     flows, times, stages = flows_of(model), pass_times(model), range(model.layout.num_stages)
     is_cut = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
     return Facts(
