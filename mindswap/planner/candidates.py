@@ -7,6 +7,7 @@ additions of a layer. What is made under one name is one `Item`; a name that hol
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from mindswap.graph.memory import Names, OperatorNames, find_handed_on, merged_readers
 from mindswap.graph.model import Graph, Node, first_source
@@ -152,10 +153,13 @@ class _Walker:
         Empty names where one is missing.
         """
         parts = [[entry] for entry in group] + [group]
-        again = [list(self._made_again(part)) for part in parts]
-        if self.is_newer:  # of a part, some of these do not compile in two layers: "The pointer[context] is null"
-            again = [nodes for nodes in again if nodes is again[-1] or not self._is_into_cell(nodes)]
-        return {self._way(nodes): self._is_across(nodes) for nodes in again}
+        found: dict[tuple[str, ...], bool] = {}
+        for part, is_short in product(parts, (False, True)):
+            nodes = list(self._made_again(part, is_short))
+            # Of a part, some of these do not compile in two layers: "The pointer[context] is null".
+            if part is group or not (self.is_newer and self._is_into_cell(nodes)):
+                found.setdefault(self._way(nodes), self._is_across(nodes))
+        return found
 
     def _is_across(self, nodes: list[Node]) -> bool:
         """An operator reads what one in a cell with weights makes, and is not in that cell."""
@@ -215,8 +219,11 @@ class _Walker:
                 return ()  # what the compiler put there goes with the operator that reads it
         return tuple(found)
 
-    def _made_again(self, group: list[SavedStorage]) -> Iterator[Node]:
-        """The operators from the names that backward holds back to values that are kept anyway."""
+    def _made_again(self, group: list[SavedStorage], is_short: bool) -> Iterator[Node]:
+        """The operators from the names that backward holds back to values that are kept anyway.
+
+        A short way ends at what makes more than it reads, a cast to a wider type: what it reads is then kept instead.
+        """
         own = {node.name for entry in group for node in entry.keepers}
         stack = [node for entry in group for node in entry.keepers]
         seen = set()
@@ -227,10 +234,13 @@ class _Walker:
             seen.add(node.name)
             if node.op != "TupleGetItem":
                 yield node
+            sources = []
             for name in node.inputs:
                 source = self.graph.index.forward_nodes.get(name)
                 if source is None or source.op in IGNORED_OPS or source.op in REDISTRIBUTION_OPS:
                     continue
                 is_kept = name in self.kept and name not in own
                 if not is_kept and (source.layer_index == self.layer_index or source.op in TUPLE_OPS):
-                    stack.append(source)
+                    sources.append(source)
+            if not is_short or node.op in TUPLE_OPS or sum(one.size_bytes for one in sources) >= node.size_bytes:
+                stack += sources

@@ -26,12 +26,18 @@ NO_FAULTS = Faults()
 
 
 def foresee_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerEffect:
-    """Effect that a policy would have in one layer of the model."""
+    """Effect that a policy would have in one layer of the model.
+
+    A function that a cell calls (`ops.reshape`) may have the place of an operator that is to be swapped: a capture
+    tells them apart, and no entry means the function.
+    """
     layers, kind = model.layers, model.captured.sample.layer_map[layer_index]
     plain = layers.rewritten(replace(policy, op_swap=(), layer_swap=(), default_prefetch=None), layer_index)
     graph = layers.rewritten(policy, layer_index)
     decided = replace(layers.decisions(policy, layer_index)[kind], layer_index=kind)
-    return replace(compare_effect([decided], plain, graph)[0], layer_index=layer_index)
+    effect = compare_effect([decided], plain, graph)[0]
+    missing = tuple(node for node in effect.missing if model.names.can_name(graph.owner(node)))
+    return replace(effect, layer_index=layer_index, missing=missing)
 
 
 def is_foreseen_as_asked(model: StepModel, policy: Policy) -> bool:

@@ -8,13 +8,21 @@ import numpy as np
 from mindswap.graph.layer_places import has_scope
 from mindswap.graph.memory import Label
 from mindswap.graph.model import Graph, Node, first_source
-from mindswap.graph.ops import BOOKKEEPING_OPS, COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
+from mindswap.graph.ops import (
+    BOOKKEEPING_OPS,
+    COMMUNICATION_OPS,
+    FUSED_OPS,
+    REDISTRIBUTION_OPS,
+    VALUE_PASSING_OPS,
+    is_kernel,
+)
 from mindswap.graph.rewrite.fusion import fuse_forward, least_work_again, readers_of_saved
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.sharding.overlap import RING
 from mindswap.graph.storage import StorageKind, classify_saved, first_readers, resolve_storage
 from mindswap.graph.work import Work, measure_work
-from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.policy.cell_tree import exact_pattern, is_within
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
 
@@ -28,6 +36,15 @@ class Window:
     # of these, the ones of which backward itself first reads something there; copies of others stand there for a copy
     asked: frozenset[int]
     read_before: frozenset[int] = frozenset()  # tensors that backward has read before
+
+
+@dataclass(frozen=True)
+class CellAgain:
+    """A cell that calls functions: no name is theirs, so they run again with all of the cell, or one around it."""
+
+    functions: frozenset[int]  # operators that run again in no other way
+    ops: frozenset[int]  # all that run again with the cell, as far as something reads them
+    tensors: frozenset[int]  # of what these make, what is read there only: nothing is left of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +79,7 @@ class Flow:
     # pairs of a tensor that only its operator is a name of, and an operator of that name: what a name swaps does not
     # run again
     either: tuple[tuple[int, int], ...] = ()
+    together_again: tuple[CellAgain, ...] = ()
     avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
 
     @property
@@ -234,6 +252,7 @@ def _flow_of(
         frozenset(tensor for tensor, node in decided.items() if len(node.outputs) > 1),
         tuple(_moved_together(decided_named, model.names)),
         tuple(_either(decided_named, model.names, own)),
+        tuple(_together_again(model, own, makers, reads, holders)),
         sum(avoided_store_ns[node.name] for node in own),
     )
 
@@ -256,18 +275,52 @@ def _either(
     return ((tensor, op) for tensor, node in named.items() if len(names(node)) == 1 for op in by_name[names(node)])
 
 
+def _together_again(
+    model: StepModel,
+    own: Sequence[Node],
+    makers: Sequence[int],
+    reads: Iterable[tuple[int, int]],
+    holders: Mapping[int, Sequence[Node]],
+) -> Iterable[CellAgain]:
+    """`Flow.together_again`, of the operators of a layer, what makes each tensor, and all names of it.
+
+    What reads weights alone runs again with the cell only in a step that swaps (`simulator.reading`).
+    """
+    reading = {op for op, _ in reads}
+    functions: dict[str, set[int]] = {}
+    for op, node in enumerate(own):
+        is_decided = has_scope(node) and not is_gathering(node) and node.op not in REDISTRIBUTION_OPS
+        if is_decided and not model.names.can_name(node) and not model.layers.reads_caches:
+            functions.setdefault(node.cell_path, set()).add(op)
+    for cell, ops in functions.items():
+        entries = (OpRecompute(exact_pattern(cell), ALL_LAYERS),) if cell else ()
+        policy = Policy(True, select_recompute=entries, layer_recompute=NO_LAYERS if cell else ALL_LAYERS)
+        layer_index = model.captured.sample.layer_map.index(own[0].layer_index)
+        graph = model.layers.rewritten(policy, layer_index)
+        again = {node.name for node in graph.forward if node.is_recomputed}
+        yield CellAgain(
+            frozenset(ops),
+            frozenset(op for op, node in enumerate(own) if node.name in again),
+            frozenset(
+                tensor
+                for tensor, nodes in holders.items()
+                if makers[tensor] in reading and again.issuperset(node.name for node in nodes)
+            ),
+        )
+
+
 def _are_read_inside(graph: Graph, maker: Node, holders: Iterable[Node]) -> bool:
     """Names of what an operator makes are read in its cell only."""
     return all(
         reader.op in BOOKKEEPING_OPS
-        or (reader.layer_index == maker.layer_index and has_scope(reader) and _is_in_cell(reader, maker.cell_path))
+        or (
+            reader.layer_index == maker.layer_index
+            and has_scope(reader)
+            and is_within(reader.cell_path, maker.cell_path)
+        )
         for holder in holders
         for reader in graph.index.forward_readers.get(holder.name, ())
     )
-
-
-def _is_in_cell(node: Node, cell: str) -> bool:
-    return not cell or node.cell_path == cell or node.cell_path.startswith(f"{cell}.")
 
 
 def _communicates_early(model: StepModel, node: Node) -> bool:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindswap.planner.bound.facts import Facts
-from mindswap.planner.bound.flow import Flow, Window, closure
+from mindswap.planner.bound.flow import CellAgain, Flow, Window, closure
 from mindswap.planner.bound.pipeline import Chain
 from mindswap.planner.linear import METHODS, Solution, Unsolved, solve_linear
 from mindswap.planner.problem import Allow
@@ -269,6 +269,8 @@ class _Layer:
                 again = {runs_again[flow.makers[tensor]]: -1.0 for tensor in (one, other)}
                 moved = dict.fromkeys(self.tensors[one][2:], 1.0) | dict.fromkeys(self.tensors[other][2:], -1.0)
                 rows.limit(moved | again)
+        for cell in flow.together_again:
+            self._add_cell(rows, flow, cell, runs_again)
         for tensor, op in flow.either:
             rows.limit(dict.fromkeys((*self.tensors[tensor][2:], runs_again[op]), 1), 1)
         for op, tensor in flow.reads:
@@ -283,31 +285,52 @@ class _Layer:
         # What runs again, and the time that it may take while the compute stream waits.
         known_ns = {op: max(ns, 0) for op, ns in enumerate(flow.recompute_ns) if ns > 0 or op in apart}
 
-        def hide(stands: Mapping[int, int], idle_ns: Row, limit_ns: int) -> None:
-            """Adds time that operators hide in, as far as their copies stand there, which a variable says of each."""
+        def hide(stands: Mapping[int, int], is_there: int, idle_ns: int) -> None:
+            """Adds time to hide in, as far as it is there, and copies of operators stand there, as variables say."""
             hidden = {op: rows.variable() for op in stands if op in known_ns}
             for op, hidden_ns in hidden.items():
                 row: Row = {hidden_ns: 1, stands[op]: -known_ns[op]}
                 rows.limit(row | ({apart[op]: -flow.unfused_extra_ns[op]} if op in apart else {}))
-            rows.limit(dict.fromkeys(hidden.values(), 1) | idle_ns, limit_ns)
+            rows.limit({**dict.fromkeys(hidden.values(), 1), is_there: -idle_ns})
             compute.update(dict.fromkeys(hidden.values(), -1))
 
         for window in flow.windows:
-            hide(self._stand_in(rows, flow, window, runs_again), {}, window.idle_ns)
+            hide(*self._stand_in(rows, flow, window, runs_again), window.idle_ns)
         communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
         rows.limit({**communication, self.recompute_ns: -1})
         for op, ns in enumerate(flow.communication_ns):
             if ns:
-                hide({other: runs_again[other] for other in flow.beside.get(op, ())}, {runs_again[op]: -ns}, 0)
+                hide({other: runs_again[other] for other in flow.beside.get(op, ())}, runs_again[op], ns)
                 compute[runs_again[op]] = compute.get(runs_again[op], 0) + ns
         rows.limit({**compute, self.recompute_ns: -1})
 
-    def _stand_in(self, rows: _Rows, flow: Flow, window: Window, runs_again: Sequence[int]) -> dict[int, int]:
-        """For each operator the variable of the part of its copy that stands in a window.
+    def _add_cell(self, rows: _Rows, flow: Flow, cell: CellAgain, runs_again: Sequence[int]) -> None:
+        """What runs again with a cell, in the same layers."""
+        is_again = rows.variable(1)
+        with_cell = {op: rows.variable(1) for op in cell.ops}
+        for op, part in with_cell.items():
+            rows.limit({part: 1, runs_again[op]: -1})
+            rows.limit({part: 1, is_again: -1})
+        for op in cell.functions:
+            rows.limit({runs_again[op]: 1, with_cell.get(op, is_again): -1})
+        for tensor in cell.tensors:
+            rows.limit(dict.fromkeys((*self.tensors[tensor][1:], is_again), 1), 1)
+            if tensor in flow.saved:
+                rows.limit({is_again: 1, with_cell[flow.makers[tensor]]: -1})
+        for op, tensor in flow.reads:
+            if op in with_cell and tensor in cell.tensors:
+                rows.limit({with_cell[op]: 1, with_cell[flow.makers[tensor]]: -1})
 
-        What is read before the window is there before: kept, swapped, or its copy stands before the window, too.
+    def _stand_in(
+        self, rows: _Rows, flow: Flow, window: Window, runs_again: Sequence[int]
+    ) -> tuple[dict[int, int], int]:
+        """For each operator the variable of the part of its copy that stands in a window, and that of all of them.
+
+        What is read before the window is there before: kept, swapped, or its copy stands before the window, too. Where
+        no copy stands there for backward itself none does.
         """
-        stands = {op: rows.variable(1) for op in window.ops}
+        stands, any_stands = {op: rows.variable(1) for op in window.ops}, rows.variable(1)
+        rows.limit({any_stands: 1, **dict.fromkeys((stands[op] for op in window.asked), -1)})
         inputs = flow.inputs
         before = {op: rows.variable(1) for op in closure((flow.makers[t] for t in window.read_before), inputs)}
         for tensor in window.read_before:
@@ -320,6 +343,7 @@ class _Layer:
                 rows.limit({before[op]: 1, **dict.fromkeys((before[maker], *self.tensors[tensor][1:]), -1)})
         for op, part in stands.items():
             rows.limit({part: 1, runs_again[op]: -1} | ({before[op]: 1} if op in before else {}))
+            rows.limit({part: 1, any_stands: -1})
             if op not in window.asked:
                 rows.limit({part: 1, **{stands[reader]: -1 for reader in readers.get(op, ()) if reader in stands}})
-        return stands
+        return stands, any_stands

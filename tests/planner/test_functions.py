@@ -1,0 +1,45 @@
+"""Cells that call functions, which have no names: a Qwen3-MoE whose experts are on two ranks, really captured."""
+
+import pytest
+
+from mindswap.planner.bound.flow import flows_of
+from mindswap.planner.catalog import collect_items
+from mindswap.planner.effect import Foresight
+from mindswap.policy.model import Policy
+from tests.planner.loading import capture_experts
+
+pytestmark = pytest.mark.mindspore
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    return capture_experts(tmp_path_factory.mktemp("experts"))
+
+
+def test_a_function_beside_a_named_operator_is_no_fault_of_its_swap(experts):
+    """`ops.reshape` keeps indices in the cell in which `reshape` is an attribute, which keeps weights."""
+    names = [name for item in collect_items(experts).items[0] for name in item.swap_names]
+    faults = Foresight(experts).faults(0, Policy(True), names)
+    assert "mlp.experts.reshape" in names
+    assert faults.swap == {"mlp.experts.cast_op"}  # one with `reshape`
+
+
+def test_a_cast_to_a_wider_type_runs_again_alone(experts):
+    catalog = collect_items(experts)
+    [(position, item)] = [
+        (position, item)
+        for position, item in enumerate(catalog.items[0])
+        if item.swap_names == ("pre_mlp_layernorm.cast",)
+    ]
+    way = 1 + item.recompute_names.index(("pre_mlp_layernorm.cast",))
+    assert catalog.freed_bytes[0, position, way] == item.sizes_bytes[0] // 2  # what it reads is kept instead
+
+
+def test_functions_run_again_with_their_cell(experts):
+    for flow in flows_of(experts):
+        cells = [cell for cell in flow.together_again if len(cell.functions) > 10]
+        assert cells
+        for cell in cells:
+            made = {flow.makers[tensor] for tensor in cell.tensors & flow.saved}
+            assert made and made <= cell.ops
+            assert cell.functions & made  # backward reads what they make, and it goes
