@@ -41,7 +41,7 @@ def test_a_row_is_simulated_as_its_policy(name, tmp_path):
     """What has no effect, or is copied for nothing, is in no policy; that is asked of operators of one card."""
     config, edits = CONFIGS[name]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(edited(yaml.safe_load(config.read_text()), edits)))
-    model = capture_apart(tmp_path / "config.yaml")
+    model = capture_apart(tmp_path / "config.yaml").swapping()  # as other layers do, if this one does not
     rows = Rows(model, collect_items(model))
     space = WholeSpace(rows, model, 1 << 50, 1 << 50)
     can_swap = space.figures.freed_bytes[1, :, 0] > 0
