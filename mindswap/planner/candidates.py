@@ -69,7 +69,7 @@ def find_items(
     if not has_cells:
         return items
     # What no operator name reaches, functions say, runs again with a cell around it.
-    out_of_reach = (group for group in groups if not any(walker.ways(group)))
+    out_of_reach = (group for group in groups if not walker.is_within_reach(group))
     cells = dict.fromkeys(cell for group in out_of_reach for entry in group for cell in _cells_around(entry))
     return (*items, *(Item(Names.of(cell), (), (), (), ((cell,),)) for cell in cells))
 
@@ -156,10 +156,17 @@ class _Walker:
         found: dict[tuple[str, ...], bool] = {}
         for part, is_short in product(parts, (False, True)):
             nodes = list(self._made_again(part, is_short))
-            # Of a part, some of these do not compile in two layers: "The pointer[context] is null".
-            if part is group or not (self.is_newer and self._is_into_cell(nodes)):
-                found.setdefault(self._way(nodes), self._is_across(nodes))
+            # But for all of it, some of these do not compile in two layers: "The pointer[context] is null".
+            if (part is group and not is_short) or not (self.is_newer and self._is_into_cell(nodes)):
+                way = self._way(nodes)
+                found[way] = found.get(way, False) or self._is_across(nodes)
         return found
+
+    def is_within_reach(self, group: list[SavedStorage]) -> bool:
+        """Names of operators make some of the storages again, back to what is kept anyway."""
+        return any(
+            self._way(list(self._made_again(part, is_short=False))) for part in ([[one] for one in group] + [group])
+        )
 
     def _is_across(self, nodes: list[Node]) -> bool:
         """An operator reads what one in a cell with weights makes, and is not in that cell."""
@@ -222,7 +229,8 @@ class _Walker:
     def _made_again(self, group: list[SavedStorage], is_short: bool) -> Iterator[Node]:
         """The operators from the names that backward holds back to values that are kept anyway.
 
-        A short way ends at what makes more than it reads, a cast to a wider type: what it reads is then kept instead.
+        A short way ends at what makes more than it reads and nobody keeps, such as a cast to a wider type: what it
+        reads is then kept instead.
         """
         own = {node.name for entry in group for node in entry.keepers}
         stack = [node for entry in group for node in entry.keepers]

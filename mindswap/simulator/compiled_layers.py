@@ -55,9 +55,13 @@ class CompiledLayers:
         self._paths = source.names()  # of operators that are not merged
         self._recent: dict[Hashable, Graph] = {}  # what was rewritten last, by `layer_key`
 
+    def with_fixed(self, policy: Policy) -> Policy:
+        """A policy beside the fixed one."""
+        return policy.beside(self.fixed) if self.fixed is not None else policy
+
     def decisions(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
         """Decisions of a policy for one layer of the model, in each of the compiled ones."""
-        policy = policy.beside(self.fixed) if self.fixed is not None else policy
+        policy = self.with_fixed(policy)
         decided = {tree: resolve_layer(policy, layer_index, tree) for tree in dict.fromkeys(self.source.trees)}
         return tuple(decided[tree] for tree in self.source.trees)
 

@@ -103,7 +103,7 @@ class StepModel:
         self.layout = replace(layout, closing_bytes=self.weights.closing_bytes)
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
-        self.is_swapping = False  # whatever a policy says of other layers, they swap
+        self.is_swapping = False  # other layers swap, whatever a policy says of them
         self._blocks: dict[tuple[Hashable, int], Block] = {}  # by what makes them and section
         self._recent: dict[Hashable, Callable[[int], Block]] = {}  # what makes the blocks of a step that was read
 
@@ -159,8 +159,13 @@ class StepModel:
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
             )
         acting = with_recompute_only(policy)
-        model = self.swapping() if moves_any(acting) else self
-        layers = [model.layer_block(acting, index) for index in range(self.captured.num_layers)]
+
+        def layers_of(model: StepModel) -> list[Block]:
+            return [model.layer_block(acting, index) for index in range(self.captured.num_layers)]
+
+        layers = layers_of(self.swapping() if moves_any(self.layers.with_fixed(acting)) else self)
+        if not any(tensor.num_copies for block in dict.fromkeys(layers) for tensor in block.tensors):
+            layers = layers_of(self)  # what is named moves nothing
         behind = len(self.captured.trees)
         return [self._block(PLAIN, 0, -1), *layers, self._block(PLAIN, 0, behind)]
 
@@ -187,10 +192,10 @@ class StepModel:
 
     def _block(self, policy: Policy, layer_index: int, section: int) -> Block:
         """A section of the compiled step in which all layers are under what the policy sets on one layer."""
-        recompute, *swaps = layer_key(policy, layer_index)
         # It is about what runs again: all other layers are the same in any step.
-        is_swapping = any(recompute) and (self.is_swapping or moves_any(policy))
-        key = (recompute, *swaps, is_swapping)
+        recompute, *_ = layer_key(self.layers.with_fixed(policy), layer_index)
+        is_swapping = self.is_swapping and any(recompute)
+        key = (*layer_key(policy, layer_index), is_swapping)
         if (key, section) not in self._blocks:
             if key not in self._recent:
                 while len(self._recent) >= NUM_RECENT:

@@ -44,7 +44,7 @@ class CellAgain:
 
     functions: frozenset[int]  # operators that run again in no other way
     ops: frozenset[int]  # all that run again with the cell, as far as something reads them
-    tensors: frozenset[int]  # of what these make, what is read there only: nothing is left of it
+    tensors: frozenset[int]  # what they make of which nothing is left then
 
 
 @dataclass(frozen=True, eq=False)

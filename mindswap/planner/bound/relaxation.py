@@ -10,6 +10,7 @@ demands every policy must pay, so its optimum is a lower bound of the simulated 
 - what has been copied out by then went over the link since forward of these micro-batches began;
 - one name swaps all that backward holds of its operator;
 - what a name swaps does not run again, nor do other operators of that name;
+- functions run again with all of their cell, or one around it; no policy here excludes parts of a cell;
 - what runs again reads tensors that are kept, brought back, or made again as well; it hides while the compute stream
   waits for communication, but only where something reads it: of backward, or other copies;
 - copies that communicate keep the compute stream waiting, but for copies that may stand between;
