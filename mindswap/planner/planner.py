@@ -18,6 +18,7 @@ from mindswap.planner.solvers.search import Interruptible, Progress
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.coverage import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.policy.resolve import moves_any
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.step_model import StepModel
 
@@ -48,7 +49,7 @@ class Planner:
     @functools.cached_property
     def catalog(self) -> Catalog:
         """What may be chosen in each layer; a bound needs none of it."""
-        return collect_items(self.model.swapping() if self.allow.swap else self.model, self.allow, self.known)
+        return collect_items(self.model.swapping(self.allow.swap), self.allow, self.known)
 
     @functools.cached_property
     def unmixed(self) -> tuple[Catalog, ...]:
@@ -164,7 +165,7 @@ class Planner:
 
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
         """A plan may be the policy of a common setting where all of it is allowed and has its effect."""
-        swaps = bool(policy.op_swap or policy.layer_swap)
+        swaps = moves_any(policy)
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
         if (swaps and not allow.swap) or (again and not allow.recompute):
             return False

@@ -50,7 +50,7 @@ class StageSolver:
         self.fits_alone = False
         self._enough_extra_ns = 0.0  # per micro-batch
         self._kept_ns = 0  # the whole step if everything is kept; 0 before it is known
-        self.rows = Rows(self.model.swapping() if problem.allow.swap else self.model, catalog)
+        self.rows = Rows(self.model.swapping(problem.allow.swap), catalog)
         self.num_stages = self.model.layout.num_stages
         spaces = [StepSpace(self.rows, stage, 0, self.host_bytes) for stage in range(self.num_stages)]
         self.layers = [list(space.layers) for space in spaces]

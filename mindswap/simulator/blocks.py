@@ -33,7 +33,7 @@ class BlockMaker:
             another only.
         rule: what becomes of gradients of weights; by default they stay as they are made.
         alignment_bytes: the memory of a tensor is a multiple of it.
-        is_swapping: the step swaps, if not in these layers.
+        is_swapping: the step, of one micro-batch, swaps, if not in these layers.
 
     Raises:
         SimulationError: if the layers of the step are tied together in a way that blocks cannot express.

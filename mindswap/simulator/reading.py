@@ -97,7 +97,8 @@ class StepReader:
     # Operators of forward that read weights only, mostly casts. Marked for recompute they run once all the same in a
     # step that swaps nothing: a copy of them waits for nothing of backward (recompute.cc ties those that read a value
     # of forward), and the backend, where both are in one graph, merges what is equal. Of a step that swaps anything it
-    # does not: they run again. Both seen in `execute_order.csv` of dry runs of 2.9.0.
+    # does not: they run again. Both seen in `execute_order.csv` of dry runs of 2.9.0. With several micro-batches that
+    # is so where whole cells run again, and not where casts are named (28 November 2026): there all count as kept.
     of_weights: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:

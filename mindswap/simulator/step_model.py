@@ -104,6 +104,7 @@ class StepModel:
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
         self.is_swapping = False  # other layers swap, whatever a policy says of them
+        self._has_one_turn = self.layout.num_turns == 1  # also where it stands for a step of more
         self._blocks: dict[tuple[Hashable, int], Block] = {}  # by what makes them and section
         self._recent: dict[Hashable, Callable[[int], Block]] = {}  # what makes the blocks of a step that was read
 
@@ -131,10 +132,10 @@ class StepModel:
         other._update_terms = update_terms(self.weights.parameters, other.settings, self.costs.device)
         return other
 
-    def swapping(self) -> "StepModel":
+    def swapping(self, is_swapping: bool = True) -> "StepModel":
         """The same model with layers as they are where others swap; what it knows of them is shared."""
         other = copy.copy(self)
-        other.is_swapping = True
+        other.is_swapping = is_swapping
         return other
 
     # -- a step -----------------------------------------------------------------------------------
@@ -163,8 +164,9 @@ class StepModel:
         def layers_of(model: StepModel) -> list[Block]:
             return [model.layer_block(acting, index) for index in range(self.captured.num_layers)]
 
-        layers = layers_of(self.swapping() if moves_any(self.layers.with_fixed(acting)) else self)
-        if not any(tensor.num_copies for block in dict.fromkeys(layers) for tensor in block.tensors):
+        model = self.swapping(self.is_swapping or moves_any(self.layers.with_fixed(acting)))
+        layers = layers_of(model)
+        if model.is_swapping and not any(t.num_copies for block in dict.fromkeys(layers) for t in block.tensors):
             layers = layers_of(self)  # what is named moves nothing
         behind = len(self.captured.trees)
         return [self._block(PLAIN, 0, -1), *layers, self._block(PLAIN, 0, behind)]
@@ -193,8 +195,8 @@ class StepModel:
     def _block(self, policy: Policy, layer_index: int, section: int) -> Block:
         """A section of the compiled step in which all layers are under what the policy sets on one layer."""
         # It is about what runs again: all other layers are the same in any step.
-        recompute, *_ = layer_key(self.layers.with_fixed(policy), layer_index)
-        is_swapping = self.is_swapping and any(recompute)
+        is_swapping = self.is_swapping and self._has_one_turn
+        is_swapping = is_swapping and any(layer_key(self.layers.with_fixed(policy), layer_index)[0])
         key = (*layer_key(policy, layer_index), is_swapping)
         if (key, section) not in self._blocks:
             if key not in self._recent:
