@@ -102,6 +102,11 @@ def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedSt
     return [members for _, members in groups]
 
 
+def _parts(group: list[SavedStorage]) -> list[list[SavedStorage]]:
+    """Each storage of a group alone, and at last all of it."""
+    return [*([entry] for entry in group if len(group) > 1), group]
+
+
 class _Walker:
     """Knows what is saved, and walks back from it."""
 
@@ -152,9 +157,8 @@ class _Walker:
 
         Empty names where one is missing.
         """
-        parts = [[entry] for entry in group] + [group]
         found: dict[tuple[str, ...], bool] = {}
-        for part, is_short in product(parts, (False, True)):
+        for part, is_short in product(_parts(group), (False, True)):
             nodes = list(self._made_again(part, is_short))
             # But for all of it, some of these do not compile in two layers: "The pointer[context] is null".
             if (part is group and not is_short) or not (self.is_newer and self._is_into_cell(nodes)):
@@ -164,9 +168,7 @@ class _Walker:
 
     def is_within_reach(self, group: list[SavedStorage]) -> bool:
         """Names of operators make some of the storages again, back to what is kept anyway."""
-        return any(
-            self._way(list(self._made_again(part, is_short=False))) for part in ([[one] for one in group] + [group])
-        )
+        return any(self._way(list(self._made_again(part, is_short=False))) for part in _parts(group))
 
     def _is_across(self, nodes: list[Node]) -> bool:
         """An operator reads what one in a cell with weights makes, and is not in that cell."""

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import yaml
+
 from mindswap.api.step import load_step
 from mindswap.simulator.step_model import StepModel
 from tests import forked
-
-EXPERTS = Path(__file__).resolve().parents[1] / "data" / "qwen3_moe_small.yaml"
+from tests.adapters.edits import edited
+from tests.adapters.graphs import QWEN3_MOE
 
 
 def capture_apart(config: Path) -> StepModel:
@@ -17,13 +19,13 @@ def capture_apart(config: Path) -> StepModel:
 
 def capture_experts(folder: Path) -> StepModel:
     """Qwen3-MoE in bfloat16 with experts over two ranks: functions exchange what they compute on."""
-    text = EXPERTS.read_text("utf-8")
-    for before, after in (
-        ("compute_dtype: float32", "compute_dtype: bfloat16"),
-        ("seq_length: 64", "seq_length: 2048"),
-        ("data_parallel: 8", "data_parallel: 8\n  expert_parallel: 2"),
-    ):
-        assert before in text
-        text = text.replace(before, after, 1)
-    (folder / "experts.yaml").write_text(text, "utf-8")
+    config = edited(
+        yaml.safe_load(QWEN3_MOE.read_text("utf-8")),
+        {
+            "model.model_config.compute_dtype": "bfloat16",
+            "model.model_config.seq_length": 2048,
+            "parallel_config.expert_parallel": 2,
+        },
+    )
+    (folder / "experts.yaml").write_text(yaml.safe_dump(config), "utf-8")
     return capture_apart(folder / "experts.yaml")

@@ -79,7 +79,7 @@ class Flow:
     # pairs of a tensor that only its operator is a name of, and an operator of that name: what a name swaps does not
     # run again
     either: tuple[tuple[int, int], ...] = ()
-    together_again: tuple[CellAgain, ...] = ()
+    together_again: tuple[CellAgain, ...] = ()  # cells that call functions
     avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
 
     @property
@@ -286,11 +286,13 @@ def _together_again(
 
     What reads weights alone runs again with the cell only in a step that swaps (`simulator.reading`).
     """
+    if model.layers.reads_caches:
+        return
     reading = {op for op, _ in reads}
     functions: dict[str, set[int]] = {}
     for op, node in enumerate(own):
-        is_decided = has_scope(node) and not is_gathering(node) and node.op not in REDISTRIBUTION_OPS
-        if is_decided and not model.names.can_name(node) and not model.layers.reads_caches:
+        is_of_cell = has_scope(node) and not is_gathering(node) and node.op not in REDISTRIBUTION_OPS
+        if is_of_cell and not model.names.can_name(node):
             functions.setdefault(node.cell_path, set()).add(op)
     for cell, ops in functions.items():
         entries = (OpRecompute(exact_pattern(cell), ALL_LAYERS),) if cell else ()
