@@ -62,7 +62,7 @@ def copies_at(draw, places) -> Copy:
 
 @st.composite
 def swap_steps(draw) -> Program:
-    """Forward and then backward on one stage, as real steps are: released in forward, used in backward."""
+    """Forward, then backward on one stage, as real steps are: released in forward, used in backward; copies take time."""
     num_forward, num_backward = draw(st.tuples(*[st.integers(1, 8)] * 2))
     ops = [Op(draw(DURATIONS), OpKind.FORWARD) for _ in range(num_forward)]
     ops += [Op(draw(DURATIONS), OpKind.BACKWARD) for _ in range(num_backward)]
@@ -75,9 +75,9 @@ def swap_steps(draw) -> Program:
             release=draw(st.integers(producer, num_forward - 1)),
             prefetch=draw(st.integers(producer, user - 1)),
             user=user,
-            out_ns=draw(DURATIONS),
-            in_ns=draw(DURATIONS),
-            size_bytes=draw(st.integers(0, 99)),
+            out_ns=draw(st.integers(1, 9)),
+            in_ns=draw(st.integers(1, 9)),
+            size_bytes=draw(st.integers(1, 99)),
         )
         copies.append(copy)
         spans += spans_of(number, copy, 0)
