@@ -18,7 +18,7 @@ from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.versions import replaced
-from mindswap.graph.sequences import STAND_IN_NAME
+from mindswap.graph.constants import STAND_IN_NAME
 from mindswap.graph.sharding.experts import NAME_MARK
 
 # Masks of a sequence up to this are written out, 4 Mi elements.

@@ -20,9 +20,9 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 from mindswap.adapters.apply import iterate_primitives
 from mindswap.adapters.versions import cell_graph_executor
 from mindswap.errors import NOT_COMPILED, ApplyError, GraphError, require
+from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import PATH_TAG, load_graph
 from mindswap.graph.model import Graph
-from mindswap.graph.sequences import restore_constants
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
 # An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.

@@ -84,7 +84,8 @@ def _versions() -> dict[str, str]:
     """Versions of what compiles and reads the result; mindswap by the text of its files: other checkouts share it."""
     found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
-    files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
+    asked = (*package.rglob("*.py"), *package.glob("data/graph/*.json"))
+    files = [path.relative_to(package) for path in sorted(asked)]
     files = [path for path in files if not any(path.is_relative_to(room) for room in NOT_IN_CACHE_KEY)]
     texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files]
     return {**found, "mindswap": make_key(files=texts)}

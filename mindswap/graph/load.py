@@ -133,6 +133,7 @@ def load_graph(model: Message, layer_list: str | None = None) -> Graph:
         constants=constants,
         tuples={name: value for name, value in values.items() if _is_of_integers(value)},
         types={name: read_tensor_type(tensor) for name, tensor in types.items()},
+        inputs=tuple(parameter.name for parameter in forward[0].input),
     )
 
 

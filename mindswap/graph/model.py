@@ -245,6 +245,7 @@ class Graph:
     tuples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # types of the tensors that no node makes (constants, parameters of forward), by name
     types: Mapping[str, TensorType] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()  # of these, the parameters of forward: what a step is fed, and weights
     index: GraphIndex = field(init=False, repr=False)  # who makes and who reads each value
 
     def __post_init__(self) -> None:

@@ -7,12 +7,10 @@ models/llama/llama_transformer.py). The last two are in no graph of the frontend
 `with_cache_gradients` adds (mindspore 2.9.0, ops/_grad_experimental/grad_comm_ops.py).
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import WEIGHT_OPS
 
 CACHES = ("key_cache", "value_cache")
 # Parameters of the model that are never trained: the caches, the mask so far, the number of the piece.
@@ -79,44 +77,3 @@ def _summed(gradient: Node) -> Iterator[Node]:
 
 def _is_cache(node: Node) -> bool:
     return node.op == "Load" and bool(node.inputs) and is_cache(node.inputs[0])
-
-
-# Parameters of the compiled network that stand for constants of the step.
-
-# A parameter that the capture puts in place of a constant too large for a protobuf has this name below its cell.
-STAND_IN_NAME = "lower_triangle_mask"
-
-
-def restore_constants(graph: Graph) -> Graph:
-    """The step in which parameters called `STAND_IN_NAME` are constants again: no operator reads them from a weight.
-
-    A constant is a name with a type and no node. So the reads of such a parameter go, and their names stay.
-    """
-    marked: dict[str, Node] = {}
-    for node in graph.forward:
-        source = node.inputs[0] if node.inputs else ""
-        if node.op in WEIGHT_OPS and (source.endswith(f".{STAND_IN_NAME}") or source in marked):
-            marked[node.name] = node
-    if not marked:
-        return graph
-    types = {name: node.outputs[0] for name, node in marked.items() if node.outputs}
-    forward = tuple(node for node in graph.forward if node.name not in marked)
-    return replace(graph, forward=forward, types={**graph.types, **types})
-
-
-def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
-    """Bytes of the constants and inputs that a step reads, by the layer that alone reads them; None for all others.
-
-    They are on the device all the time: the runtime copies constants there before the first step and never frees
-    them. A causal mask without compression and the tables of rotary embedding are the large ones.
-    """
-    handed = {saved.backward_name for saved in graph.saved}
-    readers: dict[str, set[int | None]] = {}
-    for node in (*graph.forward, *graph.backward):
-        for name in node.inputs if node.op not in WEIGHT_OPS else ():
-            if name in graph.types and name not in handed and not is_cache(name):
-                readers.setdefault(name, set()).add(node.layer_index)
-    found: Counter[int | None] = Counter()
-    for name, layers in readers.items():
-        found[next(iter(layers)) if len(layers) == 1 else None] += graph.types[name].size_bytes
-    return found

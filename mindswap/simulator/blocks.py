@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from types import MappingProxyType
 
 from mindswap.errors import SimulationError
+from mindswap.graph.constants import made_of_constants
 from mindswap.graph.memory import Names
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.sharding.collectives import Collective
@@ -58,8 +59,9 @@ class BlockMaker:
         # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun); of one alone, none.
         kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
         copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
+        static = made_of_constants(graph).keys() if rule.is_summed else frozenset()
         self.step = step = StepReader(
-            graph, operator_ns, label, collectives, collective_ns, once, is_fused, is_swapping, copied
+            graph, operator_ns, label, collectives, collective_ns, once, is_fused, is_swapping, copied, static
         )
         step.read()
         self.rule = rule

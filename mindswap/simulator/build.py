@@ -122,12 +122,14 @@ class _Builder:
     def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
         """Adds the operators of a stage; its tensors."""
         self.sent = []
+        begin = last_forward = self.position
         passes = self.layout.passes(stage)
         has_later = any(entry.micro_batch or entry.sequence for entry in passes)
         chunks = [self._chunk(sections, has_later) for sections in self.layout.chunks[stage]]
         cut = {_key(entry) for entry in passes if entry.work is PassWork.WEIGHT_GRADIENT}
         for entry in passes:
             self._run(chunks[entry.chunk], entry, _key(entry) in cut)
+            last_forward = self.last_compute if entry.work is PassWork.FORWARD else last_forward
         tables, others = [], []
         for chunk in chunks:
             for turns in chunk.turns.values():
@@ -146,6 +148,10 @@ class _Builder:
             label = self.model.label("gradients for the optimizer")
             at = {"is_forward": False, "begin": self.last_compute, "kind": MemoryKind.GRADIENT, "label": label}
             tables.append(tensor_rows(np.array([closing_bytes]), **at))
+        if self.layout.forward_bytes:
+            label = self.model.label("made of constants")
+            at = {"is_forward": True, "begin": begin, "kind": MemoryKind.TRANSIENT, "label": label}
+            tables.append(tensor_rows(np.array([self.layout.forward_bytes]), last_forward=last_forward, **at))
         if self.sent:
             sends, sizes, is_forward = map(np.array, zip(*self.sent, strict=True))
             for table in tables:

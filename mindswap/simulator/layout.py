@@ -24,6 +24,7 @@ class StageLayout:
     closing_bytes: tuple[int, ...] = ()
     scheduler: str = "1f1b"  # a name of `schedules.SCHEDULES`
     num_sequences: int = 1  # pieces that each sequence is cut into
+    forward_bytes: int = 0  # on each stage, until its last forward has ended
 
     @property
     def num_stages(self) -> int:

@@ -89,6 +89,7 @@ class StepReader:
     is_fused: bool
     is_swapping: bool = False
     copied: Set[str] = frozenset()  # copies of weights that are memory
+    static: Set[str] = frozenset()  # made once in a step, of constants: `StaticMemory.constant_bytes` has it
     ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
@@ -138,6 +139,8 @@ class StepReader:
         )
 
     def _read(self, node: Node, place: Place, work: Work) -> None:
+        if node.name in self.static:
+            return
         if node.op in VIEW_OPS or node.op == "MoveTo":
             self.values[node.name] = self.values.get(node.inputs[0], ())
         elif node.op == "TupleGetItem":

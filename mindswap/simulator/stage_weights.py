@@ -6,8 +6,9 @@ from itertools import chain
 
 from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
+from mindswap.graph.constants import constant_bytes, made_bytes
 from mindswap.graph.model import Graph
-from mindswap.graph.sequences import cache_bytes, constant_bytes
+from mindswap.graph.sequences import cache_bytes
 from mindswap.simulator.captured import (
     CapturedStep,
     GradientRule,
@@ -48,6 +49,7 @@ class StageWeights:
     static: tuple[StaticMemory, ...]
     # what the optimizer has, without gradients that are there when backward ends
     closing_bytes: tuple[int, ...]
+    forward_bytes: int  # made of constants for all micro-batches, until the last forward; the same on every stage
     exchange_ns: tuple[tuple[int, ...], ...]  # time of handing on the gradients of each section of the model
     least_exchange_ns: int  # what of that no policy hides: gradients that are there only when backward of a stage ends
 
@@ -73,6 +75,7 @@ def weigh_stages(
         parameters,
         _static_memory(captured, plain, layout, parameters, settings, device),
         tuple(_closing_bytes(stage, rule, settings) for stage in parameters),
+        made_bytes(plain)[0] if settings.num_turns > 1 else 0,
         exchange_ns,
         max(least_exchange_ns(own, chunks) for own, chunks in zip(exchange_ns, layout.chunks, strict=True)),
     )
@@ -154,6 +157,7 @@ def _static_memory(
             parameter_bytes=last.parameter_bytes + 2 * tied.parameter_bytes,
             gradient_bytes=last.gradient_bytes + tied.gradient_bytes,
         )
+    shared_bytes = constants.get(None, 0) + (made_bytes(graph)[1] if settings.num_turns > 1 else 0)
     layer_map = captured.sample.layer_map
     layer_bytes = [constants.get(position, 0) + cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
     of_layers = [
@@ -161,7 +165,7 @@ def _static_memory(
         for chunks in layout.chunks
     ]
     return tuple(
-        replace(stage, constant_bytes=constants.get(None, 0) + own_bytes)
+        replace(stage, constant_bytes=shared_bytes + own_bytes)
         for stage, own_bytes in zip(stages, of_layers, strict=True)
     )
 

@@ -100,7 +100,9 @@ class StepModel:
             settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
         )
         self.weights = weigh_stages(captured, self.captured.graph, layout, settings, costs.device)
-        self.layout = replace(layout, closing_bytes=self.weights.closing_bytes)
+        self.layout = replace(
+            layout, closing_bytes=self.weights.closing_bytes, forward_bytes=self.weights.forward_bytes
+        )
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
         self.is_swapping = False  # other layers swap, whatever a policy says of them

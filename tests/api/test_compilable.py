@@ -85,7 +85,7 @@ PACKAGE = Path(cache.__file__).parents[1]
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
     """A copy of the package, which the cache takes for the one that is installed."""
-    shutil.copytree(PACKAGE, tmp_path / "mindswap", ignore=shutil.ignore_patterns("__pycache__", "data"))
+    shutil.copytree(PACKAGE, tmp_path / "mindswap", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(cache, "__file__", str(tmp_path / "mindswap" / "api" / "cache.py"))
     return tmp_path / "mindswap"
 
@@ -102,6 +102,13 @@ def test_the_installed_package_and_a_copy_agree(copy, monkeypatch):
     there = cache._versions()
     monkeypatch.undo()
     assert there == cache._versions()
+
+
+def test_the_table_of_operators_has_a_say(copy):
+    before = cache._versions()
+    path = copy / "data" / "graph" / "operators.json"
+    path.write_text(path.read_text() + "\n")
+    assert cache._versions() != before
 
 
 @pytest.mark.parametrize("room", cache.NOT_IN_CACHE_KEY)

@@ -2,17 +2,16 @@
 
 from dataclasses import replace
 
+from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import TensorType
 from mindswap.graph.sequences import (
     cache_bytes,
     cache_readers,
-    constant_bytes,
     is_sequence_state,
-    restore_constants,
     with_cache_gradients,
 )
 from mindswap.graph.work import measure_work
-from tests.graph.builders import KIB, graph, node
+from tests.graph.builders import graph, node
 
 CACHE = "\u25b8CR_model.layers.0.attention.key_cache"
 
@@ -96,42 +95,3 @@ def test_attention_of_each_piece():
     assert forward[-1].piece_flops == (640, 1664, 2688)
     assert forward[-1].flops == 1664
     assert backward[1].piece_flops == (1600, 4160, 6720)
-
-
-# Constants of a step: stand-ins, and what they take.
-
-
-def masked():
-    return graph(
-        [
-            node("load", "Load", "▸CR_model.casual_mask.lower_triangle_mask u", 4 * KIB, layer=None),
-            node("mask", "TensorMove", "load", 4 * KIB, layer=None),
-            node("weight", "Load", "▸CR_model.w u"),
-            node("scores", "Mul", "weight mask table"),
-        ]
-    )
-
-
-def test_a_stand_in_is_a_constant_again():
-    restored = restore_constants(masked())
-    assert [entry.name for entry in restored.forward] == ["weight", "scores"]
-    assert restored.types["mask"].size_bytes == 4 * KIB
-
-
-def test_a_step_without_stand_ins_comes_back():
-    plain = graph([node("weight", "Load", "▸CR_model.w u"), node("scores", "Mul", "weight mask")])
-    assert restore_constants(plain) is plain
-
-
-def test_constants_count_once_and_weights_do_not():
-    restored = restore_constants(masked())
-    table = TensorType((64,), "float32", 256)
-    step = replace(restored, types={**restored.types, "table": table, "▸CR_model.w": table, "unread": table})
-    # The mask of 4 KiB and the table of 256 bytes, which layer 0 alone reads.
-    assert constant_bytes(step) == {0: 4 * KIB + 256}
-
-
-def test_what_two_layers_read_is_of_neither():
-    table = TensorType((64,), "float32", 256)
-    nodes = [node("first", "Mul", "x both own"), node("second", "Mul", "first both", layer=1)]
-    assert constant_bytes(replace(graph(nodes), types={"both": table, "own": table})) == {None: 256, 0: 256}

@@ -62,7 +62,7 @@ def copies_at(draw, places) -> Copy:
 
 @st.composite
 def swap_steps(draw) -> Program:
-    """Forward, then backward on one stage, as real steps are: released in forward, used in backward; copies take time."""
+    """Forward, then backward on one stage as in real steps: released in forward, used in backward, copies take time."""
     num_forward, num_backward = draw(st.tuples(*[st.integers(1, 8)] * 2))
     ops = [Op(draw(DURATIONS), OpKind.FORWARD) for _ in range(num_forward)]
     ops += [Op(draw(DURATIONS), OpKind.BACKWARD) for _ in range(num_backward)]

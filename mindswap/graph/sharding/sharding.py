@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS, WEIGHT_OPS
+from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS, WEIGHT_OPS, OpClass, classify
 from mindswap.graph.sharding.experts import rank_name
 from mindswap.graph.sharding.split_backward import BackwardSplits
 from mindswap.graph.sharding.split_table import (
@@ -114,13 +114,15 @@ def shard_graph(graph: Graph) -> Sharding:
     if not any(_is_cut(node) for node in graph.forward):
         return Sharding(graph, (), ())
     table = _trace(graph)
+    casts = dict(_casts_before_norms(table))
     arrivals = [
         (moved.producer, moved.consumer)
         for moved in _kept_copies(table)
         if moved.consumer.op in PRODUCT_OPS or is_local_reshape(moved.consumer)
     ]
+    arrivals += casts.values()
     if arrivals:
-        table = _trace(with_arrivals(graph, arrivals))
+        table = _trace(with_arrivals(_kept_as_cast(graph, casts), arrivals))
     for moved in _kept_copies(table):
         reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
         table.note(table.nodes[moved.producer], reason)
@@ -163,6 +165,30 @@ def _kept_copies(table: SplitTable) -> Iterator[Redistribution]:
         is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes
         if moved.producer in saved and is_keeping:
             yield moved
+
+
+def _casts_before_norms(table: SplitTable) -> Iterator[tuple[str, tuple[str, Node]]]:
+    """Casts before a norm that gathers their output, of those that run again; with that of forward, and the norm.
+
+    They would run again for nothing: what was gathered in forward is kept (dry runs of 2.9.0, 2026-11-28).
+    """
+    again = {node.origin: node.name for node in table.graph.backward if node.op == "Cast" and node.is_duplicate}
+    for moved in table.redistributions:
+        name = again.get(moved.producer, "")
+        is_gathered = classify(moved.consumer.op) is OpClass.NORM and num_parts(moved.after) < num_parts(moved.before)
+        gradients = (node for node in table.graph.backward if node.origin == moved.consumer.name)
+        if name and is_gathered and any(name in node.inputs for node in gradients):
+            yield name, (moved.producer, moved.consumer)
+
+
+def _kept_as_cast(graph: Graph, casts: Mapping[str, tuple[str, Node]]) -> Graph:
+    """The step in which backward takes these casts from forward."""
+    saved = tuple(Saved(maker, name) for name, (maker, _) in casts.items())
+    backward = tuple(node for node in graph.backward if node.name not in casts)
+    read = {name for node in backward for name in node.inputs}
+    dropped = {name for node in graph.backward if node.name in casts for name in node.inputs} - read
+    backward = tuple(node for node in backward if node.name not in dropped)
+    return replace(graph, backward=backward, saved=(*graph.saved, *saved)) if casts else graph
 
 
 def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, tuple[str, TensorType]]]:

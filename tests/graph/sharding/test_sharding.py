@@ -436,3 +436,38 @@ def test_a_tuple_with_members_that_are_no_tensors_is_not_cut():
 def test_one_number_is_nothing_to_cut():
     assert not op("sum", "ReduceSum", "x", (), (1,), (1, 1)).makes_more_than_a_number
     assert op("two", "Split", "x", (1,), (2, 1)).makes_more_than_a_number
+
+
+def norm_of_a_cast(norm_strategy):
+    """Sequence-parallel: a cast of half of the tokens, which runs again, and a norm behind it."""
+    return graph(
+        op("h", "Neg", "x", (8, 4), in_strategy=((2, 1),)),
+        op("cast", "Cast", "h", (8, 4), in_strategy=((2, 1),)),
+        op("norm", "RmsNorm", "cast gamma", (8, 4), (8, 1), in_strategy=norm_strategy),
+        backward=[
+            op("tied", "Depend", "h_b grad", (8, 4)),
+            op("cast_again", "Cast", "tied", (8, 4), origin="cast", is_duplicate=True),
+            op("dnorm", "RmsNormGrad", "grad cast_again", (8, 4), (4,), origin="norm"),
+        ],
+        saved="h",
+        types={"x": (8, 4), "gamma": (4,), "grad": (8, 4)},
+    )
+
+
+def test_what_a_norm_gathers_is_kept_though_the_cast_before_it_would_run_again():
+    # As dry runs have it: `llama tp2 sp`, 1358 MiB.
+    sharding = shard_graph(norm_of_a_cast(((1, 1), (1,))))
+    found = shapes(sharding)
+    assert (found["cast"], found["cast:arrived"], found["dnorm"]) == ((4, 4), (8, 4), (8, 4))
+    assert [(node.op, node.inputs) for node in sharding.graph.backward] == [
+        ("RmsNormGrad", ("grad", "cast_again:arrived"))
+    ]
+    assert ("cast:arrived", "cast_again:arrived") in {
+        (saved.forward_name, saved.backward_name) for saved in sharding.graph.saved
+    }
+
+
+def test_a_norm_that_gathers_nothing_has_its_cast_run_again():
+    sharding = shard_graph(norm_of_a_cast(((2, 1), (1,))))
+    assert [node.name for node in sharding.graph.backward] == ["tied", "cast_again", "dnorm"]
+    assert [saved.forward_name for saved in sharding.graph.saved] == ["h"]
