@@ -23,6 +23,8 @@ NUM_ATTENTION_INTEGERS, LAYOUT = 5, 3
 MASK_DTYPES = ("bool", "uint8")
 # Last inputs of a product: whether its first and its second operand are transposed.
 NUM_TRANSPOSES = 2
+# Types of the tensors behind each value.
+_Types = Mapping[str, tuple[TensorType, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,28 @@ class Work:
 
 def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """Work of every operator of forward and of backward, in the order of the nodes."""
-    given = {name: (known,) for name, known in graph.types.items()}
-    forward_types = {**given, **{node.name: node.outputs for node in graph.forward}}
-    # The types of a graph that was cut for one rank are those of its nodes: they go before those of parameters.
-    saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
-    # Operators that `graph.rewrite.rewrite` lets run again read weights under their names in forward.
-    backward_types = {**forward_types, **saved, **{node.name: node.outputs for node in graph.backward}}
-    has_pieces = bool(cache_readers(graph))
-    forward = tuple(_measure(graph, node, forward_types, has_pieces) for node in graph.forward)
-    return forward, tuple(_measure(graph, node, backward_types, has_pieces) for node in graph.backward)
+    meter = WorkMeter(graph)
+    forward = tuple(meter.measure(node, is_forward=True) for node in graph.forward)
+    return forward, tuple(meter.measure(node, is_forward=False) for node in graph.backward)
+
+
+class WorkMeter:
+    """Measures operators of a graph, those that are asked for."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        given = {name: (known,) for name, known in graph.types.items()}
+        forward_types = {**given, **{node.name: node.outputs for node in graph.forward}}
+        # The types of a graph that was cut for one rank are those of its nodes: they go before those of parameters.
+        saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
+        # Operators that `graph.rewrite.rewrite` lets run again read weights under their names in forward.
+        backward_types = {**forward_types, **saved, **{node.name: node.outputs for node in graph.backward}}
+        self._types: tuple[_Types, _Types] = (backward_types, forward_types)
+        self._has_pieces = bool(cache_readers(graph))
+
+    def measure(self, node: Node, is_forward: bool) -> Work:
+        """Work of an operator of forward or of backward."""
+        return _measure(self.graph, node, self._types[is_forward], self._has_pieces)
 
 
 def _with_pieces(work: Work) -> Work:
@@ -67,8 +82,8 @@ def _with_pieces(work: Work) -> Work:
     return replace(work, flops=sum(flops) // len(flops), piece_flops=flops)
 
 
-def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]], has_pieces: bool) -> Work:
-    inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
+def _measure(graph: Graph, node: Node, types: _Types, has_pieces: bool) -> Work:
+    inputs = tuple([known for name in node.inputs for known in types.get(name, ())])
     is_attention = classify(node.op) is OpClass.ATTENTION
     if not is_attention and node.op not in MATMUL_OPS:
         return count_work(node.op, inputs, node.outputs)

@@ -90,7 +90,7 @@ class BlockMaker:
                 assert role is not None  # another section reads it
                 reads.append(Read(self._source(tensor, section), role, size_bytes, uses))
         places = (Place(section, True), Place(section, False), Place(section, True, True))
-        forward, backward, once = (tuple(self.step.ops.get(place, ())) for place in places)
+        forward, backward, once = map(self.step.ops_of, places)
         return Block(forward, backward, tuple(tensors), tuple(reads), once)
 
     def _name_roles(self) -> dict[StepTensor, Role]:

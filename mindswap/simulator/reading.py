@@ -1,5 +1,6 @@
 """A compiled step read operator by operator: what runs in each section, which tensors it makes and reads."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -8,11 +9,11 @@ from mindswap.graph.layer_places import find_weight_gradients
 from mindswap.graph.memory import Label, Names
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
-from mindswap.graph.rewrite.fusion import find_unwritten, fuse_work
+from mindswap.graph.rewrite.fusion import Fusion, find_fusions, find_unwritten
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.sharding.overlap import RING, list_rounds
-from mindswap.graph.work import Work, measure_work
+from mindswap.graph.work import Work, WorkMeter
 from mindswap.simulator.block import BlockOp, Uses, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.sections import backward_sections, count_layers, find_early, forward_sections
@@ -26,7 +27,25 @@ class Place(NamedTuple):
     is_once: bool = False
 
 
-@dataclass(eq=False)
+class Run(NamedTuple):
+    """An operator as it is read; how long it takes is found when its section is asked for: most are not."""
+
+    node: Node
+    label: Label
+    kind: OpKind
+    wait_op: int  # this and the next two: as of `BlockOp`
+    wait_once: int
+    is_weight: bool
+
+
+# Where the fields of `Uses` stand.
+LAST_FORWARD, FIRST_BACKWARD, LAST_BACKWARD, FIRST_INPUT, FIRST_WEIGHT = map(
+    Uses._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
+)
+NUM_USES = len(Uses._fields) - 1  # without `last_once`
+
+
+@dataclass(eq=False, slots=True)
 class StepTensor:
     """A tensor while the graph is read."""
 
@@ -35,7 +54,7 @@ class StepTensor:
     place: Place  # where it is made
     made_at: int  # position there
     is_again: bool  # by an operator that runs again
-    uses: dict[int, dict[str, int]] = field(default_factory=dict)  # by section, what `Uses` says
+    uses: dict[int, list[int]] = field(default_factory=dict)  # by section, the fields of `Uses` but the last
     last_once: int = NO_OP  # last use by an operator that runs once
     is_read: bool = False  # by any operator
     collective: int = NO_OP  # position of the collective that makes it what its readers want
@@ -54,7 +73,7 @@ class StepTensor:
     def uses_in(self, section: int) -> Uses:
         """Positions at which a section reads it."""
         last_once = self.last_once if section == self.section else NO_OP
-        return Uses(**self.uses.get(section, {}), last_once=last_once)
+        return Uses(*self.uses.get(section, (NO_OP,) * NUM_USES), last_once)
 
     def note_use(self, place: Place, position: int, is_weight: bool) -> None:
         """An operator reads it."""
@@ -62,14 +81,16 @@ class StepTensor:
         if place.is_once:
             self.last_once = position
             return
-        uses = self.uses.setdefault(place.section, {})
+        uses = self.uses.get(place.section)
+        if uses is None:
+            uses = self.uses[place.section] = [NO_OP] * NUM_USES
         if place.is_forward:
-            uses["last_forward"] = position
+            uses[LAST_FORWARD] = position
             return
-        half = ("first_weight", "last_weight") if is_weight else ("first_input", "last_input")
-        for first, last in (("first_backward", "last_backward"), half):
-            uses.setdefault(first, position)
-            uses[last] = position
+        for first in (FIRST_BACKWARD, FIRST_WEIGHT if is_weight else FIRST_INPUT):  # the last one stands behind it
+            if uses[first] == NO_OP:
+                uses[first] = position
+            uses[first + 1] = position
 
 
 @dataclass(eq=False)
@@ -90,7 +111,7 @@ class StepReader:
     is_swapping: bool = False
     copied: Set[str] = frozenset()  # copies of weights that are memory
     static: Set[str] = frozenset()  # made once in a step, of constants: `StaticMemory.constant_bytes` has it
-    ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
+    ops: dict[Place, list[BlockOp | Run]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
     unwritten: set[str] = field(default_factory=set)  # values that stay within a kernel
@@ -108,15 +129,12 @@ class StepReader:
 
     def read(self) -> None:
         graph, saved = self.graph, self.graph.saved
-        works = measure_work(graph)
-        if self.is_fused:
-            works = fuse_work(graph, works)
         sections = forward_sections(graph, self.num_layers)
         unwritten = find_unwritten(graph) if self.is_fused else {}
         self._note_unwritten(unwritten, graph.forward, sections)
         self.early = find_early(graph, sections, self.num_layers)
-        for node, section, work in zip(graph.forward, sections, works[0], strict=True):
-            self._read(node, Place(section, True, node.name in self.once), work)
+        for node, section in zip(graph.forward, sections, strict=True):
+            self._read(node, Place(section, True, node.name in self.once))
         for value in saved:
             self.values[value.backward_name] = self.values.get(value.forward_name, ())
         behind = {
@@ -124,10 +142,34 @@ class StepReader:
         }
         sections = backward_sections(graph, self.num_layers, behind)
         self._note_unwritten(unwritten, graph.backward, sections)
-        for node, section, work in zip(graph.backward, sections, works[1], strict=True):
-            self._read(node, Place(section, False), work)
+        for node, section in zip(graph.backward, sections, strict=True):
+            self._read(node, Place(section, False))
         self._note_copies()
         self._note_gradients()
+
+    def ops_of(self, place: Place) -> tuple[BlockOp, ...]:
+        """Operators of a place, in order, with their durations."""
+        return tuple(self._timed(op, place) if isinstance(op, Run) else op for op in self.ops.get(place, ()))
+
+    def _timed(self, run: Run, place: Place) -> BlockOp:
+        node, work = run.node, self._work(run.node, place)
+        pieces = tuple([self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops])
+        duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
+        return BlockOp(
+            run.label, run.kind, duration_ns, run.wait_op, node.op, run.wait_once, run.is_weight, pieces
+        )  # fmt: skip
+
+    def _work(self, node: Node, place: Place) -> Work:
+        work = self._meter.measure(node, place.is_forward)
+        return self._fusions[not place.is_forward].fuse(node, work) if self.is_fused else work
+
+    @functools.cached_property
+    def _meter(self) -> WorkMeter:
+        return WorkMeter(self.graph)
+
+    @functools.cached_property
+    def _fusions(self) -> tuple[Fusion, Fusion]:
+        return find_fusions(self.graph)
 
     def _note_unwritten(self, unwritten: Mapping[str, str], nodes: Sequence[Node], sections: Sequence[int]) -> None:
         """A kernel is of one section, and communication reads what is in memory."""
@@ -138,7 +180,7 @@ class StepReader:
             if name in place and place[name] == place.get(reader) and name not in self.collectives
         )
 
-    def _read(self, node: Node, place: Place, work: Work) -> None:
+    def _read(self, node: Node, place: Place) -> None:
         if node.name in self.static:
             return
         if node.op in VIEW_OPS or node.op == "MoveTo":
@@ -154,16 +196,16 @@ class StepReader:
         elif node.is_duplicate and node.origin in self.of_weights and not self.is_swapping:
             self.values[node.name] = self.values[node.origin]
         elif is_kernel(node.op):
-            self._run(node, place, work)
+            self._run(node, place)
 
-    def _run(self, node: Node, place: Place, work: Work) -> None:
+    def _run(self, node: Node, place: Place) -> None:
         """Appends an operator with its communication; notes what it reads and makes.
 
         Its communication is on the other stream. It comes before the operator, which then waits for it, or behind it;
         then readers wait for it (`StepTensor.collective`).
         """
         ops = self.ops.setdefault(place, [])
-        label = self._label(node, place)
+        label, read = self._label(node, place), list(self._tensors_of(node.inputs))
         is_weight = not place.is_forward and node.name in self.weight_nodes
         known = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
         begin = self._made_at(node, place) if known else NO_OP
@@ -173,9 +215,9 @@ class StepReader:
         after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
         position = len(ops)
         wait_once = NO_OP
-        if place.is_forward and not is_gathering(node) and not any(self._tensors_of(node.inputs)):
+        if place.is_forward and not read and not is_gathering(node):
             self.of_weights.add(node.name)
-        for tensor in self._tensors_of(node.inputs):
+        for tensor in read:
             tensor.note_use(place, position, is_weight)
             if tensor.collective != NO_OP and tensor.place == place:
                 waits.append(tensor.collective)
@@ -187,13 +229,10 @@ class StepReader:
             _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
         else:
             kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
-            duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
-            wait_op = max(waits, default=NO_OP)
-            own = BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces)
+            own = Run(node, label, kind, max(waits, default=NO_OP), wait_once, is_weight)
             exchange = next((c for c in known if c.kind == RING), None)
-            ops += [own] if exchange is None else self._run_ring(own, node, place, position, work, exchange)
-        outputs = self._make_outputs(node, label, place, position)
+            ops += [own] if exchange is None else self._run_ring(own, place, position, exchange, read)
+        outputs = self._make_outputs(node, label, place, position, read)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
         if ops[-1].kind is OpKind.COLLECTIVE:
@@ -201,9 +240,10 @@ class StepReader:
                 tensor.collective = len(ops) - 1
 
     def _run_ring(
-        self, own: BlockOp, node: Node, place: Place, begin: int, work: Work, exchange: Collective
+        self, own: Run, place: Place, begin: int, exchange: Collective, read: Sequence[StepTensor]
     ) -> list[BlockOp]:
         """The operators of an attention whose keys and values come from other ranks, and its buffers."""
+        node, work = own.node, self._work(own.node, place)
         operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
         statistic = self.graph.index.forward_nodes.get(node.origin, node).outputs[0].size_bytes
         rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
@@ -211,20 +251,22 @@ class StepReader:
         def time_ns(kernel: Work, op: str) -> int:
             return self.operator_ns(replace(node, op=op), replace(kernel, inputs=operands))
 
-        ops = ring_ops(own, rounds, begin, time_ns, self.collective_ns(exchange))
+        ops = ring_ops(self._timed(own, place), rounds, begin, time_ns, self.collective_ns(exchange))
         size_bytes = ring_buffers(operands, is_forward)
         buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False)
         self.tensors.append(buffers)
-        for tensor in (buffers, *self._tensors_of(node.inputs)):
+        for tensor in (buffers, *read):
             tensor.note_use(place, begin + len(ops) - 1, False)
         return ops
 
-    def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
+    def _make_outputs(
+        self, node: Node, label: Label, place: Place, position: int, read: Sequence[StepTensor]
+    ) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
         if node.name in self.unwritten:  # whoever reads it reads what it is made of
-            self.values[node.name] = tuple(dict.fromkeys(self._tensors_of(node.inputs)))
+            self.values[node.name] = tuple(dict.fromkeys(read))
             return []
-        is_early, is_early_later = node.name in self.early, self._is_early_later(node, place)
+        is_early, is_early_later = node.name in self.early, _is_early_later(node, place, read)
         outputs = tuple(
             StepTensor(label, known, place, position, is_again, is_early=is_early, is_early_later=is_early_later)
             if known.size_bytes
@@ -235,14 +277,6 @@ class StepReader:
         made = [tensor for tensor in outputs if tensor is not None]
         self.tensors += made
         return made
-
-    def _is_early_later(self, node: Node, place: Place) -> bool:
-        """True for a cast of a weight that was gathered once: from the second micro-batch on, with a pipeline or
-        without, the backend launches all of these before anything else of forward (dry runs of 2.9.0, 2026-11-24).
-        """
-        read = list(self._tensors_of(node.inputs))
-        is_cast = node.op == "Cast" and place.is_forward and not place.is_once
-        return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)
 
     def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
         return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
@@ -275,7 +309,7 @@ class StepReader:
                     tensor.has_keeper = True
         for copy in self.graph.index.one_way_copies:
             for tensor in self._tensors_of(copy.inputs[:1]):
-                if not any("first_backward" in uses for uses in tensor.uses.values()):
+                if all(uses[FIRST_BACKWARD] == NO_OP for uses in tensor.uses.values()):
                     tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
                     tensor.is_one_way = True
 
@@ -287,7 +321,15 @@ class StepReader:
                 tensor.is_gradient = not tensor.place.is_forward
 
 
-def _communicate(ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool) -> int:
+def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> bool:
+    """True for a cast of a weight that was gathered once: from the second micro-batch on, with a pipeline or
+    without, the backend launches all of these before anything else of forward (dry runs of 2.9.0, 2026-11-24).
+    """
+    is_cast = node.op == "Cast" and place.is_forward and not place.is_once
+    return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)
+
+
+def _communicate(ops: list[BlockOp | Run], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool) -> int:
     """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
     wait_op = len(ops) - 1 if begin == NO_OP else begin
     ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))

@@ -22,25 +22,39 @@ _Pair = tuple[Node, Node, bool]
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """`works`, of `measure_work` on the graph, when element-wise operators are fused."""
-    forward, backward = _pairs_of(graph)
-    return _fuse(graph.forward, works[0], forward), _fuse(graph.backward, works[1], backward)
+    forward, backward = map(Fusion, _pairs_of(graph))
+    return tuple(map(forward.fuse, graph.forward, works[0])), tuple(map(backward.fuse, graph.backward, works[1]))
 
 
 def fuse_forward(graph: Graph, works: Sequence[Work], is_saved: bool = True) -> tuple[Work, ...]:
     """The same of forward alone; without `is_saved` as if backward held nothing of it, so that less is written."""
-    return _fuse(graph.forward, works, _pairs_of(graph)[0] if is_saved else _fused_pairs(graph.forward, set()))
+    fusion = Fusion(_pairs_of(graph)[0] if is_saved else _fused_pairs(graph.forward, set()))
+    return tuple(map(fusion.fuse, graph.forward, works))
 
 
-def _fuse(nodes: Sequence[Node], works: Sequence[Work], pairs: Iterable[_Pair]) -> tuple[Work, ...]:
-    position = {node.name: index for index, node in enumerate(nodes)}
-    fused = list(works)
-    for node, reader, is_written in pairs:
-        index, user = position[node.name], position[reader.name]
-        size = node.size_bytes
-        fused[user] = replace(fused[user], read_bytes=max(fused[user].read_bytes - size, 0), is_fused=True)
-        if not is_written:
-            fused[index] = replace(fused[index], written_bytes=0)
-    return tuple(fused)
+def find_fusions(graph: Graph) -> tuple["Fusion", "Fusion"]:
+    """What is fused in forward, and in backward."""
+    forward, backward = _pairs_of(graph)
+    return Fusion(forward), Fusion(backward)
+
+
+class Fusion:
+    """What fused operators of forward, or of backward, do not read and write."""
+
+    def __init__(self, pairs: Iterable[_Pair]):
+        self._handed_bytes: dict[str, int] = {}  # what an operator gets of others in its kernel, by its name
+        self._unwritten: set[str] = set()  # operators whose output never gets to memory
+        for node, reader, is_written in pairs:
+            self._handed_bytes[reader.name] = self._handed_bytes.get(reader.name, 0) + node.size_bytes
+            if not is_written:
+                self._unwritten.add(node.name)
+
+    def fuse(self, node: Node, work: Work) -> Work:
+        """The work of an operator, of which `work` is that without fusion."""
+        if node.name in self._handed_bytes:
+            left_bytes = max(work.read_bytes - self._handed_bytes[node.name], 0)
+            work = replace(work, read_bytes=left_bytes, is_fused=True)
+        return replace(work, written_bytes=0) if node.name in self._unwritten else work
 
 
 def find_unwritten(graph: Graph) -> dict[str, str]:
