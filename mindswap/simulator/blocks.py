@@ -98,7 +98,7 @@ class BlockMaker:
         counts: dict[tuple[object, ...], int] = {}
         roles: dict[StepTensor, Role] = {}
         for tensor in self.step.tensors:
-            if not tensor.uses.keys() - {tensor.section}:
+            if tensor.uses.keys() <= {tensor.section}:
                 continue
             known, is_forward, is_shared = tensor.type, tensor.place.is_forward, self._is_shared(tensor)
             key = (tensor.section, is_forward, is_shared, known.shape, known.dtype)

@@ -49,20 +49,21 @@ def place_memory(
     is_saved = tensors["is_forward"].astype(bool) & (tensors["first_backward"] != NO_OP)
     is_copied = (is_saved & (tensors["num_copies"] > 0)) | (tensors["num_copies"] == ONE_WAY)
     tensors = {**tensors, "num_copies": np.abs(tensors["num_copies"])}
-    copies = _place_copies({key: column[is_copied] for key, column in tensors.items()}, ops, first, end, costs)
+    copied = np.flatnonzero(is_copied)  # few of many
+    copies = _place_copies({key: column[copied] for key, column in tensors.items()}, ops, first, end, costs)
 
     last_use = np.maximum.reduce([tensors["begin"], tensors["last_forward"], tensors["last_backward"]])
     kind = np.where(is_saved, MemoryKind.KEPT, tensors["kind"])
     leaves = is_copied & ~tensors["is_held"].astype(bool)
     # Copies of a tensor stand one after another; the last of them lets it go.
-    copy_ends = num_before + np.cumsum(tensors["num_copies"][is_copied]) - 1
+    copy_ends = num_before + np.cumsum(tensors["num_copies"][copied]) - 1
     let_go_by = np.zeros(len(is_copied), np.int64)
-    let_go_by[is_copied] = copy_ends
+    let_go_by[copied] = copy_ends
     release = np.zeros(len(is_copied), np.int64)
-    release[is_copied] = copies.release_op[copy_ends - num_before]
+    release[copied] = copies.release_op[copy_ends - num_before]
     is_read_later = tensors["last_forward"] > release
     until = np.where(is_read_later, tensors["last_forward"], ~let_go_by)
-    times = np.repeat(np.flatnonzero(is_copied), tensors["num_copies"][is_copied])
+    times = np.repeat(copied, tensors["num_copies"][copied])
     returns = is_saved[times]
     back, arrivals = times[returns], ~(num_before + np.flatnonzero(returns))
     # What stays on the device all the time, what leaves it, and every copy that comes back.

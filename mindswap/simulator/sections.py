@@ -11,7 +11,7 @@ Sections are numbered in forward order, here with n layers:
 from collections.abc import Sequence, Set
 
 from mindswap.errors import SimulationError
-from mindswap.graph.model import Graph
+from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import is_kernel
 
 
@@ -67,9 +67,10 @@ def find_early(graph: Graph, sections: Sequence[int], num_layers: int) -> frozen
     made = graph.index.forward_nodes
     early: set[str] = set()
     for node, section in zip(graph.forward, sections, strict=True):
-        own = [name for name in node.inputs if name in made or name in first]
-        if section == num_layers and own and all(name in first or name in early for name in own):
-            early.add(node.name)
+        if section == num_layers:
+            own = [name for name in node.inputs if name in made or name in first]
+            if own and all(name in first or name in early for name in own):
+                early.add(node.name)
     return frozenset(early)
 
 
@@ -87,11 +88,14 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
     sections: list[int] = []
     places: dict[str, int] = {}  # section of what backward makes
     current = num_layers
-    for node in graph.backward:
+
+    def reads_behind(node: Node) -> bool:
         made = [places[name] for name in node.inputs if name in places]
-        reads_behind = any(name in behind_values for name in node.inputs)
-        reads_behind |= bool(made) and all(section == num_layers for section in made)
-        if node.layer_index is None and (node.origin in behind or (not node.origin and reads_behind)):
+        is_after = bool(made) and all(section == num_layers for section in made)
+        return is_after or not behind_values.isdisjoint(node.inputs)
+
+    for node in graph.backward:
+        if node.layer_index is None and (node.origin in behind or (not node.origin and reads_behind(node))):
             section = num_layers
         else:
             if is_kernel(node.op) and not node.is_duplicate:
@@ -107,8 +111,10 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
         node = graph.backward[position]
         if node.is_duplicate or node.op == "MoveTo" or not is_kernel(node.op):
             sections[position] = needed.get(node.name, sections[position])
+        section = sections[position]
         for name in node.inputs:
-            needed[name] = max(needed.get(name, -1), sections[position])
+            if needed.get(name, -2) < section:
+                needed[name] = section
     return _shared_from_behind(graph, sections, num_layers, {saved.backward_name for saved in graph.saved})
 
 
@@ -119,11 +125,14 @@ def _shared_from_behind(graph: Graph, sections: list[int], num_layers: int, save
     """
     places = {node.name: section for node, section in zip(graph.backward, sections, strict=True)}
     follows: set[str] = set()
+    of_loss = {name for name, section in places.items() if section == num_layers}
     for node in graph.backward:
         own = [name for name in node.inputs if name in places]
-        of_loss = bool(own) and all(places[name] == num_layers or name in follows for name in own)
-        if of_loss and not any(name in saved for name in node.inputs):
+        if own and of_loss.issuperset(own) and saved.isdisjoint(node.inputs):
             follows.add(node.name)
+            of_loss.add(node.name)
+    if all(places[name] in (-1, num_layers) for name in follows):  # most often
+        return sections
     lowest: dict[str, int] = {}  # section of the last reader
     shared: set[str] = set()
     for node in reversed(graph.backward):

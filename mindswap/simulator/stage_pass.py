@@ -86,17 +86,21 @@ class ModelSections:
         self.blocks = blocks
         self.send_ns = send_ns
         self.labels: dict[Label, int] = {}
-        self._numbers = {
-            block: np.array([self.label(name) for name in block.arrays.labels], np.int32)
-            for block in dict.fromkeys(blocks)
-        }
+        number_of = self.labels.setdefault  # called for thousands of labels
+        numbers: list[int] = []
+        self._first: dict[Block, int] = {}  # where the numbers of its labels begin
+        for block in dict.fromkeys(blocks):
+            self._first[block] = len(numbers)
+            numbers += [number_of(name, len(self.labels)) for name in block.arrays.labels]
+        self._numbers = np.array(numbers, np.int32)
 
     def label(self, name: Label) -> int:
         return self.labels.setdefault(name, len(self.labels))
 
-    def labels_of(self, section: int, numbers: np.ndarray) -> np.ndarray:
-        """Labels of a section's block, as the block numbers them, in numbers of the step."""
-        return self._numbers[self.blocks[section]][numbers]
+    def labels_of(self, sections: Sequence[int], numbers: Sequence[np.ndarray]) -> np.ndarray:
+        """Labels of each section's block, as the block numbers them, in numbers of the step, one behind the other."""
+        first = np.repeat([self._first[self.blocks[section]] for section in sections], list(map(len, numbers)))
+        return self._numbers[np.concatenate(numbers) + first]
 
     def layer_of(self, section: int) -> int:
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
@@ -128,11 +132,16 @@ class ModelSections:
 
         wait_op = shift(joined("wait_op"), np.repeat(begins, sizes))
         num_pieces = max(part["piece_ns"].shape[1] for _, part, _ in parts)
-        pieces = [np.broadcast_to(part["piece_ns"], (len(part["kind"]), num_pieces)) for _, part, _ in parts]
+        pieces = [
+            part["piece_ns"]
+            if part["piece_ns"].shape[1] == num_pieces
+            else np.broadcast_to(part["piece_ns"], (len(part["kind"]), num_pieces))
+            for _, part, _ in parts
+        ]
         columns = {name: joined(name) for name in ("kind", "is_weight")} | {
             "piece_ns": np.concatenate(pieces),
             "wait_op": wait_op,
-            "label": np.concatenate([self.labels_of(section, part["label"]) for section, part, _ in parts]),
+            "label": self.labels_of([section for section, _, _ in parts], [part["label"] for _, part, _ in parts]),
             "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
         }
         if once is None and begun:

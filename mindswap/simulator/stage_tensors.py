@@ -94,12 +94,9 @@ class TensorTable:
                     rows.append([read.size_bytes, is_forward, 0, model.label("received"), layer])
         numbers: dict[Role, int] = {}
         for section in sections:
-            entries: list[BlockTensor | Read] = [*model.blocks[section].arrays.handed, *model.blocks[section].reads]
-            for entry in entries:
-                if entry.role is None or not entry.role.is_shared:
-                    continue
-                number = numbers.setdefault(entry.role, len(rows))
-                is_forward = entry.role.is_forward
+            for role, entry in shared_by(model.blocks[section]):
+                number = numbers.setdefault(role, len(rows))
+                is_forward = role.is_forward
                 part, first_section = (turns.forward, sections[0]) if is_forward else (turns.backward, sections[-1])
                 if number == len(rows):  # what another stage makes is there from the start
                     begin = self._placed(part.starts[first_section], is_forward)
@@ -164,9 +161,8 @@ def _starts(turns: MicroBatchGroup, sections: Sequence[int], sizes: Sequence[int
 def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[Columns]) -> dict[str, np.ndarray]:
     """Columns that the passes do not change, with labels and layers of the step."""
     columns = {name: _joined(tables, name) for name in FIXED_COLUMNS}
-    pairs = list(zip(sections, tables, strict=True))
-    columns["label"] = np.concatenate([model.labels_of(section, own["label"]) for section, own in pairs])
-    columns["layer"] = np.concatenate([np.full(len(own["label"]), model.layer_of(section)) for section, own in pairs])
+    columns["label"] = model.labels_of(sections, [own["label"] for own in tables])
+    columns["layer"] = np.repeat([model.layer_of(section) for section in sections], [len(own["label"]) for own in tables])
     return columns
 
 
@@ -176,6 +172,13 @@ def _joined(tables: Sequence[Columns], name: str) -> np.ndarray:
 
 def _far_if_none(positions: np.ndarray) -> np.ndarray:
     return np.where(positions == NO_OP, FAR, positions)
+
+
+@lru_cache(maxsize=2**14)
+def shared_by(block: Block) -> Sequence[tuple[Role, BlockTensor | Read]]:
+    """What a block makes for all layers, and what it reads of that."""
+    entries: list[BlockTensor | Read] = [*block.arrays.handed, *block.reads]
+    return [(entry.role, entry) for entry in entries if entry.role is not None and entry.role.is_shared]
 
 
 @lru_cache(maxsize=2**14)

@@ -36,17 +36,13 @@ class Branches:
         self._of: dict[str, int | None] = {}
         self._cut: set[str] = set()  # gradients of a join: their members are of one half each
         for node in forward:
-            cut = CUTTING_CELL.search(node.cell_path) if node.op == "StridedSlice" else None
+            cut = _cut_of(node)
             self._of[node.name] = int(cut[1]) if cut else self._of_inputs(node)
         for backward_name, forward_name in aliases.items():
             self._of[backward_name] = self._of.get(forward_name)
 
     def __getitem__(self, name: str) -> int | None:
         return self._of.get(name)
-
-    @property
-    def are_there(self) -> bool:
-        return any(branch is not None for branch in self._of.values())
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:
         """Place an operator of backward behind all that it reads; it may be the gradient of one of `origins`."""
@@ -63,14 +59,19 @@ class Branches:
         return found.pop() if len(found) == 1 else None
 
 
+def _cut_of(node: Node) -> re.Match[str] | None:
+    """What cuts a half out of a tensor; its group is the half."""
+    return CUTTING_CELL.search(node.cell_path) if node.op == "StridedSlice" else None
+
+
 def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
     """The step of one rank with the halves of each layer in turn; without halves it comes back as it is.
 
     Operators communicate before they compute, or what they made.
     """
-    branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
-    if not branches.are_there:
+    if not any(map(_cut_of, graph.forward)):
         return graph
+    branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
     origins = graph.index.forward_nodes
     for node in graph.backward:
         branches.add(node, [origins[node.origin]] if node.origin in origins else [])
