@@ -94,7 +94,8 @@ class Node:
         """The operator, reading values under their new names; itself where it reads none of them."""
         if names.keys().isdisjoint(self.inputs):
             return self
-        return replace(self, inputs=tuple(names.get(name, name) for name in self.inputs))
+        inputs = tuple([names.get(name, name) for name in self.inputs])
+        return self if inputs == self.inputs else replace(self, inputs=inputs)
 
 
 @dataclass(frozen=True)

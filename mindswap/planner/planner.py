@@ -230,13 +230,19 @@ def plan_of(
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Nothing looks for unreachable cycles: a search keeps what it makes, and walking over that is a fifth of it."""
+    """Nothing looks for unreachable cycles: a search keeps what it makes, and walking over that is a fifth of it.
+
+    Behind it what was made counts as old; else the collector would walk over all of it at once.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

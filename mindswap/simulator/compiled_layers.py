@@ -15,7 +15,7 @@ from mindswap.graph.layer_places import assign_layer_indices
 from mindswap.graph.memory import Label, Names, find_handed_on
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.rewrite.fusion import merge_equal
-from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
+from mindswap.graph.rewrite.rewrite import name_saved, rewrite_graph, settings_of_policy
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.gather import gather_weights
 from mindswap.graph.sharding.overlap import order_halves
@@ -46,6 +46,7 @@ class CompiledLayers:
         # The step before equal operators are merged; communication that makes weights whole, by name of its node;
         # operators that run once in a step, for all micro-batches.
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
+        self._named = name_saved(self.graph)  # what is rewritten
         self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
         # The step without any policy: equal operators merged.
         self.plain = replace(source, graph=self.graph)
@@ -69,9 +70,9 @@ class CompiledLayers:
         """The step in which all layers are under what a policy sets on one layer of the model."""
         key = layer_key(policy, layer_index)
         if key not in self._recent:
-            settings = settings_of_policy(self.graph, self._paths, self.decisions(policy, layer_index))
+            settings = settings_of_policy(self._named, self._paths, self.decisions(policy, layer_index))
             self._refuse_caches(settings.recomputed)
-            graph = merge_equal(self.graph, settings.of) if self.source.has_all_tags else self.graph
+            graph = merge_equal(self._named, settings.of) if self.source.has_all_tags else self._named
             while len(self._recent) >= NUM_RECENT:
                 del self._recent[next(iter(self._recent))]
             self._recent[key] = rewrite_graph(graph, settings)

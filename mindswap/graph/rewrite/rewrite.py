@@ -136,6 +136,20 @@ class _Placement:
 _placement = functools.lru_cache(maxsize=4)(_Placement)  # a planner asks for thousands of policies of one step
 
 
+def name_saved(graph: Graph) -> Graph:
+    """The step with the names in backward that `rewrite_graph` gives to what stays: then most operators stay, too."""
+    names = {saved.backward_name: _saved_name(saved.forward_name) for saved in graph.saved}
+    return replace(
+        graph,
+        backward=tuple(node.renamed(names) for node in graph.backward),
+        saved=tuple(Saved(saved.forward_name, names[saved.backward_name]) for saved in graph.saved),
+    )
+
+
+def _saved_name(forward_name: str) -> str:
+    return f"{forward_name}@saved"
+
+
 def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
     """The step, compiled without swap and recompute, as the compiler would leave it under these settings.
 
@@ -178,7 +192,7 @@ class _Rewriter:
                 for name in node.inputs
                 if name in forward_names
             }
-            self.backward.append(node.renamed(fetched))
+            self.backward.append(node.renamed(fetched) if fetched else node)
         forward: list[Node] = []
         needed = {name for name, _ in self.available}
         for node in self.graph.forward:
@@ -231,7 +245,7 @@ class _Rewriter:
 
     def _hand_over(self, name: str) -> str:
         """The name in backward of what stays, or of a copy on the host."""
-        self.saved[name] = Saved(name, f"{name}@saved")
+        self.saved[name] = Saved(name, _saved_name(name))
         return self.saved[name].backward_name
 
     def _leaves_for_good(self, node: Node, needed: Set[str]) -> bool:
@@ -254,8 +268,10 @@ class _Rewriter:
     def _copy_out(self, node: Node) -> Node:
         """The value on the host."""
         attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
-        made = replace(node, attributes=attributes, is_recomputed=False, paths=())
-        copy = replace(made, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,))
+        copy = replace(
+            node, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False,
+            paths=(),
+        )  # fmt: skip
         self.copies_out[node.name] = copy
         return copy
 
