@@ -31,11 +31,12 @@ class _Kept(FunctionCache):
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception:  # noqa: BLE001 reading a pickle may raise anything
-            self.flush()  # type: ignore[no-untyped-call]
-            return None
+        # Numba's own way first imports all that code could ask for that has yet to be compiled, and SciPy with it.
+        for load in (self._load_overload, super().load_overload):
+            with contextlib.suppress(Exception):  # reading a pickle may raise anything
+                return load(sig, target_context)  # type: ignore[no-untyped-call]
+        self.flush()  # type: ignore[no-untyped-call]
+        return None
 
 
 def compiled(function: Compiled) -> Compiled:

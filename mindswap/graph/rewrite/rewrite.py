@@ -138,11 +138,12 @@ _placement = functools.lru_cache(maxsize=4)(_Placement)  # a planner asks for th
 
 def name_saved(graph: Graph) -> Graph:
     """The step with the names in backward that `rewrite_graph` gives to what stays: then most operators stay, too."""
-    names = {saved.backward_name: _saved_name(saved.forward_name) for saved in graph.saved}
+    of_first = {saved.forward_name: saved.backward_name for saved in reversed(graph.saved)}  # a value may have several
+    names = {backward_name: _saved_name(name) for name, backward_name in of_first.items()}
     return replace(
         graph,
         backward=tuple(node.renamed(names) for node in graph.backward),
-        saved=tuple(Saved(saved.forward_name, names[saved.backward_name]) for saved in graph.saved),
+        saved=tuple(Saved(s.forward_name, names.get(s.backward_name, s.backward_name)) for s in graph.saved),
     )
 
 
