@@ -42,7 +42,7 @@ class Run(NamedTuple):
 LAST_FORWARD, FIRST_BACKWARD, LAST_BACKWARD, FIRST_INPUT, FIRST_WEIGHT = map(
     Uses._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
 )
-NUM_USES = len(Uses._fields) - 1  # without `last_once`
+UNUSED = Uses()[:-1]  # without `last_once`
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +73,7 @@ class StepTensor:
     def uses_in(self, section: int) -> Uses:
         """Positions at which a section reads it."""
         last_once = self.last_once if section == self.section else NO_OP
-        return Uses(*self.uses.get(section, (NO_OP,) * NUM_USES), last_once)
+        return Uses._make((*self.uses.get(section, UNUSED), last_once))
 
     def note_use(self, place: Place, position: int, is_weight: bool) -> None:
         """An operator reads it."""
@@ -83,7 +83,7 @@ class StepTensor:
             return
         uses = self.uses.get(place.section)
         if uses is None:
-            uses = self.uses[place.section] = [NO_OP] * NUM_USES
+            uses = self.uses[place.section] = list(UNUSED)
         if place.is_forward:
             uses[LAST_FORWARD] = position
             return
@@ -329,7 +329,9 @@ def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> boo
     return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)
 
 
-def _communicate(ops: list[BlockOp | Run], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool) -> int:
+def _communicate(
+    ops: list[BlockOp | Run], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool
+) -> int:
     """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
     wait_op = len(ops) - 1 if begin == NO_OP else begin
     ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))

@@ -161,8 +161,9 @@ def _starts(turns: MicroBatchGroup, sections: Sequence[int], sizes: Sequence[int
 def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[Columns]) -> dict[str, np.ndarray]:
     """Columns that the passes do not change, with labels and layers of the step."""
     columns = {name: _joined(tables, name) for name in FIXED_COLUMNS}
-    columns["label"] = model.labels_of(sections, [own["label"] for own in tables])
-    columns["layer"] = np.repeat([model.layer_of(section) for section in sections], [len(own["label"]) for own in tables])
+    numbers = [own["label"] for own in tables]
+    columns["label"] = model.labels_of(sections, numbers)
+    columns["layer"] = np.repeat([model.layer_of(section) for section in sections], list(map(len, numbers)))
     return columns
 
 
