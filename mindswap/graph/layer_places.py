@@ -216,15 +216,16 @@ def find_weight_gradients(graph: Graph) -> frozenset[str]:
         return frozenset()
     handed_out = graph.backward[-1].name
     between = {handed_out}  # operators that only pass gradients on
+    passed: set[str] = set()  # what these read
+    others: set[str] = set()  # what others read
     found: set[str] = set()
     for node in reversed(graph.backward):
-        users = graph.index.readers.get(node.name, ())
-        if not users or not all(user.name in between for user in users):
-            continue
-        if node.op in MATMUL_OPS and not node.is_duplicate:
-            found.add(node.name)
-        elif node.op in GRADIENT_PASSING_OPS:
-            between.add(node.name)
+        if node.name in passed and node.name not in others:
+            if node.op in MATMUL_OPS and not node.is_duplicate:
+                found.add(node.name)
+            elif node.op in GRADIENT_PASSING_OPS:
+                between.add(node.name)
+        (passed if node.name in between else others).update(node.inputs)
     for node in graph.backward:
         if node.name in between and node.name != handed_out and found.intersection(node.inputs):
             found.add(node.name)

@@ -27,8 +27,8 @@ class Place(NamedTuple):
     is_once: bool = False
 
 
-class Run(NamedTuple):
-    """An operator as it is read; how long it takes is found when its section is asked for: most are not."""
+class UntimedOp(NamedTuple):
+    """An operator as it is read; how long it takes is found when its section is asked for, and most are not."""
 
     node: Node
     label: Label
@@ -111,7 +111,7 @@ class StepReader:
     is_swapping: bool = False
     copied: Set[str] = frozenset()  # copies of weights that are memory
     static: Set[str] = frozenset()  # made once in a step, of constants: `StaticMemory.constant_bytes` has it
-    ops: dict[Place, list[BlockOp | Run]] = field(default_factory=dict)  # operators of each place, in order
+    ops: dict[Place, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
     unwritten: set[str] = field(default_factory=set)  # values that stay within a kernel
@@ -149,15 +149,13 @@ class StepReader:
 
     def ops_of(self, place: Place) -> tuple[BlockOp, ...]:
         """Operators of a place, in order, with their durations."""
-        return tuple(self._timed(op, place) if isinstance(op, Run) else op for op in self.ops.get(place, ()))
+        return tuple(self._timed(op, place) if isinstance(op, UntimedOp) else op for op in self.ops.get(place, ()))
 
-    def _timed(self, run: Run, place: Place) -> BlockOp:
-        node, work = run.node, self._work(run.node, place)
+    def _timed(self, op: UntimedOp, place: Place) -> BlockOp:
+        node, work = op.node, self._work(op.node, place)
         pieces = tuple([self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops])
         duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
-        return BlockOp(
-            run.label, run.kind, duration_ns, run.wait_op, node.op, run.wait_once, run.is_weight, pieces
-        )  # fmt: skip
+        return BlockOp(op.label, op.kind, duration_ns, op.wait_op, node.op, op.wait_once, op.is_weight, pieces)
 
     def _work(self, node: Node, place: Place) -> Work:
         work = self._meter.measure(node, place.is_forward)
@@ -229,7 +227,7 @@ class StepReader:
             _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
         else:
             kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            own = Run(node, label, kind, max(waits, default=NO_OP), wait_once, is_weight)
+            own = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_once, is_weight)
             exchange = next((c for c in known if c.kind == RING), None)
             ops += [own] if exchange is None else self._run_ring(own, place, position, exchange, read)
         outputs = self._make_outputs(node, label, place, position, read)
@@ -240,7 +238,7 @@ class StepReader:
                 tensor.collective = len(ops) - 1
 
     def _run_ring(
-        self, own: Run, place: Place, begin: int, exchange: Collective, read: Sequence[StepTensor]
+        self, own: UntimedOp, place: Place, begin: int, exchange: Collective, read: Sequence[StepTensor]
     ) -> list[BlockOp]:
         """The operators of an attention whose keys and values come from other ranks, and its buffers."""
         node, work = own.node, self._work(own.node, place)
@@ -330,7 +328,7 @@ def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> boo
 
 
 def _communicate(
-    ops: list[BlockOp | Run], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool
+    ops: list[BlockOp | UntimedOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool
 ) -> int:
     """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
     wait_op = len(ops) - 1 if begin == NO_OP else begin

@@ -1,5 +1,6 @@
 """Requested recompute against what backward of the compiled graph runs again, layer by layer."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision,
     return {place: tuple(map(decisions.of, paths)) for place, paths in decisions.layer.primitives_by_place().items()}
 
 
-def places_below(layer: CellNode, prefix: Path) -> set[Place]:
+@functools.lru_cache(maxsize=4096)  # a planner asks it of each name that it swaps
+def places_below(layer: CellNode, prefix: Path) -> frozenset[Place]:
     """The place of every primitive at or below a path of the layer."""
     found = layer.primitives_by_place().items()
-    return {place for place, paths in found if any(path[: len(prefix)] == prefix for path in paths)}
+    return frozenset(place for place, paths in found if any(path[: len(prefix)] == prefix for path in paths))
 
 
 def places_of(graph: Graph, node: Node) -> frozenset[Place]:

@@ -105,6 +105,8 @@ class ColumnGeneration:
         self.layers = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(len(first))]
         self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
         self.num_tried, self.max_tried = 0, MAX_TRIED
+        self._asked = ""  # the programme of which `_answer` is the answer
+        self._answer: tuple[list[list[int]], bool] = ([], False)
         whole = np.zeros(figures.num_items, np.int64)
         whole[0] = -1 if has_whole else KEEP
         for row in (np.zeros(figures.num_items, np.int64), whole, *rows):
@@ -182,6 +184,15 @@ class ColumnGeneration:
     def _numbers(self, limits: np.ndarray) -> tuple[list[list[int]], bool]:
         """How many layers of each kind get which of the rows known; whether they free less than asked."""
         cost, sums, least, greatest, *_ = self._programme(limits)
+        asked = repr((cost.tolist(), sums, least.tolist(), greatest.tolist()))
+        if asked != self._asked:  # of two loads, or before and behind a look for rows, most often it is the same
+            self._asked, self._answer = asked, self._whole_numbers(cost, sums, least, greatest)
+        return self._answer
+
+    def _whole_numbers(
+        self, cost: np.ndarray, sums: list[dict[int, float]], least: np.ndarray, greatest: np.ndarray
+    ) -> tuple[list[list[int]], bool]:
+        """The same for a programme of `_programme`."""
         steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
         try:
             found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1, **steps)
