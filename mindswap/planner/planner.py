@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.curve import Curve
@@ -27,6 +29,8 @@ LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
 # A common setting that is so much slower in a short step is not replayed: short and whole steps differ less.
 REPLAY_PERMILLE = 20
+# Just below what glibc takes for a block that may come again.
+KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Planner:
@@ -40,6 +44,7 @@ class Planner:
 
     def __init__(self, model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None):
         self.model, self.allow, self.known = model, allow, known
+        _keep_freed_memory()
         with _without_collector():
             self.shorts = short_model(model)
             self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
@@ -226,6 +231,15 @@ def plan_of(
         holders=_holders_of(judged),
         **search,
     )
+
+
+def _keep_freed_memory() -> None:
+    """Arrays of one simulation stay for the next one, of the same sizes; a tenth of a search is fetching them anew.
+
+    glibc keeps as much as the largest block that was freed, or twice of it (mallopt(3), `M_MMAP_THRESHOLD`); elsewhere
+    nothing comes of it. What is not written to takes no memory.
+    """
+    np.empty(KEPT_BYTES, np.uint8)
 
 
 @contextlib.contextmanager
