@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindswap.planner.solvers import column_generation
 from mindswap.planner.solvers.column_generation import ColumnGeneration, _options, front_loaded, interleaved
 from mindswap.planner.space import Figures, Worth
 from tests.planner.builders import Tensor, ToySpace
@@ -129,3 +130,19 @@ def test_what_may_become_of_a_tensor():
     figures = ToySpace([tensors]).figures
     assert [_options(figures, 0, item, False) for item in range(4)] == [[0], [0, 1, -1], [0, -1], [0, 1]]
     assert [_options(figures, 0, item, True) for item in range(4)] == [[0], [0, -1], [0, -1], [0]]
+
+
+def test_whole_numbers_are_looked_for_once_in_equal_programmes(monkeypatch):
+    asked = []
+    solve = column_generation.solve_linear
+    monkeypatch.setattr(
+        column_generation, "solve_linear", lambda *args, **options: asked.append(options) or solve(*args, **options)
+    )
+    mixture = ColumnGeneration(SPACE)
+    first = mixture.choice(200, 100, PLENTY)
+    number = sum("num_whole" in options for options in asked)
+    assert number
+    assert np.array_equal(mixture.choice(200, 100, PLENTY), first)
+    assert sum("num_whole" in options for options in asked) == number
+    mixture.choice(100, 100, PLENTY)
+    assert sum("num_whole" in options for options in asked) > number

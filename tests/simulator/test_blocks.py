@@ -11,6 +11,7 @@ from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulator.block import Source, Uses
+from mindswap.simulator.blocks import BlockMaker
 from mindswap.simulator.build import build_program
 from mindswap.simulator.captured import GradientRule
 from mindswap.simulator.layout import StageLayout
@@ -55,6 +56,14 @@ def test_sections():
         assert {op.kind for op in block.forward} == {OpKind.FORWARD}
         assert {op.kind for op in block.backward} == {OpKind.BACKWARD}
     assert labels(blocks.prologue.backward) == ["embedding.UnsortedSegmentSum"]
+
+
+def test_the_operators_of_a_section_are_timed_when_it_is_asked_for():
+    timed = []
+    maker = BlockMaker(GRAPH, lambda node, work: timed.append(node.layer_index) or 10, NAMES)
+    assert timed == []
+    block = maker.block(1)
+    assert timed == [1] * (len(block.forward) + len(block.backward))
 
 
 def test_what_hands_values_over_to_backward_is_in_no_layer():

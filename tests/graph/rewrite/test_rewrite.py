@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from mindswap.graph.memory import OperatorNames
-from mindswap.graph.model import TensorType
+from mindswap.graph.model import Saved, TensorType
 from mindswap.graph.rewrite.fusion import merge_equal
-from mindswap.graph.rewrite.rewrite import NodeSettings, rewrite_graph, settings_of_policy
+from mindswap.graph.rewrite.rewrite import NodeSettings, name_saved, rewrite_graph, settings_of_policy
 from mindswap.graph.storage import Placement, classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
@@ -505,3 +505,13 @@ def test_no_number_of_layers_that_run_again_is_too_large():
     assert [entry.forward_name for entry in whole.saved] == ["x"]
     again = [made.origin for made in whole.backward if made.is_duplicate]
     assert len(again) == len(set(again)) == number * 3 - 1 + number - 1
+
+
+def test_operators_that_read_what_is_kept_stay_where_it_has_its_name_already():
+    named = name_saved(replace(ONE, saved=(*ONE.saved, Saved("x", "x_again_b"))))
+    assert [saved.backward_name for saved in named.saved] == ["matmul0@saved", "gelu0@saved", "x@saved", "x_again_b"]
+    for swapped in ({}, {"gelu0": 1}):
+        rewritten = rewrite_graph(named, NodeSettings(frozenset(), swapped))
+        plain = rewrite_graph(ONE, NodeSettings(frozenset(), swapped))
+        assert (rewritten.forward, rewritten.backward, rewritten.saved) == (plain.forward, plain.backward, plain.saved)
+        assert rewritten.backward[-1] is named.backward[-1]
