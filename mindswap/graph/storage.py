@@ -129,7 +129,9 @@ def first_readers(
     for position, node in reversed(list(enumerate(nodes))):
         moment = first.get(node.name, len(nodes)) if node.op in passing else position
         if node.op in passing or is_reading(node):
-            first.update((name, min(first.get(name, moment), moment)) for name in node.inputs)
+            for name in node.inputs:
+                if first.get(name, moment) >= moment:
+                    first[name] = moment
     return first
 
 

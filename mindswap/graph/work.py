@@ -97,7 +97,8 @@ def _measure(graph: Graph, node: Node, types: _Types, has_pieces: bool) -> Work:
     if has_pieces and is_attention and len(inputs) > 1:
         return _with_pieces(work)
     if node.op in MATMUL_OPS and len(constants) >= NUM_TRANSPOSES and constants[-NUM_TRANSPOSES] is not None:
-        return replace(work, is_weight_gradient=bool(constants[-NUM_TRANSPOSES]))
+        is_gradient = bool(constants[-NUM_TRANSPOSES])
+        return work if work.is_weight_gradient == is_gradient else replace(work, is_weight_gradient=is_gradient)
     return work
 
 

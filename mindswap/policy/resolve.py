@@ -289,9 +289,5 @@ def _covering(claims: Sequence[Claim], paths: Sequence[Path]) -> tuple[Claim, ..
     """The claims on an operator, or on a cell that it is in, under any of its paths."""
     if not claims:  # most often; a planner asks for every operator of thousands of policies
         return ()
-    found = []
-    for claim in claims:
-        named = claim.match.path
-        if any([path[: len(named)] == named for path in paths]):
-            found.append(claim)
-    return tuple(found)
+    around = {path[:depth] for path in paths for depth in range(len(path) + 1)}
+    return tuple([claim for claim in claims if claim.match.path in around])
