@@ -5,8 +5,8 @@ between it and what is kept anyway is recomputed. A name may stand for several o
 additions of a layer. What is made under one name is one `Item`; a name that holds several items acts on all.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 from itertools import product
 
 from mindswap.graph.memory import Names, OperatorNames, find_handed_on, merged_readers
@@ -34,7 +34,7 @@ class Item:
     # ways to make some or all of the tensors again; each is the operators that `select_recompute` must name, back to
     # what is kept anyway. Empty where there is none.
     recompute_names: tuple[tuple[str, ...], ...]
-    # of these, the ways that lead out of a cell with weights
+    # of these, the ways that lead out of a cell with weights, or to one that can only run again as a whole
     across_cells: frozenset[tuple[str, ...]] = frozenset()
 
     @property
@@ -71,12 +71,23 @@ def find_items(
     # What no operator name reaches, functions say, runs again with a cell around it.
     out_of_reach = (group for group in groups if not walker.is_within_reach(group))
     cells = dict.fromkeys(cell for group in out_of_reach for entry in group for cell in _cells_around(entry))
+    before = {around for cell in cells for around in walker.cells_before(cell)}
+    items = tuple(_with_across(item, before) for item in items)
     return (*items, *(Item(Names.of(cell), (), (), (), ((cell,),)) for cell in cells))
 
 
 def _can_leave(entry: SavedStorage) -> bool:
     """A policy can change where it is: a gathered weight stays."""
     return entry.storage.producer is None or not is_gathering(entry.storage.producer)
+
+
+def _with_across(item: Item, before: Set[str]) -> Item:
+    """The item with its ways that are in a cell of `before`, right before a cell that runs again.
+
+    In all layers these do not compile together: "The pointer[context] is null" (Qwen3-MoE, 2.9.0, 28 November 2026).
+    """
+    ways = {way for way in item.recompute_names if any(name.rpartition(".")[0] in before for name in way)}
+    return replace(item, across_cells=item.across_cells | ways)
 
 
 def _cells_around(entry: SavedStorage) -> Iterator[str]:
@@ -169,6 +180,13 @@ class _Walker:
     def is_within_reach(self, group: list[SavedStorage]) -> bool:
         """Names of operators make some of the storages again, back to what is kept anyway."""
         return any(self._way(list(self._made_again(part, is_short=False))) for part in _parts(group))
+
+    def cells_before(self, cell: str) -> set[str]:
+        """The cells of the layer outside of one that make what operators in it read."""
+        made = {node.name: node for node in self.graph.forward if node.layer_index == self.layer_index}
+        inside = [node for node in made.values() if is_within(node.cell_path, cell)]
+        sources = {one.cell_path for node in inside for one in self._sources(node, made)}
+        return {path for path in sources if path and not is_within(path, cell)}
 
     def _is_across(self, nodes: list[Node]) -> bool:
         """An operator reads what one in a cell with weights makes, and is not in that cell."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.graph import memory
-from mindswap.planner.candidates import Item, _Walker
+from mindswap.planner.candidates import Item, _Walker, _with_across
 from mindswap.planner.catalog import collect_items, recompute_policy
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import PlanProblem
@@ -123,6 +123,28 @@ def test_a_way_is_known_that_leads_out_of_a_cell_with_weights():
     assert is_into_cell("a", "b", "both")  # the bundle has `mlp` run again
     assert not is_into_cell("a", "b")
     assert not is_into_cell("b", "both")  # what `attn` gives is kept
+
+
+def test_a_way_is_known_that_is_right_before_a_cell():
+    """`norm` makes what `mlp` reads, also through a tuple; `first` is further away, and `mlp.gate` is in it."""
+    nodes = [
+        node("far", "Cast", "x", cell_path="first"),
+        node("cast", "Cast", "far", cell_path="norm"),
+        node("scaled", "Mul", "cast", cell_path="norm"),
+        node("pair", "MakeTuple", "scaled far", cell_path=""),
+        node("gate", "Exp", "scaled", cell_path="mlp.gate"),
+        node("part", "TupleGetItem", "pair", cell_path="mlp"),
+        node("out", "Exp", "part gate", cell_path="mlp"),
+        node("beside", "Exp", "gate", layer=1, cell_path="mlp"),
+    ]
+    walker = _Walker(graph(nodes, []), Names(), 0, CellNode("", "Layer"), ())
+    assert walker.cells_before("mlp") == {"norm"}
+    assert walker.cells_before("mlp.gate") == {"norm"}
+    assert walker.cells_before("norm") == {"first"}
+
+    ways = (("norm.cast",), ("first.far", "norm.cast"), ("first.far",), ("mlp",))
+    item = Item(memory.Names.of("norm.cast"), (), (), (), ways, frozenset({("first.far",)}))
+    assert _with_across(item, {"norm"}).across_cells == frozenset(ways[:3])
 
 
 def newer(model: StepModel) -> StepModel:
