@@ -57,6 +57,7 @@ class _GraphBuilder:
             has_lazy_inline=True,
             constants=self.constants,
             types=self.types,
+            inputs=tuple(self.types),  # every micro-batch runs all of its operators, whatever they read
         )
 
     def _copies_of_views(self) -> dict[int, list[int]]:
