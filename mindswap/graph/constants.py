@@ -1,15 +1,17 @@
 """Constants of a step: stand-ins for those too large to capture, and what they take of the device's memory."""
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import NO_MEMORY_OPS, WEIGHT_OPS
+from mindswap.graph.ops import COMMUNICATION_OPS, RANDOM_OPS, TUPLE_OPS, VIEW_OPS, WEIGHT_OPS, WRITING_OPS
 from mindswap.graph.sequences import is_cache
 
 # A parameter that the capture puts in place of a constant too large for a protobuf has this name below its cell.
 STAND_IN_NAME = "lower_triangle_mask"
+# Not made once for all micro-batches, whatever they read.
+NOT_ONCE = WEIGHT_OPS | RANDOM_OPS | WRITING_OPS | COMMUNICATION_OPS
 
 
 def restore_constants(graph: Graph) -> Graph:
@@ -47,19 +49,21 @@ def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
     return found
 
 
-def made_of_constants(graph: Graph) -> Mapping[str, str]:
-    """Forward operators outside the layers that read constants alone, each with the one whose memory it gives.
+def made_of_constants(graph: Graph) -> Mapping[str, frozenset[str]]:
+    """Forward operators outside the layers that read constants alone, each with those whose memory it gives.
 
-    A view of a constant is a copy of it; one of such a copy is none.
+    A view of a constant is a copy of it; one of such a copy is none, nor is a tuple of them.
     """
     outside = {*graph.inputs, *(saved.backward_name for saved in graph.saved)}
-    made: dict[str, str] = {}
+    made: dict[str, frozenset[str]] = {}
     for node in graph.forward:
-        if node.layer_index is not None or node.op in WEIGHT_OPS:
+        if node.layer_index is not None or node.op in NOT_ONCE:
             continue
         tensors = [name for name in node.inputs if name in graph.types or name in graph.index.forward_nodes]
         if tensors and all(name in made or (name in graph.types and name not in outside) for name in tensors):
-            made[node.name] = made.get(tensors[0], node.name) if node.op in NO_MEMORY_OPS else node.name
+            owners = frozenset().union(*(made.get(name, ()) for name in tensors))
+            is_given = node.op in TUPLE_OPS or (node.op in VIEW_OPS and owners)
+            made[node.name] = owners if is_given else frozenset({node.name})
     return made
 
 
@@ -74,6 +78,9 @@ def made_bytes(graph: Graph) -> tuple[int, int]:
     def bytes_of(names: Set[str]) -> int:
         return sum(nodes[name].size_bytes for name in names)
 
-    read = {made[name] for node in graph.forward if node.name not in made for name in node.inputs if name in made}
-    again = {made[saved.forward_name] for saved in graph.saved if saved.forward_name in made}
+    def owners_of(names: Iterable[str]) -> frozenset[str]:
+        return frozenset().union(*(made.get(name, ()) for name in names))
+
+    read = owners_of(name for node in graph.forward if node.name not in made for name in node.inputs)
+    again = owners_of(saved.forward_name for saved in graph.saved)
     return bytes_of(read - again), bytes_of(again)

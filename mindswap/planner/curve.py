@@ -16,9 +16,9 @@ from mindswap.simulator.step_model import StepModel
 
 # What is above the bound by no more than this part is not looked further for: the simulator is no better than that.
 ENOUGH_PART = 200
-# A plan that is above the bound by more than this part is looked for within neighbouring budgets, too. Next to least
-# memory a search misses a few percent, for one budget and not for the next.
-FAR_PART = 33
+# A plan that is above that by more than this part, above the bound by 3 %, is looked for within neighbouring budgets,
+# too. Next to the least memory a search misses a few percent, for one budget and not for the next.
+FAR_PART = 40
 # These budgets, in thousandths of the one that was asked: with what fits in less, and what to mix it with.
 BESIDE_PERMILLE = (995, 1010)
 # Neighbours of a budget that are mixed: the fastest plans that fit, and the nearest ones for more memory.
@@ -74,7 +74,7 @@ class Curve:
                 if not self._is_enough(best, enough_ns + enough_ns // FAR_PART):
                     beside_bytes = budget_bytes * permille // 1000
                     found = self._solved(beside_bytes, self._enough_ns(beside_bytes))
-                    best = min(best, found, key=lambda one: one.rank(budget_bytes))
+                    best = min(best, found, *self.known, key=lambda one: one.rank(budget_bytes))
             return best if self._is_enough(best, enough_ns) else self._mixed(best, budget_bytes)
         # The least is there for every budget; what came nearer to this one may not be for another.
         nearest = self.least if self.least is not None and self.least.is_on_host else self.nearest

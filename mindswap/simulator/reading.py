@@ -110,7 +110,7 @@ class StepReader:
     is_fused: bool
     is_swapping: bool = False
     copied: Set[str] = frozenset()  # copies of weights that are memory
-    static: Set[str] = frozenset()  # made once in a step, of constants: `StaticMemory.constant_bytes` has it
+    static: Set[str] = frozenset()  # made once in a step, of constants: `graph.constants.made_bytes`
     ops: dict[Place, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # operators of each place, in order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
@@ -213,7 +213,7 @@ class StepReader:
         after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
         position = len(ops)
         wait_once = NO_OP
-        if place.is_forward and not read and not is_gathering(node):
+        if place.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
             self.of_weights.add(node.name)
         for tensor in read:
             tensor.note_use(place, position, is_weight)

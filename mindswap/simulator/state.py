@@ -32,9 +32,10 @@ class _Kept(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Numba's own way first imports all that code could ask for that has yet to be compiled, and SciPy with it.
-        for load in (self._load_overload, super().load_overload):
+        direct = getattr(self, "_load_overload", super().load_overload)
+        for load in (direct, super().load_overload):
             with contextlib.suppress(Exception):  # reading a pickle may raise anything
-                return load(sig, target_context)  # type: ignore[no-untyped-call]
+                return load(sig, target_context)
         self.flush()  # type: ignore[no-untyped-call]
         return None
 

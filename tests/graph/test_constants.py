@@ -65,7 +65,8 @@ def constant_step():
 
 
 def test_what_is_made_of_constants_alone():
-    assert made_of_constants(constant_step()) == {"spread": "spread", "row": "spread", "outer": "outer", "cos": "cos"}
+    owners = {"spread": {"spread"}, "row": {"spread"}, "outer": {"outer"}, "cos": {"cos"}}
+    assert made_of_constants(constant_step()) == owners
 
 
 def test_what_forward_reads_and_what_backward_reads_are_apart():
@@ -76,3 +77,20 @@ def test_what_a_step_is_fed_is_no_constant():
     fed = replace(constant_step(), inputs=("ids", "▸CR_model.w", "triangle", "positions"))
     assert made_of_constants(fed) == {}
     assert made_bytes(fed) == (0, 0)
+
+
+def test_members_of_a_tuple_are_each_there():
+    step = constant_step()
+    more = [
+        node("sin", "Sin", "outer", KIB, layer=None),
+        node("both", "MakeTuple", "cos sin positions", layer=None),
+        node("part", "TupleGetItem", "both one", layer=None),
+        node("reader", "Mul", "mask part"),
+    ]
+    assert made_bytes(replace(step, forward=(*step.forward, *more))) == (4 * KIB + KIB, 2 * KIB)
+
+
+def test_what_is_random_or_sent_is_not_made_once():
+    step = constant_step()
+    more = [node(op, op, "positions", layer=None) for op in ("DropoutGenMask", "AllGather")]
+    assert made_of_constants(replace(step, forward=(*step.forward, *more))) == made_of_constants(step)

@@ -176,6 +176,18 @@ def test_what_newer_models_do_not_compile_together_is_known():
     assert np.array_equal(without_cells.freed_bytes[:, :, 0], catalog.freed_bytes[:, :, 0])
 
 
+def test_an_operator_right_before_a_cell_of_functions_is_of_those_that_do_not_compile_with_it():
+    """No operator of `mlp` has a name, and `attn` makes what it reads: `attn.exp` runs again without `mlp` alone."""
+    model = small_model()
+    source = model.layers.source
+    attention, mlp = source.trees[0].children
+    tree = replace(source.trees[0], children=(attention, replace(mlp, children=(CellNode("inner", "Inner"),))))
+    items = collect_items(StepModel(replace(source, trees=(tree,) * len(source.trees)), model.costs, model.settings))
+    across = {way for item in items.items[1] for way in item.across_cells}
+    assert ("attn.exp",) in across and ("mlp",) not in across
+    assert not any(item.across_cells for item in collect_items(model).items[1])  # where all have names
+
+
 def test_no_plan_mixes_what_does_not_compile():
     """Of the fastest plan of a legacy model some layers run again whole, and in others one operator: not so here, where
     that leads out of a cell with weights.

@@ -79,6 +79,7 @@ def test_several_micro_batches_make_them_once_on_each_stage(num_stages):
         assert [str(program.labels[label]) for label in intervals.label[mine]] == ["made of constants"]
         first, behind = program.stage_starts[stage : stage + 2]
         forward = [at for at in range(first, behind) if ops.kind[at] == 0]
+        assert intervals.begin[mine].tolist() == [first]
         assert begin_ns[mine] <= timeline.op_start_ns[forward[0]]
         assert end_ns[mine] == [timeline.op_end_ns[forward[-1]]]
     assert num_tables(own) == 0
