@@ -69,13 +69,15 @@ def weigh_stages(
     placed = _place_parameters(captured, layout, settings.sharding)
     parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
     rule = _gradient_rule(captured.graph, settings)
+    # One micro-batch makes what is made of constants as anything else.
+    forward_bytes, step_bytes = made_bytes(plain) if settings.num_turns > 1 else (0, 0)
     exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
     return StageWeights(
         rule,
         parameters,
-        _static_memory(captured, plain, layout, parameters, settings, device),
+        _static_memory(captured, plain, layout, parameters, settings, device, step_bytes),
         tuple(_closing_bytes(stage, rule, settings) for stage in parameters),
-        made_bytes(plain)[0] if settings.num_turns > 1 else 0,
+        forward_bytes,
         exchange_ns,
         max(least_exchange_ns(own, chunks) for own, chunks in zip(exchange_ns, layout.chunks, strict=True)),
     )
@@ -142,6 +144,7 @@ def _static_memory(
     parameters: Sequence[Sequence[Parameter]],
     settings: StepSettings,
     device: Device,
+    made_once_bytes: int,
 ) -> tuple[StaticMemory, ...]:
     constants = constant_bytes(graph)
     workspace = workspace_bytes((*graph.forward, *graph.backward), device)
@@ -157,7 +160,7 @@ def _static_memory(
             parameter_bytes=last.parameter_bytes + 2 * tied.parameter_bytes,
             gradient_bytes=last.gradient_bytes + tied.gradient_bytes,
         )
-    shared_bytes = constants.get(None, 0) + (made_bytes(graph)[1] if settings.num_turns > 1 else 0)
+    shared_bytes = constants.get(None, 0) + made_once_bytes
     layer_map = captured.sample.layer_map
     layer_bytes = [constants.get(position, 0) + cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
     of_layers = [
