@@ -32,6 +32,7 @@ from mindswap.errors import GraphError
 from mindswap.graph.lifetime import LayerSample, sample_layers
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
+from mindswap.graph.rewrite.fusion import merge_gathers
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.graph.sharding.collectives import Collective, find_collectives
 from mindswap.graph.sharding.experts import is_exchange, restore_names
@@ -236,7 +237,8 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     if any(node.layer_index is not None for node in inserted):
         notes.append(
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
-            "op_swap cannot name them, select_comm_recompute of that Reshape has its AllGather run again"
+            "what names that Reshape is for them, of several Reshapes of one tensor what names the last; "
+            "select_comm_recompute of it has its AllGather run again"
         )
     if placement.expert_parallel > 1 and any(is_exchange(node) for node in graph.forward):
         skew = placement.expert_skew_permille
@@ -299,5 +301,5 @@ def capture_step(
             placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
         )
     found = capture(config_path, plain, placement=placement, with_all_tags=True, built=built)
-    graph = with_cache_gradients(found.graph)
+    graph = with_cache_gradients(merge_gathers(found.graph))
     return CapturedStep(found.sample, found.layers, graph, found.collectives, found.notes, has_all_tags=True)

@@ -15,11 +15,11 @@ from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline import read_pipeline
 from mindswap.config.source import load_document
-from mindswap.config.weight_sharding import RankPlacement
+from mindswap.config.weight_sharding import RankPlacement, gathers_sequence
 from mindswap.errors import MindswapError
 from mindswap.files import file_name
 from mindswap.graph.effect.recompute import RecomputeEffect, compare_recompute
-from mindswap.graph.effect.swap import LayerEffect, compare_effect
+from mindswap.graph.effect.swap import LayerEffect, compare_effect, stands_for_gather
 from mindswap.policy.applied import as_applied, format_log_lines
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
@@ -219,6 +219,13 @@ def verify_policy(
         without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
         baseline, like = compile_beside(document, swapped, without_swap, placement, use_cache)
         found = compare_effect(decided, baseline.graph, swapped.graph, like)
+    if gathers_sequence(document):
+        found = tuple(
+            dataclasses.replace(
+                effect, wasted=tuple(one for one in effect.wasted if not stands_for_gather(swapped.graph, one))
+            )
+            for effect in found
+        )
     effects = tuple(
         dataclasses.replace(found[position], layer_index=index)
         for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)

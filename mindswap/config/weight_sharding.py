@@ -95,6 +95,13 @@ def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permi
     )
 
 
+def gathers_sequence(document: Document) -> bool:
+    """Sequence parallelism cuts what is between the layers over tensor parallel ranks."""
+    is_cut = document.value("parallel", "parallel_mode") in STRATEGY_MODES
+    is_asked = document.value("parallel_config", "use_seq_parallel") is True
+    return is_cut and is_asked and document.count("parallel_config", "model_parallel") > 1
+
+
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
 # Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).

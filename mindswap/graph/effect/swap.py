@@ -18,6 +18,7 @@ from mindswap.graph.effect.recompute import (
 from mindswap.graph.layer_places import has_scope
 from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair, first_source
 from mindswap.graph.ops import UNNAMED_OPS, VIEW_OPS
+from mindswap.graph.rewrite.fusion import is_along_first
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.cell_tree import is_within
@@ -103,6 +104,19 @@ def compare_effect(
         comparison = _LayerComparison(layer, baseline, plain_index, graph)
         effects.append(comparison.effect(saved, before[plain_index], after[index]))
     return tuple(effects)
+
+
+def stands_for_gather(graph: Graph, entry: SavedStorage) -> bool:
+    """What is copied is a Reshape in whose place sequence parallelism puts an AllGather that has its settings.
+
+    One AllGather stands for all Reshapes of a tensor that are equal, with the settings of the last
+    (`graph.rewrite.fusion.merge_gathers`): what the others keep where nothing is cut is not there.
+    """
+    producer = entry.pairs[0].producer
+    key = producer.op, producer.layer_index, producer.inputs, producer.outputs
+    alike = [node for node in graph.forward if (node.op, node.layer_index, node.inputs, node.outputs) == key]
+    is_only = len(entry.pairs) == 1 and producer.op == "Reshape" and is_along_first(graph, producer)
+    return is_only and len(alike) > 1 and alike[-1].name == producer.name
 
 
 class _LayerComparison:

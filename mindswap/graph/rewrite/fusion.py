@@ -173,7 +173,42 @@ def merge_equal(graph: Graph, settings_of: Callable[[Node], Hashable] = lambda n
     Of equal ones the first is left, with the paths of all of them. Those of which `settings_of` says something else
     stay apart.
     """
-    forward, name_of = _merge_forward(graph, settings_of)
+    return _merged(graph, *_merge_forward(graph, settings_of))
+
+
+def merge_gathers(graph: Graph) -> Graph:
+    """One AllGather of each tensor, where the first of them is, with the place and the settings of the last.
+
+    MindSpore makes them one before it recomputes or offloads anything (merge_comm.cc), so of the Reshapes that stand
+    for them one decides. That it is the last dry runs of 2.9.0 say (28 November 2026): naming `wv.reshape` of a Llama
+    has the AllGather before wq, wk and wv run again, or copied; naming the two others does nothing. Where a tensor is
+    not gathered along its first dimension, MindSpore takes apart and joins what arrived, and each Reshape is memory of
+    its own behind that.
+    """
+    gathers: dict[Hashable, list[Node]] = {}
+    for node in graph.forward:
+        if node.op == "AllGather" and is_along_first(graph, node):
+            gathers.setdefault((node.layer_index, node.inputs, node.outputs), []).append(node)
+    left = {group[0].name: replace(group[-1], name=group[0].name) for group in gathers.values()}
+    name_of = {node.name: group[0].name for group in gathers.values() for node in group[1:]}
+    forward = (left.get(node.name, node) for node in graph.forward if node.name not in name_of)
+    return _merged(graph, tuple(node.renamed(name_of) for node in forward), name_of)
+
+
+def is_along_first(graph: Graph, gather: Node) -> bool:
+    """An AllGather is along the first dimension of its operand that is not 1, or could be in place of a Reshape."""
+    operand = graph.index.nodes.get(gather.inputs[0])
+    if operand is None or len(operand.outputs) != 1:
+        return False
+    part, whole = (
+        tuple(itertools.dropwhile(lambda size: size == 1, known.shape))
+        for known in (operand.outputs[0], gather.outputs[0])
+    )
+    return part[1:] == whole[1:]
+
+
+def _merged(graph: Graph, forward: tuple[Node, ...], name_of: dict[str, str]) -> Graph:
+    """The step with the operators of forward that are left, and the name of what is gone -> that of what is left."""
     if not name_of:
         return graph
     parameter_of: dict[str, str] = {}  # what forward hands over -> its name in backward

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.effect.swap import IdleReason, compare_effect
+from mindswap.graph.effect.swap import IdleReason, compare_effect, stands_for_gather
 from mindswap.graph.sharding.gather import GATHER_MARK
+from mindswap.graph.storage import Placement, classify_saved
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from tests.builders import layer
@@ -455,6 +456,25 @@ def test_a_copy_of_memory_that_stays_under_another_name_is_wasted():
     assert [entry.storage.name for entry in effect.wasted] == ["gelu"]
     assert effect.is_as_asked
     assert (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes) == (KIB, KIB, KIB)
+
+
+@pytest.mark.parametrize(
+    ("copied", "shape", "stands"), [("v", (1, 4), True), ("q", (1, 4), False), ("v", (2, 2), False)]
+)
+def test_a_copy_of_the_last_reshape_of_a_gathered_tensor_is_not_for_nothing(copied, shape, stands):
+    """On one rank both are the memory of `x`; on several one AllGather stands for both, with the settings of the last.
+
+    Where the tensor is not gathered along its first dimension, each is memory of its own.
+    """
+    x = node("x", "Cast", "y", 16)
+    x = replace(x, outputs=(replace(x.outputs[0], shape=shape),))
+    step = graph(
+        [x, *(node(name, "Reshape", "x", 16) for name in "qv"), copy_out("out", copied, 16)],
+        [copy_in("in", "out", 16), node("grad", "Grad", "in x_b", size_bytes=0)],
+        saved="out x",
+    )
+    (entry,) = (one for one in classify_saved(step) if one.placement is Placement.WASTED)
+    assert stands_for_gather(step, entry) == stands
 
 
 def test_recompute_of_what_is_no_operator_of_the_step_is_not_without_effect():

@@ -8,6 +8,7 @@ from mindswap.graph.rewrite.fusion import (
     fuse_work,
     least_work_again,
     merge_equal,
+    merge_gathers,
     readers_of_saved,
 )
 from mindswap.graph.storage import classify_saved
@@ -199,3 +200,34 @@ def test_what_is_not_equal_stays():
 def test_nothing_to_merge_gives_the_same_graph():
     step = graph([node("x", "Add", "a b", paths=("add",))], [])
     assert merge_equal(step) is step
+
+
+# AllGathers of one tensor.
+
+
+def gather(name, path, shape):
+    made = node(name, "AllGather", "x", 2 * KIB, paths=(path,))
+    return replace(made, outputs=(replace(made.outputs[0], shape=shape),))
+
+
+def gathered(part, whole):
+    """`q`, `k` and `v` each gather what is cut; each is read by a product, and `q` and `v` by backward."""
+    cut = node("x", "Cast", "y")
+    cut = replace(cut, outputs=(replace(cut.outputs[0], shape=part),))
+    gathers = [gather(name, f"attention.w{name}.reshape", whole) for name in "qkv"]
+    products = [node(f"product_{name}", "MatMul", f"{name} w{name}") for name in "qkv"]
+    return graph([cut, *gathers, *products], saved="q v")
+
+
+def test_of_gathers_of_one_tensor_one_is_left_where_the_first_is_with_the_settings_of_the_last():
+    merged = merge_gathers(gathered((1, 4, 64), (8, 64)))
+    assert names(merged) == ["x", "q", "product_q", "product_k", "product_v"]
+    assert merged.index.forward_nodes["q"].paths == ("attention.wv.reshape",)
+    assert [n.inputs[0] for n in merged.forward[2:]] == ["q"] * 3
+    assert [n.inputs for n in merged.backward] == [("q_b", "q_b")]
+    assert [(s.forward_name, s.backward_name) for s in merged.saved] == [("q", "q_b")]
+
+
+def test_gathers_along_another_dimension_stay():
+    step = gathered((4, 16, 16), (128, 16))
+    assert merge_gathers(step) is step

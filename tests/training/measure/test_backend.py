@@ -137,3 +137,34 @@ def test_what_equal_reshapes_gather_moves_if_all_of_them_are_named(names, is_was
     (run,) = stage["runs"]
     assert run["copies_out"] == run["copies_back"] == 8
     assert 0.97 <= stage["simulated_peak_bytes"] / stage["used_peak_bytes"] <= 1.08
+
+
+@pytest.mark.parametrize(
+    ("swapped", "recomputed", "num_copies"),
+    [
+        (r"attention\.wq\.reshape", None, 0),
+        (r"attention\.wv\.reshape", None, 4),
+        (None, r"feed_forward\.w3\.reshape", 0),
+        (None, r"feed_forward\.w1\.reshape", 0),
+    ],
+)
+def test_of_reshapes_that_one_gather_stands_for_the_last_decides(swapped, recomputed, num_copies, tmp_path):
+    """One sample on each rank: what is gathered is what all of them read. Of two layers, in two micro-batches."""
+    changes: dict = {"parallel_config": {**TENSORS["parallel_config"], "use_seq_parallel": True}}
+    if swapped:
+        entry = {"op_name": swapped, "backward_prefetch": 10, "layers": True}
+        changes["swap_config"] = {"swap": True, "op_swap": [entry]}
+    else:
+        changes["recompute_config"] = {"recompute": False, "select_recompute": [recomputed]}
+    data = changed(llama(2), changes, {"runner_config": {"batch_size": 1, "gradient_accumulation_steps": 2}})
+    data["model"]["model_config"].update(batch_size=1, seq_length=8192)
+    path = tmp_path / "gathered.yaml"
+    write_new(path, format_config(data, "gathered"))
+    if swapped:
+        verified = json.loads(forked.run(["-m", "mindswap", "verify", path, "--json"]).stdout)
+        assert all(bool(layer["wasted_bytes"]) == (not num_copies) for layer in verified["layers"])
+    done = forked.run(["-m", "mindswap", "dryrun", path, "--ranks", "0", "--full", "--json"])
+    (stage,) = json.loads(done.stdout)["stages"]
+    (run,) = stage["runs"]
+    assert run["copies_out"] == run["copies_back"] == num_copies
+    assert stage["simulated_peak_bytes"] == pytest.approx(stage["used_peak_bytes"], rel=0.002)
