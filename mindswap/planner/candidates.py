@@ -218,16 +218,15 @@ class _Walker:
     def _way(self, nodes: list[Node]) -> tuple[str, ...]:
         """Names with which these operators run again.
 
-        A tuple that an operator reads has no name of its own; it runs again with its cell. Recompute of a cell
-        leaves out what makes its output, which is named as well.
+        A tuple that an operator reads has no name of its own; it runs again with its cell. What makes the output of a
+        cell does not, named or not.
         """
         cells = tuple(dict.fromkeys(node.cell_path for node in nodes if node.op == "MakeTuple"))
-        if "" in cells:
-            return ()
         inside = {node.name for node in nodes if any(is_within(node.cell_path, cell) for cell in cells)}
         read_outside = {name for reader in self.graph.forward if reader.name not in inside for name in reader.inputs}
-        named = [node for node in nodes if node.op not in TUPLE_OPS]
-        outside = [node for node in named if node.name not in inside or node.name in read_outside]
+        if "" in cells or not inside.isdisjoint(read_outside):
+            return ()
+        outside = [node for node in nodes if node.op not in TUPLE_OPS and node.name not in inside]
         names = self._paths(outside)
         seconds = (name for node in outside for name in self._second_names(node))
         return tuple(dict.fromkeys((*cells, *names, *seconds))) if names else ()

@@ -52,7 +52,7 @@ class Names:
         return True
 
 
-def test_a_tuple_runs_again_with_its_cell_and_what_others_read_of_that_is_named():
+def test_a_tuple_runs_again_with_its_cell_but_for_what_others_read_of_that():
     """`mlp` makes `a` and bundles it; `attn.d` is of another cell; `reader` is outside of `mlp`."""
     a, bundle = node("a", "Exp", "x", cell_path="mlp"), node("both", "MakeTuple", "a x", cell_path="mlp")
     d = node("d", "Exp", "x", cell_path="attn")
@@ -61,7 +61,8 @@ def test_a_tuple_runs_again_with_its_cell_and_what_others_read_of_that_is_named(
         reader = node("reader", "Neg", read, cell_path="attn")
         return _Walker(graph([a, bundle, d, reader], []), Names(), 0, CellNode("", "Layer"), ())._way([*nodes, bundle])
 
-    assert way("a", a) == ("mlp", "mlp.a")
+    assert way("a", a) == ()  # the output of a cell stays, named or not
+    assert way("a", d) == ("mlp", "attn.d")
     assert way("x", a) == ()  # recompute of the cell alone says no operator
     assert way("x", d) == ("mlp", "attn.d")
 

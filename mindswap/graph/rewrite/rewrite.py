@@ -40,7 +40,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
     what makes a weight whole that the parallel optimizer cut (`graph.sharding.gather`).
     """
-    place = _placement(graph, names)
+    place = placement_of(graph, names)
     recomputed = set(place.released)
     prefetch: dict[str, int] = {}
     read_again: set[str] = set()
@@ -69,7 +69,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
 
 
-class _Placement:
+class Placement:
     """Places of operators in the model, and their readers there.
 
     Attributes:
@@ -107,18 +107,18 @@ class _Placement:
         return [tuple(path.split(".")) for path in self.names(self.graph.owner(node))]
 
     def runs_again(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
-        """Recompute is decided for the operator, by a cell that runs it, and it is not the output of that cell.
+        """Recompute is decided for the operator, and it is not the output of a cell for which that is decided.
 
-        MindSpore keeps such an output, and does not offload it.
+        MindSpore keeps such an output, also where its primitive is named beside the cell, and does not offload it.
         """
-        return any(
+        return all(
             claim.match.node.is_primitive
             or (layer.is_output_recomputed and not claim.path)
-            or (claim.match.node.is_called and not self._is_read_outside(node, claim.path))
+            or (claim.match.node.is_called and not self.is_read_outside(node, claim.path))
             for claim in decision.recomputed_by
         )
 
-    def _is_read_outside(self, node: Node, cell: Path) -> bool:
+    def is_read_outside(self, node: Node, cell: Path) -> bool:
         """A value is read outside a cell; members of a tuple are values of their own."""
         layer_index = self.graph.owner(node).layer_index
         pending = [node.name]
@@ -133,7 +133,7 @@ class _Placement:
         return False
 
 
-_placement = functools.lru_cache(maxsize=4)(_Placement)  # a planner asks for thousands of policies of one step
+placement_of = functools.lru_cache(maxsize=4)(Placement)  # a planner asks for thousands of policies of one step
 
 
 def name_saved(graph: Graph) -> Graph:
