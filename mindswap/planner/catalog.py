@@ -13,7 +13,7 @@ from mindswap.policy.cell_tree import CellNode, exact_pattern, match_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.block import Block, Role, Source
 from mindswap.simulator.compiled_layers import HELD
-from mindswap.simulator.program import NO_OP
+from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.step_model import StepModel
 
 # The first item of every layer: all of it, which `recompute` names.
@@ -221,8 +221,23 @@ def kept_bytes(model: StepModel, block: Block, left: Set[Role]) -> int:
 
 
 def backward_ns(block: Block) -> int:
-    """Compute of backward of a layer."""
-    return int(block.arrays.backward["duration_ns"].sum())
+    """Time of backward of a layer behind one like it, with what it waits for communication."""
+    columns = block.arrays.backward
+    ops = list(zip(*(columns[name].tolist() for name in ("kind", "duration_ns", "wait_op")), strict=True))
+    compute_ns = network_ns = begin_ns = before_ns = (
+        0  # ends of both streams; where the layer begins, and the one before
+    )
+    for _ in range(2):
+        begin_ns, ends_ns = compute_ns, list[int]()
+        for kind, duration_ns, wait_op in ops:
+            is_compute = kind < OpKind.COLLECTIVE
+            # Communication of what the layer before has made waits for that.
+            waited_ns = ends_ns[wait_op] if wait_op != NO_OP else 0 if ends_ns or is_compute else before_ns
+            end_ns = max(compute_ns if is_compute else network_ns, waited_ns) + duration_ns
+            compute_ns, network_ns = (end_ns, network_ns) if is_compute else (compute_ns, end_ns)
+            ends_ns.append(end_ns)
+        before_ns = ends_ns[-1] if ends_ns else 0
+    return compute_ns - begin_ns
 
 
 def recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:

@@ -23,6 +23,8 @@ MAX_EVALUATIONS = 3000
 FIRST_LOAD = 0.9
 MORE_LOADS = (1.0, 1.2, 1.4, 1.6, 2.4, 4.0)
 LESS_PARTS = (0.9, 0.7, 0.5, 0.25, 0.0)
+# So many that are no better end that.
+MOST_WORSE = 2
 # Where a first load fits nothing, this part of it is tried before rows of that kind are given up.
 FALLBACK_PART = 0.7
 NUM_CORRECTIONS = 4
@@ -144,10 +146,12 @@ class _Solver:
         less = [first * part for part in LESS_PARTS] if first else []
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
         for loads in (less, more):
+            num_worse = 0
             for load in loads:
                 before = min(self.found, key=_score_of)
                 self._best_with(load)
-                if self._fits and min(self.found, key=_score_of) is before and not is_small:
+                num_worse += self._fits and min(self.found, key=_score_of) is before
+                if num_worse >= MOST_WORSE and not is_small:
                     break
             if not self._fits or (min(self.found, key=_score_of)[1] < first and not is_small):
                 break  # less was better, or nothing does
