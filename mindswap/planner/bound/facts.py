@@ -44,6 +44,9 @@ class Stage:
     is_past_forward: bool = False  # forward of all layers has ended by that moment
     floor_bytes: int = 0  # device memory at some moment that is there with every policy
     moments: tuple[LivenessPoint, ...] = ()  # others than the fullest one at which there may be too much
+    # where a stage runs forward and backward of one micro-batch after the other, the same window of each further one:
+    # the first may wait for weights made whole
+    later_windows_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +78,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     is_cut = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
     return Facts(
         flows=flows,
-        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, times) for stage in stages),
+        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, times, flows) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
@@ -100,7 +103,12 @@ def _least_times(
 
 
 def _look_at_stage(
-    model: StepModel, timeline: Timeline, liveness: Liveness, stage: int, times: Mapping[PassKey, PassTimes]
+    model: StepModel,
+    timeline: Timeline,
+    liveness: Liveness,
+    stage: int,
+    times: Mapping[PassKey, PassTimes],
+    flows: Sequence[Flow],
 ) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
@@ -146,7 +154,54 @@ def _look_at_stage(
         is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
         floor_bytes=max(static_bytes, *(moment.fixed_bytes for moment in moments)),
         moments=moments,
+        later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, flows),
     )
+
+
+def _later_windows_ns(
+    model: StepModel, timeline: Timeline, stage: int, alive: np.ndarray, first_peak: int, flows: Sequence[Flow]
+) -> tuple[int, ...]:
+    """`Stage.later_windows_ns`, from the bytes that are there at each operator of the stage; none where passes overlap.
+
+    Where a micro-batch has less at its fullest moment than the first, which is at `first_peak`, so much more may be
+    late: that is counted as time, of the smallest tensor.
+    """
+    layout, ops, start_ns = model.layout, timeline.program.ops, timeline.op_start_ns
+    works = [entry.work for entry in layout.passes(stage)]
+    is_alternating = works == [PassWork.FORWARD, PassWork.BACKWARD] * (len(works) // 2)
+    if not is_alternating or len(layout.chunks[stage]) > 1 or layout.num_sequences > 1:
+        return ()
+    smallest = min(size for flow in flows for size in flow.sizes_bytes)
+    begin, end = timeline.program.stage_starts[stage : stage + 2].tolist()
+    positions = np.arange(begin, end)
+    compute = positions[ops.kind[begin:end] < OpKind.COLLECTIVE]
+    begun, windows = _begun(timeline, begin, first_peak), []
+    for turn in range(1, 1 + int(ops.micro_batch[begin:end].max())):
+        own = compute[ops.micro_batch[compute] == turn]
+        peak_op = int(own[np.argmax(alive[own - begin])])
+        if _begun(timeline, begin, peak_op) != begun:
+            return ()
+        spare_bytes = max(0, int(alive[first_peak - begin] - alive[peak_op - begin]))
+        spare_ns = -(-spare_bytes * model.transfers.copy_out_ns(smallest) // smallest)
+        first = own[np.argmax(ops.layer[own] >= 0)]
+        windows.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
+    # Those that are not run take as long as any.
+    return (*windows, *[max(windows)] * (layout.num_turns - 1 - len(windows))) if windows else ()
+
+
+def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
+    """Layers of the micro-batch of an operator, and their passes, that have begun when it runs.
+
+    Args:
+        timeline: of the step.
+        begin: first operator of the stage.
+        op: of this stage.
+    """
+    ops = timeline.program.ops
+    own = np.arange(begin, op + 1)
+    own = own[(ops.micro_batch[own] == ops.micro_batch[op]) & (ops.layer[own] >= 0)]
+    own = own[(ops.kind[own] == OpKind.FORWARD) | (ops.kind[own] == OpKind.BACKWARD)]
+    return set(zip(ops.layer[own].tolist(), ops.kind[own].tolist(), strict=True))
 
 
 def _work_of(

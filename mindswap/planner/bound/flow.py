@@ -1,10 +1,11 @@
 """Tensors of a layer, their readers, and the least time of running again: input of the lower bound."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from mindswap.graph.constants import made_of_constants
 from mindswap.graph.layer_places import has_scope
 from mindswap.graph.memory import Label
 from mindswap.graph.model import Graph, Node, first_source
@@ -14,15 +15,18 @@ from mindswap.graph.ops import (
     FUSED_OPS,
     REDISTRIBUTION_OPS,
     VALUE_PASSING_OPS,
+    VIEW_OPS,
     is_kernel,
 )
 from mindswap.graph.rewrite.fusion import fuse_forward, least_work_again, readers_of_saved
+from mindswap.graph.rewrite.rewrite import placement_of
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.sharding.overlap import RING
 from mindswap.graph.storage import StorageKind, classify_saved, first_readers, resolve_storage
 from mindswap.graph.work import Work, measure_work
 from mindswap.policy.cell_tree import exact_pattern, is_within
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy
+from mindswap.policy.resolve import Path
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
 
@@ -36,6 +40,23 @@ class Window:
     # of these, the ones of which backward itself first reads something there; copies of others stand there for a copy
     asked: frozenset[int]
     read_before: frozenset[int] = frozenset()  # tensors that backward has read before
+
+    def only_for(self, flow: "Flow") -> dict[int, set[int]]:
+        """For each operator those whose copies stand there only where its own does, with itself."""
+        readers: dict[int, set[int]] = {op: set() for op in self.ops}
+        for op, tensor in flow.reads:
+            if op in readers and flow.makers[tensor] in readers:
+                readers[flow.makers[tensor]].add(op)
+        free = {op: own for op, own in readers.items() if own and op not in self.asked}
+        found: dict[int, set[int]] = {}
+        for op in self.ops:
+            group: set[int] = set()
+            more = {op}
+            while more:
+                group |= more
+                more = {other for other, own in free.items() if other not in group and own <= group}
+            found[op] = group
+        return found
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,10 @@ class Flow:
     # run again
     either: tuple[tuple[int, int], ...] = ()
     together_again: tuple[CellAgain, ...] = ()  # cells that call functions
+    # pairs of operators: where the first runs again the second does, too, as one name is theirs
+    again_with: tuple[tuple[int, int], ...] = ()
+    # operators that do not run again, whatever names them: they read weights alone (`simulator.reading`)
+    run_once: frozenset[int] = frozenset()
     avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
 
     @property
@@ -253,6 +278,8 @@ def _flow_of(
         tuple(_moved_together(decided_named, model.names)),
         tuple(_either(decided_named, model.names, own)),
         tuple(_together_again(model, own, makers, reads, holders)),
+        tuple(_again_with(model, own, {own[makers[tensor]].name for tensor in saved})),
+        _run_once(model, own),
         sum(avoided_store_ns[node.name] for node in own),
     )
 
@@ -309,6 +336,56 @@ def _together_again(
                 if makers[tensor] in reading and again.issuperset(node.name for node in nodes)
             ),
         )
+
+
+def _run_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
+    """`Flow.run_once`, of the operators of a layer: with several micro-batches what reads no activation at all."""
+    if model.layout.num_turns == 1:
+        return frozenset()
+    graph = model.captured.graph
+    constants = made_of_constants(graph).keys()
+    return frozenset(
+        op
+        for op, node in enumerate(own)
+        if not any(_storages(graph, node.inputs)) and not is_gathering(node) and constants.isdisjoint(node.inputs)
+    )
+
+
+def _again_with(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Iterable[tuple[int, int]]:
+    """`Flow.again_with`, of the operators of a layer, and names of those that make what backward reads.
+
+    A policy names both, or a cell that both are in; so the second runs again, too, unless something outside of that
+    cell reads it, and backward asks for it in any case. An operator that only a view reads, as which backward has it,
+    runs again only if the view does.
+    """
+    graph = model.captured.graph
+    places, readers = placement_of(graph, model.names), graph.index.forward_readers
+    held = {keeper.name for entry in classify_saved(graph) for keeper in entry.keepers}
+
+    def inner_cell(node: Node, path: Path) -> Path:
+        """The smallest cell around a path outside of which nothing reads an operator."""
+        cells = (path[:depth] for depth in range(len(path) - 1, 0, -1))
+        return next((cell for cell in cells if not places.is_read_outside(node, cell)), ())
+
+    def with_views(node: Node) -> Iterator[Node]:
+        yield node
+        while node.name not in held and len(found := readers.get(node.name, ())) == 1 and found[0].op in VIEW_OPS:
+            node = found[0]
+            yield node
+
+    by_path: dict[Path, list[tuple[int, Path]]] = {}
+    for op, node in enumerate(own):
+        if node.name in saved and len(paths := places.paths(node)) == 1:
+            by_path.setdefault(paths[0], []).append((op, inner_cell(node, paths[0])))
+    for op, node in enumerate(own):
+        for one in with_views(node):
+            paths = places.paths(one)
+            if len(paths) > 1 or one.attributes.get("recompute") is True:
+                continue
+            cell = inner_cell(one, paths[0])
+            for other, inner in by_path.get(paths[0], ()):
+                if other != op and inner[: len(cell)] == cell:
+                    yield op, other
 
 
 def _are_read_inside(graph: Graph, maker: Node, holders: Iterable[Node]) -> bool:

@@ -28,7 +28,8 @@ Source:
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,12 +149,11 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
             rows.limit({**kept_bytes, budget_bytes: -1}, -moment.fixed_bytes)
         rows.limit({budget_bytes: -1}, -facts.stages[position].floor_bytes)
         rows.limit(uses.host_bytes, host_bytes)
-        wait_ns = rows.variable()  # for copies, up to the fullest moment
-        rows.limit({**uses.out_by_then_ns, wait_ns: -1}, facts.stages[position].window_ns)
+        waits = _add_waits(rows, facts, position, uses.out_by_then_ns)
         for link_ns in (uses.out_ns, uses.back_ns, uses.both_ns):
             rows.limit({**link_ns, step_ns: -1})
         rows.limit({**uses.recompute_ns, recompute_ns[position]: -1})
-        _add_time(rows, facts, position, step_ns, recompute_ns, wait_ns)
+        _add_time(rows, facts, position, step_ns, recompute_ns, waits)
     return times
 
 
@@ -219,14 +219,29 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
     return uses
 
 
-def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, recompute_ns: list[int], wait_ns: int) -> None:
+def _add_waits(rows: _Rows, facts: Facts, position: int, out_by_then_ns: Row) -> Row:
+    """Waits of a stage for copies up to the fullest moment, and in how many micro-batches there are such.
+
+    That is in each, where a stage runs forward and backward of one after the other, or is alone; else in the first.
+    """
+    stage = facts.stages[position]
+    windows = [stage.window_ns, *stage.later_windows_ns]
+    if len(facts.stages) == 1:
+        windows += [stage.window_ns] * (facts.num_micro_batches - len(windows))
+    waits: Row = {}
+    for window_ns, number in Counter(windows).items():
+        wait_ns = rows.variable()
+        rows.limit({**out_by_then_ns, wait_ns: -1}, window_ns)
+        waits[wait_ns] = number
+    return waits
+
+
+def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, recompute_ns: list[int], waits: Row) -> None:
     """Work of a stage, one after another; behind it backward goes on through the stages before it."""
     stage = facts.stages[position]
     earlier = range(position)
     hidden_ns = _add_hidden(rows, facts, [recompute_ns[position]])
-    # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
-    num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
-    row: Row = {step_ns: -1, recompute_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
+    row: Row = {step_ns: -1, recompute_ns[position]: facts.num_micro_batches, hidden_ns: -1, **waits}
     # Forward of other stages, which this one waits for, may write less.
     others = [
         (layers, number) for other in facts.stages if other is not stage for layers, number in other.layers.items()
@@ -253,7 +268,10 @@ class _Layer:
             can_swap = int(allow.swap and tensor not in flow.gathered | flow.unnamed)
             self.tensors.append((size, rows.variable(1), rows.variable(can_swap), rows.variable(can_swap)))
         self.recompute_ns = rows.variable()
-        runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.recompute_ns]
+        runs_again = [
+            rows.variable(1 if allow.recompute and op not in flow.run_once else 0)
+            for op in range(len(flow.recompute_ns))
+        ]
 
         def there(tensor: int, is_again: bool = False) -> Row:
             """Minus the part of a tensor that backward can read, or what runs again."""
@@ -274,6 +292,8 @@ class _Layer:
             self._add_cell(rows, flow, cell, runs_again)
         for tensor, op in flow.either:
             rows.limit(dict.fromkeys((*self.tensors[tensor][2:], runs_again[op]), 1), 1)
+        for op, other in flow.again_with:
+            rows.limit({runs_again[op]: 1, runs_again[other]: -1})
         for op, tensor in flow.reads:
             rows.limit({**there(tensor, is_again=True), runs_again[op]: 1})
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.recompute_ns) if ns}
@@ -286,22 +306,31 @@ class _Layer:
         # What runs again, and the time that it may take while the compute stream waits.
         known_ns = {op: max(ns, 0) for op, ns in enumerate(flow.recompute_ns) if ns > 0 or op in apart}
 
-        def hide(stands: Mapping[int, int], is_there: int, idle_ns: int) -> None:
-            """Adds time to hide in, as far as it is there, and copies of operators stand there, as variables say."""
+        def hide(stands: Mapping[int, int], groups: Iterable[tuple[int, Set[int]]], idle_ns: int) -> None:
+            """Adds time to hide in for copies that stand there, as variables say.
+
+            `groups` are variables and operators: as far as the variable says copies of these stand there, if at all.
+            """
             hidden = {op: rows.variable() for op in stands if op in known_ns}
             for op, hidden_ns in hidden.items():
                 row: Row = {hidden_ns: 1, stands[op]: -known_ns[op]}
                 rows.limit(row | ({apart[op]: -flow.unfused_extra_ns[op]} if op in apart else {}))
-            rows.limit({**dict.fromkeys(hidden.values(), 1), is_there: -idle_ns})
+            for is_there, ops in groups:
+                if own := [hidden[op] for op in ops if op in hidden]:
+                    rows.limit({**dict.fromkeys(own, 1), is_there: -idle_ns})
             compute.update(dict.fromkeys(hidden.values(), -1))
 
         for window in flow.windows:
-            hide(*self._stand_in(rows, flow, window, runs_again), window.idle_ns)
+            stands, any_stands = self._stand_in(rows, flow, window, runs_again)
+            only_for = [(stands[op], ops) for op, ops in window.only_for(flow).items()]
+            hide(stands, [(any_stands, stands.keys()), *only_for], window.idle_ns)
         communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
         rows.limit({**communication, self.recompute_ns: -1})
         for op, ns in enumerate(flow.communication_ns):
             if ns:
-                hide({other: runs_again[other] for other in flow.beside.get(op, ())}, runs_again[op], ns)
+                beside = {other: runs_again[other] for other in flow.beside.get(op, ())}
+                each = ((variable, {other}) for other, variable in beside.items())
+                hide(beside, [(runs_again[op], beside.keys()), *each], ns)
                 compute[runs_again[op]] = compute.get(runs_again[op], 0) + ns
         rows.limit({**compute, self.recompute_ns: -1})
 
