@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from reference.exact import count_choices, enumerate_all
 
 from mindswap.graph.memory import Names
-from mindswap.graph.model import TensorType
+from mindswap.graph.model import Node, TensorType
 from mindswap.graph.rewrite.fusion import readers_of_saved
 from mindswap.graph.sharding.collectives import Collective
 from mindswap.graph.work import measure_work
@@ -24,7 +25,8 @@ from mindswap.planner.evaluate import evaluate
 from mindswap.planner.linear import Unsolved
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.rows import Rows
-from mindswap.policy.model import Layers, Policy
+from mindswap.policy.cell_tree import exact_pattern
+from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulator.block import Block, BlockTensor, Uses
 from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.memory import interval_times
@@ -161,6 +163,28 @@ def test_a_gathered_weight_stays_for_what_runs_again():
     assert bound(past, 0, host_bytes=99) is None
 
 
+@pytest.mark.parametrize(("num_waiting", "budget_bytes", "least_bytes"), [(1, 130, 60), (0, 100, 0)])
+def test_what_the_layer_before_hands_on_stays_for_what_runs_again(num_waiting, budget_bytes, least_bytes):
+    """100 bytes are made in 10 ns from 30 of the layer before, which are there only for that: 70 bytes are free.
+
+    At the fullest moment that counts for micro-batches between forward and backward of the layer.
+    """
+    flow = Flow((100, 30), (0, 1), frozenset({0}), frozenset({1}), ((0, 1),), (10, 0), (0, 0), handed=frozenset({1}))
+    known = facts(flow)
+    stage = replace(known.stages[0], layers={StageLayers(0, num_waiting=num_waiting): 2})
+    handed, without_swap = replace(known, stages=(stage,)), Allow(swap=False)
+    assert bound(handed, budget_bytes, without_swap) == 1000 + 10  # in one of two layers
+    assert least_budget_bytes(handed, PLENTY, without_swap) == least_bytes
+    # At another moment it counts beside what is kept once forward of all layers has ended.
+    like = next(iter(stage.layers))
+    for is_past_forward, bytes_there in ((True, 60), (False, 0)):
+        moment = LivenessPoint(0, {like: 1}, is_past_forward)
+        other = replace(stage, peak_bytes=0, moments=(moment,))
+        assert least_budget_bytes(replace(known, stages=(other,)), PLENTY, without_swap) == bytes_there
+    # On the host it takes time on the link like others: 30 ns in each layer, for which forward waits.
+    assert bound(handed, 0) == 1000 + 2 * 10 + num_waiting * 2 * 30
+
+
 def test_waits_for_communication_hide_what_runs_again():
     waiting = Flow(**{**vars(FLOW), "windows": (Window(7, (0,), frozenset({0})),)})
     assert bound(facts(waiting), 100, Allow(swap=False)) == 1000 + 2 * (10 - 7)
@@ -206,6 +230,22 @@ def test_a_function_reads_what_runs_again_in_its_own_layers():
     cell = CellAgain(frozenset({2}), frozenset({0, 1, 2}), frozenset({0, 1, 2}))
     together = Flow(**{**vars(flow), "together_again": (cell,)})
     assert bound(facts(together), 100, Allow(swap=False)) == 1000 + 120
+
+
+def test_what_is_read_as_a_function_is_kept_or_runs_again_with_its_cell():
+    """The second tensor is made again from the first, which it reads as a reshape of a function: that stays as it is.
+
+    In 200 bytes of host memory the first may be swapped in both layers, and the second made again in 20 ns. With the
+    reshape in between that is for a copy of the cell alone: then the first runs again, too, in 1000 ns. Least then has
+    4 of 3 layers all of both on the host, 200 bytes, and the others run both again.
+    """
+    known = Flow(**{**vars(FLOW), "recompute_ns": (1000, 20)})
+    assert bound(facts(known, window_ns=PLENTY), 0, host_bytes=200) == 1000 + 2 * 20
+    cell = CellAgain(frozenset(), frozenset({0, 1}), frozenset({0, 1}), views=frozenset({(1, 0)}))
+    viewed = Flow(**{**vars(known), "together_again": (cell,)})
+    assert bound(facts(viewed, window_ns=PLENTY), 0, host_bytes=200) == 1000 + 2 * 1020 // 3
+    # What is kept is read as anything.
+    assert bound(facts(viewed), 200, Allow(swap=False)) == bound(facts(known), 200, Allow(swap=False)) == 1000 + 2 * 20
 
 
 def test_no_copy_stands_in_a_window_where_backward_asks_for_none():
@@ -489,7 +529,7 @@ def test_the_facts_of_one_stage():
     """
     model = small_model(2)
     (stage,) = facts_of(model, model.simulate(Policy())).stages
-    first, second = StageLayers(0, 1, 0), StageLayers(1, 1, 1)
+    first, second = StageLayers(0, 1, 0, num_waiting=1), StageLayers(1, 1, 1)
     assert stage.layers == {first: 1, second: 1}
     assert (stage.peak_bytes, stage.floor_bytes, model.static[0].total_bytes) == (8 * MB, 3 * MB, 0)
     assert (stage.window_ns, stage.idle_ns, stage.once_ns, stage.work_ns) == (21_000, 0, 0, 23_000 + 24_000)
@@ -520,8 +560,8 @@ def test_the_facts_of_two_stages():
     """
     model = small_model(6, num_stages=2, num_micro_batches=4)
     first, second = facts_of(model, model.simulate(Policy())).stages
-    assert first.layers == {StageLayers(0, 2, 0): 1, StageLayers(1, 2, 0): 1, StageLayers(2, 2, 1): 1}
-    assert second.layers == {StageLayers(3, 1, 0): 1, StageLayers(4, 1, 0): 1, StageLayers(5, 1, 1): 1}
+    assert first.layers == {StageLayers(0, 2, 0, 2): 1, StageLayers(1, 2, 0, 2): 1, StageLayers(2, 2, 1, 1): 1}
+    assert second.layers == {StageLayers(3, 1, 0, 1): 1, StageLayers(4, 1, 0, 1): 1, StageLayers(5, 1, 1): 1}
     assert (first.backward_ns, second.backward_ns) == (36_000, 36_000 + 1000)
     assert (first.work_ns, second.work_ns) == (2000 + 27_000 + 36_000, 27_000 + 2000 + 37_000)
     # A send takes 10 us. The second stage waits for forward of the first one, 29 us and a send. The first stage has
@@ -775,6 +815,97 @@ def test_the_flow_of_a_layer_of_four_operators():
         # Each is an attribute of the model; what leaves its cell may be kept where the cell runs again.
         assert (flow.unnamed, flow.single) == (set(), {0, 2})
         assert flow.saved_bytes == 3 * MB
+
+
+def changed(
+    model: StepModel, change, more: Sequence[tuple[str, Node]] = (), unsaved: Collection[str] = ()
+) -> StepModel:
+    """The model with operators of forward changed, others put behind some, and values that backward does not read."""
+    behind, of = dict(more), model.captured.graph
+    forward = [one for node in map(change, of.forward) for one in (node, behind.get(node.name)) if one is not None]
+    gone = {f"{name}_b" for name in unsaved}
+    backward = tuple(replace(n, inputs=tuple(name for name in n.inputs if name not in gone)) for n in of.backward)
+    saved = tuple(one for one in of.saved if one.forward_name not in unsaved)
+    step = replace(of, forward=tuple(forward), backward=backward, saved=saved)
+    return StepModel(replace(model.captured, graph=step), model.costs, model.settings)
+
+
+def test_what_a_layer_hands_on_that_nobody_holds():
+    """Backward does not read tanh; exp of the next layer does, and runs again from it alone."""
+    first, second = flows_of(changed(small_model(2), lambda node: node, unsaved=("tanh0", "tanh1")))
+    assert (first.handed, len(first.sizes_bytes)) == (set(), 4)
+    assert (second.handed, second.sizes_bytes, second.makers) == ({4}, (MB,) * 5, (0, 1, 2, 3, 4))
+    assert second.reads == ((0, 4), (1, 0), (2, 1), (3, 2)) and {4} <= second.outputs
+    assert second.recompute_ns[4] == second.communication_ns[4] == second.unfused_extra_ns[4] == 0
+    # tanh is an attribute, so a swap of it has a name. As a reshape of a function it has none.
+    assert second.unnamed == set()
+    view = changed_view("tanh0", "exp1")
+    _, second = flows_of(changed(small_model(2), view[0], view[1], ("tanh0", "tanh1")))
+    assert (second.handed, second.unnamed) == ({4}, {4})
+    # What backward holds is there, or swapped, in any case.
+    assert all(flow.handed == set() for flow in flows_of(small_model(2)))
+
+
+def changed_view(maker: str, reader: str):
+    """A change, and what is put in: a reshape of a function in the cell of the maker, for one of its readers."""
+
+    def change(node: Node) -> Node:
+        return (
+            replace(node, inputs=tuple("view" if n == maker else n for n in node.inputs))
+            if node.name == reader
+            else node
+        )
+
+    of = next(node for node in small_model(2).captured.graph.forward if node.name == maker)
+    return change, [(maker, replace(of, name="view", op="Reshape", inputs=(maker,), scope=f"{of.scope}_view"))]
+
+
+def test_what_is_read_as_a_view_that_is_a_function():
+    """mul reads exp as a reshape that is no attribute: without its cell a copy of mul finds exp kept."""
+    first, second = flows_of(changed(small_model(2), *changed_view("exp0", "mul0")))
+    (cell,) = first.together_again
+    assert (cell.functions, cell.views) == (set(), {(1, 0)})
+    assert second.together_again == ()
+
+
+def test_what_a_function_alone_reads_runs_again_with_its_cell():
+    """All that reads exp is a reshape of a function, and backward reads that: exp runs again only with it."""
+    change, more = changed_view("exp0", "mul0")
+    held = changed(small_model(2), change, more)
+    graph = held.captured.graph
+    saved = tuple(replace(one, forward_name="view") if one.forward_name == "exp0" else one for one in graph.saved)
+    model = StepModel(replace(held.captured, graph=replace(graph, saved=saved)), held.costs, held.settings)
+    (cell,) = flows_of(model)[0].together_again
+    assert (cell.functions, cell.views) == ({0}, {(1, 0)})
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+@pytest.mark.parametrize("has_view", [False, True])
+def test_no_policy_beats_the_bound_where_layers_hand_on_what_nobody_holds(num_stages, num_micro_batches, has_view):
+    """Names swapped and run again at random; each policy at the budget of its own peak."""
+    plain = small_model(4, num_stages, num_micro_batches)
+    change, more = changed_view("tanh1", "exp2") if has_view else (lambda node: node, ())
+    model = changed(plain, change, more, [f"tanh{layer}" for layer in range(4)])
+    keep = model.simulate(Policy())
+    known, chance, num_binding = facts_of(model, keep), random.Random(0), 0
+    assert sum(map(len, (flow.handed for flow in known.flows))) == 3
+    cells, names = ("attn", "mlp"), ("attn.exp", "attn.mul", "mlp.relu", "mlp.tanh")
+    for _ in range(examples(60, 1000)):
+        where = {name: Layers(tuple(layer for layer in range(4) if chance.random() < 0.7)) for name in (*cells, *names)}
+        # A copy of tanh would run for the next layer: nothing simulates that.
+        again = tuple(
+            OpRecompute(exact_pattern(name), where[name]) for name in (*cells, *names[:3]) if chance.random() < 0.5
+        )
+        swaps = tuple(
+            OpSwap(exact_pattern(name), where[name], chance.choice((1, 4))) for name in names if chance.random() < 0.2
+        )
+        policy = Policy(True, op_swap=swaps, select_recompute=again)
+        judged = evaluate(problem(model, PLENTY), policy)
+        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
+        assert least_ns is not None and least_ns <= judged.step_time_ns, policy
+        num_binding += least_ns > keep.timeline.step_time_ns
+    assert num_binding
 
 
 def communicating(name: str, is_before: bool = False, **figures) -> StepModel:

@@ -24,6 +24,7 @@ class StageLayers:
     kind: int  # compiled layer that stands for them
     in_flight: int = 1  # micro-batches whose activations are there
     num_begun: int = 0  # micro-batches whose backward has begun
+    num_waiting: int = 0  # micro-batches whose forward of the layer has ended, and whose backward has not begun
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +136,16 @@ def _look_at_stage(
         for op in positions[is_backward & (positions >= first) & (positions <= peak_op)]
     }
 
-    in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
+    goes_on = (kind == OpKind.FORWARD) & (positions >= peak_op)
+    in_forward = set(zip(layer[goes_on].tolist(), micro_batch[goes_on].tolist(), strict=True))
+    in_flight, num_begun, num_waiting = (
+        Counter(layer for layer, _ in found) for found in (pairs, has_begun, pairs - has_begun - in_forward)
+    )
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
     own = {
-        section - 1: StageLayers(layer_map[section - 1], in_flight[section - 1], num_begun[section - 1])
+        section - 1: StageLayers(
+            layer_map[section - 1], in_flight[section - 1], num_begun[section - 1], num_waiting[section - 1]
+        )
         for chunk in chunks
         for section in chunk
         if 1 <= section <= len(layer_map)

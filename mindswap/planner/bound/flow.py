@@ -66,6 +66,9 @@ class CellAgain:
     functions: frozenset[int]  # operators that run again in no other way
     ops: frozenset[int]  # all that run again with the cell, as far as something reads them
     tensors: frozenset[int]  # what they make of which nothing is left then
+    # (operator, tensor): the operator reads the tensor as a view that is a function of the cell. Without the cell that
+    # view stays for a copy of the operator, so the tensor is kept: no name swaps it
+    views: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,8 @@ class Flow:
     # tensors that are weights made whole for forward: no policy swaps them, and without any they are gone before
     # backward
     gathered: frozenset[int] = frozenset()
+    # outputs of the layer before that nobody holds if everything is kept: they stay for what runs again and reads them
+    handed: frozenset[int] = frozenset()
     unnamed: frozenset[int] = frozenset()  # tensors that no policy swaps: what holds them has no name
     single: frozenset[int] = frozenset()  # tensors of which nothing is left where their operator runs again
     # tensors that are members of a tuple: what comes back of it is for the gradient of its operator alone
@@ -217,7 +222,9 @@ def _flow_of(
     ]
     ops = {node.name: position for position, node in enumerate(own)}
     keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
-    tensors = {key: position for position, key in enumerate(keys)}
+    keys_before = _handed(graph, layer_index)
+    tensors = {key: position for position, key in enumerate((*keys, *keys_before))}
+    handed = frozenset(range(len(keys), len(tensors)))
     saved = {
         tensors[entry.storage.name, entry.storage.output_index]: entry
         for entry in classify_saved(graph)
@@ -235,7 +242,9 @@ def _flow_of(
     gathered = {tensors[name, index] for name, index in keys if is_gathering(graph.index.forward_nodes[name])}
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
-    makers = tuple(ops[name] for name, _ in keys)
+    # What the layer before hands on has makers of its own here, which take no time.
+    makers = (*(ops[name] for name, _ in keys), *range(len(own), len(own) + len(keys_before)))
+    no_time = (0,) * len(keys_before)
     unit = model.costs.device.pool_alignment_bytes
     communication_ns = tuple(
         sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own
@@ -248,12 +257,19 @@ def _flow_of(
     for node in graph.forward:
         for tensor in held_by(node):
             holders.setdefault(tensor, []).append(node)
-    named = {tensor for tensor, nodes in holders.items() if any(model.names.can_name(graph.owner(n)) for n in nodes)}
+    handed_as = {name for node in graph.forward if node.layer_index == layer_index for name in node.inputs}
+
+    def is_named(tensor: int, node: Node) -> bool:
+        """What the layer before hands on stays under a name under which this one reads it."""
+        is_held = tensor not in handed or node.name in handed_as
+        return is_held and model.names.can_name(graph.owner(node))
+
+    named = {tensor for tensor, nodes in holders.items() if any(is_named(tensor, node) for node in nodes)}
     # Tensors that only their operator is a name of.
     decided = {
         tensor: own[makers[tensor]]
         for tensor, nodes in holders.items()
-        if all(graph.owner(holder).name == own[makers[tensor]].name for holder in nodes)
+        if tensor not in handed and all(graph.owner(holder).name == own[makers[tensor]].name for holder in nodes)
     }
     decided_named = {
         tensor: decided[tensor] for tensor in saved if tensor in decided and model.names.can_name(decided[tensor])
@@ -261,27 +277,45 @@ def _flow_of(
     # of these, what is read in the cell of its operator only, so that all of it runs again together
     single = {tensor for tensor, node in decided.items() if _are_read_inside(graph, node, holders[tensor])}
     return Flow(
-        tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
+        tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in tensors),
         makers,
         frozenset(saved),
-        frozenset(outputs | gathered),
+        frozenset(outputs | gathered | handed),
         reads,
-        tuple(recompute_ns[node.name] for node in own),
-        communication_ns,
+        (*(recompute_ns[node.name] for node in own), *no_time),
+        (*communication_ns, *no_time),
         _beside(communication_ns, first_users, makers, reads, is_early, has_halves),
         tuple(_windows(model, first_users, makers, reads, has_halves)),
-        tuple(unfused_extra_ns[node.name] for node in own),
+        (*(unfused_extra_ns[node.name] for node in own), *no_time),
         frozenset(gathered),
-        frozenset(range(len(keys))) - named,
+        handed,
+        frozenset(range(len(tensors))) - named,
         frozenset(single),
         frozenset(tensor for tensor, node in decided.items() if len(node.outputs) > 1),
         tuple(_moved_together(decided_named, model.names)),
         tuple(_either(decided_named, model.names, own)),
-        tuple(_together_again(model, own, makers, reads, holders)),
+        tuple(_together_again(model, own, tensors, makers, reads, holders)),
         tuple(_again_with(model, own, {own[makers[tensor]].name for tensor in saved})),
         _run_once(model, own),
         sum(avoided_store_ns[node.name] for node in own),
     )
+
+
+def _handed(graph: Graph, layer_index: int) -> list[tuple[str, int]]:
+    """`Flow.handed` of a compiled layer: name and index of the output of each; nothing but the layer reads them."""
+    readers: dict[tuple[str, int], set[int | None]] = {}
+    for node in graph.forward:
+        if is_kernel(node.op):
+            for key in _storages(graph, node.inputs):
+                readers.setdefault(key, set()).add(node.layer_index)
+    held = {(entry.storage.name, entry.storage.output_index) for entry in classify_saved(graph)}
+
+    def is_handed(name: str, index: int) -> bool:
+        node = graph.index.forward_nodes[name]
+        is_before = node.layer_index is not None and node.layer_index + 1 == layer_index
+        return is_before and not is_gathering(node) and node.outputs[index].size_bytes > 0
+
+    return [key for key, found in readers.items() if found == {layer_index} and key not in held and is_handed(*key)]
 
 
 def _moved_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
@@ -305,11 +339,12 @@ def _either(
 def _together_again(
     model: StepModel,
     own: Sequence[Node],
+    tensors: Mapping[tuple[str, int], int],
     makers: Sequence[int],
     reads: Iterable[tuple[int, int]],
     holders: Mapping[int, Sequence[Node]],
 ) -> Iterable[CellAgain]:
-    """`Flow.together_again`, of the operators of a layer, what makes each tensor, and all names of it.
+    """`Flow.together_again`, of the operators of a layer, its tensors, what makes each, and all names of it.
 
     What reads weights alone runs again with the cell only in a step that swaps (`simulator.reading`).
     """
@@ -321,6 +356,10 @@ def _together_again(
         is_of_cell = has_scope(node) and not is_gathering(node) and node.op not in REDISTRIBUTION_OPS
         if is_of_cell and not model.names.can_name(node):
             functions.setdefault(node.cell_path, set()).add(op)
+    for cell, op in _read_by_functions(model, own):
+        functions.setdefault(cell, set()).add(op)
+    for cell in (views := _views(model, own, tensors)):
+        functions.setdefault(cell, set())
     for cell, ops in functions.items():
         entries = (OpRecompute(exact_pattern(cell), ALL_LAYERS),) if cell else ()
         policy = Policy(True, select_recompute=entries, layer_recompute=NO_LAYERS if cell else ALL_LAYERS)
@@ -335,6 +374,7 @@ def _together_again(
                 for tensor, nodes in holders.items()
                 if makers[tensor] in reading and again.issuperset(node.name for node in nodes)
             ),
+            frozenset(views.get(cell, ())),
         )
 
 
@@ -349,6 +389,46 @@ def _run_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
         for op, node in enumerate(own)
         if not any(_storages(graph, node.inputs)) and not is_gathering(node) and constants.isdisjoint(node.inputs)
     )
+
+def _function_cell(model: StepModel, node: Node) -> str | None:
+    """The cell of a view or an operator that no name is for, and that runs again with that cell or one around it."""
+    is_known = (node.op in VIEW_OPS or is_kernel(node.op)) and node.op not in REDISTRIBUTION_OPS
+    is_known = is_known and has_scope(node) and not is_gathering(node) and not model.names.can_name(node)
+    # Of two reshapes in a row the compiler leaves one, with the place of the second.
+    is_known = is_known and any(name.rpartition(".")[0] == node.cell_path for name in model.names(node))
+    return node.cell_path if is_known and node.attributes.get("recompute") is not True else None
+
+
+def _read_by_functions(model: StepModel, own: Iterable[Node]) -> Iterable[tuple[str, int]]:
+    """Cells, and operators of the layer that functions of one cell alone read, whatever their names.
+
+    Backward asks none but these functions for them, so they run again with that cell, too.
+    """
+    graph = model.captured.graph
+    held = {keeper.name for entry in classify_saved(graph) for keeper in entry.keepers}
+    for op, node in enumerate(own):
+        readers = graph.index.forward_readers.get(node.name, ())
+        cells = {_function_cell(model, reader) for reader in readers if reader.layer_index == node.layer_index}
+        is_inner = node.name not in held and all(reader.layer_index == node.layer_index for reader in readers)
+        yield from ((cell, op) for cell in cells if cell is not None and is_inner and len(cells) == 1)
+
+
+def _views(
+    model: StepModel, own: Iterable[Node], tensors: Mapping[tuple[str, int], int]
+) -> dict[str, set[tuple[int, int]]]:
+    """`CellAgain.views` by cell, of the operators of a layer."""
+    graph = model.captured.graph
+    found: dict[str, set[tuple[int, int]]] = {}
+    for op, node in enumerate(own):
+        for name in node.inputs:
+            view = graph.index.forward_nodes.get(name)
+            if view is None or view.op not in VIEW_OPS or view.layer_index != node.layer_index:
+                continue
+            cell = _function_cell(model, view)
+            if cell is not None:
+                read = {tensors[key] for key in _storages(graph, (name,)) if key in tensors}
+                found.setdefault(cell, set()).update((op, tensor) for tensor in read)
+    return found
 
 
 def _again_with(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Iterable[tuple[int, int]]:

@@ -11,6 +11,8 @@ demands every policy must pay, so its optimum is a lower bound of the simulated 
 - one name swaps all that backward holds of its operator;
 - what a name swaps does not run again, nor do other operators of that name;
 - functions run again with all of their cell, or one around it; no policy here excludes parts of a cell;
+- what the layer before hands on stays for what runs again and reads it, and so does what is read as a view without a
+  name, but for copies of all of its cell;
 - what runs again reads tensors that are kept, brought back, or made again as well; it hides while the compute stream
   waits for communication, but only where something reads it: of backward, or other copies;
 - copies that communicate keep the compute stream waiting, but for copies that may stand between;
@@ -201,18 +203,20 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
         num_copied = num_layers * facts.num_micro_batches
         uses.saved_bytes += num_there * flow.saved_bytes
         num_gathered = num_layers * (layers.in_flight - layers.num_begun) * stage.is_past_forward
+        num_handed = num_layers * layers.num_waiting
         for tensor, (size, is_kept, is_swapped, is_late) in enumerate(layer.tensors):
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
-            is_gathered = tensor in flow.gathered
-            uses.kept_bytes[is_kept] = uses.kept_bytes[is_late] = (num_gathered if is_gathered else num_there) * size
-            uses.host_bytes[is_swapped] = num_there * size
-            uses.out_by_then_ns[is_swapped] = num_there * out_ns
+            is_handed, is_gathered = tensor in flow.handed, tensor in flow.gathered
+            num_here = num_handed if is_handed else num_there
+            uses.kept_bytes[is_kept] = uses.kept_bytes[is_late] = (num_gathered if is_gathered else num_here) * size
+            uses.host_bytes[is_swapped] = num_here * size
+            uses.out_by_then_ns[is_swapped] = num_here * out_ns
             for copied in (is_swapped, is_late):
                 uses.out_ns[copied] = num_copied * out_ns
                 uses.back_ns[copied] = num_copied * back_ns
                 uses.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
             for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
-                if moment.is_past_forward or not is_gathered:
+                if moment.is_past_forward or not (is_gathered or is_handed):
                     kept_bytes[is_kept] = num_layers * moment.waiting.get(layers, 0) * size
         uses.recompute_ns[layer.recompute_ns] = num_layers
         uses.out_by_then_ns[layer.recompute_ns] = -layers.num_begun * num_layers
@@ -347,6 +351,8 @@ class _Layer:
             rows.limit(dict.fromkeys((*self.tensors[tensor][1:], is_again), 1), 1)
             if tensor in flow.saved:
                 rows.limit({is_again: 1, with_cell[flow.makers[tensor]]: -1})
+        for op, tensor in cell.views:
+            rows.limit({runs_again[op]: 1, self.tensors[tensor][1]: -1, is_again: -1})
         for op, tensor in flow.reads:
             if op in with_cell and tensor in cell.tensors:
                 rows.limit({with_cell[op]: 1, with_cell[flow.makers[tensor]]: -1})
