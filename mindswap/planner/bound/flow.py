@@ -69,6 +69,19 @@ class CellAgain:
     # (operator, tensor): the operator reads the tensor as a view that is a function of the cell. Without the cell that
     # view stays for a copy of the operator, so the tensor is kept: no name swaps it
     views: frozenset[tuple[int, int]] = frozenset()
+    of_weights: frozenset[int] = frozenset()  # what operators make that read weights alone, of which nothing is left
+
+    def made_before(self, read_before: Set[int], flow: "Flow") -> frozenset[int]:
+        """Operators whose copies come first, in layers in which the cell runs again, if backward has read tensors.
+
+        As nothing is left of what the cell makes, these are copies of what makes the tensors, and of what those read.
+        """
+        gone = self.tensors | self.of_weights
+        inputs: dict[int, set[int]] = {}
+        for op, tensor in flow.reads:
+            if tensor in gone:
+                inputs.setdefault(op, set()).add(flow.makers[tensor])
+        return closure((flow.makers[tensor] for tensor in self.tensors & read_before), inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,15 +379,18 @@ def _together_again(
         layer_index = model.captured.sample.layer_map.index(own[0].layer_index)
         graph = model.layers.rewritten(policy, layer_index)
         again = {node.name for node in graph.forward if node.is_recomputed}
+        gone = {
+            tensor
+            for tensor, nodes in holders.items()
+            if makers[tensor] < len(own) and again.issuperset(node.name for node in nodes)
+        }
+        with_inputs = {tensor for tensor in gone if makers[tensor] in reading}
         yield CellAgain(
             frozenset(ops),
             frozenset(op for op, node in enumerate(own) if node.name in again),
-            frozenset(
-                tensor
-                for tensor, nodes in holders.items()
-                if makers[tensor] in reading and again.issuperset(node.name for node in nodes)
-            ),
+            frozenset(with_inputs),
             frozenset(views.get(cell, ())),
+            frozenset(gone - with_inputs),
         )
 
 

@@ -292,8 +292,7 @@ class _Layer:
                 again = {runs_again[flow.makers[tensor]]: -1.0 for tensor in (one, other)}
                 moved = dict.fromkeys(self.tensors[one][2:], 1.0) | dict.fromkeys(self.tensors[other][2:], -1.0)
                 rows.limit(moved | again)
-        for cell in flow.together_again:
-            self._add_cell(rows, flow, cell, runs_again)
+        with_cells = [(cell, self._add_cell(rows, flow, cell, runs_again)) for cell in flow.together_again]
         for tensor, op in flow.either:
             rows.limit(dict.fromkeys((*self.tensors[tensor][2:], runs_again[op]), 1), 1)
         for op, other in flow.again_with:
@@ -326,6 +325,9 @@ class _Layer:
 
         for window in flow.windows:
             stands, any_stands = self._stand_in(rows, flow, window, runs_again)
+            for cell, with_cell in with_cells:
+                for op in cell.made_before(window.read_before, flow).intersection(stands, with_cell):
+                    rows.limit({stands[op]: 1, with_cell[op]: 1, runs_again[op]: -1})
             only_for = [(stands[op], ops) for op, ops in window.only_for(flow).items()]
             hide(stands, [(any_stands, stands.keys()), *only_for], window.idle_ns)
         communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
@@ -338,8 +340,8 @@ class _Layer:
                 compute[runs_again[op]] = compute.get(runs_again[op], 0) + ns
         rows.limit({**compute, self.recompute_ns: -1})
 
-    def _add_cell(self, rows: _Rows, flow: Flow, cell: CellAgain, runs_again: Sequence[int]) -> None:
-        """What runs again with a cell, in the same layers."""
+    def _add_cell(self, rows: _Rows, flow: Flow, cell: CellAgain, runs_again: Sequence[int]) -> dict[int, int]:
+        """What runs again with a cell, in the same layers: for each operator the variable of the part that does."""
         is_again = rows.variable(1)
         with_cell = {op: rows.variable(1) for op in cell.ops}
         for op, part in with_cell.items():
@@ -356,6 +358,7 @@ class _Layer:
         for op, tensor in flow.reads:
             if op in with_cell and tensor in cell.tensors:
                 rows.limit({with_cell[op]: 1, with_cell[flow.makers[tensor]]: -1})
+        return with_cell
 
     def _stand_in(
         self, rows: _Rows, flow: Flow, window: Window, runs_again: Sequence[int]
