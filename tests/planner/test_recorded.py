@@ -118,6 +118,7 @@ def plans_of(name: str) -> dict[str, object]:
     simple = planned(found.plan_simple(problem, plan))
     facts = [{**vars(stage), "layers": sorted(map(str, stage.layers.items()))} for stage in found.facts.stages]
     for stage in facts:
+        stage["later_windows_ns"] = list(stage["later_windows_ns"])
         stage["moments"] = [[m.fixed_bytes, sorted(m.waiting.values()), m.is_past_forward] for m in stage["moments"]]
     terms = [found.facts.num_micro_batches, found.facts.terms_ns, found.facts.gradients_ns, found.facts.num_exchanges]
     shown = {key: simple[key] for key in ("fits", "step ns", "peaks", "entries", "simulations")}

@@ -69,7 +69,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
 
 
-class Placement:
+class OperatorPlaces:
     """Places of operators in the model, and their readers there.
 
     Attributes:
@@ -133,7 +133,7 @@ class Placement:
         return False
 
 
-placement_of = functools.lru_cache(maxsize=4)(Placement)  # a planner asks for thousands of policies of one step
+placement_of = functools.lru_cache(maxsize=4)(OperatorPlaces)  # a planner asks for thousands of policies of one step
 
 
 def name_saved(graph: Graph) -> Graph:

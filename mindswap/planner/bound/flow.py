@@ -406,6 +406,7 @@ def _run_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
         if not any(_storages(graph, node.inputs)) and not is_gathering(node) and constants.isdisjoint(node.inputs)
     )
 
+
 def _function_cell(model: StepModel, node: Node) -> str | None:
     """The cell of a view or an operator that no name is for, and that runs again with that cell or one around it."""
     is_known = (node.op in VIEW_OPS or is_kernel(node.op)) and node.op not in REDISTRIBUTION_OPS
