@@ -224,20 +224,19 @@ def backward_ns(block: Block) -> int:
     """Time of backward of a layer behind one like it, with what it waits for communication."""
     columns = block.arrays.backward
     ops = list(zip(*(columns[name].tolist() for name in ("kind", "duration_ns", "wait_op")), strict=True))
-    compute_ns = network_ns = begin_ns = before_ns = (
-        0  # ends of both streams; where the layer begins, and the one before
-    )
+    free_ns = {True: 0, False: 0}  # is compute -> end of the last operator on the stream: of compute, or the network
+    begin_ns = before_ns = 0  # where the layer begins; end of the last operator of the one before
     for _ in range(2):
-        begin_ns, ends_ns = compute_ns, list[int]()
+        begin_ns, ends_ns = free_ns[True], list[int]()
         for kind, duration_ns, wait_op in ops:
             is_compute = kind < OpKind.COLLECTIVE
-            # Communication of what the layer before has made waits for that.
-            waited_ns = ends_ns[wait_op] if wait_op != NO_OP else 0 if ends_ns or is_compute else before_ns
-            end_ns = max(compute_ns if is_compute else network_ns, waited_ns) + duration_ns
-            compute_ns, network_ns = (end_ns, network_ns) if is_compute else (compute_ns, end_ns)
-            ends_ns.append(end_ns)
+            waited_ns = 0 if wait_op == NO_OP else ends_ns[wait_op]
+            if not ends_ns and not is_compute:  # communication of what the layer before has made
+                waited_ns = before_ns
+            free_ns[is_compute] = max(free_ns[is_compute], waited_ns) + duration_ns
+            ends_ns.append(free_ns[is_compute])
         before_ns = ends_ns[-1] if ends_ns else 0
-    return compute_ns - begin_ns
+    return free_ns[True] - begin_ns
 
 
 def recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:

@@ -18,7 +18,7 @@ from mindswap.graph.effect.recompute import (
 from mindswap.graph.layer_places import has_scope
 from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair, first_source
 from mindswap.graph.ops import UNNAMED_OPS, VIEW_OPS
-from mindswap.graph.rewrite.fusion import is_along_first
+from mindswap.graph.rewrite.fusion import gathered_together
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.cell_tree import is_within
@@ -112,11 +112,8 @@ def stands_for_gather(graph: Graph, entry: SavedStorage) -> bool:
     One AllGather stands for all Reshapes of a tensor that are equal, with the settings of the last
     (`graph.rewrite.fusion.merge_gathers`): what the others keep where nothing is cut is not there.
     """
-    producer = entry.pairs[0].producer
-    key = producer.op, producer.layer_index, producer.inputs, producer.outputs
-    alike = [node for node in graph.forward if (node.op, node.layer_index, node.inputs, node.outputs) == key]
-    is_only = len(entry.pairs) == 1 and producer.op == "Reshape" and is_along_first(graph, producer)
-    return is_only and len(alike) > 1 and alike[-1].name == producer.name
+    groups = (group for group in gathered_together(graph, "Reshape") if len(group) > 1)
+    return [pair.producer.name for pair in entry.pairs] in [[group[-1].name] for group in groups]
 
 
 class _LayerComparison:

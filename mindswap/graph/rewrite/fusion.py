@@ -185,18 +185,24 @@ def merge_gathers(graph: Graph) -> Graph:
     not gathered along its first dimension, MindSpore takes apart and joins what arrived, and each Reshape is memory of
     its own behind that.
     """
-    gathers: dict[Hashable, list[Node]] = {}
-    for node in graph.forward:
-        if node.op == "AllGather" and is_along_first(graph, node):
-            gathers.setdefault((node.layer_index, node.inputs, node.outputs), []).append(node)
-    left = {group[0].name: replace(group[-1], name=group[0].name) for group in gathers.values()}
-    name_of = {node.name: group[0].name for group in gathers.values() for node in group[1:]}
+    groups = gathered_together(graph, "AllGather")
+    left = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
+    name_of = {node.name: group[0].name for group in groups for node in group[1:]}
     forward = (left.get(node.name, node) for node in graph.forward if node.name not in name_of)
     return _merged(graph, tuple(node.renamed(name_of) for node in forward), name_of)
 
 
-def is_along_first(graph: Graph, gather: Node) -> bool:
-    """An AllGather is along the first dimension of its operand that is not 1, or could be in place of a Reshape."""
+def gathered_together(graph: Graph, op: str) -> list[list[Node]]:
+    """Operators of a type that are, or stand for, AllGathers of one tensor along its first dimension, in order."""
+    groups: dict[Hashable, list[Node]] = {}
+    for node in graph.forward:
+        if node.op == op and _is_along_first(graph, node):
+            groups.setdefault((node.layer_index, node.inputs, node.outputs), []).append(node)
+    return list(groups.values())
+
+
+def _is_along_first(graph: Graph, gather: Node) -> bool:
+    """An operator changes its operand along the first dimension that is not 1, if any."""
     operand = graph.index.nodes.get(gather.inputs[0])
     if operand is None or len(operand.outputs) != 1:
         return False

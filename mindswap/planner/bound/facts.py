@@ -158,7 +158,7 @@ def _look_at_stage(
         num_chunks=len(chunks),
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         **_work_of(model, timeline, stage, first_backward, times),
-        is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
+        is_past_forward=not (goes_on & (layer >= 0)).any(),
         floor_bytes=max(static_bytes, *(moment.fixed_bytes for moment in moments)),
         moments=moments,
         later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, flows),

@@ -23,7 +23,7 @@ MAX_EVALUATIONS = 3000
 FIRST_LOAD = 0.9
 MORE_LOADS = (1.0, 1.2, 1.4, 1.6, 2.4, 4.0)
 LESS_PARTS = (0.9, 0.7, 0.5, 0.25, 0.0)
-# So many that are no better end that.
+# Loads that were no better, after which no further ones of that direction are tried.
 MOST_WORSE = 2
 # Where a first load fits nothing, this part of it is tried before rows of that kind are given up.
 FALLBACK_PART = 0.7
