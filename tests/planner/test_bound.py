@@ -888,6 +888,29 @@ def test_what_is_read_as_a_view_that_is_a_function():
     assert second.together_again == ()
 
 
+def test_what_backward_runs_again_in_any_case_takes_no_more_time():
+    """Backward reads what mul makes from a copy of mul, without any policy; a policy that names both has relu, 2 us."""
+    plain = small_model(2)
+    backward: list[Node] = []
+    for gradient in plain.captured.graph.backward:
+        if gradient.name.startswith("drelu"):
+            layer = gradient.name[-1]
+            mul = plain.captured.graph.index.forward_nodes[f"mul{layer}"]
+            again = replace(mul, name=f"again{layer}", inputs=(f"exp{layer}_b",) * 2, is_duplicate=True, origin=mul.name)
+            backward.append(again)
+            gradient = replace(gradient, inputs=(*gradient.inputs, again.name))
+        backward.append(gradient)
+    graph = replace(plain.captured.graph, backward=tuple(backward))
+    model = StepModel(replace(plain.captured, graph=graph), plain.costs, plain.settings)
+    assert [flow.recompute_ns for flow in flows_of(model)] == [(2000, 0, 2000, 2000)] * 2
+    keep = evaluate(problem(model, PLENTY), Policy())
+    named = tuple(OpRecompute(exact_pattern(name), Layers(0)) for name in ("attn.mul", "mlp.relu"))
+    judged = evaluate(problem(model, PLENTY), Policy(select_recompute=named))
+    assert (judged.step_time_ns, judged.peak_bytes) == (keep.step_time_ns + 2000, keep.peak_bytes - MB)
+    known = facts_of(model, keep.step)
+    assert least_step_ns(known, judged.peak_bytes, PLENTY, Allow(swap=False)) == judged.step_time_ns
+
+
 def test_what_a_function_alone_reads_runs_again_with_its_cell():
     """All that reads exp is a reshape of a function, and backward reads that: exp runs again only with it."""
     change, more = changed_view("exp0", "mul0")

@@ -165,6 +165,10 @@ def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
         least_ns -= avoided_store_ns
     else:
         least_ns, more_ns, avoided_store_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
+    # What backward has a copy of without any policy runs no second time.
+    has_copy = {node.origin for node in graph.backward if node.is_duplicate}
+    runs_in_any_case = np.array([node.name in has_copy for node in graph.forward], bool)
+    least_ns[runs_in_any_case] = more_ns[runs_in_any_case] = 0
     names = [node.name for node in graph.forward]
     return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, avoided_store_ns))
 
