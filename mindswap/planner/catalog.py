@@ -40,10 +40,10 @@ class Catalog:
     uses: tuple[Uses, ...]  # for each compiled layer, which operators use whose output
     merged: tuple[Uses, ...]  # of these, the uses by operators that the graph does not have
     left: tuple[frozenset[Role], ...]  # for each, from `left_before`
-    # ways that lead out of a cell with weights, as `freed_bytes` has them; items that are cells, shape (num_items,);
-    # none where MindSpore compiles both in one plan
+    # ways that lead out of a cell with weights, as `freed_bytes` has them; none where MindSpore compiles them beside
+    # cells in one plan
     is_across: np.ndarray
-    is_cell: np.ndarray
+    is_cell: np.ndarray  # items that are cells, shape (num_items,)
 
     def mixes(self, choice: np.ndarray) -> bool:
         """A choice, int of shape (num_layers, num_items), has a cell that runs again and a way that leads out of one.
@@ -116,12 +116,12 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
             )
         if allow.swap:
             freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
+        is_cell |= [bool(item.recompute_names) and not item.producers for item in row]
         if model.settings.is_newer:
             for i, item in enumerate(row):
                 is_across[position, i, 1 : 1 + len(item.recompute_names)] = [
                     way in item.across_cells for way in item.recompute_names
                 ]
-            is_cell |= [bool(item.recompute_names) and not item.producers for item in row]
         conflicts[position] = _find_conflicts(merged[position], row, freed_bytes[position])
         reads[position] = _find_conflicts(uses[position], row, freed_bytes[position])
     arrays = (freed_bytes, recompute_ns, copy_ns, conflicts, reads)

@@ -39,6 +39,8 @@ class Figures:
     conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
     # likewise: what runs again in that way reads what the swap moves, so that it has to be back before
     reads: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
+    # bool, shape (num_items,): cells, which free again what items in them do; or a shape that broadcasts to this
+    is_cell: np.ndarray = field(default_factory=lambda: np.zeros(1, bool))
 
     @property
     def num_layers(self) -> int:

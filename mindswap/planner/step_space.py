@@ -62,6 +62,7 @@ class _ModelSpace(Space):
             in_flight,
             catalog.conflicts[kinds],
             catalog.reads[kinds],
+            catalog.is_cell,
         )
         self._rows = rows
         self._plain = model.blocks(Policy())

@@ -896,7 +896,8 @@ def test_what_backward_runs_again_in_any_case_takes_no_more_time():
         if gradient.name.startswith("drelu"):
             layer = gradient.name[-1]
             mul = plain.captured.graph.index.forward_nodes[f"mul{layer}"]
-            again = replace(mul, name=f"again{layer}", inputs=(f"exp{layer}_b",) * 2, is_duplicate=True, origin=mul.name)
+            read = (f"exp{layer}_b",) * 2
+            again = replace(mul, name=f"again{layer}", inputs=read, is_duplicate=True, origin=mul.name)
             backward.append(again)
             gradient = replace(gradient, inputs=(*gradient.inputs, again.name))
         backward.append(gradient)

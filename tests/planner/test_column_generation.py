@@ -124,6 +124,16 @@ def test_changes_of_the_best_row_that_make_it_better_come_by_what_they_promise()
     assert found == [[0, 1, 1, 0], [0, 1, -1, 0], [0, -1, 1, 0]]
 
 
+def test_the_best_row_is_tried_without_cells_too():
+    """Item 2 is a cell, with item 1 in it: a byte is worth 1 ns, so alone each is worth it."""
+    space = ToySpace([[Tensor(100, 10, 1, can_swap=False), Tensor(150, 20, 1, can_swap=False)]])
+    space.figures = replace(space.figures, is_cell=np.array([True, False, True]))
+    first, second, *_ = ColumnGeneration(space)._best_rows(0, np.array([1.0, 0, 0]))
+    assert (first.tolist(), second.tolist()) == ([0, -1, -1], [0, -1, 0])
+    dear = [row.tolist() for row in ColumnGeneration(space)._best_rows(0, np.array([0.11, 0, 0]))]
+    assert dear[0] == [0, -1, 0] and dear.count([0, -1, 0]) == 2  # not once more, but as a change of the empty row
+
+
 def test_what_may_become_of_a_tensor():
     """Of one byte, which can be swapped and run again, or one of it."""
     tensors = [Tensor(1, 1, 1), Tensor(1, 1, 1, can_swap=False), Tensor(1, 1, 1, can_recompute=False)]

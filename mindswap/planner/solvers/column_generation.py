@@ -26,11 +26,8 @@ MISSING_FACTOR = 100
 # Changes of the best row that are tried in each round: so many in any case, and more until one is better.
 NUM_CHANGES = 4
 MAX_CHANGES = 24
-# Rows that are tried for all choices together: most are new blocks, which take time to make.
-MAX_TRIED = 100
-# So many more, up to this, as long as whole layers of the rows known free less than asked: by so much of what the
-# largest row frees.
-MOST_TRIED, MISSING_UNITS = 300, 1e-3
+# Rows that are tried for all choices together: most are new blocks, which take time to make. Few searches come near.
+MAX_TRIED = 1000
 # Whole numbers of layers: steps of the search, and how near to the best they must come.
 MAX_NODES = 20
 # as a part, and of the time that a layer can run again
@@ -104,9 +101,9 @@ class ColumnGeneration:
         _, first, kind_of = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True, return_inverse=True)
         self.layers = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(len(first))]
         self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
-        self.num_tried, self.max_tried = 0, MAX_TRIED
+        self.num_tried = 0
         self._asked = ""  # the programme of which `_answer` is the answer
-        self._answer: tuple[list[list[int]], bool] = ([], False)
+        self._answer: list[list[int]] = []
         whole = np.zeros(figures.num_items, np.int64)
         whole[0] = -1 if has_whole else KEEP
         for row in (np.zeros(figures.num_items, np.int64), whole, *rows):
@@ -128,7 +125,7 @@ class ColumnGeneration:
         }
         own["rows"] = [row for known in self.rows for row, _ in known.values()]
         found = ColumnGeneration(self.space, **(own | settings))
-        found.num_tried, found.max_tried = self.num_tried, self.max_tried
+        found.num_tried = self.num_tried
         return found
 
     def choice(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
@@ -140,10 +137,7 @@ class ColumnGeneration:
             host_bytes: host memory that may be taken.
         """
         limits = np.array([-freed_bytes, copy_ns, host_bytes], float)
-        numbers, is_missing = self._generate(limits)
-        while is_missing and self.num_tried >= self.max_tried < MOST_TRIED:
-            self.max_tried = min(MOST_TRIED, self.max_tried + MAX_TRIED)
-            numbers, is_missing = self._generate(limits)
+        numbers = self._generate(limits)
         choice = np.zeros((self.space.figures.num_layers, self.space.figures.num_items), np.int64)
         for layers, known, own in zip(self.layers, self.rows, numbers, strict=True):
             entries = [entry for entry, number in zip(known.values(), own, strict=True) for _ in range(number)]
@@ -151,15 +145,14 @@ class ColumnGeneration:
                 choice[layer] = row
         return choice
 
-    def _generate(self, limits: np.ndarray) -> tuple[list[list[int]], bool]:
-        """Adds rows as long as they help; how many layers of each kind get which, and whether that frees too little."""
+    def _generate(self, limits: np.ndarray) -> list[list[int]]:
+        """Adds rows as long as they help; how many layers of each kind get which."""
         prices, again_ns = self._solve(limits)
         while again_ns > self.enough_ns and self._add_rows(prices):
             prices, again_ns = self._solve(limits)
-        numbers, is_missing = self._numbers(limits)
-        while self._settle(numbers):
-            numbers, is_missing = self._numbers(limits)
-        return numbers, is_missing
+        while self._settle(numbers := self._numbers(limits)):
+            pass
+        return numbers
 
     def _settle(self, numbers: list[list[int]]) -> bool:
         """Rows that are used become what the compiler makes of them, which takes long to ask; whether any changed."""
@@ -181,8 +174,8 @@ class ColumnGeneration:
                 return -found.prices[: len(limits)] * unit_ns / scale, found.cost * unit_ns
         return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
 
-    def _numbers(self, limits: np.ndarray) -> tuple[list[list[int]], bool]:
-        """How many layers of each kind get which of the rows known; whether they free less than asked."""
+    def _numbers(self, limits: np.ndarray) -> list[list[int]]:
+        """How many layers of each kind get which of the rows known."""
         cost, sums, least, greatest, *_ = self._programme(limits)
         asked = repr((cost.tolist(), sums, least.tolist(), greatest.tolist()))
         if asked != self._asked:  # of two loads, or before and behind a look for rows, most often it is the same
@@ -191,7 +184,7 @@ class ColumnGeneration:
 
     def _whole_numbers(
         self, cost: np.ndarray, sums: list[dict[int, float]], least: np.ndarray, greatest: np.ndarray
-    ) -> tuple[list[list[int]], bool]:
+    ) -> list[list[int]]:
         """The same for a programme of `_programme`."""
         steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
         try:
@@ -201,7 +194,7 @@ class ColumnGeneration:
         assert found is not None
         numbers = np.rint(found.variables[:-1]).astype(np.int64)
         ends = np.cumsum([len(known) for known in self.rows])[:-1]
-        return [part.tolist() for part in np.split(numbers, ends)], bool(found.variables[-1] > MISSING_UNITS)
+        return [part.tolist() for part in np.split(numbers, ends)]
 
     def _programme(
         self, limits: np.ndarray
@@ -238,7 +231,9 @@ class ColumnGeneration:
         return is_new
 
     def _best_rows(self, kind: int, prices: DualPrices) -> Iterator[np.ndarray]:
-        """The best row if its items were independent; what a change of one item makes better of the best one known."""
+        """The best row if its items were independent, and without cells, which are not independent of what is in them;
+        what a change of one item makes better of the best one known.
+        """
         layer, figures = int(self.layers[kind][0]), self.space.figures
         ranked = [
             sorted(
@@ -247,7 +242,10 @@ class ColumnGeneration:
             )
             for item in range(1, figures.num_items)
         ]
-        yield np.array([KEEP, *(values[0] for values in ranked)])
+        alone = np.array([KEEP, *(values[0] for values in ranked)])
+        yield alone
+        if (figures.is_cell & (alone != KEEP)).any():
+            yield np.where(figures.is_cell, KEEP, alone)
         if len(self.layers[kind]) * LEAST_PART < figures.num_layers:
             return
         # A layer that is recomputed whole leaves nothing to change.
@@ -261,7 +259,7 @@ class ColumnGeneration:
                     changes.append((_item_price(figures, layer, item, value, prices) - own_ns, item, value))
         is_better = False  # those that promise most first
         for number, (_, item, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
-            if (is_better and number >= NUM_CHANGES) or self.num_tried >= self.max_tried:
+            if (is_better and number >= NUM_CHANGES) or self.num_tried >= MAX_TRIED:
                 return
             self.num_tried += 1
             changed = best.copy()

@@ -31,7 +31,8 @@ NUM_CORRECTIONS = 4
 # Distances with which the least memory is looked for.
 CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 # Where more than this part of all that can leave has to, room for copies on their way is what lacks.
-TIGHT_PART = 0.8
+TIGHT_PART = 0.6
+VERY_TIGHT_PART = 0.8
 # What longer distances must gain, in thousandths.
 LEAST_GAIN_PERMILLE = 1
 # Distances, in thousandths, with which a choice is tried that does not fit.
@@ -89,7 +90,7 @@ class _Solver:
         micro_batches = self.space.layout.num_turns
         self.forward_ns = hiding_time_ns(timeline)
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
-        self.every_bytes = int(self.figures.freed_bytes[:, 1:].max(axis=2).sum())
+        self.every_bytes = self._every_bytes()
         self.is_tight = self.deficit_bytes > self.every_bytes * TIGHT_PART
         enough_extra_ns = self.space.enough_extra_ns * self.space.num_scored
         self.search.enough_ns = score.step_time_ns + round(enough_extra_ns) if enough_extra_ns > 0 else 0
@@ -134,8 +135,13 @@ class _Solver:
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
         enough_ns = max(0.0, self.space.enough_extra_ns)
         self.mixture = ColumnGeneration(self.space, arrange=interleaved, enough_ns=enough_ns)
-        first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
-        self._begin(first)
+        most = all_ns / max(1, self.forward_ns)
+        first = min(FIRST_LOAD, most)
+        if self.deficit_bytes <= self.every_bytes * VERY_TIGHT_PART:
+            self._begin(first)
+        if not self._fits and self.is_tight:
+            first = min(self._first_load(), most)
+            self._begin(first)
         if not self._fits:
             self.squeezed = [self._nearest]
             self._squeeze()
@@ -144,7 +150,7 @@ class _Solver:
             else:  # what is on its way is on the device, so less of it may fit
                 self.squeezed = [self._nearest]
         less = [first * part for part in LESS_PARTS] if first else []
-        more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
+        more = [load for load in MORE_LOADS if load > first >= FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
         for loads in (less, more):
             num_worse = 0
             for load in loads:
@@ -160,6 +166,19 @@ class _Solver:
         self.mixture.arrange = front_loaded
         self._correct(best)
 
+    def _first_load(self) -> float:
+        """The load with which it is fastest that all leaves that can, if that fits with any.
+
+        Where memory is tight, the room may be worth more for copies on their way than what would run again for it.
+        """
+        for load in (FIRST_LOAD, *MORE_LOADS):
+            before = min(self.found, key=_score_of, default=None)
+            self._look(load, self.every_bytes - self.every_bytes // SMALL_CORRECTION)
+            if self.search.is_exhausted or (self._fits and min(self.found, key=_score_of) is before):
+                break
+        best = min(self.found, key=_score_of)
+        return best[1] if best[0].fits else FIRST_LOAD
+
     def _begin(self, load: float) -> None:
         """The better mixture for a first load: one that swaps nothing that runs again reads, or any.
 
@@ -169,7 +188,6 @@ class _Solver:
         first_bytes = self.first_bytes
         for is_apart in (True, False) if self.figures.reads.any() else (False,):
             self.mixture = self.mixture.changed(is_apart=is_apart)
-            self.mixture.num_tried = 0
             self.first_bytes, begin = first_bytes, len(self.found)
             for part in (1.0, FALLBACK_PART):
                 self._best_with(load * part)
@@ -185,20 +203,19 @@ class _Solver:
         """The best with a load.
 
         Where that does not fit, swaps whose copies are on the device at the peak are left out, if that is better: which
-        these are depends on the load, so those of one say nothing of another. At last, where memory is tight, all that
-        can leaves: the room may be worth more for copies on their way than what would run again for it.
+        these are depends on the load, so those of one say nothing of another. Where memory is tight this comes last:
+        there more has to leave for the copies that are on their way.
         """
         self.mixture = with_all = self.mixture.changed(unswappable=None)
         found = self._look(load, self.first_bytes)
-        if not found[0].fits and not self.search.is_exhausted:
+        fits = found[0].fits or (self.is_tight and self._correct(load))
+        if not fits and not self.search.is_exhausted:
             self.mixture = with_all.with_unswappable(self.space.at_peak(self.search.run(found[2])[1]))
             if self._look(load, self.first_bytes)[0] >= found[0]:
                 self.mixture = with_all
-        self._correct(load)
+        if found[0].fits or not fits:
+            self._correct(load)
         self.mixtures[load] = self.mixture
-        if self.is_tight and not found[0].fits and not self.search.is_exhausted:
-            self.mixture = with_all
-            self._look(load, self.every_bytes - self.every_bytes // SMALL_CORRECTION)
 
     def _look(self, load: float, needed_bytes: int) -> _Found:
         """Score of a choice that frees so much beside a load."""
@@ -225,8 +242,8 @@ class _Solver:
                 self.found.append((score, load, later))
                 return
 
-    def _correct(self, load: float) -> None:
-        """The least recompute that fits beside so much swap, by its measured excess."""
+    def _correct(self, load: float) -> bool:
+        """The least recompute that fits beside so much swap, by its measured excess; whether any did."""
         in_flight = self.figures.num_in_flight
         needed_bytes, step_bytes = self.first_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
         low = 0  # too little to free
@@ -253,16 +270,27 @@ class _Solver:
                     needed_bytes = min(needed_bytes, (low + high) // 2)
         if high is not None:
             self.first_bytes = (self.deficit_bytes + high) // 2
+        return high is not None
+
+    def _again(self) -> tuple[np.ndarray, np.ndarray]:
+        """All items that can be are recomputed, in the way that frees most; and whole layers."""
+        freed = self.figures.freed_bytes
+        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
+        again = np.where(freed[:, :, 1:].max(axis=2, initial=0) > 0, -way, KEEP)
+        whole = np.zeros_like(again)
+        whole[:, 0], again[:, 0] = again[:, 0], KEEP
+        return again, whole
+
+    def _every_bytes(self) -> int:
+        """What layers free if all leaves that can; items alone say more, as cells free what is in them again."""
+        again, _ = self._again()
+        every = np.where((again == KEEP) & (self.figures.freed_bytes[:, :, 0] > 0), 1, again)
+        return sum(self.space.worth(layer, row).freed_bytes for layer, row in enumerate(every))
 
     def _squeeze(self) -> None:
         """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
-        freed = self.figures.freed_bytes
-        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
-        can_again, can_swap = freed[:, :, 1:].max(axis=2, initial=0) > 0, freed[:, :, 0] > 0
-        again = np.where(can_again, -way, KEEP)
-        again[:, 0] = KEEP
-        whole = np.zeros_like(again)
-        whole[:, 0] = np.where(can_again[:, 0], -1, KEEP)
+        can_swap = self.figures.freed_bytes[:, :, 0] > 0
+        again, whole = self._again()
         self.search.score(whole)
         for distance in CLOSE_DISTANCES:
             swapped = np.where(can_swap, distance, KEEP)
