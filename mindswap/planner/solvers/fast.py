@@ -272,25 +272,26 @@ class _Solver:
             self.first_bytes = (self.deficit_bytes + high) // 2
         return high is not None
 
-    def _again(self) -> tuple[np.ndarray, np.ndarray]:
-        """All items that can be are recomputed, in the way that frees most; and whole layers."""
-        freed = self.figures.freed_bytes
-        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
-        again = np.where(freed[:, :, 1:].max(axis=2, initial=0) > 0, -way, KEEP)
-        whole = np.zeros_like(again)
-        whole[:, 0], again[:, 0] = again[:, 0], KEEP
-        return again, whole
-
     def _every_bytes(self) -> int:
-        """What layers free if all leaves that can; items alone say more, as cells free what is in them again."""
-        again, _ = self._again()
-        every = np.where((again == KEEP) & (self.figures.freed_bytes[:, :, 0] > 0), 1, again)
+        """What layers free if all leaves that can, each item as it frees most.
+
+        Not what items free alone: cells free again what is in them.
+        """
+        freed = self.figures.freed_bytes
+        again, swapped = freed[:, :, 1:].max(axis=2, initial=0), freed[:, :, 0]
+        every = np.where(swapped > again, 1, np.where(again > 0, -freed[:, :, 1:].argmax(axis=2) - 1, KEEP))
+        every[:, 0] = KEEP
         return sum(self.space.worth(layer, row).freed_bytes for layer, row in enumerate(every))
 
     def _squeeze(self) -> None:
         """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
-        can_swap = self.figures.freed_bytes[:, :, 0] > 0
-        again, whole = self._again()
+        freed = self.figures.freed_bytes
+        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
+        can_again, can_swap = freed[:, :, 1:].max(axis=2, initial=0) > 0, freed[:, :, 0] > 0
+        again = np.where(can_again, -way, KEEP)
+        again[:, 0] = KEEP
+        whole = np.zeros_like(again)
+        whole[:, 0] = np.where(can_again[:, 0], -1, KEEP)
         self.search.score(whole)
         for distance in CLOSE_DISTANCES:
             swapped = np.where(can_swap, distance, KEEP)
