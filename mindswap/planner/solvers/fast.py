@@ -194,7 +194,7 @@ class _Solver:
                 best = min(self.found[begin:], key=_score_of)
                 if best[0].fits or self.search.is_exhausted:
                     break
-            tried.append((_score_of(best), len(tried), self.mixture, self.first_bytes))
+            tried.append((_score_of(best), -len(tried), self.mixture, self.first_bytes))
             if self.search.is_exhausted:
                 break
         *_, self.mixture, self.first_bytes = min(tried, key=lambda one: one[:2])
