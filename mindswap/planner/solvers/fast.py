@@ -30,9 +30,9 @@ FALLBACK_PART = 0.7
 NUM_CORRECTIONS = 4
 # Distances with which the least memory is looked for.
 CLOSE_DISTANCES = (1, 4, 8, 16, 32)
-# Where more than this part of all that can leave has to, room for copies on their way is what lacks.
-TIGHT_PART = 0.6
-VERY_TIGHT_PART = 0.8
+# Parts of all that can leave: where more has to, room for copies on their way is what lacks; where more than the second
+# has to, the search begins with choices of which all leaves.
+TIGHT_PART, VERY_TIGHT_PART = 0.6, 0.8
 # What longer distances must gain, in thousandths.
 LEAST_GAIN_PERMILLE = 1
 # Distances, in thousandths, with which a choice is tried that does not fit.
