@@ -204,7 +204,8 @@ def plot_tradeoffs(
     axis = figure.subplots()
     axis.set_title(f"{title}: simulated", loc="left")
     caption = "\n".join(wrap(f"Simulated, no device was used. {caption}", 110))
-    axis.set_xlabel(f"peak memory (GiB)\n\n{caption}", fontsize=9)
+    axis.set_xlabel("peak memory (GiB)", fontsize=9)
+    figure.supxlabel(caption, fontsize=9)  # below the legend, too
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.set_axisbelow(True)

@@ -156,7 +156,18 @@ def test_what_is_far_slower_than_every_plan_is_named_and_not_drawn(figures):
     settings = [tried("swap everything", 1801 * MS, 19 * GIB), tried("full recompute", 1800 * MS, 19 * GIB)]
     plot_tradeoffs(settings, "p.png", curve=curve, title="llama", caption="device")
     assert legend(figures[0].legends[0]) == ["plans", "full recompute"]
-    assert "device. Not drawn: swap everything, 1.80 s, 19.0 GiB" in figures[0].axes[0].get_xlabel()
+    assert "device. Not drawn: swap everything, 1.80 s, 19.0 GiB" in figures[0].get_supxlabel()
+
+
+def test_a_long_caption_is_all_in_the_picture(figures):
+    caption = "Atlas 800T A2, Ascend 910B (313T), with figures of a device that somebody gave by hand, one by one, twice"
+    plot_tradeoffs(POINTS, "c.png", title="llama", caption=caption, budget_bytes=54 * GIB)
+    figure = figures[0]
+    figure.draw_without_rendering()
+    for text in (figure._supxlabel, *figure.legends[0].get_texts(), figure.axes[0].xaxis.label):
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, text
 
 
 def test_a_picture_says_that_it_is_simulated_and_carries_its_words(tmp_path):
