@@ -160,7 +160,9 @@ def test_what_is_far_slower_than_every_plan_is_named_and_not_drawn(figures):
 
 
 def test_a_long_caption_is_all_in_the_picture(figures):
-    caption = "Atlas 800T A2, Ascend 910B (313T), with figures of a device that somebody gave by hand, one by one, twice"
+    caption = (
+        "Atlas 800T A2, Ascend 910B (313T), with figures of a device that somebody gave by hand, one by one, twice"
+    )
     plot_tradeoffs(POINTS, "c.png", title="llama", caption=caption, budget_bytes=54 * GIB)
     figure = figures[0]
     figure.draw_without_rendering()

@@ -154,23 +154,28 @@ def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
             [0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work) for node, work in pairs]
         )
 
+    copied = _copied_anyway(graph)
+    runs_anyway = np.array([node.name in copied for node in graph.forward], bool)
     if model.settings.is_fused:
         users = readers_of_saved(graph)
-        least_ns = times_ns(least_work_again(graph, works[0], users))
+        least_ns, apart_ns = (times_ns(least_work_again(graph, works[0], users, twice)) for twice in (False, True))
+        least_ns[runs_anyway] = apart_ns[runs_anyway] = 0
         least_ns -= fusion_saving_ns(graph, works[1], users, model.costs.operator_ns)
-        more_ns = times_ns(least_work_again(graph, works[0], users, is_read_twice=True)) - least_ns
+        more_ns = apart_ns - least_ns
         # What runs again need not be written in forward.
         avoided_store_ns = times_ns(fuse_forward(graph, works[0]))
         avoided_store_ns -= times_ns(fuse_forward(graph, works[0], is_saved=False))
         least_ns -= avoided_store_ns
     else:
         least_ns, more_ns, avoided_store_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
-    # What backward has a copy of without any policy runs no second time.
-    has_copy = {node.origin for node in graph.backward if node.is_duplicate}
-    runs_in_any_case = np.array([node.name in has_copy for node in graph.forward], bool)
-    least_ns[runs_in_any_case] = more_ns[runs_in_any_case] = 0
+        least_ns[runs_anyway] = 0
     names = [node.name for node in graph.forward]
     return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, avoided_store_ns))
+
+
+def _copied_anyway(graph: Graph) -> frozenset[str]:
+    """Operators of forward of which backward has a copy without any policy, and with any policy no second one."""
+    return frozenset(node.origin for node in graph.backward if node.is_duplicate)
 
 
 def fusion_saving_ns(
@@ -263,8 +268,10 @@ def _flow_of(
     makers = (*(ops[name] for name, _ in keys), *range(len(own), len(own) + len(keys_before)))
     no_time = (0,) * len(keys_before)
     unit = model.costs.device.pool_alignment_bytes
+    paid = _copied_anyway(graph)
     communication_ns = tuple(
-        sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own
+        sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) if node.name not in paid else 0
+        for node in own
     )
     first_users = {tensor: entry.first_user for tensor, entry in saved.items()}
     # Where halves of a layer take turns, one goes on while the other one communicates.

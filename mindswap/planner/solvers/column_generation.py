@@ -18,7 +18,7 @@ import numpy as np
 from mindswap.planner.linear import METHODS, Unsolved, solve_linear, sums_of
 from mindswap.planner.space import KEEP, Figures, Space, Worth
 
-# For kinds of layers that are a smaller part of all, only the row of independent items is made; they take what they
+# For kinds of layers that are a smaller part of all, only the rows of independent items are made; they take what they
 # can of the rows of others.
 LEAST_PART = 8
 # What a byte costs that is over the budget, as so many times the dearest.

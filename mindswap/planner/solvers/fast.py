@@ -135,12 +135,12 @@ class _Solver:
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
         enough_ns = max(0.0, self.space.enough_extra_ns)
         self.mixture = ColumnGeneration(self.space, arrange=interleaved, enough_ns=enough_ns)
-        most = all_ns / max(1, self.forward_ns)
-        first = min(FIRST_LOAD, most)
+        most = total_ns * 1.5 / max(1, self.forward_ns)
+        first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
         if self.deficit_bytes <= self.every_bytes * VERY_TIGHT_PART:
             self._begin(first)
-        if not self._fits and self.is_tight:
-            first = min(self._first_load(), most)
+        if not self._fits and self.is_tight and not self.search.is_exhausted:
+            first = self._first_load(most)
             self._begin(first)
         if not self._fits:
             self.squeezed = [self._nearest]
@@ -150,7 +150,7 @@ class _Solver:
             else:  # what is on its way is on the device, so less of it may fit
                 self.squeezed = [self._nearest]
         less = [first * part for part in LESS_PARTS] if first else []
-        more = [load for load in MORE_LOADS if load > first >= FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
+        more = [load for load in MORE_LOADS if most > load > first >= FIRST_LOAD]
         for loads in (less, more):
             num_worse = 0
             for load in loads:
@@ -166,12 +166,13 @@ class _Solver:
         self.mixture.arrange = front_loaded
         self._correct(best)
 
-    def _first_load(self) -> float:
-        """The load with which it is fastest that all leaves that can, if that fits with any.
+    def _first_load(self, most: float) -> float:
+        """The load below a greatest one with which it is fastest that all leaves that can, if that fits with any.
 
         Where memory is tight, the room may be worth more for copies on their way than what would run again for it.
         """
-        for load in (FIRST_LOAD, *MORE_LOADS):
+        self.mixture = self.mixture.changed(unswappable=None, is_apart=False)
+        for load in (FIRST_LOAD, *(load for load in MORE_LOADS if load < most)):
             before = min(self.found, key=_score_of, default=None)
             self._look(load, self.every_bytes - self.every_bytes // SMALL_CORRECTION)
             if self.search.is_exhausted or (self._fits and min(self.found, key=_score_of) is before):
@@ -183,6 +184,7 @@ class _Solver:
         """The better mixture for a first load: one that swaps nothing that runs again reads, or any.
 
         A copy for what runs again has to be back earlier than its bytes and times say, so rows without are tried first.
+        Of two that are as good the one with more rows goes on.
         """
         tried: list[tuple[tuple[Score, float], int, ColumnGeneration, int]] = []
         first_bytes = self.first_bytes
@@ -203,17 +205,18 @@ class _Solver:
         """The best with a load.
 
         Where that does not fit, swaps whose copies are on the device at the peak are left out, if that is better: which
-        these are depends on the load, so those of one say nothing of another. Where memory is tight this comes last:
-        there more has to leave for the copies that are on their way.
+        these are depends on the load, so those of one say nothing of another. Where memory is tight more leaves first,
+        for the copies that are on their way, and swaps are left out only if that does not fit either.
         """
         self.mixture = with_all = self.mixture.changed(unswappable=None)
         found = self._look(load, self.first_bytes)
-        fits = found[0].fits or (self.is_tight and self._correct(load))
+        is_corrected = self.is_tight and not found[0].fits
+        fits = self._correct(load) if is_corrected else found[0].fits
         if not fits and not self.search.is_exhausted:
             self.mixture = with_all.with_unswappable(self.space.at_peak(self.search.run(found[2])[1]))
             if self._look(load, self.first_bytes)[0] >= found[0]:
                 self.mixture = with_all
-        if found[0].fits or not fits:
+        if not is_corrected or self.mixture is not with_all:
             self._correct(load)
         self.mixtures[load] = self.mixture
 
@@ -273,25 +276,29 @@ class _Solver:
         return high is not None
 
     def _every_bytes(self) -> int:
-        """What layers free if all leaves that can, each item as it frees most.
+        """What layers free if all leaves that can, each item as it frees most; with cells or without, if that is more.
 
-        Not what items free alone: cells free again what is in them.
+        Not what items free alone: cells free again what is in them, and keep what they hand on.
         """
-        freed = self.figures.freed_bytes
-        again, swapped = freed[:, :, 1:].max(axis=2, initial=0), freed[:, :, 0]
-        every = np.where(swapped > again, 1, np.where(again > 0, -freed[:, :, 1:].argmax(axis=2) - 1, KEEP))
+        swapped, again = self.figures.freed_bytes[:, :, 0], self._most_again()
+        is_swap = swapped > self.figures.freed_by(again)
+        every = np.where(is_swap, 1, again)
         every[:, 0] = KEEP
-        return sum(self.space.worth(layer, row).freed_bytes for layer, row in enumerate(every))
+        apart = np.where(self.figures.is_cell, KEEP, every)
+        worth = self.space.worth
+        return sum(max(worth(layer, rows[layer]).freed_bytes for rows in (every, apart)) for layer in range(len(every)))
+
+    def _most_again(self) -> np.ndarray:
+        """Each item recomputed in the way that frees most, if it can be."""
+        ways = self.figures.freed_bytes[:, :, 1:]
+        way = ways.argmax(axis=2) + 1 if ways.shape[2] else np.zeros(ways.shape[:2], np.int64)
+        return np.where(ways.max(axis=2, initial=0) > 0, -way, KEEP)
 
     def _squeeze(self) -> None:
         """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
-        freed = self.figures.freed_bytes
-        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
-        can_again, can_swap = freed[:, :, 1:].max(axis=2, initial=0) > 0, freed[:, :, 0] > 0
-        again = np.where(can_again, -way, KEEP)
-        again[:, 0] = KEEP
+        again, can_swap = self._most_again(), self.figures.freed_bytes[:, :, 0] > 0
         whole = np.zeros_like(again)
-        whole[:, 0] = np.where(can_again[:, 0], -1, KEEP)
+        whole[:, 0], again[:, 0] = again[:, 0], KEEP
         self.search.score(whole)
         for distance in CLOSE_DISTANCES:
             swapped = np.where(can_swap, distance, KEEP)
