@@ -148,6 +148,11 @@ class GraphIndex:
         return _readers((*self._forward, *self._backward))
 
     @functools.cached_property
+    def duplicates(self) -> Mapping[str, Node]:
+        """Operators of forward, by name, of which backward has a copy that runs again, with that copy."""
+        return {node.origin: node for node in self._backward if node.is_duplicate and node.origin}
+
+    @functools.cached_property
     def forward_names(self) -> Mapping[str, str]:
         """Name of a value in backward -> its name in forward."""
         return {saved.backward_name: saved.forward_name for saved in self._saved}

@@ -167,7 +167,7 @@ def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
     What makes a gathered weight goes by rules of its own. The layer of what has no scope is that of its input, so its
     copy may be in another one.
     """
-    again = {node.origin for node in graph.backward if node.is_duplicate}
+    again = graph.index.duplicates
     kept = {node.name for node in graph.index.kept_nodes}
     found, held = set(), set()
     for node in graph.forward:

@@ -40,7 +40,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
     what makes a weight whole that the parallel optimizer cut (`graph.sharding.gather`).
     """
-    place = placement_of(graph, names)
+    place = places_of(graph, names)
     recomputed = set(place.released)
     prefetch: dict[str, int] = {}
     read_again: set[str] = set()
@@ -133,7 +133,7 @@ class OperatorPlaces:
         return False
 
 
-placement_of = functools.lru_cache(maxsize=4)(OperatorPlaces)  # a planner asks for thousands of policies of one step
+places_of = functools.lru_cache(maxsize=4)(OperatorPlaces)  # a planner asks for thousands of policies of one step
 
 
 def name_saved(graph: Graph) -> Graph:
@@ -173,7 +173,7 @@ class _Rewriter:
             if name in self.nodes and self.nodes[name].op not in TYING_OPS and not self._is_weight(name)
         }
         # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
-        self.own_duplicates = {node.origin: node for node in graph.backward if node.is_duplicate and node.origin}
+        self.own_duplicates = graph.index.duplicates
         self.gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
         self.backward: list[Node] = []
         self.saved: dict[str, Saved] = {}  # by name in forward

@@ -19,7 +19,7 @@ from mindswap.graph.ops import (
     is_kernel,
 )
 from mindswap.graph.rewrite.fusion import fuse_forward, least_work_again, readers_of_saved
-from mindswap.graph.rewrite.rewrite import placement_of
+from mindswap.graph.rewrite.rewrite import places_of
 from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.sharding.overlap import RING
 from mindswap.graph.storage import StorageKind, classify_saved, first_readers, resolve_storage
@@ -154,8 +154,8 @@ def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
             [0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work) for node, work in pairs]
         )
 
-    copied = _copied_anyway(graph)
-    runs_anyway = np.array([node.name in copied for node in graph.forward], bool)
+    # What backward has a copy of without any policy has no second one with any.
+    runs_anyway = np.array([node.name in graph.index.duplicates for node in graph.forward], bool)
     if model.settings.is_fused:
         users = readers_of_saved(graph)
         least_ns, apart_ns = (times_ns(least_work_again(graph, works[0], users, twice)) for twice in (False, True))
@@ -171,11 +171,6 @@ def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
         least_ns[runs_anyway] = 0
     names = [node.name for node in graph.forward]
     return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, avoided_store_ns))
-
-
-def _copied_anyway(graph: Graph) -> frozenset[str]:
-    """Operators of forward of which backward has a copy without any policy, and with any policy no second one."""
-    return frozenset(node.origin for node in graph.backward if node.is_duplicate)
 
 
 def fusion_saving_ns(
@@ -268,11 +263,11 @@ def _flow_of(
     makers = (*(ops[name] for name, _ in keys), *range(len(own), len(own) + len(keys_before)))
     no_time = (0,) * len(keys_before)
     unit = model.costs.device.pool_alignment_bytes
-    paid = _copied_anyway(graph)
     communication_ns = tuple(
-        sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) if node.name not in paid else 0
+        0 if node.name in graph.index.duplicates  # as its time on the compute stream
+        else sum(map(model.collective_ns, model.captured.collectives.get(node.name, ())))
         for node in own
-    )
+    )  # fmt: skip
     first_users = {tensor: entry.first_user for tensor, entry in saved.items()}
     # Where halves of a layer take turns, one goes on while the other one communicates.
     has_halves = model.settings.computes_halves
@@ -427,13 +422,18 @@ def _function_cell(model: StepModel, node: Node) -> str | None:
     return node.cell_path if is_known and node.attributes.get("recompute") is not True else None
 
 
+def _held_names(graph: Graph) -> set[str]:
+    """Operators under whose names backward holds something."""
+    return {keeper.name for entry in classify_saved(graph) for keeper in entry.keepers}
+
+
 def _read_by_functions(model: StepModel, own: Iterable[Node]) -> Iterable[tuple[str, int]]:
     """Cells, and operators of the layer that functions of one cell alone read, whatever their names.
 
     Backward asks none but these functions for them, so they run again with that cell, too.
     """
     graph = model.captured.graph
-    held = {keeper.name for entry in classify_saved(graph) for keeper in entry.keepers}
+    held = _held_names(graph)
     for op, node in enumerate(own):
         readers = graph.index.forward_readers.get(node.name, ())
         cells = {_function_cell(model, reader) for reader in readers if reader.layer_index == node.layer_index}
@@ -467,8 +467,8 @@ def _again_with(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Itera
     runs again only if the view does.
     """
     graph = model.captured.graph
-    places, readers = placement_of(graph, model.names), graph.index.forward_readers
-    held = {keeper.name for entry in classify_saved(graph) for keeper in entry.keepers}
+    places, readers = places_of(graph, model.names), graph.index.forward_readers
+    held = _held_names(graph)
 
     def inner_cell(node: Node, path: Path) -> Path:
         """The smallest cell around a path outside of which nothing reads an operator."""
