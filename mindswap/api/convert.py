@@ -90,8 +90,8 @@ def convert_config(
 def _read(config: str, target: str | None) -> tuple[Document, str]:
     """The configuration with what it is based on, and the text of its own file."""
     document = load_document(config)
-    if document.problems:
-        raise PolicyError(document.problems)
+    if errors := find_errors(document.problems):
+        raise PolicyError(errors)
     text = Path(config).read_bytes().decode("utf-8")
     own = parse_document(text, config)
     if own.get(BASE_CONFIG) is not None:

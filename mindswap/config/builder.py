@@ -3,11 +3,21 @@
 PyYAML's composer is not used: it expands nothing early enough to stop, and forgets where an alias stands.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import yaml
 
-from mindswap.config.nodes import Document, DocumentNode, DuplicateKey, MappingEntry, Span, is_huge, key_text, span_of
+from mindswap.config.nodes import (
+    Document,
+    DocumentNode,
+    DuplicateKey,
+    MappingEntry,
+    Span,
+    is_huge,
+    join_path,
+    key_text,
+    span_of,
+)
 from mindswap.config.problem import Level, Location, Problem
 
 # MindFormers itself refuses mappings nested deeper than 10. The limits only keep hostile files from using up memory or
@@ -16,8 +26,11 @@ MAX_DEPTH = 64
 MAX_MERGED_ENTRIES = 100_000
 
 _TAG = "tag:yaml.org,2002:"
-_MERGE = _TAG + "merge"
+_MERGE, _MAP, _SEQ = _TAG + "merge", _TAG + "map", _TAG + "seq"
 _COLLECTION_TAGS = {None, "!", *(_TAG + name for name in ("map", "seq", "set", "omap", "pairs"))}
+
+# A key as PyYAML's composer makes it, and the entry that it begins: in place of PyYAML's pairs of key and value.
+_Pair = tuple[yaml.ScalarNode, MappingEntry]
 
 
 class _Stop(Exception):  # noqa: N818 no error: it ends the reading of a file whose problem is kept already
@@ -35,6 +48,7 @@ class Builder:
         self._root: DocumentNode | None = None
         self._span: Span | None = None
         self._num_merged = 0
+        self._pairs: dict[DocumentNode, list[_Pair]] = {}  # of each mapping
         self._problems: list[Problem] = []
         self._duplicates: list[DuplicateKey] = []
         self._scalars = yaml.SafeLoader("")  # only its resolver and constructors
@@ -99,7 +113,7 @@ class Builder:
         if event.tag not in _COLLECTION_TAGS:
             self.report(location, "yaml-tag", f"the tag {event.tag} is not allowed", "plain YAML", "delete the tag")
         if isinstance(event, yaml.MappingStartEvent):
-            return DocumentNode(location, entries=tuple(self._entries(span, path, depth + 1)))
+            return self._mapping(location, span, path, depth + 1)
         return DocumentNode(location, items=tuple(self._items(span, path, depth + 1)))
 
     def _parts(self, span: Span) -> Iterator[yaml.Event]:
@@ -118,28 +132,35 @@ class Builder:
             span.end = max(span.end, part.end)
             yield node
 
-    def _entries(self, span: Span, path: str, depth: int) -> Iterator[MappingEntry]:
-        """The entries of a mapping, and behind them those that `<<` adds."""
-        taken: dict[object, Location] = {}
+    def _mapping(self, location: Location, span: Span, path: str, depth: int) -> DocumentNode:
+        """A mapping: its entries as written, and after them those that only `<<` adds."""
+        first_of: dict[object, Location] = {}
+        pairs: list[_Pair] = []
         merged: list[tuple[Location, DocumentNode]] = []
         for event in self._parts(span):
-            location = self._location(event)
-            is_merge = isinstance(event, yaml.ScalarEvent) and self._tag(event, is_key=True) == _MERGE
-            name, key_span = self._value(event, _join_path(path, "?"), depth, is_key=True)
+            place = self._location(event)
+            tag = self._tag(event, is_key=True) if isinstance(event, yaml.ScalarEvent) else ""
+            name, key_span = self._value(event, join_path(path, "?"), depth, is_key=True)
             is_usable = name.items is None and name.entries is None
             if not is_usable:
-                self.report(location, "yaml-key", f"{name.kind} cannot be a key", "a string", "quote it")
-            elif not is_merge and (first := taken.setdefault(name.value, location)) is not location:
-                self._duplicates.append(DuplicateKey(_join_path(path, name.value), location, first))
-            event = next(self._events)
-            node, value_span = self._value(event, _join_path(path, name.value if is_usable else "?"), depth)
+                self.report(place, "yaml-key", f"{name.kind} cannot be a key", "a string", "quote it")
+            elif tag != _MERGE and (first := first_of.setdefault(name.value, place)) is not place:
+                self._duplicates.append(DuplicateKey(join_path(path, name.value), place, first))
+            value_event = next(self._events)
+            node, value_span = self._value(value_event, join_path(path, name.value if is_usable else "?"), depth)
             span.entries.append((key_span, value_span))
             span.end = max(span.end, key_span.end, value_span.end)
-            if is_merge:
-                merged.append((self._location(event), node))
+            if tag == _MERGE:
+                merged.append((self._location(value_event), node))
             elif is_usable:
-                yield MappingEntry(name.value, location, node)
-        yield from self._merged_entries(set(taken), merged)
+                # `flatten_mapping` compares texts of keys by identity, so the node has the text of the event itself.
+                text = event.value if isinstance(event, yaml.ScalarEvent) else str(name.value)
+                pairs.append((yaml.ScalarNode(tag, text), MappingEntry(name.value, place, node)))
+        merged_pairs = self._merge(merged, path, first_of) if merged else []
+        added = {entry.key: entry for _, entry in merged_pairs if entry.key not in first_of}
+        mapping = DocumentNode(location, entries=(*(entry for _, entry in pairs), *added.values()))
+        self._pairs[mapping] = [*merged_pairs, *pairs]
+        return mapping
 
     def _tag(self, event: yaml.ScalarEvent, is_key: bool) -> str:
         if event.tag is not None and event.tag != "!":
@@ -180,27 +201,60 @@ class Builder:
         self.report(self._location(event), "yaml-alias", message, fix=fix)
         return DocumentNode(self._location(event))
 
-    def _merged_entries(
-        self, taken: set[object], merged: list[tuple[Location, DocumentNode]]
-    ) -> Iterator[MappingEntry]:
-        """Entries that `<<` adds: keys of the mapping itself win, then the later `<<`, then the earlier element."""
-        for location, node in reversed(merged):
+    def _merge(
+        self, merged: list[tuple[Location, DocumentNode]], path: str, own_keys: Mapping[object, object]
+    ) -> list[_Pair]:
+        """What `<<` adds, in the order of the installed PyYAML: its versions differ in which of two equal keys wins."""
+        values: list[tuple[yaml.ScalarNode, yaml.Node]] = []
+        sources: list[DocumentNode] = []
+        for location, node in merged:
+            nodes = []
             for source in node.items if node.items is not None else (node,):
                 if source.entries is None:
                     self.report(location, "yaml-merge", f"`<<` merges {source.kind}", "a mapping or a list of mappings")
                     continue
-                self._num_merged += len(source.entries)
+                self._num_merged += len(self._pairs[source])
                 if self._num_merged > MAX_MERGED_ENTRIES:
                     self._stop(location, "yaml-merge", "too much is merged", f"at most {MAX_MERGED_ENTRIES} keys")
-                for entry in source.unique_entries():
-                    if entry.key not in taken:
-                        taken.add(entry.key)
-                        yield entry
+                nodes.append(yaml.MappingNode(_MAP, self._pairs[source]))
+                sources.append(source)
+            value = yaml.SequenceNode(_SEQ, nodes) if node.items is not None or not nodes else nodes[0]
+            values.append((yaml.ScalarNode(_MERGE, "<<"), value))
+        flat = yaml.MappingNode(_MAP, values)
+        self._scalars.flatten_mapping(flat)
+        pairs: list[_Pair] = flat.value
+        self._warn_of_conflicts({entry.key: entry for _, entry in pairs}, sources, path, own_keys, merged[0][0])
+        return pairs
+
+    def _warn_of_conflicts(
+        self,
+        entry_of: Mapping[object, MappingEntry],
+        sources: Iterable[DocumentNode],
+        path: str,
+        own_keys: Mapping[object, object],
+        location: Location,
+    ) -> None:
+        """Warn of keys that two merged mappings have with different values: the version of PyYAML decides."""
+        conflicts = {
+            entry.key: entry
+            for source in sources
+            for entry in source.unique_entries()
+            if entry.key not in own_keys and not _is_same(entry.value, entry_of[entry.key].value)
+        }
+        for key, entry in conflicts.items():
+            message = (
+                f"{join_path(path, key)}: two merged mappings have it; PyYAML {yaml.__version__} takes that of "
+                f"{entry_of[key].location}, other versions may take that of {entry.location}"
+            )
+            fix = f"write {key_text(key)} in the mapping itself, or merge one of the two"
+            self._problems.append(Problem(location, "yaml-merge", Level.WARNING, message, fix=fix))
 
 
-def _join_path(path: str, key: object) -> str:
-    """The key path one level deeper."""
-    return f"{path}.{key_text(key)}" if path else key_text(key)
+def _is_same(one: DocumentNode, other: DocumentNode) -> bool:
+    """Return whether two values are the same node, or equal scalars."""
+    if one.items is not None or one.entries is not None or other.items is not None or other.entries is not None:
+        return one is other
+    return type(one.value) is type(other.value) and one.value == other.value
 
 
 def mark_location(file: str, mark: "yaml.Mark | yaml._yaml.Mark | None") -> Location:

@@ -217,6 +217,11 @@ def key_text(key: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
 
 
+def join_path(path: str, key: object) -> str:
+    """The key path one level deeper."""
+    return f"{path}.{key_text(key)}" if path else key_text(key)
+
+
 def show(value: object) -> str:
     """A value as YAML writes it on one line, shortened, for messages."""
     text = "".join(_show_parts(value, MAX_SHOWN_CHARS + 1))

@@ -1,81 +1,26 @@
 """YAML text -> located nodes. Survives any file: what is wrong becomes a Problem with its place."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import cast
 
 import yaml
 
 from mindswap.config.builder import Builder, mark_location
-from mindswap.config.nodes import Document, children_first
-from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Level, Location, Problem, find_errors
+from mindswap.config.safe_load import find_load_problem
 from mindswap.files import is_recorded_step
 from mindswap.units import format_count
-
-# What MindFormers does when it loads a file: what it stops at is an error, however harmless it looks.
-#
-# Source: `MindFormerConfig._file2dict` and `check_yaml_depth_before_loading` of mindformers 1.9.0: `yaml.compose`, at
-# most 10 mappings in each other, `yaml.safe_load`, and the top level sorted by key.
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # PyYAML's own loader, which MindFormers uses, is stricter (about tabs, say) and takes a second for 200 KB.
 MAX_CHARS_OF_SLOW_LOADER = 64 * 1024
-MAX_MAPPING_DEPTH = 10
 
 
 def loader_for(text: str) -> type:
     """The loader that reads a text as MindFormers does; of large texts the fast one, whose grammar is a bit wider."""
     return yaml.SafeLoader if len(text) <= MAX_CHARS_OF_SLOW_LOADER else LOADER
-
-
-def find_load_problem(text: str, file: str) -> Problem | None:
-    """Reason for which MindFormers cannot load a text that `parse_document` reads without a problem; None if it can."""
-    loader = LOADER(text)  # its grammar is good: that was read before
-    try:
-        node = cast(yaml.Node, loader.get_single_node())  # None only for an empty document
-        too_deep = _deepest(node)
-        if too_deep is not None:
-            depth, place = too_deep
-            message = f"{depth} nested mappings, and MindFormers refuses the file"
-            return _problem(file, place, "yaml-depth", message, f"at most {MAX_MAPPING_DEPTH}")
-        data = loader.construct_document(node)
-        sorted(data.items())
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        reason = error.problem or error.context
-        return _problem(file, mark, "yaml-value", f"PyYAML, and so MindFormers, refuses the file: {reason}")
-    except TypeError:
-        first = node.value[0][0]
-        key = next((key for key, _ in node.value if key.tag != first.tag), first)
-        message = "keys of the top level are of different types, and MindFormers sorts them"
-        return _problem(file, key.start_mark, "yaml-key", message, "strings")
-    except (AttributeError, ValueError, yaml.YAMLError) as error:
-        return _problem(file, None, "yaml-value", f"PyYAML, and so MindFormers, refuses the file: {error}")
-    finally:
-        loader.dispose()
-    return None
-
-
-def _deepest(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
-    """Depth and place of the innermost mapping where there are too many in each other; lists in between end a chain."""
-    depth_of: dict[int, int] = {}
-    for current in children_first(node, _mappings_in):
-        depth_of[id(current)] = 1 + max((depth_of[id(value)] for value in _mappings_in(current)), default=0)
-    depth = depth_of[id(node)]
-    if depth <= MAX_MAPPING_DEPTH:
-        return None
-    for _ in range(depth - 1):
-        node = max(_mappings_in(node), key=lambda value: depth_of[id(value)])
-    return depth, node.start_mark
-
-
-def _mappings_in(node: yaml.Node) -> list[yaml.Node]:
-    return [value for _, value in node.value if isinstance(value, yaml.MappingNode)]
-
-
-def _problem(file: str, mark: yaml.Mark | None, rule: str, message: str, allowed: str = "") -> Problem:
-    place = Location(file, mark.line + 1, mark.column + 1) if mark is not None else Location(file, 1, 1)
-    return Problem(place, rule, Level.ERROR, message, allowed)
 
 
 # A MindFormers configuration is a few hundred lines.
@@ -118,8 +63,9 @@ def parse_document(content: bytes | str, file: str) -> Document:
             fix = f"iconv -f GBK -t UTF-8 {file}, if it is GBK"
             return _unreadable(location, "yaml-encoding", message, "UTF-8", fix)
     builder = Builder(file, content)
+    events: list[yaml.Event] = []
     try:
-        builder.read(yaml.parse(content, Loader=loader_for(content)))
+        builder.read(_kept(yaml.parse(content, Loader=loader_for(content)), events))
     except yaml.MarkedYAMLError as error:
         builder.report(mark_location(file, error.problem_mark), "yaml-syntax", *_syntax_message(error, content))
     except yaml.reader.ReaderError as error:
@@ -128,8 +74,17 @@ def parse_document(content: bytes | str, file: str) -> Document:
         message = f"the character {character} is not allowed in YAML"
         builder.report(_reader_location(file, content), "yaml-syntax", message, fix="delete it")
     document = builder.document()
-    problem = find_load_problem(content, file) if document.root is not None and not document.problems else None
+    if document.root is None or find_errors(document.problems):
+        return document
+    problem = find_load_problem(events, document.root, file)
     return document if problem is None else replace(document, problems=(problem,))
+
+
+def _kept(events: Iterator[yaml.Event], kept: list[yaml.Event]) -> Iterator[yaml.Event]:
+    """The events of a parser, each also added to a list."""
+    for event in events:
+        kept.append(event)
+        yield event
 
 
 def _unreadable(location: Location, rule: str, message: str, allowed: str = "", fix: str = "") -> Document:

@@ -11,7 +11,7 @@ from typing import Any
 from mindswap.config.edit import Editor, edit_error, is_same
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
-from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.problem import Level, Location, Problem, find_errors
 from mindswap.errors import PolicyError
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -50,7 +50,7 @@ def rewrite_section(
     if comment is not None:
         result = Editor(result, _read(result, file)).with_comment(section, comment)
     written = _parse(result, file)
-    if written.problems or not is_same(_ordered(written.data(), section), after):
+    if find_errors(written.problems) or not is_same(_ordered(written.data(), section), after):
         raise edit_error(Location(file), f"{section}: cannot be changed the way it is written", "one key to a line")
     return result
 
@@ -61,7 +61,7 @@ def _read(text: str, file: str) -> Document:
     is_blank = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
     if document.root is None and is_blank:
         return Document(file, None)
-    problems = list(document.problems)
+    problems = list(find_errors(document.problems))
     for duplicate in document.duplicates:
         message = f"{duplicate.path}: appears twice, first in line {duplicate.first.line}"
         problems.append(Problem(duplicate.location, "duplicate-key", Level.ERROR, message, "each key once"))

@@ -123,7 +123,9 @@ class _Loader:
             base.update((entry.key, entry) for entry in (loaded.root.entries if loaded.root else ()) or ())
         base.pop(BASE_CONFIG, None)
         own = tuple(entry for entry in document.root.unique_entries() if entry.key != BASE_CONFIG)
-        root = _Merger().merge_entries(document.root, own, base.values())
+        merger = _Merger()
+        root = merger.merge_entries(document.root, own, base.values())
+        problems += merger.problems
         return Document(document.file, root, tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(duplicates)))
 
 
@@ -132,6 +134,7 @@ class _Merger:
 
     def __init__(self) -> None:
         self._merged: dict[tuple[int, int], DocumentNode] = {}
+        self.problems: list[Problem] = []
 
     def merge_entries(
         self, node: DocumentNode, own: Iterable[MappingEntry], base: Iterable[MappingEntry]
@@ -144,6 +147,11 @@ class _Merger:
         return DocumentNode(node.location, entries=tuple(entries.values()))
 
     def _merge(self, own: DocumentNode, base: DocumentNode) -> DocumentNode:
+        if own.entries and base.entries is None and not base.is_null:
+            message = (
+                f"{BASE_CONFIG}: a mapping is merged into {base.kind} ({base.location}); MindFormers stops there"
+            )
+            self.problems.append(_problem(own, message, "a mapping in both files, or in none"))
         if own.entries is None or base.entries is None:
             return own
         pair = (id(own), id(base))

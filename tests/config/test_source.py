@@ -51,6 +51,20 @@ def test_a_base_has_a_base_relative_to_its_own_folder(write):
     assert to_data(document.root) == {"a": 1, "b": 2}
 
 
+@pytest.mark.parametrize("below", ["1", "text", "[]", "[1]", "False"])
+def test_a_mapping_over_what_is_none_is_an_error_as_in_mindformers(write, below):
+    """`MindFormerConfig._merge_a_into_b` copies what is below, and sets keys in it; only null it replaces."""
+    document = write(main="base_config: base.yaml\na: {x: 2}\n", base=f"a: {below}\n")
+    (problem,) = document.problems
+    assert (problem.rule, problem.location.line) == ("base-config", 2)
+
+
+@pytest.mark.parametrize("below", ["null", "{}"])
+def test_a_mapping_over_nothing_is_the_mapping(write, below):
+    document = write(main="base_config: base.yaml\na: {x: 2}\n", base=f"a: {below}\n")
+    assert document.problems == () and to_data(document.root) == {"a": {"x": 2}}
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -11,7 +11,7 @@ import yaml
 
 from mindswap.config.edit import COMMENT_MARK, above_own_comment, after_line, apply_edits, line_start, newline_at
 from mindswap.config.parse import parse_document
-from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.problem import Level, Location, Problem, find_errors
 from mindswap.config.render import block_lines
 from mindswap.errors import PolicyError
 from mindswap.files import package_data
@@ -164,7 +164,7 @@ def replace_sections(
     result = apply_edits(text, edits)
     after = parse_document(result, file)
     expected = {**{key: value for key, value in before.data().items() if key not in old}, **new}
-    if after.problems or after.data() != expected:
+    if find_errors(after.problems) or after.data() != expected:
         raise _refusal(
             file, "the sections cannot be replaced: an anchor in them is used elsewhere, or a key stands twice"
         )

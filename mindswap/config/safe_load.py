@@ -1,0 +1,129 @@
+"""The data that MindFormers loads of a text, from the same events as the located nodes, and whether both agree.
+
+Source: `MindFormerConfig._file2dict` and `check_yaml_depth_before_loading` of mindformers 1.9.0: `yaml.compose`, at
+most 10 nested mappings, `yaml.safe_load`, and the top level sorted by key. What it stops at is an error.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import cast
+
+import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
+
+from mindswap.config.nodes import DocumentNode, children_first, join_path, show
+from mindswap.config.problem import Level, Location, Problem
+
+MAX_MAPPING_DEPTH = 10
+
+
+class _EventLoader(Composer, SafeConstructor, Resolver):
+    """`yaml.SafeLoader` without its parser: it takes the events of a text that was parsed before."""
+
+    def __init__(self, events: Iterable[yaml.Event]):
+        for base in (Composer, SafeConstructor, Resolver):
+            base.__init__(self)
+        self._events = deque(events)
+
+    def check_event(self, *kinds: type) -> bool:
+        """Return whether there is a next event, of one of these kinds."""
+        return bool(self._events) and (not kinds or isinstance(self._events[0], kinds))
+
+    def peek_event(self) -> yaml.Event | None:
+        """The next event, which stays."""
+        return self._events[0] if self._events else None
+
+    def get_event(self) -> yaml.Event | None:
+        """The next event."""
+        return self._events.popleft() if self._events else None
+
+
+def find_load_problem(events: Iterable[yaml.Event], root: DocumentNode, file: str) -> Problem | None:
+    """Reason for which MindFormers cannot load what was read without an error, or loads other data; None if it agrees.
+
+    Args:
+        events: all events of the text.
+        root: what was read of them.
+        file: for messages.
+    """
+    loader = _EventLoader(events)
+    try:
+        node = cast(yaml.Node, loader.get_single_node())  # None only for an empty document
+        too_deep = _deepest(node)
+        if too_deep is not None:
+            depth, place = too_deep
+            message = f"{depth} nested mappings, and MindFormers refuses the file"
+            return _problem(file, place, "yaml-depth", message, f"at most {MAX_MAPPING_DEPTH}")
+        data = loader.construct_document(node)
+        sorted(data.items())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = error.problem or error.context
+        return _problem(file, mark, "yaml-value", f"PyYAML, and so MindFormers, refuses the file: {reason}")
+    except TypeError:
+        first = node.value[0][0]
+        key = next((key for key, _ in node.value if key.tag != first.tag), first)
+        message = "keys of the top level are of different types, and MindFormers sorts them"
+        return _problem(file, key.start_mark, "yaml-key", message, "strings")
+    except RecursionError:
+        return _problem(file, None, "yaml-merge", "`<<` refers to mappings with `<<` of their own too many times over")
+    except (AttributeError, ValueError, yaml.YAMLError) as error:
+        return _problem(file, None, "yaml-value", f"PyYAML, and so MindFormers, refuses the file: {error}")
+    return _first_difference(root, data)
+
+
+def _first_difference(root: DocumentNode, data: object) -> Problem | None:
+    """The first value, level by level, that is other data than the located node; shared values are compared once."""
+    compared: set[tuple[int, int]] = set()
+    waiting: deque[tuple[str, DocumentNode, object]] = deque([("", root, data)])
+    while waiting:
+        path, node, value = waiting.popleft()
+        if (id(node), id(value)) in compared:
+            continue
+        compared.add((id(node), id(value)))
+        if node.entries is not None and type(value) is dict:
+            entries = {entry.key: entry for entry in node.unique_entries()}
+            for key in (*(key for key in value if key not in entries), *(key for key in entries if key not in value)):
+                place = entries[key].location if key in entries else node.location
+                return _difference(place, join_path(path, key), "the key", "no such key", is_ours=key in entries)
+            waiting.extend((join_path(path, key), entry.value, value[key]) for key, entry in entries.items())
+        elif node.items is not None and type(value) is list and len(value) == len(node.items):
+            waiting.extend((f"{path}[{i}]", *pair) for i, pair in enumerate(zip(node.items, value, strict=True)))
+        elif node.entries is not None or node.items is not None or not _is_same_scalar(node.value, value):
+            return _difference(node.location, path, show(node), show(value), is_ours=True)
+    return None
+
+
+def _difference(place: Location, path: str, one: str, other: str, *, is_ours: bool) -> Problem:
+    ours, theirs = (one, other) if is_ours else (other, one)
+    message = f"{path}: PyYAML {yaml.__version__}, and so MindFormers, reads {theirs}, and mindswap {ours}"
+    fix = "write the value in plain YAML, without a tag and without `<<`"
+    return Problem(place, "yaml-value", Level.ERROR, message, fix=fix)
+
+
+def _is_same_scalar(one: object, other: object) -> bool:
+    return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124 not a number
+
+
+def _deepest(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
+    """Depth and place of the innermost mapping where there are too many in each other; lists in between end a chain."""
+    depth_of: dict[int, int] = {}
+    for current in children_first(node, _mappings_in):
+        depth_of[id(current)] = 1 + max((depth_of[id(value)] for value in _mappings_in(current)), default=0)
+    depth = depth_of[id(node)]
+    if depth <= MAX_MAPPING_DEPTH:
+        return None
+    for _ in range(depth - 1):
+        node = max(_mappings_in(node), key=lambda value: depth_of[id(value)])
+    return depth, node.start_mark
+
+
+def _mappings_in(node: yaml.Node) -> list[yaml.Node]:
+    return [value for _, value in node.value if isinstance(value, yaml.MappingNode)]
+
+
+def _problem(file: str, mark: yaml.Mark | None, rule: str, message: str, allowed: str = "") -> Problem:
+    place = Location(file, mark.line + 1, mark.column + 1) if mark is not None else Location(file, 1, 1)
+    return Problem(place, rule, Level.ERROR, message, allowed)
