@@ -148,9 +148,7 @@ class _Merger:
 
     def _merge(self, own: DocumentNode, base: DocumentNode) -> DocumentNode:
         if own.entries and base.entries is None and not base.is_null:
-            message = (
-                f"{BASE_CONFIG}: a mapping is merged into {base.kind} ({base.location}); MindFormers stops there"
-            )
+            message = f"{BASE_CONFIG}: a mapping is merged into {base.kind} ({base.location}); MindFormers stops there"
             self.problems.append(_problem(own, message, "a mapping in both files, or in none"))
         if own.entries is None or base.entries is None:
             return own
