@@ -16,6 +16,7 @@ from mindswap.errors import PlanError, PolicyError, SimulationError, require
 from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
+from mindswap.planner.pins import Pin, pinned_policy
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import (
     DEFAULT_ALLOW,
@@ -23,10 +24,8 @@ from mindswap.planner.problem import (
     Allow,
     Compared,
     Objective,
-    Pin,
     Plan,
     PlanProblem,
-    fixed_policy,
 )
 from mindswap.planner.solvers.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
@@ -180,14 +179,15 @@ def make_plan(
         progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         simple: a plan of at most 4 entries: whole layers or the cells of attention and feed-forward, one distance. Not
             for MindFormers 2.x, whose plans have no more.
-        pins: what is decided already, in every layer; `planner.problem.read_pin` reads them.
+        pins: what is decided already, in every layer; `planner.pins.read_pin` reads them.
 
     Raises:
-        PlanError: if the memory cannot be read, or a pin names nothing.
+        PlanError: if the memory cannot be read, or a pin has no effect or contradicts another one.
     """
     own, step, allow = step, step.with_swap(), compilable(step, allow)
     if pins:
-        step, allow = _pinned(step, tuple(pins)), replace(allow, pinned=tuple(pin.pattern for pin in pins))
+        step = _pinned(step, tuple(pins), allow)
+        allow = replace(allow, pinned=tuple(pin.pattern for pin in pins))
     problem = problem_of(step, memory, allow, objective)
     budget_bytes, source = budget_of(step, memory)
     if isinstance(step.model, LayerSwapModel):
@@ -214,11 +214,9 @@ def make_plan(
 
 
 @functools.lru_cache(maxsize=1)
-def _pinned(step: LoadedStep, pins: tuple[Pin, ...]) -> LoadedStep:
+def _pinned(step: LoadedStep, pins: tuple[Pin, ...], allow: Allow) -> LoadedStep:
     """The step with what is decided already; made once, as its model keeps what it found."""
-    captured = step.model.captured
-    fixed = fixed_policy(pins, captured.trees, captured.sample.layer_map)
-    return replace(step, model=step.model.remade(fixed=fixed))
+    return replace(step, model=step.model.remade(fixed=pinned_policy(pins, step.model, allow)))
 
 
 @functools.lru_cache(maxsize=1)  # a plan is never slower than one that was made before for less memory

@@ -95,7 +95,8 @@ from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
 from mindswap.planner.explain import explain_plan
-from mindswap.planner.problem import Allow, Objective, read_pin
+from mindswap.planner.pins import read_pin
+from mindswap.planner.problem import Allow, Objective
 from mindswap.planner.solvers.search import Progress
 from mindswap.report.plan_text import plan_to_json
 from mindswap.report.problems import answer_text

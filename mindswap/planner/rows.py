@@ -1,6 +1,6 @@
 """Meaning of a row of a choice for its layer: names, a block, its worth; and the policy of all rows."""
 
-from collections.abc import Container, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +34,8 @@ class Rows:
         self.model = model
         self.catalog = catalog
         self.foresight = Foresight(model)
+        fixed = model.layers.fixed
+        self._fixed_distances = {entry.prefetch for entry in fixed.op_swap} if fixed is not None else set[int]()
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
         self._worth: dict[tuple[int, bytes], Worth] = {}
@@ -179,11 +181,23 @@ class Rows:
                 return block.with_copies(copies)
         # Which of the tensors of one name move, and which never come back, the compiler decides; which operators are
         # one, too, by what is equal. So distances are numbered, and rows with others are the same compiled step.
-        rising = sorted(set(named.values()))
-        entries = tuple(
-            OpSwap(exact_pattern(name), ALL_LAYERS, 1 + rising.index(named[name])) for name in sorted(named)
-        )
-        return self.model.layer_block(replace(recompute, op_swap=entries), layer_index).with_distances(rising)
+        numbers = number_distances(named.values(), self._fixed_distances)
+        entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, numbers[named[name]]) for name in sorted(named))
+        block = self.model.layer_block(replace(recompute, op_swap=entries), layer_index)
+        return block.with_distances({number: distance for distance, number in numbers.items()})
+
+
+def number_distances(distances: Iterable[int], fixed: Collection[int]) -> dict[int, int]:
+    """A number for each prefetch distance, in their order; fixed distances are their own numbers.
+
+    Between two fixed ones they are as small as they can be, so that sets of as many distances are the same.
+    """
+    numbers: dict[int, int] = {}
+    number = 0
+    for distance in sorted({*distances, *fixed}):
+        number = distance if distance in fixed else number + 1
+        numbers[distance] = number
+    return numbers
 
 
 def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> bool:

@@ -154,6 +154,9 @@ TENSOR_TYPES = {
 }
 
 
+# In place of `prefetch`, `num_copies` and `is_held` of a tensor that keeps its own.
+UNCHANGED = (-1, 0, False)
+
 # Arrays by name. Of the operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations for each
 # piece of the sequence, shape (num_ops, num_pieces), with one piece where all take the same time. Of tensors, shape
 # (num_tensors,): `TENSOR_TYPES`; `label`; `kind`, of one that backward does not need; `uses`, a row for each field of
@@ -195,22 +198,28 @@ class Block:
         object.__setattr__(self, "arrays", arrays)
 
     def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
-        """The block, which has no swap of its own, with some of its tensors swapped; its operators stay as they are.
+        """The block with some of its tensors swapped; its operators and all other tensors stay as they are.
 
         A planner asks for thousands of them, so the arrays are changed and not made again. `copies` has `prefetch`,
         `num_copies` and `is_held` (see `BlockTensor`) by label of the tensor.
         """
         arrays = self.arrays
-        by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
-        prefetch, num_copies, is_held = by_label[arrays.own["label"]].T
-        own = arrays.own | {"prefetch": prefetch, "num_copies": num_copies, "is_held": is_held.astype(bool)}
-        return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), own)
+        by_label = np.array([copies.get(label, UNCHANGED) for label in arrays.labels], np.int64).reshape(-1, 3)
+        columns = by_label[arrays.own["label"]].T
+        is_copied = columns[0] != UNCHANGED[0]
+        changed = {
+            name: np.where(is_copied, column, arrays.own[name]).astype(TENSOR_TYPES[name])
+            for name, column in zip(("prefetch", "num_copies", "is_held"), columns, strict=True)
+        }
+        return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), arrays.own | changed)
 
-    def with_distances(self, distances: Sequence[int]) -> "Block":
-        """The block with other distances for the copies that it has: the first one in place of 1, and so on."""
-        table = np.array([0, *distances], np.int64)
+    def with_distances(self, distances: Mapping[int, int]) -> "Block":
+        """The block with other distances for the copies that it has: by the distance of now; others stay."""
+        table = np.arange(max((0, *distances, *(tensor.prefetch for tensor in self.tensors))) + 1)
+        for now, then in distances.items():
+            table[now] = then
         tensors = tuple(
-            replace(tensor, prefetch=distances[tensor.prefetch - 1]) if tensor.prefetch else tensor
+            replace(tensor, prefetch=int(table[tensor.prefetch])) if tensor.prefetch in distances else tensor
             for tensor in self.tensors
         )
         return self._with_tensors(tensors, self.arrays.own | {"prefetch": table[self.arrays.own["prefetch"]]})

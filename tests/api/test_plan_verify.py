@@ -149,7 +149,7 @@ from mindswap.api.plan import make_plan
 from mindswap.api.step import load_step
 from mindswap.api.verify import verify_policy
 from mindswap.config.source import load_document
-from mindswap.planner.problem import read_pin
+from mindswap.planner.pins import read_pin
 
 step, pins = load_step(sys.argv[1]), [read_pin(pin) for pin in sys.argv[2].split()]
 everything = make_plan(step, "60GiB").plan

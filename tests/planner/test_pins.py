@@ -3,10 +3,11 @@
 import pytest
 
 from mindswap.errors import PlanError
+from mindswap.planner.pins import DEFAULT_DISTANCE, Means, Pin, pinned_policy, read_pin
 from mindswap.planner.planner import Planner
-from mindswap.planner.problem import DEFAULT_DISTANCE, Allow, Means, Pin, PlanProblem, fixed_policy, read_pin
+from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.solvers import fast
-from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap
+from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from tests.planner.models import MB, small_model
 from tests.strength import is_nightly
 
@@ -34,35 +35,65 @@ def test_what_is_no_pin_says_what_is_allowed(text):
         read_pin(text)
 
 
-def fixed(*texts):
-    captured = small_model().captured
-    return fixed_policy(tuple(map(read_pin, texts)), captured.trees, captured.sample.layer_map)
+def fixed(*texts, model=None, allow=DEFAULT_ALLOW):
+    return pinned_policy(tuple(map(read_pin, texts)), model or small_model(), allow)
 
 
 def test_pins_are_entries_of_single_operators():
-    found = fixed(r"mlp\..*=recompute", r"attn\.exp=swap:7", "attn=keep")
+    found = fixed(r"mlp\..*=recompute", r"attn\.exp=swap:7", r"attn\.mul=keep")
     assert found.op_swap == (OpSwap(r"attn\.exp", ALL_LAYERS, 7),)
     assert found.select_recompute == tuple(OpRecompute(rf"mlp\.{name}", ALL_LAYERS) for name in ("relu", "tanh"))
 
 
+def test_operators_of_a_cell_are_swapped_one_by_one_where_backward_holds_them():
+    """Backward reads the output of exp, and not that of mul."""
+    assert fixed("attn=swap").op_swap == (OpSwap(r"attn\.exp", ALL_LAYERS, DEFAULT_DISTANCE),)
+
+
+def test_an_operator_of_a_recomputed_cell_needs_no_entry():
+    assert fixed("mlp=recompute", r"mlp\.relu=recompute").select_recompute == (OpRecompute("mlp", ALL_LAYERS),)
+
+
+def test_the_same_decision_twice_is_one_entry():
+    found = fixed(r"attn\.exp=swap", r"attn\.e.p=swap", r"attn\.exp=swap")
+    assert found.op_swap == (OpSwap(r"attn\.exp", ALL_LAYERS, DEFAULT_DISTANCE),)
+
+
+SWAPPABLE = "allowed: attn.exp, mlp.relu, mlp.tanh"
+
+
 @pytest.mark.parametrize(
-    ("texts", "message"),
+    ("texts", "messages"),
     [
-        (["nix=keep"], r"names nothing in any layer(.|\n)*near: "),
-        (["attn=keep", "a.*=swap"], "attn is pinned to keep as well"),
-        (["mlp(=keep"], "--pin 'mlp\\('"),
+        (["nix=keep"], ["--pin nix=keep: names nothing in any layer", "near: "]),
+        (["attn=keep", "a.*=swap"], ["--pin a.*=swap: attn.exp is pinned by --pin attn=keep as well"]),
+        ([r"mlp\.relu=swap", r"mlp\.relu=swap:3"], [r"mlp.relu is pinned by --pin mlp\.relu=swap as well"]),
+        (["mlp=recompute", r"mlp\.relu=keep"], ["mlp.relu is pinned by --pin mlp=recompute as well"]),
+        (["mlp(=keep"], ["--pin 'mlp(': missing )"]),
+        ([r"attn\.mul=swap"], ["has no effect in any layer: backward needs none of these outputs", SWAPPABLE]),
+        (
+            ["nix=keep", "nox=swap", "attn=keep", r"attn\.exp=swap"],
+            ["--pin nix=keep: names nothing", "--pin nox=swap: names nothing", "attn.exp is pinned by"],
+        ),
     ],
 )
-def test_wrong_pins_say_what_is_wrong(texts, message):
-    with pytest.raises(PlanError, match=message):
+def test_wrong_pins_say_all_that_is_wrong(texts, messages):
+    with pytest.raises(PlanError) as raised:
         fixed(*texts)
+    assert all(message in str(raised.value) for message in messages), str(raised.value)
 
 
-def planned(budget_bytes, *texts):
+@pytest.mark.parametrize(("means", "allow"), [("swap", Allow(swap=False)), ("recompute", Allow(recompute=False))])
+def test_a_pin_that_allow_excludes_is_refused(means, allow):
+    with pytest.raises(PlanError, match=rf"--pin mlp\\.relu={means}: --allow \w+ excludes it"):
+        fixed(rf"mlp\.relu={means}", allow=allow)
+    assert fixed(r"mlp\.relu=keep", allow=allow) == Policy(True)
+
+
+def planned(budget_bytes, *texts, model=None):
     pins = tuple(map(read_pin, texts))
-    model = small_model()
-    policy = fixed_policy(pins, model.captured.trees, model.captured.sample.layer_map)
-    model = model.remade(fixed=policy)
+    model = model or small_model()
+    model = model.remade(fixed=pinned_policy(pins, model, DEFAULT_ALLOW))
     allow = Allow(pinned=tuple(pin.pattern for pin in pins))
     return Planner(model, allow).plan(PlanProblem(model, budget_bytes, HOST_BYTES, 8, allow))
 

@@ -1,0 +1,230 @@
+"""Pins: decisions of the user that every plan keeps: operators that are swapped, recomputed, or kept in any case."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.config.step import LAYERS_NOT_INLINED, MOST_INLINED_MICRO_BATCHES
+from mindswap.errors import PlanError
+from mindswap.planner.effect import Foresight, foresee_effect
+from mindswap.planner.problem import Allow
+from mindswap.policy.cell_tree import SEPARATOR, CellNode, Match, PatternError, exact_pattern, is_within, match_pattern
+from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.policy.words import closest_names
+from mindswap.simulator.step_model import StepModel
+
+# Of what is swapped where no distance is written, in operators.
+DEFAULT_DISTANCE = 10
+
+
+class Means(Enum):
+    """Treatment of the operators of a pin."""
+
+    KEEP = "keep"
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One decision of the user, in every layer."""
+
+    pattern: str  # as `op_name`
+    means: Means
+    distance: int = DEFAULT_DISTANCE  # `backward_prefetch` of a swap
+
+    def __str__(self) -> str:
+        distance = f":{self.distance}" if self.means is Means.SWAP and self.distance != DEFAULT_DISTANCE else ""
+        return f"--pin {self.pattern}={self.means.value}{distance}"
+
+
+# Compiled layer and operator path or cell path.
+Name = tuple[int, str]
+
+
+def read_pin(text: str) -> Pin:
+    """From `PATTERN=keep`, `PATTERN=recompute`, `PATTERN=swap` or `PATTERN=swap:12`.
+
+    Raises:
+        PlanError: it is none of these.
+    """
+    pattern, _, treatment = text.rpartition("=")
+    name, colon, distance = treatment.partition(":")
+    means = next((member for member in Means if member.value == name), None)
+    is_number = distance.isdecimal() and int(distance) > 0 and means is Means.SWAP
+    if not pattern or means is None or (colon and not is_number):
+        raise PlanError(
+            f"--pin {text}: is not a decision\n    allowed: PATTERN=swap, PATTERN=swap:12 (backward_prefetch), "
+            "PATTERN=recompute, PATTERN=keep\n    fix:     such as --pin 'attention\\.flash_attention=swap'"
+        )
+    return Pin(pattern, means, int(distance) if colon else DEFAULT_DISTANCE)
+
+
+def pinned_policy(pins: Sequence[Pin], model: StepModel, allow: Allow) -> Policy:
+    """The entries of all pins, one operator or recomputed cell to a pattern.
+
+    A pattern may also match operators on which its treatment has no effect, as the compiler sees it; they get no entry.
+
+    Args:
+        pins: decisions.
+        model: the step, without pins.
+        allow: what plans may do.
+
+    Raises:
+        PlanError: with every pin that matches nothing, whose treatment is not allowed, that contradicts another one, or
+            that has no effect in any layer.
+    """
+    problems = [*_not_allowed(pins, allow, model.settings.inlines_layers)]
+    matches = {pin: _find_matches(pin, model.captured.trees) for pin in pins}
+    problems += [_no_match(pin, model.captured.trees) for pin in pins if not matches[pin]]
+    problems += _contradictions(matches)
+    if problems:
+        raise PlanError("\n".join(problems))
+    names = {pin: list(_names_of(pin, found)) for pin, found in matches.items()}
+    idle = _idle_names(names, model)
+    effective = {pin: [name for name in found if name not in idle] for pin, found in names.items()}
+    problems = [_no_effect(pin, idle[names[pin][0]], model) for pin, found in effective.items() if not found]
+    if problems:
+        raise PlanError("\n".join(problems))
+    decided = {name: pin for pin, found in effective.items() for name in found}
+    recomputed = [name for name, pin in decided.items() if pin.means is Means.RECOMPUTE]
+    return _to_policy({name: pin for name, pin in decided.items() if not _is_inside(name, recomputed)}, model)
+
+
+def _find_matches(pin: Pin, trees: Sequence[CellNode]) -> list[tuple[int, Match]]:
+    """Compiled layers, and the cells and operators that the pattern matches there."""
+    try:
+        return [(kind, match) for kind, tree in enumerate(trees) for match in match_pattern(pin.pattern, tree)]
+    except PatternError as error:
+        raise PlanError(f"--pin {error}") from None
+
+
+def _operators_of(match: Match) -> Iterator[str]:
+    """The operator, or all operators of the cell."""
+    below = [".".join(path) for path, node in match.node.walk(match.path) if node.is_primitive]
+    yield from [match.name] if match.node.is_primitive else below
+
+
+def _names_of(pin: Pin, matches: Iterable[tuple[int, Match]]) -> Iterator[Name]:
+    """Names that get an entry: a cell is recomputed as a whole, and swapped by operator, as not all may be swapped."""
+    for kind, match in matches:
+        yield from ((kind, name) for name in ([match.name] if pin.means is Means.RECOMPUTE else _operators_of(match)))
+
+
+def _not_allowed(pins: Sequence[Pin], allow: Allow, inlines_layers: bool) -> Iterator[str]:
+    for pin in pins:
+        if pin.means is Means.SWAP and not allow.swap and not inlines_layers:
+            yield (
+                f"{pin}: {LAYERS_NOT_INLINED}\n    allowed: micro_batch_num up to {MOST_INLINED_MICRO_BATCHES}\n"
+                "    fix:     pin it to recompute or keep, or fewer micro-batches of more samples"
+            )
+        elif (pin.means is Means.SWAP and not allow.swap) or (pin.means is Means.RECOMPUTE and not allow.recompute):
+            other = "recompute" if pin.means is Means.SWAP else "swap"
+            yield (
+                f"{pin}: --allow {other} excludes it\n    allowed: {other}, keep\n"
+                "    fix:     --allow swap,recompute, or leave the pin out"
+            )
+
+
+def _no_match(pin: Pin, trees: Sequence[CellNode]) -> str:
+    known = sorted({".".join(path) for tree in trees for path, _ in tree.walk()})
+    near = ", ".join(closest_names(pin.pattern.replace(SEPARATOR, "."), known, limit=3))
+    return (
+        f"{pin}: names nothing in any layer\n    allowed: names as of op_name, parts joined by '{SEPARATOR}'\n"
+        f"    fix:     near: {near}"
+    )
+
+
+def _contradictions(matches: Mapping[Pin, Sequence[tuple[int, Match]]]) -> list[str]:
+    """Pairs of pins that decide otherwise about the same operator, also as part of a cell."""
+    decided: dict[Name, Pin] = {}
+    found: dict[tuple[Pin, Pin], str] = {}
+    for pin, entries in matches.items():
+        for name in ((kind, operator) for kind, match in entries for operator in _operators_of(match)):
+            other = decided.setdefault(name, pin)
+            if (other.means, other.distance) != (pin.means, pin.distance):
+                found.setdefault((other, pin), name[1])
+    return [
+        f"{pin}: {name} is pinned by {other} as well\n    allowed: one decision about an operator\n"
+        "    fix:     leave one out, or make its pattern match less"
+        for (other, pin), name in found.items()
+    ]
+
+
+def _idle_names(names: Mapping[Pin, Sequence[Name]], model: StepModel) -> dict[Name, str]:
+    """The names on which all pins together have no effect, with the reason: asked of the rewritten graphs."""
+    foresight, layer_map = Foresight(model), model.captured.sample.layer_map
+    idle: dict[Name, str] = {}
+    for kind in range(len(model.captured.trees)):
+        by_means = {means: dict[str, int]() for means in Means}
+        for pin, found in names.items():
+            by_means[pin.means].update({name: pin.distance for own, name in found if own == kind})
+        swapped, recomputed = by_means[Means.SWAP], by_means[Means.RECOMPUTE]
+        policy = Policy(
+            True,
+            op_swap=tuple(OpSwap(exact_pattern(name), ALL_LAYERS, distance) for name, distance in swapped.items()),
+            select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in recomputed),
+        )
+        layer_index = layer_map.index(kind)
+        faults = foresight.faults(layer_index, policy, swapped)
+        reasons = {entry.entry: entry.reason.value for entry in foresee_effect(model, policy, layer_index).idle}
+        for name in swapped:
+            if name in faults.swap:
+                reason = reasons.get(exact_pattern(name), "its copy frees nothing: another name holds the same memory")
+                idle[kind, name] = reason
+        for name in recomputed:
+            if name in faults.recompute:
+                idle[kind, name] = reasons[name]
+    return idle
+
+
+def _no_effect(pin: Pin, reason: str, model: StepModel) -> str:
+    """A pin without effect, and the operators on which its treatment has one."""
+    foresight, layer_map = Foresight(model), model.captured.sample.layer_map
+    found: dict[str, None] = {}
+    for kind in range(len(model.captured.trees)):
+        layer_index = layer_map.index(kind)
+        groups = model.keeper_names(Policy(), layer_index).values()
+        names = sorted({name for held_by in groups for group in held_by for name in group if name})
+        if pin.means is Means.SWAP:
+            idle = foresight.faults(layer_index, Policy(True), names).swap
+        else:
+            entries = tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names)
+            idle = foresight.faults(layer_index, Policy(True, select_recompute=entries), ()).recompute
+        found |= dict.fromkeys(name for name in names if name not in idle)
+    near = ", ".join(closest_names(pin.pattern.replace(SEPARATOR, "."), sorted(found), limit=1)) or "leave it out"
+    return (
+        f"{pin}: has no effect in any layer: {reason}\n    allowed: {', '.join(sorted(found)) or 'nothing'}\n"
+        f"    fix:     {near}"
+    )
+
+
+def _is_inside(name: Name, cells: Iterable[Name]) -> bool:
+    """Return whether one of the cells contains it."""
+    return any(kind == name[0] and cell != name[1] and is_within(name[1], cell) for kind, cell in cells)
+
+
+def _to_policy(decided: Mapping[Name, Pin], model: StepModel) -> Policy:
+    """The entries, each for the layers that have the operator."""
+    layer_map = model.captured.sample.layer_map
+    where: dict[tuple[str, Means, int], list[int]] = {}
+    for (kind, name), pin in decided.items():
+        indices = where.setdefault((name, pin.means, pin.distance), [])
+        indices += [index for index, own in enumerate(layer_map) if own == kind]
+
+    def layers_of(indices: Sequence[int]) -> Layers:
+        return ALL_LAYERS if len(indices) == len(layer_map) else Layers(tuple(sorted(indices)))
+
+    entries = [
+        (exact_pattern(name), means, distance, layers_of(indices))
+        for (name, means, distance), indices in sorted(where.items(), key=lambda item: item[0][0])
+    ]
+    return Policy(
+        True,
+        op_swap=tuple(
+            OpSwap(name, layers, distance) for name, means, distance, layers in entries if means is Means.SWAP
+        ),
+        select_recompute=tuple(
+            OpRecompute(name, layers) for name, means, _, layers in entries if means is Means.RECOMPUTE
+        ),
+    )
