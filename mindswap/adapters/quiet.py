@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
+from mindswap.environment import replaced_environment
 from mindswap.errors import MindswapError
 
 # A descriptor of stderr, as it was before it was redirected, while `tell` may say something; none otherwise.
@@ -110,7 +111,7 @@ def quiet() -> Iterator[Path]:
     for stream in streams:
         stream.flush()
     has_failed = True
-    with telling("starting MindSpore and MindFormers") as descriptor:
+    with telling("starting MindSpore and MindFormers") as descriptor, replaced_environment():
         saved = os.dup(1), descriptor
         os.chdir(folder)
         with log_path.open("wb") as log:

@@ -95,7 +95,7 @@ def train_adaptively(
 
 def find_planner(run_dir: Path) -> Planner:
     """The planner of the package; what it starts is marked as part of the run in this folder."""
-    return planner_in_child({**os.environ, MARKER: str(run_dir)})
+    return planner_in_child({MARKER: str(run_dir)})
 
 
 def _without_exclusions(

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from mindswap.check.doctor.software import installed_code
 from mindswap.config.nodes import Document
+from mindswap.environment import COMPILE_VARIABLES
 from mindswap.graph.cache import cache_folder, cached, make_key
 from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -25,14 +26,6 @@ NOT_IN_CACHE_KEY = (
     *("commands", "planner", "training", "policy/megatron", "check/doctor", "api/adaptive.py", "api/compare.py"),
     *("api/convert.py", "api/convert_forms.py", "api/convert_versions.py", "api/data.py", "api/dry_run.py"),
     *("api/prove.py", "api/training.py"),
-)
-# Variables with which the same compiles otherwise, by how they begin; those that a compile sets itself do not count.
-_COMPILE_VARIABLES = ("ENABLE_LAZY_INLINE", "MS_DEV_")
-_SET_BY_COMPILES = (
-    "MS_DEV_JIT_SYNTAX_LEVEL",
-    "MS_DEV_PRECOMPILE_ONLY",
-    "MS_DEV_SAVE_GRAPHS",
-    "MS_DEV_SAVE_GRAPHS_PATH",
 )
 
 
@@ -76,8 +69,7 @@ def _has_own_code(data: Any) -> bool:
 
 def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Environment variables that change a compile."""
-    names = [name for name in environ if name.startswith(_COMPILE_VARIABLES) and name not in _SET_BY_COMPILES]
-    return {name: environ[name] for name in names}
+    return {name: environ[name] for name in COMPILE_VARIABLES & environ.keys()}
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 from mindswap.config.nodes import show
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
+from mindswap.environment import readable_environment
 from mindswap.errors import LaunchError
 from mindswap.files import replace_file
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
@@ -207,7 +208,7 @@ class TrainingNode(Workers):
     def start(self) -> None:
         """Start the workers of this node, in its own environment."""
         folder = self._task.working_folder
-        environment = worker_environment(child_environment(), folder)
+        environment = worker_environment(child_environment(environ=readable_environment()), folder)
         if not self._task.is_alone:
             environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1 for an actor
         environment |= {**self._task.variables, "PYTHONUNBUFFERED": "1"}

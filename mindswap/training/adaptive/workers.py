@@ -137,12 +137,12 @@ def count_oom_kills() -> int:
 # small beside the training.
 
 
-def planner_in_child(environment: Mapping[str, str]) -> Planner:
-    """The planner of the package in a process of its own, with this environment."""
+def planner_in_child(variables: Mapping[str, str]) -> Planner:
+    """The planner of the package in a process of its own, which has these variables too."""
 
     def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
         asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
-        answer = ask([asked], None, "mindswap.api.adaptive_planner", environment, is_tied=True)
+        answer = ask([asked], None, "mindswap.api.adaptive_planner", variables, is_tied=True)
         if answer.data is None:
             raise PlanError(f"the planner crashed, exit code {answer.exit_code}\n{answer.error}")
         if "refused" in answer.data:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from mindswap.environment import package_environment
 from mindswap.errors import LaunchError, StoppedBySignal
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,10 +35,14 @@ def module_command(module: str, *words: str) -> list[str]:
     return [sys.executable, "-c", _RUN_MODULE, module, *words]
 
 
-def child_environment(*first: Path) -> dict[str, str]:
-    """Variables of a child that finds this very package, whatever folder it runs in; `first` stand before it."""
-    paths = [*map(str, first), str(PACKAGE_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+def child_environment(*first: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of a child that finds this very package, whatever folder it runs in; `first` stand before it.
+
+    `environ`: what else it gets; default is `package_environment`.
+    """
+    variables = package_environment() if environ is None else environ
+    paths = [*map(str, first), str(PACKAGE_FOLDER), *filter(None, [variables.get("PYTHONPATH")])]
+    return {**variables, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def adopt_orphans() -> None:
@@ -197,22 +202,22 @@ def ask(
     words: Sequence[str],
     limit_s: float | None = None,
     module: str = "mindswap",
-    environment: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] = {},
     is_tied: bool = False,
 ) -> Answer:
     """Run `mindswap WORDS`, or another module, whose answer is JSON.
 
-    `is_tied`: it ends with this process, which must have no threads then.
+    `variables` are added to its environment. `is_tied`: it ends with this process, which must have no threads then.
 
     Raises:
         LaunchError: it cannot be started, or took longer than `limit_s` and was ended.
     """
-    variables = {**(child_environment() if environment is None else environment), "TQDM_DISABLE": "1"}
+    environ = child_environment() | {**variables, "TQDM_DISABLE": "1"}
     try:
         # A session of its own: Ctrl-C is for this process, which then ends the child.
         done = subprocess.run(
-            [sys.executable, "-m", module, *words], env=variables, check=False, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", start_new_session=True, timeout=limit_s,
+            [sys.executable, "-m", module, *words], env=environ, check=False, stdin=subprocess.DEVNULL,
+            capture_output=True, encoding="utf-8", errors="replace", start_new_session=True, timeout=limit_s,
             preexec_fn=tie_to_parent() if is_tied else None,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

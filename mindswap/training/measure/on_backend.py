@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mindswap.environment import CANN_VARIABLES, package_environment
 from mindswap.errors import LaunchError
 from mindswap.training.launch.processes import VARIABLE, child_environment, lifeline
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
@@ -97,7 +98,8 @@ def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
         found = child_environment()
     else:
         cann = stand_ins()
-        found = child_environment(cann / "python") | environment(cann, mindspore_libraries())
+        without = {name: text for name, text in package_environment().items() if name not in CANN_VARIABLES}
+        found = child_environment(cann / "python", environ=without) | environment(cann, mindspore_libraries())
     tracker = (folder / TRACKER).absolute()
     found |= {
         "PYTHONUNBUFFERED": "1",
@@ -110,7 +112,6 @@ def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
     }
     # The compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
     found.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")
-    found.pop("MS_ROLE", None)  # of a cluster this process may be in
     if num_ranks == 1:
         del found["RANK_SIZE"], found["RANK_ID"]
     return found

@@ -1,0 +1,110 @@
+"""Environment variables of the processes of this package, and of the MindSpore that it imports itself.
+
+A shell, a container or a job scheduler sets variables for a training: log levels, dumps, caches, ranks. They change
+what MindSpore, CANN and Python do and print, and with it what this package reads. So nothing of these libraries passes
+that is not listed here. A training (`mindswap run`) is the user's own and keeps the user's variables.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+# Variables of MindSpore, MindFormers, CANN, their launchers and Python, by the start of the name.
+_OF_LIBRARIES = (
+    *("MS_", "MINDSPORE_", "GLOG_", "VLOG_", "logger_", "MINDDATA_", "DATASET_", "PROFILING_", "PERF_DUMP_"),
+    *("ENABLE_", "RANK_", "DEVICE_", "LOCAL_RANK", "MSRUN_", "OMPI_", "PMIX_", "MINDX_", "BATCH_JOB_ID", "AITURBO"),
+    *("KERNEL_META_DIR", "RUN_MODE", "RUNTIME_MODE", "CONTEXT_MODELCOMPILING", "GC_COLLECT_IN_CELL", "TE_PARALLEL_"),
+    *("STDOUT_DEVICES", "LOG_MF_PATH", "LOCAL_DEFAULT_PATH", "SHARED_PATHS", "REGISTER_PATH", "CPU_AFFINITY"),
+    *("CUSTOM_MATMUL_SHUFFLE", "REMOTE_SAVE_URL", "EXPERIMENTAL_KERNEL_", "NPU_ASD_ENABLE"),
+    *("ASCEND", "CANN", "PYTHON", "LC_", "LANGUAGE"),
+)
+# With these the same network compiles to another graph, in a training too; part of the key of what is cached.
+COMPILE_VARIABLES = frozenset({
+    "ENABLE_LAZY_INLINE", "ENABLE_LAZY_INLINE_NO_PIPELINE", "ENABLE_LESS_MEM_VPP", "ENABLE_RECOMPUTE_BEFORE_INLINE",
+    "MS_DEV_GRAPH_KERNEL_FLAGS", "MS_DEV_RUNTIME_CONF", "MS_DEV_SIDE_EFFECT_LOAD_ELIM",
+})  # fmt: skip
+# Where CANN is installed, where Python finds its packages, and what this package reads of the pool of device memory.
+CANN_VARIABLES = frozenset({
+    "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH", "ASCEND_CUSTOM_OPP_PATH",
+    "ASCEND_DRIVER_HOME", "ASCEND_DRIVER_PATH",
+})  # fmt: skip
+_PYTHON = frozenset({
+    "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX",
+    "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
+})  # fmt: skip
+_PASSING = COMPILE_VARIABLES | CANN_VARIABLES | _PYTHON | {"MS_ALLOC_CONF"}
+# Messages in English, text in UTF-8.
+_SET = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+# Folders: relative ones are of the folder in which the command was started.
+_FOLDERS = ("MINDSWAP_CACHE", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "HOME", "TMPDIR")
+# With these a training writes its log elsewhere, or not the lines that are read: severity, steps, peaks of memory.
+_HIDES_LOG = ("GLOG_", "MS_SUBMODULE_LOG_v", "STDOUT_DEVICES", "logger_")
+
+_lock = threading.Lock()
+_users: dict[str, str] | None = None  # the user's variables, while others are in their place
+
+
+def user_environment() -> dict[str, str]:
+    """Return the variables with which this process was started, also while `replaced_environment` lasts."""
+    with _lock:
+        return dict(os.environ if _users is None else _users)
+
+
+def package_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables for a process of this package.
+
+    Args:
+        environ: the user's variables; default is `user_environment`.
+    """
+    given = user_environment() if environ is None else environ
+    passing = {name: text for name, text in given.items() if name in _PASSING or not name.startswith(_OF_LIBRARIES)}
+    return _with_absolute_folders(passing) | _SET
+
+
+def readable_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the user's variables for a training whose log this package reads: MindSpore's warnings are in the log.
+
+    Args:
+        environ: as of `package_environment`.
+    """
+    given = user_environment() if environ is None else environ
+    kept = {name: text for name, text in given.items() if not name.startswith(_HIDES_LOG)}
+    level = given.get("GLOG_v", "")
+    return kept | ({"GLOG_v": level} if level in ("0", "1") else {})
+
+
+@contextlib.contextmanager
+def replaced_environment() -> Iterator[None]:
+    """While this lasts, this process has the variables of `package_environment`.
+
+    Afterwards those that were changed are as before; what libraries set meanwhile, for later, stays.
+    """
+    global _users
+    with _lock:
+        before, outer = dict(os.environ), _users
+        _users = before if outer is None else outer
+        ours = package_environment(before)
+        _update(before, ours)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users = outer
+            now = dict(os.environ)
+            changed = {name for name in before.keys() | ours.keys() if before.get(name) != ours.get(name)}
+            untouched = {name for name in changed if now.get(name) == ours.get(name)}
+            _update(now, {name: text for name, text in now.items() if name not in untouched}
+                    | {name: before[name] for name in untouched & before.keys()})  # fmt: skip
+
+
+def _update(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Change the variables of this process, one by one: another thread may read them."""
+    for name in before.keys() - after.keys():
+        os.environ.pop(name, None)
+    os.environ.update({name: text for name, text in after.items() if before.get(name) != text})
+
+
+def _with_absolute_folders(environ: dict[str, str]) -> dict[str, str]:
+    return environ | {name: str(Path(environ[name]).absolute()) for name in _FOLDERS if environ.get(name)}
