@@ -7,6 +7,7 @@ Source: `LayerSetting` of mindformers 1.9.0. One thing is written otherwise: its
 backslashes of `'feed_forward\\.mul'`, the specification does not, and neither do we.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,10 @@ from mindswap.config.pipeline import Layout, LayoutError, Pipeline, read_num_chu
 from mindswap.config.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import PatternError, is_match, split_pattern
 from mindswap.policy.counts import ALLOWED, Counts, CountsError, read_counts
+from mindswap.policy.megatron.options import find_pasted_options, is_option_key
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import (
+    HOMES,
     MAX_SECTION_VALUES,
     RECOMPUTE_FLAGS,
     RECOMPUTE_KEYS,
@@ -24,7 +27,7 @@ from mindswap.policy.schema import (
     Expect,
     default_operators,
 )
-from mindswap.policy.settings import Statement
+from mindswap.policy.settings import Statement, UnknownKey
 from mindswap.policy.words import last_key
 
 RULE = "stage-recompute"
@@ -79,6 +82,20 @@ def _layout_fix(pipeline: Pipeline, num_layers: int) -> str:
     return f"offset: {pipeline.even_offset(num_layers)}"
 
 
+def find_unknown_keys(document: Document) -> Iterator[Problem]:
+    """Keys of recompute_config at which MindFormers stops with swap off; options of Megatron-LM are one problem."""
+    section, allowed = document.get("recompute_config"), ", ".join(RECOMPUTE_KEYS)
+    entries = section.unique_entries() if section is not None else ()
+    pasted = find_pasted_options(entries, "recompute_config", document.file)
+    if pasted is not None:
+        yield Problem(pasted.location, RULE, Level.ERROR, pasted.message, allowed, pasted.fix)
+    for entry in entries:
+        if entry.key not in RECOMPUTE_KEYS and not is_option_key(entry.key):
+            path = f"recompute_config.{key_text(entry.key)}"
+            fix = UnknownKey(path, entry, RECOMPUTE_KEYS, is_in_entry=False).fix(HOMES)
+            yield Problem(entry.location, RULE, Level.ERROR, f"{path}: unknown key", allowed, fix)
+
+
 @dataclass
 class _Expansion:
     document: Document
@@ -103,10 +120,7 @@ class _Expansion:
             self.report(section.location, message, Level.ERROR, allowed)
             section = None
         values = {entry.key: entry for entry in section.unique_entries()} if section is not None else {}
-        for key, entry in values.items():
-            if key not in RECOMPUTE_KEYS:
-                message = f"recompute_config.{key_text(key)}: unknown key"
-                self.report(entry.location, message, Level.ERROR, ", ".join(RECOMPUTE_KEYS))
+        self.problems += find_unknown_keys(self.document)
         off = DocumentNode(Location(self.document.file), False)
         nodes = {key: values[key].value if key in values else off for key in ("recompute", *SELECT_OPTIONS)}
         self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute")

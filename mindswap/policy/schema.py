@@ -34,6 +34,15 @@ ENTRY_KEYS = {
     "op_swap": ("op_name", "backward_prefetch", "layers"),
     "op_swap value": ("backward_prefetch", "layers"),
 }
+# The place of each key, for messages about one that is found elsewhere.
+ENTRY_HOME = "an entry of "
+HOMES = {
+    **dict.fromkeys(SWAP_KEYS, "swap_config"),
+    **dict.fromkeys(RECOMPUTE_KEYS, "recompute_config"),
+    **dict.fromkeys(MINDSWAP_KEYS, "mindswap"),
+    "op_name": f"{ENTRY_HOME}op_swap",
+    **dict.fromkeys(ENTRY_KEYS["layer_swap"], f"{ENTRY_HOME}layer_swap or op_swap"),
+}
 PREFETCH_DEFAULT = 1
 # More layers than any model has; a larger index is refused even where the model is not known.
 MAX_NUM_LAYERS = 10_000

@@ -3,14 +3,16 @@
 Made by `read`; `build` makes the Policy from it and the rules judge it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from mindswap.config.nodes import DocumentNode, MappingEntry, expanded_size, key_text, show
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.problem import Location
 from mindswap.policy.model import Layers
-from mindswap.policy.schema import MAX_SECTION_VALUES
+from mindswap.policy.schema import ENTRY_HOME, MAX_SECTION_VALUES
 from mindswap.policy.words import closest_names
 
 # What could not be read of a configuration, of MindFormers 1.x or 2.x, with its place.
@@ -43,8 +45,18 @@ class UnknownKey:
     known: tuple[str, ...]
     is_in_entry: bool
 
-    def fix(self, least: float = 0.6) -> str:
-        """The key that is meant, if one is that near."""
+    def fix(self, homes: Mapping[Any, str], least: float = 0.6) -> str:
+        """The place where the key belongs, else the key that is meant, if one is that near.
+
+        Args:
+            homes: the place of each key of this version of MindFormers.
+            least: similarity of names, from 0 to 1.
+        """
+        home = homes.get(self.entry.key, "")
+        if self.is_in_entry and home.startswith(ENTRY_HOME):
+            return f"move the entry to {home.removeprefix(ENTRY_HOME)}"
+        if home and not self.is_in_entry:
+            return f"move it to {home}"
         closest = closest_names(key_text(self.entry.key), self.known, least=least)
         return f"write '{closest[0]}'" if closest else "delete it"
 

@@ -1,18 +1,23 @@
 """Rules for keys and sections: missing, unknown, written twice, of another version."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mindswap.check.context import Context
-from mindswap.config.nodes import DocumentNode, MappingEntry, key_text, show
+from mindswap.config.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.config.problem import Level, Problem
 from mindswap.config.rules import Finding, misused_ignore, rule
+from mindswap.policy.megatron.options import find_pasted_options, is_option_key
 from mindswap.policy.read_parts import is_empty
-from mindswap.policy.settings import MissingKey, PolicySettings
+from mindswap.policy.schema import HOMES
+from mindswap.policy.settings import MissingKey, PolicySettings, UnknownKey
 from mindswap.policy.words import closest_names
 
 SECTIONS = ("swap_config", "recompute_config")
 # The sections that mindswap reads.
 READ_SECTIONS = (*SECTIONS, "context", "model", "parallel_config")
+# Texts that mean True where a switch is written as a text.
+ON_WORDS = ("true", "on", "yes", "y", "1")
 EXAMPLES = {"op_name": r"'attention\.flash_attention'", "backward_prefetch": "10", "layers": "True"}
 # By section of MindFormers 2.x the key that switches it on, and its value for "off".
 SWITCHES_OF_2X = {"swap": ("enable", False), "recompute": ("mode", "None"), "recompute_comm": ("enable", False)}
@@ -37,32 +42,64 @@ def unknown_key(context: Context) -> Iterator[Finding]:
     """An unknown key in swap_config, in one of its entries, or in recompute_config.
 
     A misspelt `swap_config` or `recompute_config` at the top level, too, if it asks for something, and swap that is
-    asked for elsewhere: MindFormers accepts any key there and ignores it.
+    asked for elsewhere: MindFormers accepts any key there and ignores it. A key that is True where `swap` is missing
+    (`swpa: True`) is an error, although swap is off then. Options of Megatron-LM are named with the command that
+    converts them.
 
     PASS: swap_config: {swap: True, default_prefetch: 10}
     FAIL: swap_config: {swap: True, default_prefech: 10}
     """
+    document, unread = context.document, context.settings.unread
     renamed = _renamed_keys(context.settings)
-    for unknown in context.settings.unread.unknown_keys:
+    pasted = _pasted_options(context)
+    yield from (replace(finding, level=level) for finding, level in pasted)
+    for unknown in unread.unknown_keys:
+        if is_option_key(unknown.entry.key):
+            continue  # an option of Megatron-LM, of which the command is named above
         meant_key = renamed.get(id(unknown))
+        level = context.error_with_swap
         if meant_key is not None:
             message = f"{unknown.path}: no such key; '{meant_key.key}' is missing"
             fix = f"rename it: {meant_key.key}: {show(unknown.entry.value)}"
+        elif is_misspelt_switch(document, unknown):
+            message = f"{unknown.path}: no such key; 'swap' is missing, so swap would be off"
+            fix, level = "rename it: swap: True", Level.ERROR
         else:
             message = f"{unknown.path}: no such key"
-            fix = unknown.fix()
-        yield Finding(unknown.entry.location, message, ", ".join(unknown.known), fix, context.error_with_swap)
-    root = context.document.root
-    for entry in root.unique_entries() if root is not None else ():
+            fix = unknown.fix(HOMES)
+        yield Finding(unknown.entry.location, message, ", ".join(unknown.known), fix, level)
+    for entry in document.root.unique_entries() if document.root is not None else ():
         if entry.key in SECTIONS:
             continue
         meant = closest_names(key_text(entry.key), SECTIONS, least=0.82)
-        if meant and context.document.get(meant[0]) is None:
+        if meant and document.get(meant[0]) is None:
             message = f"{key_text(entry.key)}: this key is not used by anything"
-            level = None if _asks_for_something(entry.value) else Level.WARNING
-            yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=level)
+            entry_level = None if _asks_for_something(entry.value) else Level.WARNING
+            yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=entry_level)
         else:
             yield from _misplaced(context, entry)
+
+
+def is_misspelt_switch(document: Document, unknown: UnknownKey) -> bool:
+    """Return whether a key of swap_config switches swap on under another name: `swpa: True`, `enable: True`."""
+    value, is_in_section = unknown.entry.value.value, unknown.path.startswith("swap_config.")
+    is_on = value is True or str(value).strip().lower() in ON_WORDS
+    return is_in_section and not unknown.is_in_entry and is_on and document.get("swap_config", "swap") is None
+
+
+def _pasted_options(context: Context) -> Iterator[tuple[Finding, Level]]:
+    """Options of Megatron-LM as keys of our sections or of the top level, with the level of each finding.
+
+    With swap off those in recompute_config are left to `stage-recompute`.
+    """
+    document, is_on = context.document, context.settings.is_swap_enabled
+    for section in ("", *SECTIONS):
+        if section == "recompute_config" and not is_on:
+            continue
+        node = document.get(section) if section else document.root
+        found = find_pasted_options(node.unique_entries() if node is not None else (), section, document.file)
+        if found is not None:
+            yield found, context.error_with_swap if section else Level.WARNING
 
 
 def _asks_for_something(section: DocumentNode) -> bool:
@@ -79,7 +116,8 @@ def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
     for unknown in settings.unread.unknown_keys:
         parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
         for required in unknown.known:
-            is_like = len(name) > 2 and (name in required or required in name)
+            is_part = len(name) > 2 and (name in required or required in name)
+            is_like = is_part or bool(closest_names(name, [required], least=0.75))
             if is_like and (parent, required) in missing:
                 found[id(unknown)] = missing.pop((parent, required))
                 break

@@ -11,7 +11,7 @@ from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.cell_tree import match_pattern
 from mindswap.policy.counts import layers_of_stage_counts
-from mindswap.policy.expand import expand_stage_recompute, find_layout_problem
+from mindswap.policy.expand import expand_stage_recompute, find_layout_problem, find_unknown_keys
 from mindswap.policy.model import Layers
 from mindswap.policy.schema import MAX_NUM_LAYERS, SELECT_OPTIONS, Expect
 from mindswap.policy.settings import Statement
@@ -210,7 +210,10 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
     PASS (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1]}
     FAIL (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1, 1]}
     """
-    if context.num_layers is None or context.document.root is None:
+    if context.document.root is None:
+        return
+    if context.num_layers is None:
+        yield from () if context.settings.is_swap_enabled else find_unknown_keys(context.document)
         return
     if context.settings.is_swap_enabled:  # the other rules judge all but the offset
         problem = find_layout_problem(context.document, context.num_layers)

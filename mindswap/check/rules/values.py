@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
+from mindswap.check.rules.keys import is_misspelt_switch
 from mindswap.config.nodes import DocumentNode, key_text, show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
@@ -85,7 +86,11 @@ def swap_off(context: Context) -> Iterator[Finding]:
     section = context.document.get("swap_config")
     if section is None or context.settings.is_swap_enabled or context.settings.unread.misfits:
         return
-    said = [entry for entry in section.unique_entries() if not _says_nothing(entry.key, entry.value)]
+    unknown = context.settings.unread.unknown_keys
+    if any(is_misspelt_switch(context.document, key) for key in unknown):
+        return  # an error that includes this
+    entries = [entry for entry in section.unique_entries() if entry.key not in {key.entry.key for key in unknown}]
+    said = [entry for entry in entries if not _says_nothing(entry.key, entry.value)]
     if said:
         first = min(said, key=lambda entry: entry.location)
         state = "False" if section.get("swap") is not None else "not set"

@@ -6,7 +6,7 @@ from mindswap.check.context import Context2x, rule
 from mindswap.config.nodes import MappingEntry, key_text
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
-from mindswap.policy.mindformers_2x.settings import SECTION_KEYS
+from mindswap.policy.mindformers_2x.settings import HOMES_2X, SECTION_KEYS
 from mindswap.policy.words import closest_names
 
 # What each section says besides its switch; `exclude_op` has a rule of its own.
@@ -67,7 +67,7 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
     for unknown in context.settings.unread.unknown_keys:
         if not unknown.is_in_entry:
             name = key_text(unknown.entry.key)
-            fix = "write 'enable'" if name in ("swap", "enabled") else unknown.fix()
+            fix = "write 'enable'" if name in ("swap", "enabled") else unknown.fix(HOMES_2X)
             yield Finding(unknown.entry.location, f"{unknown.path}: no such key", ", ".join(unknown.known), fix)
     root = context.document.root
     missing = [name for name in SECTION_KEYS if context.document.get(name) is None]
@@ -108,7 +108,7 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
     for unknown in context.settings.unread.unknown_keys:
         if unknown.is_in_entry:
             name = key_text(unknown.entry.key)
-            fix = unknown.fix(least=0.75)
+            fix = unknown.fix(HOMES_2X, least=0.75)
             if name in ("backward_prefetch", "prefetch"):
                 fix = "delete it, and set swap.default_prefetch (in layers, for all entries)"
             message = f"{unknown.path}: this key is not used by anything"

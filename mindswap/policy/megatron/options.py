@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+from mindswap.config.nodes import DocumentNode, MappingEntry, key_text
 from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.rules import Finding
 
 RULE = "megatron-options"
 
@@ -99,6 +101,42 @@ OPTIONS: dict[str, Option] = {
     for each in fields(MegatronOptions)
     if "option" in each.metadata
 }
+
+
+# Options that were pasted into a YAML file, where they are keys.
+
+
+def is_option_key(key: object) -> bool:
+    """Return whether a key of a YAML file is an option of Megatron-LM: `recompute_method`, or with dashes."""
+    return isinstance(key, str) and option_name(key) in OPTIONS
+
+
+def find_pasted_options(entries: Iterable[MappingEntry], section: str, file: str) -> Finding | None:
+    """Finding about the keys of a section that are options of Megatron-LM; None without one.
+
+    Args:
+        entries: of the section.
+        section: its key path; "" for the top level.
+        file: the configuration, for the command that converts it.
+    """
+    pasted = [entry for entry in entries if is_option_key(entry.key)]
+    if not pasted:
+        return None
+    prefix = f"{section}." if section else ""
+    names = ", ".join(f"{prefix}{key_text(entry.key)}" for entry in pasted)
+    are = "is an option" if len(pasted) == 1 else "are options"
+    words = [word for entry in pasted for word in _as_words(option_name(str(entry.key)), entry.value)]
+    command = f"mindswap convert --from megatron {' '.join(words)}".rstrip()
+    fix = f"delete {'it' if len(pasted) == 1 else 'them'}; the same settings: {command} {file} -o FILE"
+    return Finding(pasted[0].location, f"{names}: {are} of Megatron-LM, which MindFormers does not read", fix=fix)
+
+
+def _as_words(name: str, node: DocumentNode) -> list[str]:
+    """An option and its values as on the command line; nothing for a flag that is off."""
+    if isinstance(node.value, bool) or node.is_null:
+        return [name] if node.value else []
+    values = [item.value for item in node.items] if node.items is not None else [node.value]
+    return [name, *map(str, values)]
 
 
 def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from mindswap.config.parse import parse_file
 from mindswap.config.problem import Level, Problem
 from mindswap.errors import CostError
 from mindswap.files import DATA, file_name
-from mindswap.policy.schema import MINDSWAP_KEYS
+from mindswap.policy.schema import HOMES, MINDSWAP_KEYS
 from mindswap.policy.settings import UnknownKey
 from mindswap.policy.words import closest_names
 from mindswap.simulator.cost.hardware import (
@@ -247,4 +247,4 @@ def _misfit(node: DocumentNode, path: str, allowed: str) -> Problem:
 
 def _unknown_key(key: UnknownKey) -> Problem:
     message = f"{key.path}: no such key"
-    return Problem(key.entry.location, "unknown-key", Level.ERROR, message, ", ".join(key.known), key.fix())
+    return Problem(key.entry.location, "unknown-key", Level.ERROR, message, ", ".join(key.known), key.fix(HOMES))

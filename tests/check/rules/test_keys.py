@@ -1,8 +1,10 @@
 import pytest
 
-from mindswap.check.check import check_pynative
+from mindswap.check.check import check_document, check_pynative
+from mindswap.cli import main
 from mindswap.config.problem import Level
-from tests.builders import check, document, found
+from mindswap.config.source import load_document
+from tests.builders import TEST_MODEL, check, document, found
 
 # Rule `bad-ignore`.
 
@@ -217,9 +219,66 @@ def test_sections_in_the_wrong_place_are_errors_if_they_ask_for_swap(switch, lev
     ]
 
 
-def test_unknown_keys_are_said_while_swap_is_not_set():
-    problems = check("{swap_config: {enable: True, layers: [1, 2]}}").problems
-    assert [(p.rule, p.level) for p in problems if p.rule == "unknown-key"] == [("unknown-key", Level.WARNING)] * 2
+@pytest.mark.parametrize("key", ["swpa", "Swap", "enable", "SWAP", "use_swap", "'on'", "offload"])
+@pytest.mark.parametrize("value", ["True", "'true'", "yes", "1"])
+def test_a_switch_under_another_name_is_an_error_although_swap_is_off(key, value):
+    problems = check(f"{{swap_config: {{{key}: {value}, layer_swap: [{{backward_prefetch: 1, layers: [0]}}]}}}}").problems
+    assert [(p.rule, p.level, p.location.column, p.fix) for p in problems] == [
+        ("unknown-key", Level.ERROR, 16, "rename it: swap: True")
+    ]
+
+
+@pytest.mark.parametrize("section", ["{swpa: False}", "{swap: False, enable: True}", "{layer_swap: [{swpa: True}]}"])
+def test_other_unknown_keys_are_warnings_while_swap_is_off(section):
+    assert all(problem.level is Level.WARNING for problem in check(f"{{swap_config: {section}}}").problems)
+
+
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        ("swap_config: {swap: True, layer_swap: [{op_name: 'add', backward_prefetch: 1, layers: [0]}]}", "op_swap"),
+        ("swap_config: {swap: True, recompute: True}", "recompute_config"),
+        ("swap_config: {swap: True, output_recompute: [0]}", "mindswap"),
+        ("swap_config: {swap: True, backward_prefetch: 10}", "an entry of layer_swap or op_swap"),
+        ("swap_config: {swap: True}, recompute_config: {op_swap: []}", "swap_config"),
+        ("recompute_config: {layer_swap: []}", "swap_config"),
+        ("swap_config: {swap: True}, mindswap: {select_recompute: True}", "recompute_config"),
+    ],
+)
+def test_a_key_of_another_place_is_moved_there(text, place):
+    (problem,) = [p for p in check(f"{{{text}}}").problems if "key" in p.message]
+    assert problem.fix in (f"move it to {place}", f"move the entry to {place}")
+
+
+PASTED = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2}
+
+
+@pytest.mark.parametrize("swap", ["", "swap_config: {swap: True}, "])
+@pytest.mark.parametrize("joint", ["_", "-"])
+def test_pasted_options_of_megatron_are_one_problem_with_the_command_that_converts_them(swap, joint, tmp_path, capsys):
+    keys = ", ".join(f"{key.replace('_', joint)}: {value}" for key, value in PASTED.items())
+    file = tmp_path / "pasted.yaml"
+    file.write_text(f"{{{swap}recompute_config: {{{keys}}}, model: {{model_config: {{num_layers: 4}}}}}}")
+    (problem,) = check_document(load_document(file)).problems
+    assert problem.location.column == len(swap) + 21
+    command = problem.fix.partition("mindswap ")[2].replace("FILE", str(tmp_path / "converted.yaml"))
+    assert main(command.split()) == 0
+    converted = load_document(tmp_path / "converted.yaml")
+    assert check_document(converted).errors == () and converted.data()["recompute_config"]["recompute"] == [0, 1]
+
+
+def test_options_of_megatron_elsewhere_are_named_too():
+    assert [(p.rule, p.level) for p in check("{recompute_granularity: full}").problems] == [
+        ("unknown-key", Level.WARNING)
+    ]
+    (problem,) = check("{swap_config: {swap: True, offload_modules: [core_attn, attn_proj]}}").problems
+    assert "convert --from megatron --offload-modules core_attn attn_proj x.yaml" in problem.fix
+
+
+@pytest.mark.parametrize("model", [TEST_MODEL, None])
+def test_an_unknown_key_of_recompute_is_an_error_with_swap_off_whatever_is_known_of_the_model(model):
+    (problem,) = check("{recompute_config: {recomptue: True}}", model).problems
+    assert (problem.rule, problem.fix) == ("stage-recompute", "write 'recompute'")
 
 
 def test_a_key_like_one_that_is_missing_is_one_problem():
