@@ -11,6 +11,7 @@ CHINESE = {
     "device-target": "context.device_target 不是 Ascend：可以训练，但图模式下什么也不会被 SWAP。",
     "duplicate-key": "同一映射中一个键出现两次；YAML 读取时只取最后一个，不作提示。",
     "exclude-select": "排除选项与选择选项矛盾，或排除了没有被选择的内容。",
+    "far-prefetch": "预取距离大于前向和反向的算子数：SWAP 不释放任何内存。",
     "gathered-weight": "条目只命名了权重的 cast，而这些权重由优化器并行收集：不会释放任何内存。",
     "interleaved-cell": "重计算 `fine_grain_interleave: 2` 分两半计算的 cell：编译中止。",
     "jit-level": "jit_level 既不是 O0 也不是 O1：只有这两级支持 SWAP。",

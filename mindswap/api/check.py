@@ -10,14 +10,23 @@ from enum import Enum
 from typing import Any
 
 from mindswap.api.network import has_mindformers, known_or_real, read_real_trees
-from mindswap.check.check import MODEL_RULES, CheckResult, check_document, check_pynative, require_num_layers
+from mindswap.check.check import (
+    MODEL_RULES,
+    CheckResult,
+    check_document,
+    check_pynative,
+    missing_num_layers,
+    require_num_layers,
+)
+from mindswap.check.context import Context
 from mindswap.check.doctor.facts import Diagnosis, MachineFacts, gather_job
 from mindswap.check.doctor.gather import gather_machine, gather_software
 from mindswap.check.doctor.machine import examine
 from mindswap.check.doctor.software import installed_version
+from mindswap.check.rules.layers import note_on_counts
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
-from mindswap.config.source import FOLDER_RULE, load_document
+from mindswap.config.source import load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
@@ -80,6 +89,9 @@ def check_config(
         "layers": [group.to_data() for group in groups],
     }
     layers = format_policy(policy, result.num_layers, trees) if policy is not None else ""
+    if result.settings is not None and not result.errors:
+        note = note_on_counts(Context(document, result.settings))
+        notes = [*notes, *([note] if note else [])]
     return CheckedConfig(Form.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data)
 
 
@@ -115,9 +127,9 @@ def _with_real_names(
                 trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
             return check_document(document, num_layers, trees, os.environ, silence=ignore), []
     if result.num_layers is None:
-        notes.append(
-            "the number of layers is not known, so layers and operator names were not checked; use --num-layers"
-        )
+        place, _, fix = missing_num_layers(document).partition("\n    fix:     ")
+        fix += "" if "--num-layers" in fix else ", or use --num-layers"
+        notes.append(f"{place}, so layers and operator names were not checked; {fix}")
     elif result.trees is None:
         hint = "run this where MindFormers is installed"
         if has_mindformers():
@@ -159,14 +171,8 @@ def explain_config(document: Document, num_layers: int | None = None) -> Explain
     checked = check_document(document, num_layers, environ=dict(os.environ))
     policy, stages = checked.require_policy(), None
     if not checked.is_swap_enabled:
-        if any(problem.rule == FOLDER_RULE for problem in document.problems):
-            require_num_layers(document, checked.num_layers)
-        if checked.num_layers is None:
-            raise GraphError(
-                "the configuration does not say how many layers the model has, so counts per stage mean nothing\n"
-                "    fix: mindswap explain --num-layers N"
-            )
-        stages = expand_stage_recompute(document, checked.num_layers)
+        num_layers = require_num_layers(document, checked.num_layers)
+        stages = expand_stage_recompute(document, num_layers)
         policy = stages.policy
     explanation = explain_layers(policy, checked.num_layers, checked.trees, stages)
     return ExplainedConfig(format_explanation(explanation), explanation_to_json(explanation), checked.problems)
@@ -195,7 +201,8 @@ def _find_trees(document: Document, checked: CheckResult) -> LayerTrees:
         return trees
     if not has_mindformers():
         raise GraphError("no table has this model; run this where MindFormers is installed")
-    raise GraphError("the configuration does not say how many layers the model has; use --num-layers N")
+    require_num_layers(document, checked.num_layers)
+    raise GraphError(f"{document.file}: the layers of this model are not known")
 
 
 # The machine.

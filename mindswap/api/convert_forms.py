@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.api.network import known_or_real
-from mindswap.check.check import CheckResult, check_document, check_shape
+from mindswap.check.check import CheckResult, check_document, check_shape, missing_num_layers
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Level, Location, Problem, sort_problems
 from mindswap.config.render import document_from_data
@@ -44,7 +44,9 @@ class Request:
         if stated is not None and self.num_layers not in (None, stated):
             raise LaunchError(f"--num-layers {self.num_layers}: {self.document.file} has {stated} layers")
         if (found := self.num_layers or stated) is None:
-            raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
+            if self.document.root is None:
+                raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
+            raise LaunchError(f"the number of layers is not known\n{missing_num_layers(self.document)}")
         return found
 
 

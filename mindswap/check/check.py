@@ -8,7 +8,7 @@ from typing import Any
 from mindswap.check.context import Context, Context2x
 from mindswap.check.rules import find_rules
 from mindswap.check.rules_2x import find_rules_2x
-from mindswap.config.nodes import Document, to_data
+from mindswap.config.nodes import Document, key_text, to_data
 from mindswap.config.pipeline import SEQUENCE_KEY
 from mindswap.config.problem import Problem, find_errors, sort_problems
 from mindswap.config.render import document_from_data
@@ -23,8 +23,9 @@ from mindswap.policy.mindformers_2x.effect import SettingsEffect, compute_effect
 from mindswap.policy.mindformers_2x.read import read_pynative
 from mindswap.policy.mindformers_2x.tables import Model, form_problem, load_model
 from mindswap.policy.model import READERS, Policy
-from mindswap.policy.read import build_policy, find_num_layers, read_settings
+from mindswap.policy.read import NUM_LAYERS_KEYS, build_policy, find_num_layers, read_settings
 from mindswap.policy.settings import PolicySettings
+from mindswap.policy.words import closest_names
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
@@ -161,9 +162,8 @@ def require_num_layers(document: Document, num_layers: int | None, asked_by: str
     """
     if num_layers is not None:
         return num_layers
-    missing = missing_model(document)
     text = f"{asked_by}the configuration does not say how many layers the model has"
-    raise GraphError(f"{text}\n{missing}" if missing else text)
+    raise GraphError(f"{text}\n{missing_num_layers(document)}")
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:
@@ -189,6 +189,24 @@ def missing_model(document: Document) -> str | None:
     return (
         f"{model.location if model is not None else document.file}: model.model_config: it describes no model\n"
         f"    fix:     write the model there, or name a folder with its config.json, {FOLDER_KEY}"
+    )
+
+
+def missing_num_layers(document: Document) -> str:
+    """Message that the number of layers is not known, in two lines: place and key, then how to give it."""
+    missing = missing_model(document)
+    if missing is not None:
+        return missing
+    path = ("model", "model_config")
+    section = document.get(*path)
+    keys = [key_text(entry.key) for entry in section.unique_entries()] if section is not None else []
+    near = closest_names(NUM_LAYERS_KEYS[0], keys, least=0.7)
+    fix = f"write '{NUM_LAYERS_KEYS[0]}' in place of '{near[0]}'" if near else f"add '{NUM_LAYERS_KEYS[0]}: N' there"
+    where = document.place(*path, *near) if section is not None else document.place(path[0])
+    others = ", ".join(NUM_LAYERS_KEYS[1:])
+    return (
+        f"{where}: {'.'.join(path)}: there is no {NUM_LAYERS_KEYS[0]} (or {others})\n"
+        f"    fix:     {fix}, or give --num-layers N where the command has it"
     )
 
 

@@ -200,8 +200,8 @@ def read_num_chunks(document: Document) -> int:
 def is_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> bool:
     """True for a list that cannot be layer indices but has the shape of stage counts.
 
-    That is a list of lists, a list of integers with a bool among them, or (with more than one stage)
-    one integer per stage of which one is no layer or stands twice.
+    That is a list of lists, a list of integers with a bool among them, one integer per stage (of
+    several) of which one is no layer or stands twice, or the number of layers on the only stage.
     """
     if not node.items:
         return False
@@ -210,7 +210,9 @@ def is_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | No
         return False
     if len(values) < len(node.items) or any(isinstance(value, bool) for value in values):
         return True
-    if pipeline.num_stages == 1 or len(values) != pipeline.num_stages or min(values) < 0:
+    if pipeline.num_stages == 1:
+        return values == [num_layers]
+    if len(values) != pipeline.num_stages or min(values) < 0:
         return False
     return len(set(values)) < len(values) or (num_layers is not None and max(values) >= num_layers)
 

@@ -6,7 +6,7 @@ Source: `LayerSetting._format_recompute_list` of mindformers 1.9.0.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mindswap.config.nodes import DocumentNode, show
+from mindswap.config.nodes import DocumentNode, is_whole_number, show
 from mindswap.config.pipeline import Layout, LayoutError, Pipeline
 from mindswap.errors import MindswapError
 from mindswap.units import format_count
@@ -47,14 +47,22 @@ def read_counts(node: DocumentNode, layout: Layout) -> Counts:
     if isinstance(node.value, bool):
         return _of_rows(layout.sizes if node.value else [[0] * len(row) for row in layout.sizes])
     if node.items is None:
-        fix = f"[{node.value}]" if isinstance(node.value, int) else ""
-        raise CountsError(node, f"{show(node)} is {node.kind}", fix)
+        raise CountsError(node, f"{show(node)} is {node.kind}", _meant_counts(node, layout))
     _check_zero_bubble(node, layout)
     if all(isinstance(item.value, int) for item in node.items):
         return _read_per_stage(node, node.items, layout)
     if all(isinstance(item.value, str) for item in node.items):
         return _of_rows(layout.sizes, ("MindFormers takes a list of strings here as True, whatever they say",))
     return _read_per_chunk(node, node.items, layout)
+
+
+def _meant_counts(node: DocumentNode, layout: Layout) -> str:
+    """The list for one number: it counts layers of the only stage, or of each; "" if it is none."""
+    if not is_whole_number(node.value) or layout.is_zero_bubble_v:
+        return ""
+    num_stages = len(layout.sizes[0])
+    counts = str([node.value] * num_stages)
+    return counts if num_stages == 1 else f"{counts}, if each of {num_stages} stages recomputes so many layers"
 
 
 def _of_rows(rows: Sequence[Sequence[int]], warnings: Sequence[str] = ()) -> Counts:

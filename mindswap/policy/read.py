@@ -35,6 +35,8 @@ from mindswap.policy.settings import PolicySettings, Statement
 
 # The names MindFormers takes for the number of layers, in model.model_config.
 NUM_LAYERS_KEYS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers")
+# Its names for the number of layers of multi-token prediction, in model.model_config.
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_layers", "mtp_depth")
 
 _OFF_WORDS = ("false", "off", "no", "n", "0", "none")
 

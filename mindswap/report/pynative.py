@@ -12,6 +12,7 @@ from mindswap.report.problems import escape
 from mindswap.report.tables import group_equal
 from mindswap.units import common_unit, format_bytes
 
+UNKNOWN_LAYERS = "the number of layers is not known: there is no model.num_hidden_layers"
 # How `explain` calls an option.
 _NAMES = {"op_swap": "op_swap", "select_module": "select_module", "exclude_op": "exclude_op", "comm": "recompute_comm"}
 
@@ -53,7 +54,7 @@ def format_layers_2x(effect: SettingsEffect) -> str:
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
         lines.append(f"[{name_indices('layer', indices)}]{repeat}")
         lines += [f"    {line}" for line in _layer_lines(layer)]
-    return "\n".join(lines) if lines else "the number of layers is not known; use --num-layers"
+    return "\n".join(lines) if lines else f"{UNKNOWN_LAYERS}; add it, or use --num-layers"
 
 
 def _layer_lines(layer: LayerOutcome) -> list[str]:
@@ -93,7 +94,7 @@ def _dropped(effect: SettingsEffect) -> list[str]:
 def pynative_notes(effect: SettingsEffect, is_release_known: bool = True) -> list[str]:
     """Parts that could not be checked."""
     if effect.settings.num_layers is None:
-        return ["the number of layers is not known, so layers and names were not checked; use --num-layers"]
+        return [f"{UNKNOWN_LAYERS}, so layers and names were not checked; add it, or use --num-layers"]
     notes = []
     named = any(target.pattern is not None for target in effect.settings.targets)
     if effect.model is None and named:

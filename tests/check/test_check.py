@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from mindswap.api.check import NameSource, check_config, explain_config
 from mindswap.check import check as check_module
-from mindswap.check.check import check_document, load_policy
+from mindswap.check.check import check_document, load_policy, missing_num_layers, require_num_layers
 from mindswap.check.rules import find_rules
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
-from mindswap.errors import PolicyError
+from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.model import Policy
 from tests.builders import document, found, layer, trees
 from tests.cpu_time import cpu_ratio
@@ -131,3 +132,36 @@ def test_layers_that_differ_are_told_apart():
     text = "swap_config: {swap: True, op_swap: [{op_name: moe, backward_prefetch: 1, layers: [0]}]}"
     assert found(text, mixed) == [(1, 47, "unmatched-pattern")]
     assert found(text.replace("[0]", "[1]"), mixed) == []
+
+
+# Where the number of layers is missing, its place and its key are named.
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "fix"),
+    [
+        (
+            "{model: {model_config: {model_type: llama}}}",
+            "x.yaml:1:24: model.model_config",
+            "add 'num_layers: N' there",
+        ),
+        (
+            "{model: {model_config: {type: T, num_layer: 4}}}",
+            "x.yaml:1:45",
+            "write 'num_layers' in place of 'num_layer'",
+        ),
+        ("{model: {model_config: {type: T, Num-Layers: 4}}}", "x.yaml:1:46", "in place of 'Num-Layers'"),
+        ("{model: {}}", "x.yaml: model.model_config: it describes no model", "write the model there"),
+        ("{seed: 1}", "x.yaml: model.model_config: it describes no model", "write the model there"),
+    ],
+)
+def test_a_missing_number_of_layers_has_place_and_key(text, place, fix):
+    missing = missing_num_layers(document(text))
+    assert missing.startswith(place) and fix in missing
+    with pytest.raises(GraphError) as error:
+        require_num_layers(document(text), None)
+    assert missing in str(error.value)
+    with pytest.raises(GraphError, match="does not say how many layers"):
+        explain_config(document(text))
+    (note,) = check_config(document("{swap_config: {swap: True}, " + text[1:]), names=NameSource.TABLE).notes
+    assert "were not checked" in note and fix in note

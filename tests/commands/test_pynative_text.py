@@ -65,7 +65,10 @@ def test_check_finds_mistakes(run):
 
 def test_the_number_of_layers_can_be_given(run):
     text = HEADER.replace(", num_hidden_layers: 4", "") + "swap: {enable: True, layer_swap: [{layers: [3]}]}\n"
-    assert "note: the number of layers is not known" in run("check", "CONFIG", text=text)[1]
+    assert (
+        "note: the number of layers is not known: there is no model.num_hidden_layers"
+        in run("check", "CONFIG", text=text)[1]
+    )
     code, out, _ = run("check", "--num-layers", "4", "CONFIG", text=text)
     assert code == 1 and "layer 3 cannot be swapped" in out
 

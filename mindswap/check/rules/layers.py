@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from mindswap.check.context import Context, FirstOfLayer, shared_layers
 from mindswap.check.rules.patterns import bad_regex, plain_dot, unmatched_pattern
@@ -13,7 +12,8 @@ from mindswap.policy.cell_tree import match_pattern
 from mindswap.policy.counts import layers_of_stage_counts
 from mindswap.policy.expand import expand_stage_recompute, find_layout_problem, find_unknown_keys
 from mindswap.policy.model import Layers
-from mindswap.policy.schema import MAX_NUM_LAYERS, SELECT_OPTIONS, Expect
+from mindswap.policy.read import MTP_KEYS
+from mindswap.policy.schema import MAX_NUM_LAYERS, SELECT_OPTIONS, Expect, find_count
 from mindswap.policy.settings import Statement
 from mindswap.policy.words import format_indices, format_layers, last_key, name_indices
 
@@ -40,6 +40,8 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
 
     PASS (num_layers: 4): layers: [0, 3]
     FAIL (num_layers: 4; layers are counted from 0): layers: [1, 4]
+
+    Layers of multi-token prediction have no index of their own: MindFormers 1.9 gives them that of the last layer.
     """
     limit = context.num_layers or MAX_NUM_LAYERS
     known_from = f" (num_layers: {limit})" if context.num_layers else ""
@@ -55,7 +57,18 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
         is_negative = min(indices) < 0 and meant and context.num_layers
         last = f"delete it; the last layer is {limit - 1}" if context.num_layers else "delete it"
         fix = f"count from the front: {format_indices(meant)}" if is_negative else last
+        if context.num_layers and limit <= min(indices) and max(indices) < limit + _num_prediction_layers(context):
+            message += f"; the layer of multi-token prediction has the index of the last layer, {limit - 1}"
+            fix = f"{limit - 1}, for the last layer and multi-token prediction"
         yield Finding(location, message, f"0 to {limit - 1}{known_from}", fix)
+
+
+def _num_prediction_layers(context: Context) -> int:
+    """Number of layers for multi-token prediction."""
+    stated = find_count((context.document.get("model", "model_config", key) for key in MTP_KEYS), 0)
+    if stated is not None:
+        return stated
+    return int(context.coverage is not None and context.coverage.trees.prediction is not None)
 
 
 @rule(Level.WARNING)
@@ -139,10 +152,11 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
     """A recompute option counts layers per pipeline stage, but with swap on it takes layer indices.
 
     With swap off, `recompute: [2, 1]` means 2 layers of stage 0 and 1 of stage 1. With swap on it would mean layers 2
-    and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, and one number per stage (of
-    several) of which one is no layer or stands twice. A list that can be both, one number per stage that is not
-    ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages, is a warning; next to a list that can only be counts it is
-    an error, ascending or not.
+    and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, one number per stage (of
+    several) of which one is no layer or stands twice, and the number of all layers on one stage. A list that can be
+    both, one number per stage that is not ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages, is a warning; next
+    to a list that can only be counts it is an error, ascending or not. Where every list is ascending and can be both,
+    such as `recompute: [8]` on one stage or `[2, 6]` on two, `mindswap check` has a note on how it is read.
 
     PASS (swap on): recompute_config: {recompute: [0, 1, 4]}
     FAIL (swap on; two lists of stages): recompute_config: {recompute: [[2, 1], [1, 0]]}
@@ -155,9 +169,9 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
         yield Finding(node.location, message, allowed, _as_indices(context, path, node))
     refused = {id(node) for _, node in counts}
     for path, node in _lists(context) if settings.is_swap_enabled else ():
-        values = [item.value for item in node.items or ()]
-        if id(node) in refused or not _can_be_counts(context, values):
+        if id(node) in refused or not _can_be_counts(context, node):
             continue
+        values = [item.value for item in node.items or ()]
         what = f"{path}: {show(node)} is read as {format_layers(Layers(values))}"
         fix = f"if layers of each stage are meant: {_as_indices(context, path, node)}"
         if counts:
@@ -166,6 +180,17 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
         elif values != sorted(values):
             message = f"{what}, because swap is on; with swap off it would count the layers of {len(values)} stages"
             yield Finding(node.location, message, "layer indices, ascending to say so", fix, Level.WARNING)
+
+
+def note_on_counts(context: Context) -> str | None:
+    """Note on the first list of layer indices where every list could also be one count for each pipeline stage."""
+    lists = list(_lists(context)) if context.settings.is_swap_enabled else []
+    if not lists or not all(_can_be_counts(context, node) for _, node in lists):
+        return None
+    path, node = lists[0]
+    layers = format_layers(Layers(item.value for item in node.items or ()))
+    what = f"{node.location}: {path}: {show(node)} is read as {layers}, because swap is on"
+    return f"{what}; if a number of layers of each stage is meant: {_as_indices(context, path, node)}"
 
 
 def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
@@ -180,11 +205,12 @@ def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
                 yield f"{path}['{key_text(entry.key)}']", entry.value
 
 
-def _can_be_counts(context: Context, values: list[Any]) -> bool:
-    """True if there is one number for each of several stages, none above the layers of its stage."""
+def _can_be_counts(context: Context, node: DocumentNode) -> bool:
+    """Return whether a list has one number for each stage, none above the layers of its stage and not all 0."""
     pipeline, num_layers = context.settings.pipeline, context.num_layers
-    is_one_each = pipeline.num_stages == len(values) > 1 and all(map(is_whole_number, values))
-    if num_layers is None or not is_one_each:
+    values = [item.value for item in node.items or ()]
+    is_one_each = pipeline.num_stages == len(values) and all(map(is_whole_number, values))
+    if num_layers is None or not is_one_each or not any(values):
         return False
     stages = [pipeline.stage_layers(stage, num_layers) or () for stage in range(pipeline.num_stages)]
     return all(0 <= value <= len(layers) for value, layers in zip(values, stages, strict=True))

@@ -1,6 +1,8 @@
 """Rules for how and on what a step runs: mode, device, levels of the compiler, memory, environment."""
 
+import re
 from collections.abc import Iterator
+from decimal import ROUND_DOWN, Decimal
 
 from mindswap.check.context import Context
 from mindswap.config.nodes import DocumentNode, show
@@ -20,6 +22,10 @@ from mindswap.config.step import (
 )
 from mindswap.units import format_bytes, parse_bytes
 
+# GiB of each unit that people write, where GB is GiB.
+_GB_PER_UNIT = {unit: Decimal(1) for unit in ("", "G", "GB")}
+_GB_PER_UNIT |= {unit: Decimal(1) / 1024 for unit in ("M", "MB")} | {unit: Decimal(1024) for unit in ("T", "TB")}
+_MEMORY = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>(?:[GMT]B?)?)", re.ASCII)
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
@@ -53,8 +59,11 @@ def context_mode(context: Context) -> Iterator[Finding]:
         yield Finding(node.location, message, "0 or GRAPH_MODE, 1 or PYNATIVE_MODE", "mode: 0")
         return
     if not is_on_cpu(context.document) and context.document.value("mindswap", "stream_copies") is not True:
-        message = f"context.mode: {show(node)}: swap in PyNative mode was never run on a device other than CPU"
-        allowed = "0 or GRAPH_MODE; PyNative with device_target: CPU, or with mindswap: {stream_copies: True}"
+        message = (
+            f"context.mode: {show(node)} is PyNative mode, where swap_config acts on "
+            f"{read_device_target(context.document)} only with mindswap.stream_copies"
+        )
+        allowed = "0 or GRAPH_MODE; 1 with device_target: CPU, or with mindswap: {stream_copies: True}"
         yield Finding(node.location, message, allowed, "mode: 0")
 
 
@@ -114,7 +123,7 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
     node = context.document.get(*PATH.split("."))
     if node is not None and not node.is_null and not is_device_memory(node.value):
         message = f"{PATH}: {show(node)}: MindSpore stops at it"
-        yield Finding(node.location, message, ALLOWED, level=context.error_with_swap)
+        yield Finding(node.location, message, ALLOWED, _meant_memory(node.value), context.error_with_swap)
     limit = read_device_memory(context.document)
     budget = context.document.get("mindswap", "memory")
     if limit is None or budget is None or not isinstance(budget.value, str):
@@ -128,6 +137,21 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
         message = f"mindswap.memory: {show(budget)} is more than the {allowed} of {PATH} ({limit.location})"
         fix = f'{PATH}: "{-(-asked_bytes // 2**30)}GB", or memory: {allowed} and mindswap plan again'
         yield Finding(budget.location, message, f"at most {allowed}", fix, Level.WARNING)
+
+
+def _meant_memory(value: object) -> str:
+    """The memory as MindSpore takes it, for a number or another unit; "" where there is no telling.
+
+    A number alone and G are read as GB, which is GiB to MindSpore.
+    """
+    text = re.sub(r"\s", "", str(value)).upper().replace("IB", "B")
+    match = _MEMORY.fullmatch(text) if not isinstance(value, bool) else None
+    if match is None:
+        return ""
+    gigabytes = Decimal(match["number"]) * _GB_PER_UNIT[match["unit"]]
+    if not 0 < gigabytes < 10**6:
+        return ""
+    return f'{PATH.rpartition(".")[2]}: "{gigabytes.quantize(Decimal("0.1"), ROUND_DOWN).normalize():f}GB"'
 
 
 @rule(Level.ERROR)

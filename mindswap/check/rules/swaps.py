@@ -3,11 +3,18 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context, FirstOfLayer, StatementIndex, StatementOverlap, shared_layers
-from mindswap.config.problem import Level
+from mindswap.check.rules.values import FIND_DISTANCE
+from mindswap.config.problem import Level, Location
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.model import Layers
 from mindswap.policy.settings import Statement
 from mindswap.policy.words import format_layers, format_names
+
+# Operators of forward and backward of a compiled layer per operator of its tree, at most: 2.6 for Llama, 2.9 for
+# DeepSeek-V3 (configs/, MindSpore 2.9.0).
+COMPILED_PER_OPERATOR = 3
+# For a model that is not known.
+MAX_LAYER_OPERATORS = 1000
 
 
 @rule(Level.WARNING)
@@ -63,6 +70,43 @@ def conflicting_prefetch(context: Context) -> Iterator[Finding]:
             fix = f"take {layers} out of one of the two"
             yield Finding(statement.prefetch_location, message, "one distance per layer and operator", fix)
         group.add(statement, statement.num_prefetch_ops)
+
+
+@rule(Level.WARNING)
+def far_prefetch(context: Context) -> Iterator[Finding]:
+    """A prefetch distance is larger than forward and backward have operators, so the swap frees no memory.
+
+    The distance is also the number of operators after which forward frees the memory, so nothing leaves the device.
+
+    PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
+    FAIL (a layer has less than 1000 operators): layer_swap: [{backward_prefetch: 100000, layers: [0]}]
+    """
+    if context.num_layers is None or context.settings.pipeline.num_stages > 1:
+        return
+    seen: set[Location] = set()
+    for statement in context.settings.swap:
+        distance, location = statement.num_prefetch_ops, statement.prefetch_location
+        if distance is None or location is None or location in seen:
+            continue
+        num_after = context.num_layers - min(statement.layers.resolve(context.num_layers), default=0)
+        limit = COMPILED_PER_OPERATOR * num_after * _num_layer_operators(context)
+        if distance > limit:
+            seen.add(location)
+            message = (
+                f"{statement.path}.backward_prefetch: {distance}, and forward and backward have fewer than {limit} "
+                "operators from there on: the memory is never freed"
+            )
+            if statement.is_default:
+                message = message.replace(f"{statement.path}.backward", "swap_config.default")
+            yield Finding(location, message, f"less than {limit}", FIND_DISTANCE)
+
+
+def _num_layer_operators(context: Context) -> int:
+    """Operators in forward of the largest layer; where the model is not known, more than any layer has."""
+    if context.coverage is None:
+        return MAX_LAYER_OPERATORS
+    kinds = range(len(context.coverage.kinds))
+    return max((len(context.coverage.operators(None, kind)) for kind in kinds), default=MAX_LAYER_OPERATORS)
 
 
 @rule(Level.WARNING)

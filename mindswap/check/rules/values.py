@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.check.rules.keys import is_misspelt_switch
-from mindswap.config.nodes import DocumentNode, key_text, show
+from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.read import NUM_LAYERS_KEYS, find_num_layers
@@ -13,6 +13,8 @@ from mindswap.policy.schema import MAX_NUM_LAYERS, PREFETCH_DEFAULT, Expect
 from mindswap.policy.settings import InvalidValue
 from mindswap.policy.words import last_key
 
+# Advice where the distance that was meant is not known.
+FIND_DISTANCE = "a number of operators, such as 10; mindswap plan finds the best one"
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
 _INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
 _LAYERS = re.compile(r"\s*(-?\d{1,20})(?:\.0|\s*-\s*(-?\d{1,20}))?\s*", re.ASCII)
@@ -43,17 +45,18 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
     for misfit in context.settings.unread.misfits_of(Expect.PREFETCH):
         reason = "is out of range" if misfit.node.kind == "an integer" else f"is {misfit.node.kind}"
         message = f"{misfit.path}: {show(misfit.node)} {reason}"
-        fix = f"{misfit.path.rpartition('.')[2]}: {_meant_distance(misfit.node.value)}"
+        meant = _meant_distance(misfit.node.value)
+        fix = f"{misfit.path.rpartition('.')[2]}: {meant}" if meant else FIND_DISTANCE
         yield Finding(misfit.node.location, message, misfit.expect.value, fix)
 
 
-def _meant_distance(value: object) -> int:
-    """The number that was probably meant; 1, the default, where there is no telling."""
+def _meant_distance(value: object) -> int | None:
+    """The number that was probably meant; None where there is no telling."""
     if isinstance(value, str) and len(value) < 10 and _NUMBER.fullmatch(value.strip()):
         value = float(value)  # 1e2 is a string in YAML 1.1
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < 2**31:
         return int(value)
-    return 1
+    return None
 
 
 @rule(Level.WARNING)
@@ -150,8 +153,8 @@ def _right_type(misfit: InvalidValue, num_layers: int | None) -> str:
             return f"{key}: True" if value else "0, if the first layer is meant"
         return _meant_layers(str(value), num_layers)
     if misfit.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
-        if _whole_number(value) or isinstance(value, int):
-            return f"{key}: [{_whole_number(value) or value}]"
+        if _whole_number(value) or is_whole_number(value):
+            return _meant_list(key, int(_whole_number(value) or value), misfit.expect, num_layers)
         if word in ("true", "all", "every"):
             return f"{key}: True"
         parts = value.replace(" ", "").split(",") if isinstance(value, str) else []
@@ -164,6 +167,16 @@ def _right_type(misfit: InvalidValue, num_layers: int | None) -> str:
     if misfit.expect is Expect.BOOL and word in ("true", "false"):
         return f"{key}: {word.title()}"
     return ""
+
+
+def _meant_list(key: str, number: int, expect: Expect, num_layers: int | None) -> str:
+    """One number in place of a list: an index, and for recompute, which MindFormers also counts, that many layers."""
+    limit = num_layers or MAX_NUM_LAYERS
+    index = f"{key}: [{number}]" if 0 <= number < limit else ""
+    if expect is Expect.LAYERS or not 1 <= number <= limit:
+        return index
+    counted = f"{key}: {'[0]' if number == 1 else f'[{chr(39)}0-{number - 1}{chr(39)}]'}, if {number} layers are meant"
+    return f"{index}, if layer {number} is meant; {counted}" if index else counted
 
 
 def _meant_layers(text: str, num_layers: int | None) -> str:

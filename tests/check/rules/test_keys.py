@@ -222,7 +222,9 @@ def test_sections_in_the_wrong_place_are_errors_if_they_ask_for_swap(switch, lev
 @pytest.mark.parametrize("key", ["swpa", "Swap", "enable", "SWAP", "use_swap", "'on'", "offload"])
 @pytest.mark.parametrize("value", ["True", "'true'", "yes", "1"])
 def test_a_switch_under_another_name_is_an_error_although_swap_is_off(key, value):
-    problems = check(f"{{swap_config: {{{key}: {value}, layer_swap: [{{backward_prefetch: 1, layers: [0]}}]}}}}").problems
+    problems = check(
+        f"{{swap_config: {{{key}: {value}, layer_swap: [{{backward_prefetch: 1, layers: [0]}}]}}}}"
+    ).problems
     assert [(p.rule, p.level, p.location.column, p.fix) for p in problems] == [
         ("unknown-key", Level.ERROR, 16, "rename it: swap: True")
     ]

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from mindswap.check.check import check_shape
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap
-from tests.builders import check, document, found
+from tests.builders import TEST_MODEL, check, document, found
 
 # Rule `layer-out-of-range`.
 
@@ -19,6 +21,32 @@ def test_layers_are_counted_from_zero():
 def test_a_negative_index_is_counted_from_the_front():
     problem = check(layers("[-1]")).problems[0]
     assert (problem.rule, problem.fix) == ("layer-out-of-range", "count from the front: 3")
+
+
+MTP = """
+    model: {model_config: {model_type: deepseek_v3, num_layers: 4, %s}}
+    use_legacy: False
+    swap_config: {swap: True, layer_swap: [{backward_prefetch: 2, layers: %s}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "layers", "is_named"),
+    [
+        ("num_nextn_predict_layers: 1", "[4]", True),
+        ("mtp_num_layers: 2", "['4-5']", True),
+        ("mtp_depth: 1", "[5]", False),
+        ("mtp_depth: 0", "[4]", False),
+        ("hidden_size: 8", "[4]", True),  # by the tree of the model, which has one
+    ],
+)
+def test_the_index_of_multi_token_prediction_is_that_of_the_last_layer(key, layers, is_named):
+    model = replace(TEST_MODEL, prediction=TEST_MODEL.layers[0])
+    (problem,) = check(MTP % (key, layers), model).problems
+    assert problem.rule == "layer-out-of-range" and ("multi-token prediction" in problem.message) == is_named
+    assert problem.fix == (
+        "3, for the last layer and multi-token prediction" if is_named else "delete it; the last layer is 3"
+    )
 
 
 def test_a_range_is_one_problem():

@@ -124,6 +124,30 @@ def test_what_mindspore_refuses_is_an_error(text):
     assert read_device_memory(document(TEXT % (text, ""))) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('"58 GB"', "58GB"),
+        ("58", "58GB"),
+        ("58.5", "58.5GB"),
+        ("58G", "58GB"),
+        ("'58 gib'", "58GB"),
+        ("59392MB", "58GB"),
+        ("0.5TB", "512GB"),
+        ("058GB", "58GB"),
+        ("0GB", ""),
+        ("True", ""),
+        ("all of it", ""),
+        ("58B", ""),
+        ("[58]", ""),
+    ],
+)
+def test_the_fix_is_the_memory_as_mindspore_takes_it(text, meant):
+    (problem,) = check(TEXT % (text, "")).problems
+    assert problem.fix == (f'max_device_memory: "{meant}"' if meant else "")
+    assert not meant or found(TEXT % (f'"{meant}"', "")) == []
+
+
 def test_with_swap_off_it_is_a_warning():
     (problem,) = check("{context: {max_device_memory: 58}}").problems
     assert problem.level is Level.WARNING and problem.allowed == 'a string such as "58GB"; GB is GiB there'

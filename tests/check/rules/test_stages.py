@@ -1,5 +1,6 @@
 import pytest
 
+from mindswap.api.check import NameSource, check_config
 from mindswap.check.check import check_before_network
 from mindswap.config.problem import Level
 from mindswap.errors import PolicyError
@@ -50,7 +51,35 @@ def test_counts_that_do_not_fit_get_general_advice():
 
 
 def test_without_stages_a_list_names_layers():
-    assert [rule for *_, rule in found(config("[8]", stages=1), None)] == ["nothing-swapped", "layer-out-of-range"]
+    assert [rule for *_, rule in found(config("[9]", stages=1), None)] == ["nothing-swapped", "layer-out-of-range"]
+
+
+def test_without_stages_the_number_of_all_layers_is_a_count():
+    (problem,) = problems(config("[8]", stages=1))
+    assert problem.fix == "recompute: [0, 1, 2, 3, 4, 5, 6, 7]"
+
+
+def note(recompute, num_layers=8, stages=2):
+    checked = check_config(document(config(recompute, num_layers, stages)), names=NameSource.TABLE)
+    (found,) = [note for note in checked.notes if "if a number of layers" in note] or [""]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recompute", "stages", "meant"),
+    [("[3]", 1, "[0, 1, 2]"), ("[2, 4]", 2, "[0, 1, 4, 5, 6, 7]"), ("[0, 1, 2]", 3, "[3, 6, 7]")],
+)
+def test_counts_that_were_pasted_get_a_note_on_how_they_are_read(recompute, stages, meant):
+    num_layers = 9 if stages == 3 else 8
+    found = note(recompute, num_layers, stages)
+    assert found.startswith("x.yaml:") and f"recompute: {recompute} is read as layer" in found
+    assert found.endswith(f"if a number of layers of each stage is meant: recompute: {meant}")
+
+
+@pytest.mark.parametrize("recompute", ["[2, 5]", "[2]", "['2-3']", "[0, 0]", "True", "False", "[1, 2, 3]"])
+def test_lists_that_are_no_counts_get_no_note(recompute):
+    """On two stages of four layers."""
+    assert note(recompute) == ""
 
 
 def problems(text):

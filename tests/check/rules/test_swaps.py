@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.policy.model import Policy
-from tests.builders import LLAMA_USES, check, found, trees
+from tests.builders import LLAMA_USES, TEST_MODEL, check, found, trees
 
 # Rule `conflicting-prefetch`.
 
@@ -42,6 +42,36 @@ def test_different_layers_pass():
             - {op_name: attention, backward_prefetch: 10, layers: [2]}
     """
     assert found(text) == []
+
+
+# Rule `far-prefetch`: the test model has four layers of 12 operators, so at most 4 * 3 * 12 compiled ones.
+
+
+def distance_of(distance, layers="[0]", model=TEST_MODEL, stages=1):
+    entry = f"{{backward_prefetch: {distance}, layers: {layers}}}"
+    text = f"{{parallel_config: {{pipeline_stage: {stages}}}, swap_config: {{swap: True, layer_swap: [{entry}]}}}}"
+    return found(text, model, num_layers=4)
+
+
+@pytest.mark.parametrize(("layers", "limit"), [("[0]", 144), ("[3]", 36), ("[1, 3]", 108), ("True", 144)])
+def test_a_distance_beyond_all_operators_frees_nothing(layers, limit):
+    assert distance_of(limit, layers) == []
+    assert [rule for *_, rule in distance_of(limit + 1, layers)] == ["far-prefetch"]
+
+
+def test_of_a_model_that_is_not_known_the_limit_is_larger():
+    assert distance_of(12000, model=None) == [] != distance_of(12001, model=None)
+
+
+def test_with_a_pipeline_other_micro_batches_are_in_between():
+    assert distance_of(100_000, stages=2) == []
+
+
+def test_a_default_distance_is_one_finding():
+    text = "{swap_config: {swap: True, default_prefetch: 2000}}"
+    (problem,) = check(text).problems
+    assert (problem.rule, problem.location.column) == ("far-prefetch", 46)
+    assert problem.message.startswith("swap_config.default_prefetch: 2000, and")
 
 
 # Rule `nothing-swapped`.

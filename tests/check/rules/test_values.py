@@ -1,6 +1,7 @@
 import pytest
 
 from mindswap.check.check import check_document
+from mindswap.check.rules.values import FIND_DISTANCE
 from mindswap.config.problem import Level
 from mindswap.config.render import document_from_data
 from mindswap.policy.model import Policy
@@ -25,10 +26,16 @@ def test_default_prefetch_is_checked_alike(value):
     assert found(f"swap_config: {{swap: True, default_prefetch: {value}}}") == [(1, 45, "bad-prefetch")]
 
 
-@pytest.mark.parametrize(("value", "fix"), [("'10'", 10), ("10.0", 10), ("True", 1), ("-3", 1)])
+@pytest.mark.parametrize(("value", "fix"), [("'10'", 10), ("10.0", 10), ("' 20 '", 20)])
 def test_the_fix_is_the_number_that_was_meant(value, fix):
     problem = check(f"swap_config: {{swap: True, default_prefetch: {value}}}").problems[0]
     assert problem.fix == f"default_prefetch: {fix}"
+
+
+@pytest.mark.parametrize("value", ["True", "-3", "0", "99999999999999999999", "4294967296", "ten", "'1,000'", "[10]"])
+def test_without_a_number_that_may_be_meant_no_number_is_put_in_its_place(value):
+    (problem,) = check(f"swap_config: {{swap: True, default_prefetch: {value}}}").problems
+    assert problem.fix == FIND_DISTANCE and "plan" in problem.fix
 
 
 def test_one_is_the_least():
@@ -222,12 +229,28 @@ def test_nothing_is_found_in_a_good_file():
     assert found(text) == []
 
 
-def test_the_fix_for_one_operator_keeps_its_name():
-    text = r"""
-        swap_config: {swap: True}
-        recompute_config: {select_recompute: {'feed_forward\.mul': 2}}
-    """
-    assert check(text).problems[0].fix == r"'feed_forward\.mul': [2]"
+@pytest.mark.parametrize("key", ["recompute", r"'feed_forward\.mul'", "select_recompute"])
+@pytest.mark.parametrize("number", ["2", "2.0", "'2'"])
+def test_one_number_may_be_a_layer_or_a_count_and_the_fix_has_both(key, number):
+    """With swap off MindFormers counts layers, so a number alone is either."""
+    section = f"{{{key}: {number}}}" if "recompute" in key else f"{{select_recompute: {{{key}: {number}}}}}"
+    (problem,) = [p for p in check(f"{{swap_config: {{swap: True}}, recompute_config: {section}}}").problems]
+    assert problem.fix == f"{key}: [2], if layer 2 is meant; {key}: ['0-1'], if 2 layers are meant"
+
+
+def test_one_number_that_can_be_only_one_of_both():
+    text = "{swap_config: {swap: True}, recompute_config: {recompute: %s}}"
+    assert check(text % "4").problems[0].fix == "recompute: ['0-3'], if 4 layers are meant"
+    assert check(text % "0").problems[0].fix == "recompute: [0]"
+    swapped = "{swap_config: {swap: True, layer_swap: [{backward_prefetch: 2, layers: 2}]}}"
+    assert check(swapped).problems[0].fix == "layers: [2]"
+
+
+@pytest.mark.parametrize(("stages", "fix"), [(1, "[2]"), (2, "[2, 2], if each of 2 stages recomputes so many layers")])
+def test_with_swap_off_one_number_is_a_count_of_each_stage(stages, fix):
+    text = f"{{parallel_config: {{pipeline_stage: {stages}}}, recompute_config: {{recompute: 2}}}}"
+    (problem,) = check(text).problems
+    assert (problem.rule, problem.fix) == ("stage-recompute", f"recompute: {fix}")
 
 
 def test_a_default_prefetch_of_null_is_not_set():
