@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from mindswap.commands import Parser, UsageError
 from mindswap.config.source import use_folder
-from mindswap.errors import MindswapError, PolicyError, StoppedBySignal
+from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
+from mindswap.streams import OutputError, drop_output, prepare_streams
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def main(argv: list[str] | None = None) -> int:
         0 good, 1 the input is wrong, 3 a bug of mindswap (with a log file), 130 interrupted. Wrong
         options exit with 1 as well.
     """
+    if argv is None:
+        prepare_streams()
     logging.basicConfig(format="mindswap: %(levelname)s: %(message)s", level=logging.WARNING)
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] in ([], ["help"]):  # `mindswap help plan` is `mindswap plan --help`
@@ -115,29 +118,29 @@ def main(argv: list[str] | None = None) -> int:
 
     def refuse(shown: str, error: Exception, problems: "Sequence[Problem]" = (), code: int = EXIT_BAD_INPUT) -> int:
         print(_escape(shown), file=sys.stderr)
-        if wants_json:
+        if isinstance(error, OutputError):
+            drop_output()
+        elif wants_json:
             from mindswap.report.problems import answer_text, problems_to_data
 
-            print(answer_text(command or "", problems_to_data(problems), False, str(error)))
+            try:
+                print(answer_text(command or "", problems_to_data(problems), False, str(error)), flush=True)
+            except (OSError, OutputError):  # the standard error has it
+                drop_output()
         return code
 
     if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
         argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
-        args = build_parser(command).parse_args(argv)
-        with use_folder(getattr(args, "pretrained_model_dir", None)):
-            return args.run(args)
+        _require_usable_python()
+        code = _run(command, argv)
+        sys.stdout.flush()
+        return code
     except (KeyboardInterrupt, StoppedBySignal) as stop:
         print("mindswap: interrupted", file=sys.stderr)
         return stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
-    except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
-        if stop.code in (None, 0):
-            return EXIT_OK
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
     except BrokenPipeError:  # `mindswap check ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return EXIT_OK
     except PolicyError as error:
         from mindswap.report.problems import format_problems
@@ -147,12 +150,58 @@ def main(argv: list[str] | None = None) -> int:
         return refuse(f"{error.usage}: error: {error}", error)
     except MindswapError as error:
         return refuse(f"mindswap: error: {error}", error)
+    except (OSError, MemoryError) as error:
+        refused = _refused_by_system(error)
+        return refuse(f"mindswap: error: {refused}", refused)
     except Exception as error:  # noqa: BLE001 the one place where a bug becomes a message
-        return refuse(_report_bug(error), error, code=EXIT_BUG)
+        shown = f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {_write_trace(error)}"
+        return refuse(shown, error, code=EXIT_BUG)
 
 
-def _report_bug(error: Exception) -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="mindswap-", suffix=".log", delete=False) as log:
-        log.write(f"mindswap {__version__}, Python {sys.version}\narguments: {sys.argv}\n\n")
-        traceback.print_exception(error, file=log)
-    return f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {log.name}"
+def _run(command: str | None, argv: list[str]) -> int:
+    """Parse the words of a command and run it; gives its exit code."""
+    try:
+        args = build_parser(command).parse_args(argv)
+        with use_folder(getattr(args, "pretrained_model_dir", None)):
+            code: int = args.run(args)
+            return code
+    except StoppedBySignal:
+        raise
+    except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
+        if stop.code in (None, 0):
+            return EXIT_OK
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
+
+
+def _require_usable_python() -> None:
+    """Refuse what no command works with. Raises MindswapError: Python runs without docstrings, or nowhere."""
+    if sys.flags.optimize > 1:
+        raise MindswapError(
+            "Python runs without docstrings, which are the texts of mindswap and of MindSpore (PYTHONOPTIMIZE=2, -OO)\n"
+            "    allowed: PYTHONOPTIMIZE=1, or none\n    fix:     unset PYTHONOPTIMIZE"
+        )
+    with system_errors_as(MindswapError, "the working directory cannot be used"):
+        os.getcwd()  # noqa: PTH109 raises where it is gone
+
+
+def _refused_by_system(error: OSError | MemoryError) -> MindswapError:
+    """The message for an error of the system: no space left, a folder that vanished, no memory."""
+    if isinstance(error, MemoryError):
+        return MindswapError(f"there is not enough memory\n    details: {_write_trace(error)}")
+    place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return MindswapError(f"{place}{error.strerror or error}\n    details: {_write_trace(error)}")
+
+
+def _write_trace(error: BaseException) -> str:
+    """Write where an error comes from into a file; gives its name."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="mindswap-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as log:
+            log.write(f"mindswap {__version__}, Python {sys.version}\narguments: {sys.argv}\n\n")
+            traceback.print_exception(error, file=log)
+    except OSError as refused:
+        return f"no log: {refused.strerror or refused}"
+    return log.name

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "mindswap"
 # From what everything builds on to what builds on everything. A part imports itself and those before it.
 ORDER = (
     "errors",
+    "streams",
     "environment",
     "files",
     "units",

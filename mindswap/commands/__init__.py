@@ -5,11 +5,11 @@ Open first: `verify.py`; `options.py` has the options that several commands shar
 """
 
 import argparse
-import os
 import sys
 from typing import NoReturn
 
 from mindswap.errors import MindswapError
+from mindswap.streams import OutputError, drop_output
 
 
 class UsageError(MindswapError):
@@ -33,12 +33,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def write_out(data: bytes) -> None:
-    """Write to the standard output beside a training, which goes on where nobody reads (`mindswap run ... | head`)."""
+    """Write to the standard output of a training, which goes on if that fails (`mindswap run ... | head`)."""
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, OutputError):
+        drop_output()
 
 
 def say(text: str) -> None:

@@ -1,0 +1,91 @@
+"""Standard streams of a command line: closed, full, or not UTF-8.
+
+A result that cannot be written is an error. A message on the standard error that cannot be written is dropped: it must
+not end the work that it is about.
+"""
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from mindswap.errors import MindswapError
+
+
+class OutputError(MindswapError):
+    """The standard output cannot be written."""
+
+
+class _OutputFile(io.FileIO):
+    """The standard output; BrokenPipeError, which is no mistake of anybody, stays what it is."""
+
+    def write(self, data: Any) -> int:
+        """Write as `FileIO.write`. Raises OutputError: it cannot."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"the standard output cannot be written: {error.strerror or error}") from error
+
+
+class _MessageFile(io.FileIO):
+    """The standard error; what cannot be written is dropped."""
+
+    def write(self, data: Any) -> int:
+        """Write what can be written, and return the size of all."""
+        view = memoryview(data).cast("B")
+        num_written = 0
+        with suppress(OSError):
+            while num_written < view.nbytes and (count := super().write(view[num_written:])):
+                num_written += count
+        return view.nbytes
+
+
+def prepare_streams() -> None:
+    """Make the standard streams of a command, before it opens anything else.
+
+    A closed one is opened: the standard output such that writing fails, as in other programs. Characters that the
+    encoding of a stream has not are escaped.
+    """
+    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        if _is_closed(descriptor):
+            opened = os.open(os.devnull, flags)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 for as long as the process runs
+    sys.stdout = _text_stream(sys.stdout, _OutputFile(1, "wb", closefd=False), os.isatty(1))
+    sys.stderr = _text_stream(sys.stderr, _MessageFile(2, "wb", closefd=False), True)
+
+
+def _text_stream(before: Any, file: io.FileIO, line_buffering: bool) -> io.TextIOWrapper:
+    """Return the stream of a file, with the encoding of the one before; None was closed."""
+    if before is not None:
+        before.flush()
+    encoding = getattr(before, "encoding", None) or "utf-8"
+    return io.TextIOWrapper(io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=line_buffering)
+
+
+def write_message(descriptor: int, text: str) -> None:
+    """Write to a descriptor of the standard error, without Python's buffers; nothing if that is impossible."""
+    with suppress(OSError):
+        os.write(descriptor, text.encode(errors="backslashreplace"))
+
+
+def drop_output() -> None:
+    """Write the standard output to nowhere from now on, what is left in its buffer as well."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _is_closed(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,94 @@
+"""Failures of files and streams are messages with exit code 1: each in a process of its own, as a shell starts it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs/llama2_7b/case1_default_swap.yaml"
+PROGRAM = [sys.executable, "-m", "mindswap"]
+CANNOT = "mindswap: error: the standard output cannot be written: "
+
+
+def shell(words, redirection="", before="", **variables):
+    """`mindswap WORDS` with redirections of a shell, after commands of it."""
+    script = f'{before}\nexec "$@" {redirection}'
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    command = ["bash", "-c", script, "bash", *PROGRAM, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT)
+
+
+# An answer, an error, a usage error, help, a list of commands; as text and as JSON.
+WORDS = [
+    ["check", CONFIG], ["check", "--json", CONFIG], ["check", "--json", "missing.yaml"], ["check", "--json", "--bogus"],
+    ["check", "--help"], ["--version"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: " ".join(map(str, words[:2]))[:20])
+@pytest.mark.parametrize(("redirection", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file desc")])
+def test_an_answer_that_cannot_be_written_is_an_error(words, redirection, why):
+    done = shell(words, redirection)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    is_error = words[-1] in ("missing.yaml", "--bogus")  # which is on the standard error: nothing is lost
+    assert lines and (is_error or [line.startswith(CANNOT + why) for line in lines] == [True])
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "<&-", "2>&- <&-"])
+def test_the_answer_is_complete_without_the_other_streams(redirection):
+    done = shell(["check", "--json", CONFIG], redirection)
+    assert done.returncode == 0 and json.loads(done.stdout)["ok"]
+    assert done.stderr == ""
+    refused = shell(["check", "--json", "missing.yaml"], redirection)
+    assert refused.returncode == 1 and not json.loads(refused.stdout)["ok"]
+
+
+def test_where_nobody_reads_is_no_error():
+    done = shell(["explain", CONFIG], "| true", before="set -o pipefail")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_characters_that_the_output_has_not_are_escaped(tmp_path):
+    config = tmp_path / "配置.yaml"
+    config.write_bytes(b"swap_config: {swap: 3}\n")
+    done = shell(["check", config], PYTHONIOENCODING="latin-1")
+    assert done.returncode == 1 and done.stdout.startswith(f"{tmp_path}/\\u914d\\u7f6e.yaml:1:")
+    undecodable = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.yaml"))
+    config.rename(undecodable)
+    done = shell(["check", undecodable])
+    assert done.returncode == 1 and done.stdout.startswith(f"{tmp_path}/\\udcff.yaml:1:")
+
+
+def test_a_working_directory_that_is_gone(tmp_path):
+    done = shell(["check", "--json", CONFIG], before=f"cd {tmp_path}; mkdir gone; cd gone; rmdir {tmp_path}/gone")
+    message = "the working directory cannot be used: No such file or directory"
+    assert (done.returncode, done.stderr) == (1, f"mindswap: error: {message}\n")
+    assert json.loads(done.stdout)["error"] == message
+
+
+def test_python_without_docstrings():
+    done = shell(["check", CONFIG], PYTHONOPTIMIZE="2")
+    assert done.returncode == 1
+    assert done.stderr.startswith("mindswap: error: Python runs without docstrings")
+    assert "fix:     unset PYTHONOPTIMIZE" in done.stderr
+
+
+def test_an_error_of_the_system_that_nobody_expected_is_a_message(tmp_path):
+    """No place for a file: where it happened is in a log, or, if there is no place for that either, is left out."""
+    code = "import tempfile; from mindswap import cli; cli._run = lambda *words: {}; raise SystemExit(cli.main())"
+    fails = "open('/proc/self/nothing', 'w')"
+    for folder in (str(tmp_path), "/proc/nowhere"):
+        script = f"tempfile.tempdir = {folder!r}; " + code.format(fails)
+        script = script.replace("import tempfile; ", "", 1)
+        command = [sys.executable, "-c", f"import tempfile; {script}", "check", "x"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert done.stderr.startswith("mindswap: error: /proc/self/nothing: No such file or directory\n    details: ")
+    (log,) = tmp_path.glob("mindswap-*.log")
+    assert "Traceback" in log.read_text()
