@@ -5,16 +5,20 @@ import ast
 import importlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mindswap.commands import Parser, UsageError
 from mindswap.config.source import use_folder
 from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
+from mindswap.scratch import forget_kept, remove_kept
+from mindswap.signals import LIFELINE, signals_raise
 from mindswap.streams import OutputError, drop_output, prepare_streams
 from mindswap.version import __version__
 
@@ -104,19 +108,20 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line.
 
     Returns:
-        0 good, 1 the input is wrong, 3 a bug of mindswap (with a log file), 130 interrupted. Wrong
-        options exit with 1 as well.
+        0 good, 1 the input is wrong, 3 a bug of mindswap (with a log file), 128 + its number after a signal: 130
+        interrupted (Ctrl-C), 143 SIGTERM, 129 SIGHUP. Wrong options exit with 1 as well.
     """
     if argv is None:
         prepare_streams()
     logging.basicConfig(format="mindswap: %(levelname)s: %(message)s", level=logging.WARNING)
-    argv = list(sys.argv[1:] if argv is None else argv)
+    is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     if argv[:1] in ([], ["help"]):  # `mindswap help plan` is `mindswap plan --help`
         argv = [*argv[1:2], "--help"]
     command = argv[0] if argv[:1] and argv[0] in COMMANDS else None
     wants_json = command != "run" and "--json" in argv[1:]  # options behind `run` are those of the training
 
     def refuse(shown: str, error: Exception, problems: "Sequence[Problem]" = (), code: int = EXIT_BAD_INPUT) -> int:
+        remove_kept(shown)
         print(_escape(shown), file=sys.stderr)
         if isinstance(error, OutputError):
             drop_output()
@@ -134,11 +139,17 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _require_usable_python()
         code = _run(command, argv)
+        for folder in forget_kept():
+            print(f"mindswap: kept {folder}: the log of an error", file=sys.stderr)
         sys.stdout.flush()
         return code
     except (KeyboardInterrupt, StoppedBySignal) as stop:
+        remove_kept()
         print("mindswap: interrupted", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
+        code = stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
+        if is_program:
+            _exit_at_once(code)
+        return code
     except BrokenPipeError:  # `mindswap check ... | head`
         drop_output()
         return EXIT_OK
@@ -160,19 +171,38 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(command: str | None, argv: list[str]) -> int:
     """Parse the words of a command and run it; gives its exit code."""
-    try:
-        args = build_parser(command).parse_args(argv)
-        with use_folder(getattr(args, "pretrained_model_dir", None)):
-            code: int = args.run(args)
-            return code
-    except StoppedBySignal:
-        raise
-    except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
-        if stop.code in (None, 0):
-            return EXIT_OK
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-        return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
+    # A training handles signals as its script does; an adaptive run has a handler of its own.
+    with nullcontext() if command == "run" else signals_raise():
+        try:
+            _end_with_parent(command)
+            args = build_parser(command).parse_args(argv)
+            with use_folder(getattr(args, "pretrained_model_dir", None)):
+                code: int = args.run(args)
+                return code
+        except StoppedBySignal:
+            raise
+        except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
+            if stop.code in (None, 0):
+                return EXIT_OK
+            if isinstance(stop.code, str):
+                print(stop.code, file=sys.stderr)
+            return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
+
+
+def _end_with_parent(command: str | None) -> None:
+    """End with the process of this package that started this one, if there is one, even if it is killed."""
+    if LIFELINE in os.environ and command != "run":  # a training holds it as well, until it is killed
+        from mindswap.training.launch.children import hold_lifeline
+
+        hold_lifeline(os.environ, signal.SIGTERM)
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """End this process without finalizers: MindSpore crashes in them if its import or a compile was interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _require_usable_python() -> None:

@@ -13,6 +13,8 @@ ORDER = (
     "errors",
     "streams",
     "environment",
+    "signals",
+    "scratch",
     "files",
     "units",
     "version",

@@ -22,9 +22,10 @@ from pathlib import Path
 
 from mindswap.config.nodes import Document
 from mindswap.config.step import read_step_settings
+from mindswap.environment import package_environment
 from mindswap.errors import DataError, LaunchError
 from mindswap.training.data.samples import cut_columns, data_columns, vocabulary_size
-from mindswap.training.launch.processes import child_environment, module_command
+from mindswap.training.launch.children import module_command, started
 from mindswap.training.measure.config import SyntheticData
 
 INDEX_SUFFIX = ".db"
@@ -65,14 +66,11 @@ class MindRecordWriter:
         self._num_tokens = seq_length + 1
         num_written = seq_length + 1 if len(columns) == 1 else len(columns) * seq_length
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
-        self._process = subprocess.Popen(
-            module_command(__name__, str(path), str(num_written), *self.columns),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._messages,
-            env={**child_environment(), "GLOG_v": "3"},  # errors only
-            start_new_session=True,  # Ctrl-C is for the command, which then ends this process
-        )
+        command = module_command(__name__, str(path), str(num_written), *self.columns)
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": self._messages}
+        self._stack = contextlib.ExitStack()
+        variables = {**package_environment(), "GLOG_v": "3"}  # errors only
+        self._process = self._stack.enter_context(started(command, variables, **streams))
 
     def __enter__(self) -> "MindRecordWriter":
         return self
@@ -96,11 +94,7 @@ class MindRecordWriter:
                 if self._process.wait():
                     raise self._failure()
         finally:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # what was left in the buffer
-                self._process.stdin.close()
+            self._stack.close()
             self._messages.close()
 
     def _send(self, data: bytes) -> None:

@@ -6,9 +6,7 @@ Needs neither of them: it must act before they are imported.
 import contextlib
 import gc
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +16,8 @@ from typing import TextIO
 
 from mindswap.environment import replaced_environment
 from mindswap.errors import MindswapError
+from mindswap.scratch import remove_abandoned, scratch_folder
+from mindswap.signals import held_signals
 
 # A descriptor of stderr, as it was before it was redirected, while `tell` may say something; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
@@ -28,8 +28,7 @@ _activity: ContextVar[list[str]] = ContextVar("activity")
 FIRST_S, PROGRESS = 5.0, "MINDSWAP_PROGRESS"
 # To the start of the line, and delete it.
 CLEAR_LINE = "\r\x1b[K"
-# The scratch folders in the temporary one, and how long they stay after a failure.
-PREFIX, LOG_NAME, KEPT_S = "mindswap-", "compile.log", 7 * 24 * 3600
+LOG_NAME = "compile.log"
 
 
 def tell(text: str) -> None:
@@ -60,14 +59,6 @@ def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
         if stream.fileno() == descriptor:
             return stream
     return open(descriptor, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 not ours to close
-
-
-def _remove_old_folders() -> None:
-    """Remove folders that failures left in the temporary one more than a week ago; other users' stay."""
-    for log in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOG_NAME}"):
-        with contextlib.suppress(OSError):
-            if time.time() - log.stat().st_mtime > KEPT_S:
-                shutil.rmtree(log.parent, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -102,33 +93,47 @@ def quiet() -> Iterator[Path]:
     The folder is deleted at the end; after an error it stays for a week, and the error carries the path of the log,
     which is what this gives. Only `tell` gets through.
     """
-    _remove_old_folders()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    log_path = folder / LOG_NAME
-    home = Path.cwd()
+    remove_abandoned()
     gc.disable()  # a quarter of the time of importing MindFormers is the collector walking over new modules
-    streams = sys.stdout, sys.stderr
+    try:
+        with (
+            scratch_folder("compile", kept_on=(Exception,)) as folder,
+            telling("starting MindSpore and MindFormers") as descriptor,
+            replaced_environment(),
+            _redirected(folder / LOG_NAME, descriptor),
+        ):
+            try:
+                yield folder / LOG_NAME
+            except MindswapError as error:
+                error.args = (f"{error}\n    full log: {folder / LOG_NAME}",)
+                raise
+            except Exception as error:
+                if sys.version_info >= (3, 11):
+                    error.add_note(f"full log: {folder / LOG_NAME}")
+                raise
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
+def _redirected(log_path: Path, descriptor: int) -> Iterator[None]:
+    """While this lasts, what the process prints goes to a log, whose folder is the working one.
+
+    `descriptor` is of the stderr until now.
+    """
+    home, streams = Path.cwd(), (sys.stdout, sys.stderr)
     for stream in streams:
         stream.flush()
-    has_failed = True
-    with telling("starting MindSpore and MindFormers") as descriptor, replaced_environment():
-        saved = os.dup(1), descriptor
-        os.chdir(folder)
+    saved = os.dup(1), descriptor
+    try:
+        os.chdir(log_path.parent)
         with log_path.open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         sys.stdout, sys.stderr = _writing_to(streams[0], 1), _writing_to(streams[1], 2)
-        try:
-            yield log_path
-            has_failed = False
-        except MindswapError as error:
-            error.args = (f"{error}\n    full log: {log_path}",)
-            raise
-        except Exception as error:
-            if sys.version_info >= (3, 11):
-                error.add_note(f"full log: {log_path}")
-            raise
-        finally:
+        yield
+    finally:
+        with held_signals():
             sys.stdout.flush()
             sys.stderr.flush()
             sys.stdout, sys.stderr = streams
@@ -136,6 +141,3 @@ def quiet() -> Iterator[Path]:
                 os.dup2(copy, original)
             os.close(saved[0])
             os.chdir(home)
-            gc.enable()
-            if not has_failed:
-                shutil.rmtree(folder, ignore_errors=True)

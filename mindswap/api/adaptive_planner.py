@@ -5,6 +5,8 @@
 
 import hashlib
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +23,12 @@ from mindswap.planner.planner import Planner as Solver
 from mindswap.planner.problem import Plan as FoundPlan
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.signals import signals_raise
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind, figure_values, with_figures, with_fragments
 from mindswap.simulator.cost.table import CostTable
 from mindswap.training.adaptive.model import CLASSES, Corrections, NothingFits, TrainingPlan
+from mindswap.training.launch.children import hold_lifeline
 
 
 def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
@@ -111,7 +115,9 @@ def _exposed_copy_ns(problem: PlanProblem, found: FoundPlan) -> int:
 if __name__ == "__main__":  # the child: what was asked is the only word, the answer is JSON
     config, asked_bytes, learned = json.loads(sys.argv[1])
     try:
-        answer = to_plain(plan_training(Path(config), asked_bytes, from_plain(learned, CLASSES)))
+        with signals_raise():
+            hold_lifeline(os.environ, signal.SIGTERM)
+            answer = to_plain(plan_training(Path(config), asked_bytes, from_plain(learned, CLASSES)))
     except MindswapError as error:
         answer = {"refused": str(error)}
     print(json.dumps(answer))

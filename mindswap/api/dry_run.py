@@ -1,11 +1,10 @@
 """Dry runs of pipeline stages: of all layers, or on the line through two short depths, beside the simulated step."""
 
-import shutil
-import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -18,7 +17,7 @@ from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.errors import GraphError, LaunchError, SimulationError
+from mindswap.errors import GraphError, LaunchError, MindswapError, SimulationError
 from mindswap.files import made_once, make_fresh
 from mindswap.graph.cache import cache_folder, make_key
 from mindswap.policy.convert import kept_layers
@@ -27,6 +26,7 @@ from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.report.dryrun import format_dry_run
 from mindswap.report.dryrun_html import own_curve
 from mindswap.report.html_parts import in_notebook
+from mindswap.scratch import scratch_folder
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.data.samples import data_columns, vocabulary_size
@@ -144,36 +144,36 @@ def run_stages(
         has_few_micro_batches=count is not None,
     )
     is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
-    folder = _make_folder(options.folder)
-    files = {
-        depth: write_backend_config(
-            document,
-            policy,
-            settings.num_cards,
-            None if depth == whole else depth.kept,
-            _samples,
-            folder / f"layers_{len(depth.kept)}",
-            count,
+    with _run_folder(options.folder) as folder:
+        files = {
+            depth: write_backend_config(
+                document,
+                policy,
+                settings.num_cards,
+                None if depth == whole else depth.kept,
+                _samples,
+                folder / f"layers_{len(depth.kept)}",
+                count,
+            )
+            for depth in depths
+        }
+        if not has_cann():
+            say("making stand-ins for CANN, or taking those that are there")
+            stand_ins()
+
+        def run(task: tuple[_Depth, int], tell: Say, stop: Callable[[], bool]) -> DryRun:
+            depth, rank = task
+            name, file = f"{len(depth.kept)} of {num_layers} layers, rank {rank}", files[depth]
+            place = file.with_name(f"rank_{rank}")
+            found = run_rank(file, place, rank, settings.num_cards, lambda line: tell(f"{name}: {line}"), stop)
+            tell(f"{name}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
+            return found
+
+        # The deepest first: with several processes it decides how long all take.
+        tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
+        found, simulated = _run_beside(
+            tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None, None)
         )
-        for depth in depths
-    }
-    if not has_cann():
-        say("making stand-ins for CANN, or taking those that are there")
-        stand_ins()
-
-    def run(task: tuple[_Depth, int], tell: Say, stop: Callable[[], bool]) -> DryRun:
-        depth, rank = task
-        name, file = f"{len(depth.kept)} of {num_layers} layers, rank {rank}", files[depth]
-        place = file.with_name(f"rank_{rank}")
-        found = run_rank(file, place, rank, settings.num_cards, lambda line: tell(f"{name}: {line}"), stop)
-        tell(f"{name}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
-        return found
-
-    # The deepest first: with several processes it decides how long all take.
-    tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
-    found, simulated = _run_beside(tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None, None))
-    if options.folder is None:  # after a failure its log stays
-        shutil.rmtree(folder, ignore_errors=True)
     size = settings.num_cards // num_stages
     stages = []
     for rank in ranks:
@@ -248,11 +248,15 @@ def _samples(document: Document) -> SyntheticData:
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 
-def _make_folder(asked: Path | None) -> Path:
+@contextmanager
+def _run_folder(asked: Path | None) -> Iterator[Path]:
+    """The folder for runs that is asked for, or a scratch one, which stays after a failure, with its log."""
     if asked is None:
-        return Path(tempfile.mkdtemp(prefix="mindswap-dryrun-"))
-    make_fresh(asked)
-    return asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
+        with scratch_folder("dryrun", kept_on=(MindswapError,)) as folder:
+            yield folder
+    else:
+        make_fresh(asked)
+        yield asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
 
 
 def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> _Depth:

@@ -1,6 +1,5 @@
 """Plans that MindSpore's Ascend backend has seen: plan, dry run, budget corrected by the difference, and again."""
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,8 @@ from mindswap.policy.convert import policy_sections
 from mindswap.policy.words import name_indices
 from mindswap.report.dryrun import dry_run_to_json
 from mindswap.report.tables import format_table
-from mindswap.training.launch.processes import ask
+from mindswap.scratch import scratch_folder
+from mindswap.training.launch.children import ask
 from mindswap.training.measure.on_backend import Say
 from mindswap.training.measure.stages import DryRunReport
 from mindswap.units import format_bytes, format_time
@@ -178,8 +178,8 @@ def _asked_of_compiler(
     plan: StepPlan, path: Path, use_cache: bool, limit_s: float
 ) -> tuple[PlanVerdict, dict[int, set[str]]]:
     """The verdict, and where nothing else is wrong the patterns without effect in each layer."""
-    with tempfile.TemporaryDirectory(prefix="mindswap_plan_") as folder:
-        file = Path(folder, path.name)
+    with scratch_folder("plan") as folder:
+        file = folder / path.name
         plan.save(file)
         words = ["verify", "--brief", "--json", str(file), *([] if use_cache else ["--no-cache"])]
         try:
@@ -192,7 +192,8 @@ def _asked_of_compiler(
         first = answer.error.partition("\n")[0]
         if first.startswith(NOT_COMPILED):  # a plan of a step that was compiled when it was captured
             return PlanVerdict(False, f"{first}; without the plan it compiles\n    fix: {KEEP}"), {}
-        return PlanVerdict(None, f"not verified: {first}"), {}
+        log = next((f" ({line.strip()})" for line in answer.error.splitlines() if "full log: " in line), "")
+        return PlanVerdict(None, f"not verified: {first}{log}"), {}
     if answer.data["ok"]:
         return PlanVerdict(True, "verified: the compiled graph does what the plan asks"), {}
     layers = answer.data["layers"]

@@ -19,8 +19,10 @@ from mindswap.files import make_fresh, write_new
 from mindswap.policy.convert import kept_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof_html, proof_to_json
+from mindswap.signals import signals_raise
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
-from mindswap.training.launch.processes import adopt_orphans, ask, signals_raise, stop_descendants
+from mindswap.training.launch.children import ask
+from mindswap.training.launch.processes import adopt_orphans, stop_descendants
 from mindswap.training.measure.checks import make_checks
 from mindswap.training.measure.config import (
     RunOptions,

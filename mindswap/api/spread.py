@@ -3,14 +3,19 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from mindswap.errors import LaunchError
+from mindswap.scratch import remove_abandoned
+from mindswap.signals import LIFELINE, held_signals, signals_raise
+from mindswap.training.launch.children import STOP_GRACE_S, STOP_LIMIT_S, hold_lifeline, lifeline
 from mindswap.training.launch.cluster import begin, connect, require_same_versions
 
 T = TypeVar("T")
@@ -20,6 +25,7 @@ Tick = Callable[[], None]
 TICK_S = 0.2
 # What decides an answer, and is taken along to other machines: variables that begin so.
 _DECIDING = ("ENABLE_", "HCCL_", "MS_")
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class Spread:
@@ -47,8 +53,8 @@ class Spread:
             self.width = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         elif num_jobs > 1:  # MindSpore has threads, which a fork would not take along
             spawn = multiprocessing.get_context("spawn")
-            ignored = signal.SIGINT, signal.SIG_IGN  # Ctrl-C is for the process that asked
-            self._pool = ProcessPoolExecutor(num_jobs, spawn, signal.signal, ignored)
+            self._line = ExitStack()
+            self._pool = ProcessPoolExecutor(num_jobs, spawn, _begin_process, (self._line.enter_context(lifeline()),))
 
     def __enter__(self) -> "Spread":
         return self
@@ -57,7 +63,9 @@ class Spread:
         if self._ray is not None:
             self._ray.shutdown()  # ends the tasks, too
         if self._pool is not None:
-            _end(self._pool)
+            with held_signals():
+                _end(self._pool)
+                self._line.close()
 
     def map(self, function: Callable[[T, Tick], R], tasks: Iterable[T], tick: Tick = lambda: None) -> Iterator[R]:
         """The answers, in the order of the tasks, of which no more are taken ahead than run at a time.
@@ -100,7 +108,8 @@ class Spread:
 
     def _begin(self, function: Callable[[T, Tick], R], task: T) -> "Future[R]":
         if self._pool is not None:
-            return self._pool.submit(function, task, _nothing)
+            with _safe_path():  # this starts the process
+                return self._pool.submit(function, task, _nothing)
         return begin(self._ray, function, task, _nothing)
 
 
@@ -118,9 +127,42 @@ def _nothing() -> None:
     """For tasks that nobody watches."""
 
 
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """While this lasts, a process that is started imports no module of the working folder (from Python 3.11 on)."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
+_of_process = ExitStack()  # what a process of the pool has open until its end
+
+
+def _begin_process(line: str) -> None:
+    """Prepare a process of the pool, which ends with the one that started it; Ctrl-C is for that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _of_process.enter_context(signals_raise())
+    hold_lifeline({LIFELINE: line}, signal.SIGTERM)
+
+
 def _end(pool: ProcessPoolExecutor) -> None:
-    """Ends what runs, whose answers nobody waits for."""
+    """End what runs, whose answers nobody waits for."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.terminate()
+    limit_s = time.monotonic() + STOP_GRACE_S
+    for process in processes:
+        process.join(max(0.0, limit_s - time.monotonic()))
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
+        process.kill()
+        process.join(STOP_LIMIT_S)
+    if late:
+        remove_abandoned()

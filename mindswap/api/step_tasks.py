@@ -1,6 +1,5 @@
 """Questions about a configuration as tasks that may run anywhere: its network, its bound, its plan."""
 
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from mindswap.api.step import load_step
 from mindswap.config.source import given_folder, use_folder
 from mindswap.errors import MindswapError
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Plan
+from mindswap.scratch import remove_kept, scratch_folder
 from mindswap.simulator.captured import CapturedStep
 from mindswap.units import format_bytes
 
@@ -101,7 +101,8 @@ def plan_of_task(task: StepTask, tick: Tick) -> tuple[CapturedStep, Plan] | str:
 
 def _answered(task: StepTask, find: Callable[[LoadedStep], R | str]) -> R | str:
     try:
-        with tempfile.TemporaryDirectory(prefix="mindswap-step-") as folder:
-            return find(load_task(task, Path(folder)))
+        with scratch_folder("step") as folder:
+            return find(load_task(task, folder))
     except MindswapError as error:
+        remove_kept()  # the reason names no log
         return reason_of(error)

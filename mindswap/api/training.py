@@ -16,9 +16,7 @@ from mindswap.files import DATA, refuse_existing, write_new
 from mindswap.training.adaptive.model import State
 from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
 from mindswap.training.adaptive.watch import RunWatch
-from mindswap.training.launch.processes import (
-    hold_lifeline,
-)
+from mindswap.training.launch.children import hold_lifeline
 from mindswap.training.launch.training import find_option, load_trainable, parse_training
 
 if TYPE_CHECKING:

@@ -57,7 +57,6 @@ from mindswap.errors import LaunchError
 from mindswap.files import require_folder, require_folders, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.insight import write_dry_run, write_snapshot
-from mindswap.training.launch.processes import signals_raise
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.measure.config import switched_off
 from mindswap.training.measure.stages import DryRunReport
@@ -92,11 +91,10 @@ def run(args: argparse.Namespace) -> int:
     options = DryRunOptions(args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "config")
     say = PhaseLines(time.monotonic(), sys.stderr)
     other: DryRunReport | None = None
-    with signals_raise():
-        report = dry_run_file(args.config, options, say, args.device, device_overrides(args))
-        if against is not None:
-            options = replace(options, folder=args.keep and args.keep / "against")
-            other = run_stages(against[0], options, say, against[1])
+    report = dry_run_file(args.config, options, say, args.device, device_overrides(args))
+    if against is not None:
+        options = replace(options, folder=args.keep and args.keep / "against")
+        other = run_stages(against[0], options, say, against[1])
     if args.plot:
         from mindswap.report.plots import plot_dry_run
 

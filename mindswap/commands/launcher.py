@@ -36,6 +36,7 @@ from mindswap.check.doctor.software import has_cards
 from mindswap.commands import say, write_out
 from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
 from mindswap.report.problems import format_problems
+from mindswap.signals import held_signals, signals_raise
 from mindswap.training.launch.arguments import Job, parse_arguments, split_order, worker_command
 from mindswap.training.launch.msrun import (
     check_port,
@@ -49,12 +50,7 @@ from mindswap.training.launch.msrun import (
     worker_environment,
     worker_log,
 )
-from mindswap.training.launch.processes import (
-    adopt_orphans,
-    raise_process_limit,
-    signals_raise,
-    stop_descendants,
-)
+from mindswap.training.launch.processes import adopt_orphans, raise_process_limit, stop_descendants
 from mindswap.training.launch.training import ADAPTIVE_FLAG, check_configuration
 
 
@@ -162,7 +158,8 @@ def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool
     with _stopping_all():
         # A session of its own: Ctrl-C reaches only this process, which then stops the rest in order.
         out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, None)
-        process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=out, stderr=error)
+        with held_signals():
+            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=out, stderr=error)
         while log and process.stdout is not None and (block := os.read(process.stdout.fileno(), 1 << 16)):
             log.write(block)
             log.flush()
@@ -179,9 +176,7 @@ def _stopping_all() -> Iterator[None]:
         yield
     except BaseException:
         say("stopping all workers")
-        with contextlib.suppress(StoppedBySignal):  # an impatient second Ctrl-C must leave no orphan
-            stop_descendants()
-        stop_descendants(grace_s=0)
+        stop_descendants()
         raise
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
@@ -169,22 +170,27 @@ class SearchBar:
         self.num_interrupts = 0
 
     def __enter__(self) -> "SearchBar":
-        self.handler = signal.signal(signal.SIGINT, self._interrupt)
+        self.handler = signal.getsignal(signal.SIGINT)
+        if self.handler != signal.SIG_IGN:  # as nohup and `&` of a script have it
+            signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self.handler)
+        if self.handler != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self.handler)
         if self.bar is not None:
             self.bar.close()
         self._end_if_asked()
 
-    def _interrupt(self, number: int, frame: object) -> None:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.num_interrupts += 1
-        self._end_if_asked()
-        os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
+        if self.num_interrupts == 1:
+            os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
+        elif callable(self.handler):
+            self.handler(number, frame)
 
     def _end_if_asked(self) -> None:
-        """Ends all by the second Ctrl-C; again, as Python drops what a handler raises within a finalizer."""
+        """End all by the second Ctrl-C: Python drops what a handler raises within a finalizer."""
         if self.num_interrupts > 1:
             raise KeyboardInterrupt
 

@@ -2,11 +2,9 @@
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -37,6 +35,7 @@ from mindswap.planner.strategies import AUTO, Batch, Strategy
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
+from mindswap.scratch import scratch_folder
 from mindswap.units import format_bytes, format_time
 
 # Strategy, batch, and layers of the stages that a file has.
@@ -122,10 +121,10 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
     options = StepOptions(
         args.device, device_overrides(args), not args.no_cache, args.expert_skew, allowed, args.simple
     )
-    with tempfile.TemporaryDirectory(prefix="mindswap-batches-") as folder, SearchBar() as bar:
+    with scratch_folder("batches") as folder, SearchBar() as bar:
         with Spread(args.jobs, args.ray) as spread:
             tick = bar if spread.width == 1 else bar.raise_if_interrupted
-            plans = plan_batches(args.config, asked, options, Path(folder), spread, say, tick)
+            plans = plan_batches(args.config, asked, options, folder, spread, say, tick)
         best = next((one for one in plans if one.found is not None), None)
         if not args.json:
             print(format_batches(plans, own), flush=True)

@@ -26,7 +26,6 @@ from typing import Any
 from mindswap.api.data import prepare_data
 from mindswap.commands.options import answer
 from mindswap.training.data.samples import NEWER_COLUMNS, TEXT_SUFFIXES
-from mindswap.training.launch.processes import signals_raise
 from mindswap.units import format_bytes
 
 ARGUMENTS = {
@@ -40,8 +39,7 @@ WORDS = {"suffixes": f"*{', *'.join(TEXT_SUFFIXES)}", "columns": ", ".join(NEWER
 def run(args: argparse.Namespace) -> int:
     """Run the command; see `mindswap.cli`."""
     words = (args.text, args.output, args.seq_length, args.tokenizer, args.eos_token, args.newer_model, args.overwrite)
-    with signals_raise():  # so that the temporary folder goes
-        result = prepare_data(*words)
+    result = prepare_data(*words)
     return answer(args, result, format_result(result))
 
 

@@ -4,7 +4,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,17 +66,6 @@ assert notebook.getvalue() == "heard\\n"
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environ)
     assert (done.returncode, done.stdout, done.stderr) == (0, "later\n", "")
-
-
-def test_what_failures_left_behind_goes_after_a_week(tmp_path):
-    day_s = 24 * 3600
-    for name, age_days in (("mindswap-old", 8), ("mindswap-new", 6), ("others-old", 8)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "compile.log").touch()
-        modified = time.time() - age_days * day_s
-        os.utime(tmp_path / name / "compile.log", (modified, modified))
-    subprocess.run(COMMAND, capture_output=True, check=True, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mindswap-new", "others-old"]
 
 
 def test_what_takes_long_is_told_where_stderr_is_no_terminal_too():

@@ -1,6 +1,5 @@
 """Plans against the compiler: what the planner hands out does what it says, on networks that are really compiled."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,8 @@ from mindswap.planner.evaluate import evaluate
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
-from mindswap.training.launch.processes import Answer, ask
+from mindswap.training.launch import children
+from mindswap.training.launch.children import Answer, ask
 from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import DEEPSEEK, QWEN3, QWEN3_MOE, ROOT
@@ -128,18 +128,16 @@ def test_a_plan_that_does_not_compile_is_refused_with_what_to_do(monkeypatch):
 
 def test_a_question_that_takes_too_long_is_ended(monkeypatch):
     """By the clock: a process that sleeps stands for a compile."""
-    run = subprocess.run
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(subprocess, "run", lambda words, **options: run(sleep, **options))
+    monkeypatch.setattr(children, "module_command", lambda *_: sleep)
     with pytest.raises(LaunchError, match="took longer than 0.2 s"):
         ask(["verify"], 0.2)
 
 
 def test_the_error_is_what_is_behind_how_far_it_was(monkeypatch):
-    run = subprocess.run
     said = "mindswap: compiling 2 of 2 layers, 5 s so far\\nmindswap: error: it failed\\n    fix: x"
     words = [sys.executable, "-c", f"import sys; sys.exit('{said}')"]
-    monkeypatch.setattr(subprocess, "run", lambda _, **options: run(words, **options))
+    monkeypatch.setattr(children, "module_command", lambda *_: words)
     assert ask(["verify"]) == Answer(1, None, "it failed\n    fix: x")
 
 

@@ -14,7 +14,7 @@ from mindswap import cli
 from mindswap.api import prove as api
 from mindswap.api.prove import ProofRequest, calibrated
 from mindswap.simulator.cost.calibration_file import load_measured
-from mindswap.training.launch.processes import Answer
+from mindswap.training.launch.children import Answer
 from mindswap.training.measure.config import RunOptions
 from mindswap.training.measure.on_workers import read_measured
 from mindswap.training.measure.proof import Proof, Simulated, Variant

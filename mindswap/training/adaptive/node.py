@@ -14,19 +14,15 @@ from mindswap.config.source import load_document
 from mindswap.environment import readable_environment
 from mindswap.errors import LaunchError
 from mindswap.files import replace_file
+from mindswap.signals import LIFELINE
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
 from mindswap.training.adaptive.state import attempt_folder, full_disks, prepare_attempt
 from mindswap.training.adaptive.workers import Workers
+from mindswap.training.launch.children import lifeline, with_package
 from mindswap.training.launch.cluster import NPU, package_versions, version_mistakes
 from mindswap.training.launch.msrun import check_port, free_port, plain_name, worker_environment
-from mindswap.training.launch.processes import (
-    VARIABLE,
-    adopt_orphans,
-    child_environment,
-    lifeline,
-    raise_process_limit,
-)
+from mindswap.training.launch.processes import adopt_orphans, raise_process_limit
 
 # Clocks that differ by more than this make logs of nodes unreadable side by side.
 MAX_CLOCK_S = 10.0
@@ -208,11 +204,11 @@ class TrainingNode(Workers):
     def start(self) -> None:
         """Start the workers of this node, in its own environment."""
         folder = self._task.working_folder
-        environment = worker_environment(child_environment(environ=readable_environment()), folder)
+        environment = worker_environment(with_package(readable_environment()), folder)
         if not self._task.is_alone:
             environment.pop("OMP_NUM_THREADS", None)  # Ray sets it to 1 for an actor
         environment |= {**self._task.variables, "PYTHONUNBUFFERED": "1"}
-        environment |= {VARIABLE: self._line, MARKER: str(self._task.run_dir)}
+        environment |= {LIFELINE: self._line, MARKER: str(self._task.run_dir)}
         self.start_words(self._words, {"MS_MEMORY_STATISTIC": "1", **environment}, folder)
 
     def full_disks(self) -> tuple[str, ...]:

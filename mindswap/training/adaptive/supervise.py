@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mindswap.errors import LaunchError, MindswapError, StoppedBySignal
+from mindswap.signals import signals_raise
 from mindswap.training.adaptive.decide import decide
 from mindswap.training.adaptive.model import (
     Action,
@@ -34,12 +35,7 @@ from mindswap.training.adaptive.state import StateFile, StateProblem, attempt_fo
 from mindswap.training.adaptive.watch import Seen
 from mindswap.training.launch.cluster import NodeLost
 from mindswap.training.launch.msrun import require_room
-from mindswap.training.launch.processes import (
-    adopt_orphans,
-    marked_processes,
-    signals_raise,
-    stop_processes,
-)
+from mindswap.training.launch.processes import adopt_orphans, marked_processes, stop_processes
 
 
 @dataclass(eq=False)
@@ -71,13 +67,14 @@ class AdaptiveRun:
         self.run_dir = self.task.run_dir
         self.file = StateFile(self.run_dir)
         require_room(self.run_dir)
-        with locked(self.run_dir), signals_raise(only_first=True):
+        with locked(self.run_dir), signals_raise() as interruption:
             adopt_orphans()
             self.nodes.connect()
             self.state = self._load()
             try:
                 return self._loop(), self.state
             except StoppedBySignal as stop:
+                interruption.close()
                 self.say("stopping all workers")
                 self.nodes.stop_all()
                 self._take(Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError, PlanError, system_errors_as
 from mindswap.graph.cache import from_plain, to_plain
+from mindswap.signals import held_signals
 from mindswap.training.adaptive.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
 from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
+from mindswap.training.launch.children import ask, tie_to_parent
 from mindswap.training.launch.msrun import failure_report, worker_log
-from mindswap.training.launch.processes import ask, stop_descendants, tie_to_parent, worker_ranks
+from mindswap.training.launch.processes import stop_descendants, worker_ranks
 
 # Signals with which somebody ends a process; others are crashes.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -53,7 +55,8 @@ class Workers:
         log = self._output.path
         with system_errors_as(LaunchError, f"{log}: cannot be written"):
             file = log.open("wb")
-        with system_errors_as(LaunchError, f"{words[0]} cannot be started"), file:
+        # Held: during a fork Python drops exceptions, and a process that was started has to be known.
+        with system_errors_as(LaunchError, f"{words[0]} cannot be started"), file, held_signals():
             self._process = subprocess.Popen(
                 words, cwd=working_folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=tie_to_parent(),
@@ -142,7 +145,7 @@ def planner_in_child(variables: Mapping[str, str]) -> Planner:
 
     def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
         asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
-        answer = ask([asked], None, "mindswap.api.adaptive_planner", variables, is_tied=True)
+        answer = ask([asked], None, "mindswap.api.adaptive_planner", variables)
         if answer.data is None:
             raise PlanError(f"the planner crashed, exit code {answer.exit_code}\n{answer.error}")
         if "refused" in answer.data:

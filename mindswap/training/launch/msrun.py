@@ -6,15 +6,15 @@ import os
 import re
 import socket
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mindswap.errors import LaunchError
 from mindswap.policy.words import name_indices
+from mindswap.scratch import scratch_folder
 from mindswap.training.launch.arguments import Job
-from mindswap.training.launch.processes import module_command
+from mindswap.training.launch.children import module_command
 from mindswap.training.logs.read import find_last_error, read_tail
 from mindswap.units import format_bytes
 
@@ -101,8 +101,8 @@ def plain_name(folder: Path) -> Iterator[str]:
     if re.fullmatch(r"[\w./+=:@%,-]+", str(folder)):
         yield str(folder)
         return
-    with tempfile.TemporaryDirectory(prefix="mindswap-") as place:
-        link = Path(place, "logs")
+    with scratch_folder("logs") as place:
+        link = place / "logs"
         link.symlink_to(folder.absolute())
         yield str(link)
 

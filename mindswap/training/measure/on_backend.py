@@ -1,17 +1,15 @@
 """Processes of a dry run: one for each rank, each a training by `mindswap run` on MindSpore's Ascend backend."""
 
-import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from mindswap.environment import CANN_VARIABLES, package_environment
 from mindswap.errors import LaunchError
-from mindswap.training.launch.processes import VARIABLE, child_environment, lifeline
+from mindswap.training.launch.children import module_command, started
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
 from mindswap.training.measure.pool import LOG, TRACKER, DryRun, read_rank
 from mindswap.training.measure.stand_ins import environment, has_cann, mindspore_libraries, stand_ins
@@ -55,21 +53,14 @@ def run_rank(
     log = folder / LOG
     words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]
     words += ["--output_dir", str(folder.absolute() / "output")]
-    variables = _environment(folder, rank, num_ranks) | ({} if is_inlined else NOT_INLINED)
+    command, variables = _command(folder, rank, num_ranks, words)
+    variables |= {} if is_inlined else NOT_INLINED
     _raise_stack_limit()
     begin_s = time.monotonic()
-    with log.open("wb") as file, lifeline() as held:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mindswap", "run", *words], cwd=folder, stdin=subprocess.DEVNULL, stdout=file,
-            env=variables | {VARIABLE: held}, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
+    with log.open("wb") as file:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        with started(command, variables, cwd=folder, **streams) as process:
             code = _wait(process, log, say, lambda: stop() or time.monotonic() - begin_s > max_s)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
     wall_s = time.monotonic() - begin_s
     if code == 0:
         return read_rank(folder, rank, wall_s, is_inlined)
@@ -92,14 +83,14 @@ def _raise_stack_limit() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 
 
-def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
-    """With CANN the backend takes its libraries, without it the stand-ins."""
-    if has_cann():
-        found = child_environment()
-    else:
+def _command(folder: Path, rank: int, num_ranks: int, words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Command of a training, and its variables: with CANN the backend takes its libraries, else the stand-ins."""
+    found, first = package_environment(), []
+    if not has_cann():
         cann = stand_ins()
-        without = {name: text for name, text in package_environment().items() if name not in CANN_VARIABLES}
-        found = child_environment(cann / "python", environ=without) | environment(cann, mindspore_libraries())
+        first.append(cann / "python")
+        found = {name: text for name, text in found.items() if name not in CANN_VARIABLES}
+        found |= environment(cann, mindspore_libraries())
     tracker = (folder / TRACKER).absolute()
     found |= {
         "PYTHONUNBUFFERED": "1",
@@ -114,7 +105,7 @@ def _environment(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
     found.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")
     if num_ranks == 1:
         del found["RANK_SIZE"], found["RANK_ID"]
-    return found
+    return module_command("mindswap", "run", *words, first=first), found
 
 
 def _wait(process: "subprocess.Popen[bytes]", log: Path, say: Say, stop: Callable[[], bool]) -> int | None:

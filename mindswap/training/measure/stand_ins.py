@@ -12,16 +12,17 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mindswap.errors import LaunchError
 from mindswap.files import DATA, made_once, package_data
 from mindswap.graph.cache import cache_folder
+from mindswap.training.launch.children import module_command, started
 
 # Part of the key of what is kept: to be raised when the C text (data/dryrun/) changes.
 EDITION = 6
@@ -89,7 +90,7 @@ def find_compiler() -> list[str]:
         if found := shutil.which(name):
             return [found]
     if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+        return module_command("ziglang", "cc")
     raise LaunchError(
         "a dry run makes stand-ins for CANN, and finds no C compiler\n    allowed: cc, gcc, clang, or ziglang of PyPI\n"
         "    fix:     pip install ziglang, which 'mindswap[dryrun]' brings"
@@ -132,9 +133,11 @@ def compile_preloaded(compiler: list[str], output: Path) -> None:
 
 def _compile(compiler: list[str], output: Path, source: Path, *options: str) -> None:
     words = [*compiler, "-w", "-shared", "-fPIC", "-o", str(output), str(source), *options]
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        raise LaunchError(f"the C compiler refuses the stand-ins ({compiler[0]}): {done.stderr.strip()[:500]}")
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(words, **streams, text=True, errors="replace") as process:
+        said, _ = process.communicate()
+    if process.returncode:
+        raise LaunchError(f"the C compiler refuses the stand-ins ({compiler[0]}): {said.strip()[:500]}")
 
 
 def find_symbols(libraries: Path) -> tuple[list[str], set[str], set[str]]:

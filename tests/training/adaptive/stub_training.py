@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from mindswap.training.launch.processes import hold_lifeline
+from mindswap.training.launch.children import hold_lifeline
 
 OOM = (
     "[ERROR] RUNTIME_FRAMEWORK(1,7f,python):2026-11-21-03:44:42.598.627 [mindspore/ccsrc/x.cc:1215] Run] #umsg#Memory "

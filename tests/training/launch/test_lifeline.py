@@ -7,10 +7,12 @@ import time
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.training.launch.processes import VARIABLE, hold_lifeline, lifeline, stop_processes
+from mindswap.signals import LIFELINE
+from mindswap.training.launch.children import hold_lifeline, lifeline
+from mindswap.training.launch.processes import stop_processes
 from tests.training.adaptive.conftest import ROOT, wait_for
 
-HOLD = "import os, time; from mindswap.training.launch.processes import hold_lifeline; hold_lifeline(os.environ); {}"
+HOLD = "import os, time; from mindswap.training.launch.children import hold_lifeline; hold_lifeline(os.environ); {}"
 SLEEP = "print('held', flush=True); time.sleep(600)"
 # As a compiler that never gives the interpreter back: no handler and no thread of Python runs any more.
 NO_PYTHON = "import ctypes; print('held', flush=True); ctypes.PyDLL(None).sleep(600)"
@@ -26,7 +28,7 @@ def start(code, **environment):
 @pytest.mark.parametrize("busy_with", [SLEEP, NO_PYTHON])
 def test_a_worker_ends_when_the_pipe_closes(busy_with):
     with lifeline() as name:
-        worker = start(HOLD.format(busy_with), **{VARIABLE: name})
+        worker = start(HOLD.format(busy_with), **{LIFELINE: name})
         assert worker.stdout.readline() == "held\n"
         time.sleep(0.1)
         assert worker.poll() is None
@@ -38,7 +40,7 @@ def test_a_worker_that_starts_too_late_does_not_train():
     with lifeline() as name:
         pass
     with pytest.raises(LaunchError, match="the run that this worker belongs to has ended"):
-        hold_lifeline({VARIABLE: name})
+        hold_lifeline({LIFELINE: name})
 
 
 def test_without_a_run_nothing_is_held():
@@ -48,7 +50,7 @@ def test_without_a_run_nothing_is_held():
 def test_a_child_ends_with_its_parent():
     """The parent starts a child that sleeps, says its number, and is killed."""
     code = (
-        "import subprocess, time; from mindswap.training.launch.processes import tie_to_parent;"
+        "import subprocess, time; from mindswap.training.launch.children import tie_to_parent;"
         "child = subprocess.Popen(['sleep', '600'], preexec_fn=tie_to_parent()); print(child.pid, flush=True);"
         "time.sleep(600)"
     )
@@ -70,7 +72,7 @@ def test_a_child_of_a_parent_that_is_gone_does_not_start(tmp_path):
     """In a process of its own: one that adopts orphans, as another test made this one, is their parent again."""
     outlive = (
         "import os, subprocess, sys, time\n"
-        "from mindswap.training.launch.processes import tie_to_parent; tie = tie_to_parent()\n"
+        "from mindswap.training.launch.children import tie_to_parent; tie = tie_to_parent()\n"
         "def outlive_the_parent():\n"
         "    if os.fork(): os._exit(0)\n"
         "    time.sleep(0.2)\n"

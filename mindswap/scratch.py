@@ -1,0 +1,131 @@
+"""Scratch folders: the one place that makes and removes them, whatever ends the command.
+
+Each has a marker file. Its maker holds a lock on that as long as it lives, so that any process, in another container as
+well, can tell a folder in use from one whose maker was killed.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mindswap.signals import held_signals
+
+PREFIX, MARKER = "mindswap-", "mindswap-scratch"
+# The content of the marker: this line, and a second one in folders that an error names.
+MARK, KEPT = b"scratch folder of mindswap, 5e0b6c1d-3f0a-4f4e-9d6a-0c7b8a52e4f1\n", b"kept for the log of an error\n"
+KEPT_S = 7 * 24 * 3600
+
+
+class _Folders:
+    """Folders of this process."""
+
+    def __init__(self) -> None:
+        self.locks: dict[Path, int] = {}  # descriptor of the locked marker, of folders in use
+        self.kept: list[Path] = []  # those that an error left
+
+
+_folders = _Folders()
+
+
+@contextmanager
+def scratch_folder(purpose: str, kept_on: tuple[type[BaseException], ...] = ()) -> Iterator[Path]:
+    """A new folder in the temporary one, removed at the end.
+
+    Args:
+        purpose: a word for its name.
+        kept_on: errors after which it stays, as their text names a log in it.
+    """
+    folder: Path | None = None
+    try:
+        with held_signals():
+            folder = _make(purpose)
+        yield folder
+    except kept_on:
+        if folder is not None:
+            _keep(folder)
+        raise
+    finally:
+        with held_signals():
+            if folder in _folders.locks:
+                _remove(folder)
+
+
+def forget_kept() -> list[Path]:
+    """Leave the folders that errors of this process left to `remove_abandoned`; return them."""
+    kept, _folders.kept = _folders.kept, []
+    return kept
+
+
+def remove_kept(error_text: str = "") -> None:
+    """Remove folders that errors of this process left, except those that a text names."""
+    with held_signals():
+        for folder in list(_folders.kept):
+            if str(folder) not in error_text:
+                shutil.rmtree(folder, ignore_errors=True)
+            _folders.kept.remove(folder)
+
+
+def remove_abandoned() -> None:
+    """Remove scratch folders of this user whose maker was killed, and those that an error left more than a week ago."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if is_scratch(folder) and _is_abandoned(folder / MARKER):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_scratch(folder: Path) -> bool:
+    """Return whether `scratch_folder` made this folder, for this user.
+
+    Raises:
+        OSError: it cannot be read, or is gone.
+    """
+    place = folder.lstat()
+    if not stat.S_ISDIR(place.st_mode) or place.st_uid != os.geteuid():
+        return False
+    marker = (folder / MARKER).lstat()
+    is_own = stat.S_ISREG(marker.st_mode) and marker.st_uid == os.geteuid()
+    return is_own and (folder / MARKER).read_bytes().startswith(MARK)
+
+
+def _make(purpose: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
+    try:
+        descriptor = os.open(folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.write(descriptor, MARK)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    _folders.locks[folder] = descriptor
+    return folder
+
+
+def _keep(folder: Path) -> None:
+    descriptor = _folders.locks.pop(folder)
+    with suppress(OSError):  # no space left
+        os.write(descriptor, KEPT)
+    os.close(descriptor)
+    _folders.kept.append(folder)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(_folders.locks.pop(folder))
+
+
+def _is_abandoned(marker: Path) -> bool:
+    """Return whether nobody holds the lock of a marker, and no error of the last days names its folder."""
+    descriptor = os.open(marker, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_old = time.time() - os.fstat(descriptor).st_mtime > KEPT_S
+        return is_old or os.read(descriptor, len(MARK) + 1) == MARK
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,111 @@
+"""Scratch folders: who made them, when they go, and that nothing else goes."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from mindswap import scratch
+from mindswap.errors import LaunchError
+from mindswap.scratch import KEPT_S, MARKER, forget_kept, remove_abandoned, remove_kept, scratch_folder
+from tests.adapters.graphs import ROOT
+
+# Makes a folder, says its name, and waits to be killed, or fails with an error that names it.
+MAKER = """
+import sys, time
+from mindswap.errors import LaunchError
+from mindswap.scratch import scratch_folder
+with scratch_folder("x", kept_on=(LaunchError,)) as folder:
+    print(folder, flush=True)
+    {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch, tmp_path):
+    """The temporary folder of a test alone, and no folders of other tests."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_folders", scratch._Folders())
+    return tmp_path
+
+
+def start_maker(then, folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", MAKER.format(then)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(folder)}, text=True,
+    )  # fmt: skip
+
+
+def test_it_goes_with_all_that_is_in_it(temporary):
+    with scratch_folder("x") as folder:
+        (folder / "a" / "b").mkdir(parents=True)
+        assert list(temporary.iterdir()) == [folder]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_it_goes_with_errors_that_name_no_log(temporary, error):
+    with pytest.raises(error), scratch_folder("x", kept_on=(LaunchError,)):
+        raise error
+    assert list(temporary.iterdir()) == []
+
+
+def test_after_an_error_it_stays_if_the_error_names_it(temporary):
+    folders = []
+    for _ in range(2):
+        with pytest.raises(LaunchError), scratch_folder("x", kept_on=(LaunchError,)) as folder:
+            folders.append(folder)
+            raise LaunchError("x")
+    remove_kept(f"error, full log: {folders[1]}/compile.log")
+    assert list(temporary.iterdir()) == [folders[1]] and forget_kept() == []
+
+
+def test_a_folder_of_a_killed_process_goes_and_one_in_use_stays(temporary):
+    with scratch_folder("x") as own, start_maker("time.sleep(600)", temporary) as maker:
+        name = maker.stdout.readline().strip()
+        remove_abandoned()
+        assert {str(path) for path in temporary.iterdir()} == {str(own), name}
+        maker.send_signal(signal.SIGKILL)
+        maker.wait()
+        remove_abandoned()
+        assert list(temporary.iterdir()) == [own]
+
+
+def test_a_folder_that_an_error_left_goes_after_a_week(temporary):
+    with start_maker("raise LaunchError", temporary) as maker:
+        maker.wait()
+    (folder,) = temporary.iterdir()
+    for age_s, left in ((KEPT_S - 3600, [folder]), (KEPT_S + 3600, [])):
+        os.utime(folder / MARKER, (time.time() - age_s,) * 2)
+        remove_abandoned()
+        assert list(temporary.iterdir()) == left
+
+
+def test_what_others_made_stays_whatever_its_name_and_age(temporary):
+    """As a checkout `mindswap-main` was deleted that had a file `compile.log`."""
+    old = (time.time() - 9 * KEPT_S,) * 2
+    for name in ("mindswap-main", "mindswap-compile-x", "mindswap-y", "mindswap-dryrun-z"):
+        (temporary / name).mkdir()
+    (temporary / "mindswap-main" / "compile.log").touch()
+    (temporary / "mindswap-compile-x" / MARKER).write_text("scratch folder of somebody")
+    (temporary / "mindswap-y" / MARKER).mkdir()
+    with scratch_folder("x") as elsewhere:
+        (temporary / "mindswap-dryrun-z" / MARKER).symlink_to(elsewhere / MARKER)
+        (temporary / "mindswap-link").symlink_to(elsewhere)
+        for path in temporary.glob("*/*"):
+            os.utime(path, old, follow_symlinks=False)
+        before = {path for path in temporary.iterdir() if path != elsewhere}
+        remove_abandoned()
+    remove_abandoned()
+    assert set(temporary.iterdir()) == before
+
+
+def test_in_one_that_cannot_be_marked_nothing_is_left(temporary, monkeypatch):
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"), scratch_folder("x"):
+        pass
+    assert list(temporary.iterdir()) == []
