@@ -5,6 +5,7 @@ POLICIES is JSON: [[name, peak_bytes, step_time_ns], ...].
 
 import json
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -30,6 +31,8 @@ def run(table: str, words: list[str]) -> int:
     workers.DRAIN_S = 0.3
     workers.stop_descendants = partial(stop_descendants, grace_s=1.5)
     adaptive.find_planner = lambda run_dir: plan_slowly
+    if moment := os.environ.get("SIGNAL_IN_FORK"):  # which is that of a worker, as the planner is here
+        os.register_at_fork(**{moment: lambda: signal.raise_signal(signal.SIGINT)})
     return cli.main(["run", *words])
 
 

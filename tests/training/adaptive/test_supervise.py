@@ -149,6 +149,29 @@ def test_ctrl_c_while_workers_start(place):
     assert finish(process)[0] == 130
 
 
+@pytest.mark.parametrize("moment", ["before", "after_in_parent"])
+def test_ctrl_c_during_the_fork_of_a_worker(place, moment):
+    """Python drops what a handler raises there: the run went on if a worker began before its parent came back."""
+    place.environment["SIGNAL_IN_FORK"] = moment
+    place.stub |= {"step_s": 10, "num_steps": 2}
+    code, out = place.run()
+    assert code == 130 and "stopping all workers" in out, out
+    assert place.outcomes() == ["interrupted"]
+
+
+def test_ctrl_c_at_any_moment_of_the_start(place):
+    place.stub["step_s"] = 60
+    for delay_s in (index * 0.04 for index in range(12)):
+        place.run_dir = place.folder / f"run_{delay_s:.2f}"
+        process = place.start()
+        wait_for(place.run_dir.joinpath("adaptive/state.json").exists)
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        code, out = finish(process, 60)
+        assert code == 130 and "stopping all workers" in out, (delay_s, out)
+        assert not place.workers()
+
+
 def test_ctrl_c_twice_while_a_stubborn_worker_is_stopped(place):
     """The worker ignores SIGTERM: it is killed after the grace time, whatever else comes."""
     place.stub |= {"step_s": 0.05, "num_steps": 1000, "ignore_term": True}
