@@ -40,6 +40,7 @@ BEGIN, END = "<!-- set -->\n", "<!-- end of set -->\n"
 MIB = 1 << 20
 # Percent: mean absolute error, the most above and below the dry run.
 MOST_MEAN, MOST_ABOVE, MOST_BELOW = 3.0, 8.0, 3.0
+NOT_MEASURED = "not dry run yet"
 # Of what is used, lost by a pool that maps no pages: what a device file has where it does not say.
 FRAGMENTS = FRAGMENTS_PERMILLE / 1000
 
@@ -87,9 +88,14 @@ def main(words: Sequence[str]) -> int:
     print(f"\n{summary(rows)}")
     if args.write:
         for page in PAGES:
-            text = page.read_text(encoding="utf-8")
-            page.write_text(text[: text.index(BEGIN)] + BEGIN + table(rows) + text[text.index(END) :], encoding="utf-8")
+            write_table(page, table(rows))
     return 0 if is_good(rows) else 1
+
+
+def write_table(page: Path, text: str) -> None:
+    """Replace the table of a page."""
+    before, after = page.read_text(encoding="utf-8").split(BEGIN)[0], page.read_text(encoding="utf-8").split(END)[1]
+    page.write_text(before + BEGIN + text + END + after, encoding="utf-8")
 
 
 def configuration(declared: dict[str, Any], name: str) -> dict[str, Any]:
@@ -118,25 +124,40 @@ def merged(data: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 def compare(name: str, data: dict[str, Any], is_again: bool, is_known_only: bool) -> list[Row]:
     """The rows of a configuration: a dry run, if it is not known, and a simulated step."""
     settings = read_step_settings(document_from_data(data, name))
-    key = make_key(data=json.dumps(data, sort_keys=True), mindspore=version("mindspore"))
-    known = _known()
-    if is_known_only and key not in known:
-        return [Row(name, 0, 0, 0, None, "not dry run yet")]
+    measured = measure(name, data, is_again, is_known_only)
+    if measured is None:
+        return [Row(name, 0, 0, 0, None, NOT_MEASURED)]
+    if error := measured.get("error"):
+        return [Row(name, 0, 0, 0, None, error)]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "row.yaml")
-        path.write_text(format_config(data, name), encoding="utf-8")
-        if is_again or key not in known:
-            known[key] = {"name": name, **dry_run(path)}
-            _keep(key, known[key])
-        if error := known[key].get("error"):
-            return [Row(name, 0, 0, 0, None, error)]
-        simulated, error = simulate(path)
+        simulated, error = simulate(_written(data, name, folder))
     rows = []
     for stage in range(settings.pipeline.num_stages):
-        used, actual = known[key]["peaks"][stage]
+        used, actual = measured["peaks"][stage]
         one = simulated[stage] if simulated else None
-        rows.append(Row(name, stage, used, actual, one, error, not known[key]["notes"]))
+        rows.append(Row(name, stage, used, actual, one, error, not measured["notes"]))
     return rows
+
+
+def measure(name: str, data: dict[str, Any], is_again: bool = False, is_known_only: bool = False) -> Any:
+    """Result of a dry run, which is made if it is not known; None for one that is not known and not to be made."""
+    key, known = key_of(data, version("mindspore")), known_results()
+    if is_again or (key not in known and not is_known_only):
+        with tempfile.TemporaryDirectory() as folder:
+            known[key] = {"name": name, **dry_run(_written(data, name, folder))}
+        _keep(key, known[key])
+    return known.get(key)
+
+
+def key_of(data: dict[str, Any], mindspore: str) -> str:
+    """Key of a configuration in measured.json, by a version of MindSpore."""
+    return make_key(data=json.dumps(data, sort_keys=True), mindspore=mindspore)
+
+
+def _written(data: dict[str, Any], name: str, folder: str) -> Path:
+    path = Path(folder, "row.yaml")
+    path.write_text(format_config(data, name), encoding="utf-8")
+    return path
 
 
 def dry_run(path: Path) -> dict[str, Any]:
@@ -170,12 +191,13 @@ def _mindswap(command: str, path: Path, *options: str) -> dict[str, Any]:
     return answer
 
 
-def _known() -> dict[str, Any]:
+def known_results() -> dict[str, Any]:
+    """Results of all dry runs that were made, by key."""
     return json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
 
 
 def _keep(key: str, found: dict[str, Any]) -> None:
-    others = {other: row for other, row in _known().items() if row["name"] != found["name"]}
+    others = {other: row for other, row in known_results().items() if row["name"] != found["name"]}
     rows = sorted({**others, key: found}.items(), key=lambda item: item[1]["name"])
     MEASURED.write_text(json.dumps(dict(rows), indent=1) + "\n", encoding="utf-8")
 

@@ -29,7 +29,7 @@ from mindswap.planner.problem import (
 )
 from mindswap.planner.solvers.search import Progress
 from mindswap.planner.sweep import bound_curve, sweep_budgets
-from mindswap.planner.write import compact_policy, write_plan
+from mindswap.planner.write import compact_policy, write_plan, written_policy
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.convert import rewrite_for_swap, with_swap_enabled
 from mindswap.policy.model import Layers, Policy
@@ -73,7 +73,7 @@ class StepPlan:
         """The policy as sections of the configuration."""
         if is_2x(self.step.document):
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
-        return self.policy.to_config()
+        return written_policy(self.policy).to_config()
 
     @property
     def step_time_ns(self) -> int:
@@ -377,13 +377,13 @@ def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
     """
     if is_2x(step.document):
         return planned_text_2x(step, plan, target)
-    text = step.config_text()
-    if plan.policy.is_swap_enabled:
+    text, policy = step.config_text(), written_policy(plan.policy)
+    if policy.is_swap_enabled:
         own = parse_document(text, step.document.file)
         text = rewrite_for_swap(text, own, step.document)
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
     checked = check_document(parse_document(text, target), num_layers)
-    if checked.policy != plan.policy:  # None with errors
+    if checked.policy != policy:  # None with errors
         raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
     return text

@@ -10,6 +10,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.problem import Level
 from mindswap.policy.cell_tree import split_pattern
 from mindswap.policy.coverage import Coverage
+from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.mindformers_2x.effect import SettingsEffect
 from mindswap.policy.mindformers_2x.settings import Settings2x
 from mindswap.policy.model import Layers, Policy
@@ -133,6 +134,16 @@ class Context:
         """The level of what stops MindFormers: with swap off nothing here may stop the run, which is its own affair."""
         return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
+    def as_applied(self) -> "Context":
+        """Context with recompute as it acts: with swap off in the layers that MindFormers takes for its counts."""
+        if self.settings.is_swap_enabled or self.num_layers is None or self.document.root is None:
+            return self
+        expansion, path = expand_stage_recompute(self.document, self.num_layers), "recompute_config.recompute"
+        place = path, self.document.place(*path.split("."))
+        whole = Statement("recompute", *place, None, *place, expansion.policy.layer_recompute, path)
+        statements = (whole, *expansion.statements) if whole.layers else expansion.statements
+        return replace(self, settings=replace(self.settings, recompute=statements))
+
     def overlap(self, left: Statement, right: Statement) -> StatementOverlap | None:
         """Overlap of two statements; None if they concern no operator together.
 
@@ -167,15 +178,6 @@ class Context:
         """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
         assert self.recompute is not None
         return self.recompute.operators(layer_index)
-
-    def is_excluded(self, operator: str, layers: Layers) -> bool:
-        """True if an exclude option keeps an operator from recomputation in all of these layers."""
-        assert self.coverage is not None
-        return all(
-            operator not in self.recomputed_operators(layer)
-            for layers_of_kind in self.coverage.layers_by_kind(layers).values()
-            for layer in layers_of_kind
-        )
 
     def matches_anything(self, statement: Statement) -> bool:
         """True if a pattern names something in one of its layers (the model must be known)."""

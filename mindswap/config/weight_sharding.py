@@ -195,6 +195,25 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     )
 
 
+# How MindFormers calls the data types of a configuration, by the first letters of the name that PyTorch has.
+DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+# Defaults of legacy and of newer models: data type in which weights are stored, and in which layers compute.
+DEFAULT_DTYPES = {True: ("float16", "float16"), False: ("float32", "bfloat16")}
+
+
+def read_weight_dtypes(document: Document) -> tuple[str, str]:
+    """Data type in which weights are stored, and the one to which layers cast them."""
+    key = "param_init_type" if document.is_legacy else "params_dtype"
+    stored, computed = DEFAULT_DTYPES[document.is_legacy]
+
+    def read(name: str, default: str) -> str:
+        value = document.value("model", "model_config", name)
+        text = value.lower() if isinstance(value, str) else default
+        return DTYPE_NAMES.get(text, text)
+
+    return read(key, stored), read("compute_dtype", computed)
+
+
 def has_one_turn(document: Document) -> bool:
     """True if all layers are on one stage, and a step has one micro-batch."""
     counts = (

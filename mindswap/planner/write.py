@@ -9,7 +9,7 @@ from mindswap.config.sections import rewrite_section
 from mindswap.planner.problem import Plan
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, match_pattern, split_pattern
 from mindswap.policy.convert import policy_sections
-from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 
 # More names than this in one part of a pattern are hard to read.
@@ -32,12 +32,18 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
         PolicyError: the text cannot be changed the way it is written.
     """
     data = document.data()
-    sections = policy_sections(plan.policy, data, num_layers)
+    sections = policy_sections(written_policy(plan.policy), data, num_layers)
     own = {**(sections.get("mindswap") or data.get("mindswap") or {}), "memory": _size_text(plan.budget_bytes)}
     for name, value in (sections | {"mindswap": own}).items():
         comment = plan_comment(plan, device_title) if name == "swap_config" else None
         text = rewrite_section(text, name, value, comment, document.file)
     return text
+
+
+def written_policy(policy: Policy) -> Policy:
+    """The policy as a configuration has it: one that keeps every activation needs no swap, and is `swap: False`."""
+    changes_nothing = not any(getattr(policy, name) for name in ENTRY_FIELDS) and not policy.layer_recompute
+    return Policy(is_swap_enabled=False) if changes_nothing else policy
 
 
 def _size_text(size_bytes: int) -> str:

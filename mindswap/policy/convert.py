@@ -81,9 +81,10 @@ def cut_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
 
 
 def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
-    """The sections of a policy with swap enabled, as they are written into a configuration; all layers become True.
+    """The sections of a policy, as they are written into a configuration; all layers become True.
 
-    Keys of recompute_config that say what is the default anyway are left out where the file has none.
+    Keys of recompute_config with their default are left out where the file does not have them. With swap disabled
+    nothing is recomputed.
     """
     whole = Layers(range(num_layers))
     short = change_layers(policy, lambda layers: ALL_LAYERS if layers == whole else layers, SELECT_OPTIONS)
@@ -91,9 +92,12 @@ def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) ->
     sections = {"swap_config": config["swap_config"]}
     present = data.get("recompute_config") or {}
     defaults = {"recompute": None, **dict.fromkeys(SELECT_OPTIONS, False), **RECOMPUTE_FLAGS}
-    sections["recompute_config"] = {
-        key: value for key, value in config["recompute_config"].items() if key in present or value != defaults[key]
-    }
+    if policy.is_swap_enabled:
+        recompute = {key: v for key, v in config["recompute_config"].items() if key in present or v != defaults[key]}
+    else:
+        recompute = {key: value or False for key, value in defaults.items() if key in present}
+    if recompute or present:
+        sections["recompute_config"] = recompute
     own = {key: value for key, value in (data.get("mindswap") or {}).items() if key != "output_recompute"}
     own |= config.get("mindswap", {})
     if own or data.get("mindswap"):

@@ -1,6 +1,7 @@
 """From a plan to a training of the small model on CPU: planned, checked, verified, simulated, trained."""
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -10,6 +11,7 @@ from mindswap.graph.storage import Placement
 from mindswap.planner.explain import saved_by_label
 from tests import forked
 from tests.adapters.conftest import data  # noqa: F401 a fixture
+from tests.adapters.graphs import ROOT
 from tests.adapters.training import SMALL, train, write_config
 
 pytestmark = pytest.mark.mindspore
@@ -99,3 +101,16 @@ def test_it_trains_to_the_same_losses(plain, planned, data, tmp_path):  # noqa: 
     assert without.set_lines == []
     assert len(without.losses) == NUM_STEPS
     assert under_plan.losses == without.losses
+
+
+def test_the_commands_of_the_readme_one_after_another_give_no_warning(tmp_path):
+    """Of the blocks of README.md those that plan, and check what was planned; the others take a card or minutes."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    commands = [line for line in lines if re.match(r"mindswap (plan|check) .*planned", line)]
+    assert [line.split()[1] for line in commands] == ["plan", "check"]
+    for line in commands:
+        words = [str(tmp_path / word) if word == "planned.yaml" else word for word in line.split()[1:]]
+        run = mindswap(*(str(ROOT / word) if (ROOT / word).is_file() else word for word in words))
+        assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.startswith("no problems")

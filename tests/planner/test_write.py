@@ -8,6 +8,7 @@ from mindswap.config.parse import parse_document
 from mindswap.planner.problem import Plan
 from mindswap.planner.write import compact_policy, plan_comment, write_plan
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 
 SOME = Layers((0, 1))
@@ -173,6 +174,25 @@ def test_a_budget_above_what_the_file_allows_is_seen_by_check():
     assert problem.message.startswith("mindswap.memory: '32GiB' is more than the 30.0 GiB of context.max_device_memory")
     enough = check_document(parse_document(written(small.replace("30GB", "32GB")).encode(), "a")).problems
     assert not [each for each in enough if "memory" in each.rule]
+
+
+@pytest.mark.parametrize(
+    "recompute",
+    [
+        "",
+        "recompute_config: {recompute: [2, 2], select_recompute: {mul: [1, 0]}, mp_comm_recompute: False}\n",
+    ],
+)
+@pytest.mark.parametrize("swap", ["", "swap_config: {swap: True, op_swap: [], default_prefetch: 3}\n"])
+def test_a_plan_that_keeps_everything_switches_swap_off(swap, recompute):
+    """`check` warns of `swap: True, op_swap: []`; with `swap: False` a step needs as much (docs/rule_effects.md)."""
+    base = "parallel_config: {pipeline_stage: 2}\nmodel: {model_config: {num_layers: 4}}\n"
+    text = base + swap + recompute
+    new = write_plan(text, parse_document(text.encode(), "a"), plan_of(Policy(is_swap_enabled=True)), 4, "card")
+    checked = check_document(parse_document(new.encode(), "a"))
+    assert checked.policy == Policy(is_swap_enabled=False) and not checked.problems
+    recomputed = expand_stage_recompute(parse_document(new.encode(), "a"), 4).policy
+    assert recomputed == Policy(is_swap_enabled=False)
 
 
 def test_a_plan_says_what_it_costs():

@@ -107,8 +107,8 @@ def test_bad_entries_stop_nothing_while_swap_is_off():
             "warning",
         ),
         (
-            "{swap_config: {swap: True, op_swap: [{op_name: attention, backward_prefetch: 1, layers: [0]}]}, "
-            r"recompute_config: {select_recompute: {'attention\.wq': [0]}}}",
+            r"{swap_config: {swap: True, op_swap: [{op_name: 'attention\.wq', backward_prefetch: 1, layers: [0]}]}, "
+            "recompute_config: {select_recompute: {attention: [0]}}}",
             "recompute-wins",
             "warning",
         ),

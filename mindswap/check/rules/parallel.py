@@ -1,6 +1,6 @@
 """Rules for parallel settings: the parallel optimizer, the schedule of a pipeline, sequences in pieces."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from mindswap.config.weight_sharding import (
     num_sharing_ranks,
     read_weight_sharding,
 )
-from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Layers
 from mindswap.policy.words import closest_names, format_layers, format_names
 
@@ -33,8 +32,6 @@ OPTIMIZER_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "optimizer_level": (", ".join(OPTIMIZER_LEVELS), lambda value: value in OPTIMIZER_LEVELS),
 }
-# Cells of MindFormers that cast their own weight.
-LINEAR_CELLS = ("Linear", "ColumnParallelLinear", "RowParallelLinear")
 
 
 @rule(Level.ERROR)
@@ -150,124 +147,6 @@ def interleaved_cell(context: Context) -> Iterator[Finding]:
                 f"{format_layers(Layers(layers))}, which {HALVES_KEY} computes in halves: {fault}"
             )
             fix = f"name operators (feed_forward\\.mul, feed_forward\\.w1\\.matmul), whole layers, or {HALVES_KEY}: 1"
-            yield Finding(statement.pattern_location, message, fix=fix)
-
-
-@rule(Level.WARNING)
-def gathered_weight(context: Context) -> Iterator[Finding]:
-    """An entry names only casts of weights that the parallel optimizer gathers: it frees nothing.
-
-    With `enable_parallel_optimizer` and several data parallel ranks a linear layer casts the part of its weight that
-    the rank has, and an AllGather makes the weight whole. Backward reads what the AllGather gives. MindSpore marks it
-    as not recomputed, and `op_swap` has no name for it. With `optimizer_level: level3` the whole weight is released in
-    any case. With swap on one stage and one micro-batch the weight is gathered as it is stored, and its cast stands
-    behind: it can be swapped, but to compute it again holds what was gathered, which is larger.
-
-    PASS:
-        use_parallel:     True
-        parallel:         {enable_parallel_optimizer: True}
-        parallel_config:  {data_parallel: 8}
-        swap_config:      {swap: True}
-        recompute_config: {select_recompute: {'feed_forward\\.mul': True}}
-
-    FAIL:
-        use_parallel:     True
-        parallel:         {enable_parallel_optimizer: True}
-        parallel_config:  {data_parallel: 8}
-        swap_config:      {swap: True}
-        recompute_config: {select_recompute: {'feed_forward\\.w[123]\\.cast': True}}
-    """
-    sharding = read_weight_sharding(context.document)
-    coverage = context.coverage
-    if coverage is None or sharding.num_ranks < 2:
-        return
-    is_cast_behind = sharding.is_cast_behind and not sharding.is_released
-    swaps = () if is_cast_behind else context.settings.of("op_swap")
-    for statement in (*swaps, *context.settings.of("select_recompute")):
-        kinds = coverage.layers_by_kind(statement.layers)
-        named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
-        casts = {name for kind in kinds for name in _primitives(coverage.kinds[kind], LINEAR_CELLS, "Cast")}
-        if named and named <= casts:
-            what = "swapped" if statement.option == "op_swap" else "computed again"
-            stays = f"is never {what}" if not sharding.is_released else "is released and gathered again in any case"
-            if is_cast_behind:
-                stays = "stays for it as it is stored, which is no less"
-            message = (
-                f"{statement.pattern_path}: {format_names(sorted(named))} "
-                f"{'casts a weight' if len(named) == 1 else 'cast weights'} that the parallel optimizer gathers from "
-                f"{sharding.num_ranks} ranks; what backward reads is the whole weight, the output of the AllGather, "
-                f"which {stays}: this frees nothing"
-            )
-            fix = "delete it"
-            if not sharding.is_released:
-                fix += "; parallel.parallel_optimizer_config: {optimizer_level: level3} releases gathered weights"
-            yield Finding(statement.pattern_location, message, fix=fix)
-
-
-def _primitives(cell: CellNode, cells: Sequence[str], kind: str, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Paths of the primitives of a type that cells of some types have themselves."""
-    for child in cell.children:
-        if child.is_primitive and child.type_name == kind and cell.type_name in cells:
-            yield ".".join((*path, child.name))
-        yield from _primitives(child, cells, kind, (*path, child.name))
-
-
-@rule(Level.WARNING)
-def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
-    """`parallel_optimizer_comm_recompute: True` has no effect: MindSpore 2.9 only logs that zero3 replaces it.
-
-    With `optimizer_level: level3` (zero3) weights that the parallel optimizer cuts are released after forward and
-    gathered again for backward, in recomputed layers and in all others.
-
-    PASS:
-        parallel: {parallel_optimizer_config: {optimizer_level: level3}}
-        swap_config: {swap: True}
-
-    FAIL:
-        swap_config: {swap: True}
-        recompute_config: {recompute: True, parallel_optimizer_comm_recompute: True}
-    """
-    # nn/cell.py of mindspore 2.9.0, `recompute`: a warning, and nothing calls `_parallel_optimizer_comm_recompute`.
-    node = context.document.get("recompute_config", "parallel_optimizer_comm_recompute")
-    if not context.settings.is_swap_enabled or node is None or node.value is not True:
-        return
-    sharding = read_weight_sharding(context.document)
-    fix = "delete it; parallel_optimizer_config: {optimizer_level: level3} gathers weights again in backward"
-    if sharding.is_released:
-        fix = "delete it; optimizer_level: level3 gathers weights again in backward already"
-    elif sharding.num_ranks < 2:
-        fix = "delete it; the parallel optimizer gathers no weights here"
-    path = "recompute_config.parallel_optimizer_comm_recompute"
-    message = f"{path}: has no effect, MindSpore 2.9 only logs that zero3 replaces it"
-    yield Finding(node.location, message, "False", fix)
-
-
-@rule(Level.WARNING)
-def comm_recompute(context: Context) -> Iterator[Finding]:
-    """`select_comm_recompute` names no operator that gathers: in Llama that is the reshape of a linear layer.
-
-    MindSpore 2.9.0 gathers in place of a reshape there, and asks this reshape alone whether the gather runs again. So
-    say dry runs of sequence parallel: `.*\\.norm`, which `True` stands for, changes nothing (docs/dryrun_set.md).
-
-    PASS:
-        swap_config:      {swap: True}
-        recompute_config: {select_comm_recompute: ['attention\\.w[qkv]\\.reshape', 'feed_forward\\.w[13]\\.reshape']}
-
-    FAIL:
-        swap_config:      {swap: True}
-        recompute_config: {select_comm_recompute: True}
-    """
-    coverage = context.coverage
-    for statement in context.settings.of("select_comm_recompute") if coverage is not None else ():
-        assert coverage is not None
-        kinds = coverage.layers_by_kind(statement.layers)
-        named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
-        reshapes = {name for kind in kinds for name in _primitives(coverage.kinds[kind], ("Linear",), "Reshape")}
-        if named and reshapes and not named & reshapes:
-            message = (
-                f"{statement.pattern_path}: {format_names(sorted(named))}: no gather is before these, nothing is freed"
-            )
-            fix = f"delete it, or name the reshapes of linear layers that read what a norm gives: {sorted(reshapes)[0]}"
             yield Finding(statement.pattern_location, message, fix=fix)
 
 

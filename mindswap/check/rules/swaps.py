@@ -6,6 +6,8 @@ from mindswap.check.context import Context, FirstOfLayer, StatementIndex, Statem
 from mindswap.check.rules.values import FIND_DISTANCE
 from mindswap.config.problem import Level, Location
 from mindswap.config.rules import Finding, rule
+from mindswap.policy.cell_tree import split_pattern
+from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers
 from mindswap.policy.settings import Statement
 from mindswap.policy.words import format_layers, format_names
@@ -160,26 +162,41 @@ def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOv
 
 @rule(Level.WARNING)
 def recompute_wins(context: Context) -> Iterator[Finding]:
-    """An operator is both swapped and recomputed: it is recomputed, and its swap has no effect.
+    """A swapped operator, or every operator of a swapped cell, is recomputed: its swap has no effect.
 
-    Found also where one of the two names a cell and the other an operator inside it. Operators that an
-    exclude option takes out of recomputation do not count.
+    Also found where several entries recompute the cell together. Operators that an exclude option takes out of
+    recomputation do not count. Recompute of a part of a swapped cell is no finding: the rest of the cell is swapped.
 
-    PASS:
-        swap_config:      {swap: True, op_swap: [{op_name: attention, backward_prefetch: 10, layers: [0]}]}
-        recompute_config: {select_recompute: {feed_forward: [0]}}
-
-    FAIL (wq is in attention):
+    PASS (the rest of attention is swapped):
         swap_config:      {swap: True, op_swap: [{op_name: attention, backward_prefetch: 10, layers: [0]}]}
         recompute_config: {select_recompute: {'attention\\.wq': [0]}}
+
+    FAIL (wq is in attention):
+        swap_config:      {swap: True, op_swap: [{op_name: 'attention\\.wq', backward_prefetch: 10, layers: [0]}]}
+        recompute_config: {select_recompute: {attention: [0]}}
     """
     recompute = (*context.settings.of("recompute"), *context.settings.of("select_recompute"))
+    lost: dict[int, dict[int, frozenset[str]]] = {}  # by swap statement
     for swap, winner, overlap in context.overlaps(context.settings.swap, recompute):
-        operators = [name for name in overlap.operators if not context.is_excluded(name, overlap.layers)]
-        if overlap.operators and not operators:
-            continue
+        where, operators = overlap.layers, overlap.operators
+        if context.coverage is None:
+            if _names_part(winner, swap):
+                continue
+        else:
+            if id(swap) not in lost:
+                lost[id(swap)] = _recomputed_swaps(context, context.coverage, swap)
+            layers_of_both = set(where.resolve(context.coverage.num_layers))
+            shared = {
+                index: names.intersection(operators)
+                for index, names in lost[id(swap)].items()
+                if index in layers_of_both and not names.isdisjoint(operators)
+            }
+            if not shared:
+                continue
+            operators = tuple(sorted(frozenset().union(*shared.values())))
+            where = where if len(shared) == len(layers_of_both) else Layers(shared)
         what = format_names(operators) if operators else "what they share"
-        layers = format_layers(overlap.layers)
+        layers = format_layers(where)
         message = (
             f"{swap.pattern_path}: {winner.path} ({winner.location}) recomputes {what} in {layers}, so swap has no "
             "effect there"
@@ -188,6 +205,27 @@ def recompute_wins(context: Context) -> Iterator[Finding]:
         if winner.option == "recompute" and winner.layers.indices is None:
             fix = "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
         yield Finding(swap.pattern_location, message, fix=fix)
+
+
+def _names_part(winner: Statement, swap: Statement) -> bool:
+    """Return whether a recompute pattern names less than a cell or layer that is swapped, by its levels alone."""
+    if winner.pattern is None:
+        return False
+    return swap.pattern is None or len(split_pattern(winner.pattern)) > len(split_pattern(swap.pattern))
+
+
+def _recomputed_swaps(context: Context, coverage: Coverage, swap: Statement) -> dict[int, frozenset[str]]:
+    """Operators of the cells and operators named by a swap entry of which recompute leaves nothing, by layer."""
+    lost: dict[int, frozenset[str]] = {}
+    found: dict[tuple[int, frozenset[str]], frozenset[str]] = {}  # layers of one kind are mostly recomputed alike
+    for kind, layers in coverage.layers_by_kind(swap.layers).items():
+        parts = coverage.operators_by_match(swap.pattern, kind)
+        for layer in layers:
+            key = kind, context.recomputed_operators(layer)
+            if key not in found:
+                found[key] = frozenset().union(*(part for part in parts if part <= key[1]))
+            lost[layer] = found[key]
+    return lost
 
 
 @rule(Level.WARNING)

@@ -190,8 +190,9 @@ def config(swap, recompute):
     ("swap", "recompute"),
     [
         ("attention", "select_recompute: {attention: [1]}"),
-        ("attention", r"select_recompute: {'attention\.wq': [1]}"),
+        ("attention", r"select_recompute: {'attention\..*': [1]}"),
         (r"attention\.wq", "select_recompute: {attention: True}"),
+        (r"attention\.w.", r"select_recompute: {'attention\.wq': True}"),
         (r".*\.wq", r"select_recompute: ['att.*\.w.']"),
         (r"feed_forward\.mul", "select_recompute: True"),
         ("attention", "recompute: [1]"),
@@ -207,6 +208,7 @@ def test_operators_that_are_swapped_and_recomputed(swap, recompute):
     [
         "select_recompute: {attention: [2]}",
         "select_recompute: {feed_forward: True}",
+        r"select_recompute: {'attention\.wq': [1]}",  # the rest of attention is swapped
         r"select_comm_recompute: {'attention\.wq': True}",
         "recompute: [2, 3]",
         "recompute: False",
@@ -227,16 +229,19 @@ def test_layers_are_recomputed_or_swapped():
         recompute_config: {recompute: [1]}
     """
     assert found(text) == [(1, 40, "recompute-wins")]
+    part = text.replace("recompute: [1]", r"select_recompute: {attention: [1]}")
+    assert found(part) == found(part, None) == []
 
 
 def test_without_a_model_names_are_compared():
-    assert found(config("attention", r"select_recompute: {'attention\.wq': [1]}"), None) == [(4, 17, "recompute-wins")]
+    assert found(config(r"attention\.wq", "select_recompute: {attention: [1]}"), None) == [(4, 17, "recompute-wins")]
+    assert found(config("attention", r"select_recompute: {'attention\.wq': [1]}"), None) == []
     assert found(config("attention", "select_recompute: {feed_forward: [1]}"), None) == []
 
 
 def test_the_message_names_layers_operators_and_place():
-    problem = check(config("attention", r"select_recompute: {'attention\.wq': [1]}")).problems[0]
-    assert "(x.yaml:5:56) recomputes attention.wq.matmul in layer 1" in problem.message
+    problem = check(config(r"attention\.wq", r"select_recompute: {attention: [1]}")).problems[0]
+    assert "(x.yaml:5:50) recomputes attention.wq.matmul in layer 1" in problem.message
 
 
 def test_where_every_layer_is_recomputed_the_fix_says_so():
@@ -272,7 +277,7 @@ def test_a_recomputed_operator_reads_the_swapped_one():
 
 def test_found_below_the_matched_level():
     text = recomputed_user_config("attention", r"attention\.flash_attention")
-    assert [rule for *_, rule in found(text, MODEL)] == ["recompute-wins", "recomputed-user"]
+    assert [rule for *_, rule in found(text, MODEL)] == ["recomputed-user"]
 
 
 def test_a_user_that_is_not_recomputed_passes():
