@@ -62,9 +62,7 @@ class Coverage:
         """The operators of each cell or operator that a pattern names; None stands for the whole layer."""
         named = [match.path for match in self.matches(pattern, kind)] if pattern is not None else [()]
         leaves = [path for path, node in self.kinds[kind].walk() if not node.children]
-        return tuple(
-            frozenset(".".join(path) for path in leaves if path[: len(start)] == start) for start in named
-        )
+        return tuple(frozenset(".".join(path) for path in leaves if path[: len(start)] == start) for start in named)
 
     def layers_by_kind(self, layers: Layers) -> dict[int, tuple[int, ...]]:
         """The layers of a set, by kind; layers the model does not have are left out."""
