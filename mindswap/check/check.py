@@ -17,7 +17,6 @@ from mindswap.config.source import FOLDER_KEY, FOLDER_RULE, load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
 from mindswap.policy.coverage import Coverage
-from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.mindformers_2x.effect import SettingsEffect, compute_effect
 from mindswap.policy.mindformers_2x.read import read_pynative
@@ -72,6 +71,7 @@ def check_document(
     environ: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
     silence: Collection[str] = (),
+    is_run: bool = False,
 ) -> CheckResult:
     """Check a configuration of MindFormers 1.9 with every rule; one of 2.x has one error, which says so.
 
@@ -82,6 +82,7 @@ def check_document(
         environ: environment variables of the run; None leaves them unchecked.
         ignore: rules whose problems are left out.
         silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
+        is_run: a training begins; with swap off, what MindFormers refuses is then at most a warning.
     """
     other_form = form_problem(document)
     if other_form is not None:
@@ -95,7 +96,7 @@ def check_document(
     if trees is None and num_layers is not None and is_whole:
         trees = load_layer_trees(model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
-    return _judge(Context(document, settings, coverage, environ or {}), find_rules(), ignore, silence)
+    return _judge(Context(document, settings, coverage, environ or {}, is_run), find_rules(), ignore, silence)
 
 
 def check_shape(document: Document, num_layers: int | None = None) -> CheckResult:
@@ -123,20 +124,22 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
 
     Raises:
         PolicyError: with every problem, if one of the errors holds for any network. With swap off, what
-            is wrong in recompute_config is left to MindFormers: nothing of ours stops such a run.
+            MindFormers refuses is left to it: nothing of ours stops such a run.
     """
-    result = check_document(document, environ=environ, ignore={STAGE_RULE})
+    result = check_document(document, environ=environ, is_run=True)
     if any(problem.rule not in MODEL_RULES for problem in result.errors):
         raise PolicyError(result.problems)
-    return result if result.policy is not None else check_document(document, environ=environ, ignore=MODEL_RULES)
+    if result.policy is not None:
+        return result
+    return check_document(document, environ=environ, ignore=MODEL_RULES, is_run=True)
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
     """The policy of a configuration file.
 
     Raises:
-        PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
-            recompute_config is left to MindFormers.
+        PolicyError: with every error and warning, if there is an error. With swap off, what MindFormers refuses
+            is left to it.
     """
     return policy_of_document(load_document(path))
 
@@ -151,7 +154,7 @@ READERS.update(file=load_policy, data=policy_of_data)
 
 def policy_of_document(document: Document) -> Policy:
     """As `load_policy`, of what was read."""
-    return check_document(document, ignore={STAGE_RULE}).require_policy()
+    return check_document(document, is_run=True).require_policy()
 
 
 def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:

@@ -117,6 +117,7 @@ class Context:
     settings: PolicySettings  # what it says, statement by statement
     coverage: Coverage | None = None  # patterns against the model; None where the model is not known
     environ: Mapping[str, str] = field(default_factory=dict)  # environment variables
+    is_run: bool = False  # the training begins: what MindFormers refuses with swap off is left to it
     # derived: what is recomputed; None where the model is not known
     recompute: "RecomputeIndex | None" = field(init=False)
 
@@ -131,7 +132,7 @@ class Context:
 
     @property
     def error_with_swap(self) -> Level:
-        """The level of what stops MindFormers: with swap off nothing here may stop the run, which is its own affair."""
+        """Level of what is wrong with swap alone: a warning while swap is off."""
         return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
     def as_applied(self) -> "Context":
@@ -143,6 +144,19 @@ class Context:
         whole = Statement("recompute", *place, None, *place, expansion.policy.layer_recompute, path)
         statements = (whole, *expansion.statements) if whole.layers else expansion.statements
         return replace(self, settings=replace(self.settings, recompute=statements))
+
+    @property
+    def stop_level(self) -> Level:
+        """Level of what stops MindFormers or MindSpore: an error.
+
+        In a run with swap off it is a warning, as nothing of ours may stop such a run.
+        """
+        return Level.WARNING if self.is_left_to_mindformers else Level.ERROR
+
+    @property
+    def is_left_to_mindformers(self) -> bool:
+        """Whether a training begins with swap off."""
+        return self.is_run and not self.settings.is_swap_enabled
 
     def overlap(self, left: Statement, right: Statement) -> StatementOverlap | None:
         """Overlap of two statements; None if they concern no operator together.

@@ -83,13 +83,18 @@ class Pipeline:
         """The second chunk runs through the stages backwards."""
         return self.scheduler == "zero_bubble_v"
 
+    @property
+    def lacks_chunks(self) -> bool:
+        """Return whether the schedule needs two chunks for each stage and has one."""
+        return self.is_zero_bubble_v and self.num_chunks < 2
+
     def layout(self, num_layers: int) -> Layout:
         """The layers of each stage and chunk.
 
         Raises:
             LayoutError: if MindFormers refuses the offset, or a stage would be left without layers.
         """
-        if self.is_zero_bubble_v and self.num_chunks < 2:
+        if self.lacks_chunks:
             raise LayoutError("zero_bubble_v takes pp_interleave_num: 2 and pipeline_interleave: True")
         table = self._offset_table()
         if self.num_stages * self.num_chunks == 1:

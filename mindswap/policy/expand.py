@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindswap.config.nodes import Document, DocumentNode, expanded_size, key_text, show
-from mindswap.config.pipeline import Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
+from mindswap.config.pipeline import SCHEDULER_PATH, Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
 from mindswap.config.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import PatternError, is_match, split_pattern
 from mindswap.policy.counts import ALLOWED, Counts, CountsError, read_counts
@@ -69,13 +69,15 @@ def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
         reason = str(error)
     has_offset = document.get("model", "model_config", "offset") is not None
     path = "model.model_config.offset" if has_offset else "parallel_config.pipeline_stage"
+    if pipeline.lacks_chunks:
+        path = ".".join(SCHEDULER_PATH)
     location = document.place(*path.split("."))
     allowed = "extra layers, one number for each stage"
     return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", allowed, _layout_fix(pipeline, num_layers))
 
 
 def _layout_fix(pipeline: Pipeline, num_layers: int) -> str:
-    if pipeline.is_zero_bubble_v and pipeline.num_chunks < 2:
+    if pipeline.lacks_chunks:
         return "both, or pipeline_scheduler: 1f1b"
     if pipeline.num_stages * pipeline.num_chunks > num_layers:
         return f"fewer stages or chunks: {num_layers} layers have to do for all of them"

@@ -9,7 +9,6 @@ from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.problem import Level
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.files import package_data
-from mindswap.policy.expand import RULE as STAGE_RULE
 from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
 
@@ -121,7 +120,7 @@ def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -
     """Facts of a training before it runs; a machine without cards is taken to have as many as usual."""
     if find_form(document) is Form.PYNATIVE:
         return CheckedJob(document.file, is_pynative=True)
-    checked = check_document(document, environ=environ, ignore={STAGE_RULE, "lazy-inline-env"})
+    checked = check_document(document, environ=environ, ignore={"lazy-inline-env"}, is_run=True)
     step = read_step_settings(document)
     stated = document.value("load_checkpoint")
     checkpoint = stated if isinstance(stated, str) else ""

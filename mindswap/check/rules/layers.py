@@ -236,11 +236,13 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
     PASS (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1]}
     FAIL (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1, 1]}
     """
-    if context.document.root is None:
+    if context.document.root is None or context.is_left_to_mindformers:
         return
     if context.num_layers is None:
         yield from () if context.settings.is_swap_enabled else find_unknown_keys(context.document)
         return
+    if context.settings.pipeline.lacks_chunks:
+        return  # `pipeline-refused` reports it
     if context.settings.is_swap_enabled:  # the other rules judge all but the offset
         problem = find_layout_problem(context.document, context.num_layers)
         if problem is not None and problem.location.line:  # else no key says how layers are spread

@@ -123,7 +123,7 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
     node = context.document.get(*PATH.split("."))
     if node is not None and not node.is_null and not is_device_memory(node.value):
         message = f"{PATH}: {show(node)}: MindSpore stops at it"
-        yield Finding(node.location, message, ALLOWED, _meant_memory(node.value), context.error_with_swap)
+        yield Finding(node.location, message, ALLOWED, _meant_memory(node.value), context.stop_level)
     limit = read_device_memory(context.document)
     budget = context.document.get("mindswap", "memory")
     if limit is None or budget is None or not isinstance(budget.value, str):

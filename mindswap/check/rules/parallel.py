@@ -44,7 +44,7 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     section = context.document.get(*OPTIMIZER_CONFIG)
     if section is None or section.is_null:
         return
-    level, path = context.error_with_swap, ".".join(OPTIMIZER_CONFIG)
+    level, path = context.stop_level, ".".join(OPTIMIZER_CONFIG)
     if section.entries is None:
         yield Finding(section.location, f"{path}: {show(section)} is {section.kind}", "a mapping", level=level)
         return
@@ -169,10 +169,10 @@ def pipeline_scheduler(context: Context) -> Iterator[Finding]:
     if node.value not in SCHEDULERS:
         message = f"{path}: {name} is not a schedule of MindSpore"
         fix = f"pipeline_scheduler: {closest_names(str(node.value), SCHEDULERS)[0]}"
-        yield Finding(node.location, message, ", ".join(SCHEDULERS), fix, context.error_with_swap)
+        yield Finding(node.location, message, ", ".join(SCHEDULERS), fix, context.stop_level)
     elif interleave is not None and interleave.value is False and node.value != "1f1b":
         message = f"{path}: MindSpore takes {name} with pipeline_interleave: True only"
-        yield Finding(node.location, message, "1f1b", "pipeline_interleave: True", context.error_with_swap)
+        yield Finding(node.location, message, "1f1b", "pipeline_interleave: True", context.stop_level)
 
 
 @rule(Level.ERROR)
@@ -184,4 +184,4 @@ def sequence_pieces(context: Context) -> Iterator[Finding]:
     """
     # What MindFormers 1.9.0 refuses (base_trainer.py, models/llama), and what it would compute wrong with swap on.
     for fault in find_sequence_faults(context.document):
-        yield replace(fault, level=context.error_with_swap)
+        yield replace(fault, level=context.stop_level)

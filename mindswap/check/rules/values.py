@@ -126,7 +126,7 @@ def number_of_layers(context: Context) -> Iterator[Finding]:
     fix = f"{key}: {int(whole) if is_number else 'the number of layers of the model'}"
     what = f"is {node.kind}" if node.kind != "an integer" else "is out of range"
     message = f"model.model_config.{key}: {show(node)} {what}"
-    yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.error_with_swap)
+    yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.stop_level)
 
 
 @rule(Level.ERROR)

@@ -201,8 +201,10 @@ def test_other_top_level_keys_are_no_concern():
     assert found("{swap_config: {swap: True}, context: {mode: 0}, my_swap: 3}") == []
 
 
-def test_with_swap_off_nothing_is_an_error():
-    assert found("{swap_config: {swap: False, junk: 1}}") == [(1, 29, "swap-off")]
+def test_with_swap_off_an_unknown_key_stops_commands_and_no_run():
+    text = "{swap_config: {swap: False, junk: 1}}"
+    assert found(text) == [(1, 29, "section-refused"), (1, 29, "swap-off")]
+    assert check(text, is_run=True).errors == ()
 
 
 @pytest.mark.parametrize(("switch", "level"), [("True", Level.ERROR), ("False", Level.WARNING)])
@@ -231,8 +233,15 @@ def test_a_switch_under_another_name_is_an_error_although_swap_is_off(key, value
 
 
 @pytest.mark.parametrize("section", ["{swpa: False}", "{swap: False, enable: True}", "{layer_swap: [{swpa: True}]}"])
-def test_other_unknown_keys_are_warnings_while_swap_is_off(section):
-    assert all(problem.level is Level.WARNING for problem in check(f"{{swap_config: {section}}}").problems)
+def test_other_unknown_keys_are_warnings_in_a_run_while_swap_is_off(section):
+    problems = check(f"{{swap_config: {section}}}", is_run=True).problems
+    assert problems and all(problem.level is Level.WARNING for problem in problems)
+
+
+@pytest.mark.parametrize("section", ["{swpa: False}", "{swap: False, enable: True}"])
+def test_commands_report_them_as_errors_as_mindformers_stops(section):
+    (problem,) = check(f"{{swap_config: {section}}}").errors
+    assert problem.rule in ("unknown-key", "section-refused") and problem.location.column >= 16
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,10 @@ def test_level2_overrules_a_shard_of_gradients(shard, levels):
     assert [problem.level for problem in problems if problem.rule == "parallel-optimizer"] == levels
 
 
-def test_with_swap_off_it_stops_nothing():
-    problems = check(parallel_optimizer_config("optimizer_level: level4", swap=False)).problems
-    assert [p.level for p in problems if p.rule == "parallel-optimizer"] == [Level.WARNING]
+@pytest.mark.parametrize(("is_run", "level"), [(True, Level.WARNING), (False, Level.ERROR)])
+def test_with_swap_off_it_stops_commands_and_no_run(is_run, level):
+    problems = check(parallel_optimizer_config("optimizer_level: level4", swap=False), is_run=is_run).problems
+    assert [p.level for p in problems if p.rule == "parallel-optimizer"] == [level]
 
 
 # Rule `interleaved-cell`.
@@ -136,7 +137,8 @@ def pipeline_scheduler_config(name, interleave="True", swap=ON):
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v", "null"])
 def test_names_of_mindspore_pass(name):
-    assert found(pipeline_scheduler_config(name)) == []
+    problems = check(pipeline_scheduler_config(name)).problems
+    assert [p for p in problems if p.rule == "pipeline-scheduler"] == []
 
 
 @pytest.mark.parametrize("name", ["zero_bubble_h", "1F1B", "True", "[seqpipe]"])

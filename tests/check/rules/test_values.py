@@ -71,9 +71,10 @@ def test_a_number_and_none_at_all_are_good():
     )
 
 
-def test_with_swap_off_it_is_a_warning():
-    (problem,) = check(TEXT.replace("True}", "False}") % "0", None).problems
-    assert problem.level is Level.WARNING
+def test_in_a_run_with_swap_off_it_is_a_warning():
+    text = TEXT.replace("True}", "False}") % "0"
+    assert [p.level for p in check(text, None).problems] == [Level.ERROR]
+    assert [p.level for p in check(text, None, is_run=True).problems] == [Level.WARNING]
 
 
 # Rule `swap-not-bool`.
@@ -111,10 +112,15 @@ def test_yaml_bools_pass(value):
         ("swap_config: {junk: 1, swap: False}", (1, 15)),
     ],
 )
-def test_one_warning_and_no_error(section, place):
-    result = check(section)
-    assert [(p.location.line, p.location.column, p.rule) for p in result.problems] == [(*place, "swap-off")]
+def test_one_warning_and_in_a_run_no_error(section, place):
+    result = check(section, is_run=True)
+    problems = [(p.location.line, p.location.column, p.rule) for p in result.problems if p.rule != "section-refused"]
+    assert problems == [(*place, "swap-off")]
     assert result.errors == () and result.policy == Policy()
+
+
+def test_an_unknown_key_is_an_error_for_commands_as_mindformers_stops():
+    assert [p.rule for p in check("swap_config: {junk: 1, swap: False}").errors] == ["section-refused"]
 
 
 @pytest.mark.parametrize(

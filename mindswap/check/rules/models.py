@@ -1,0 +1,241 @@
+"""Rule for settings of the model at which MindFormers stops."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from mindswap.check.context import Context
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number, of_newer
+from mindswap.config.problem import Level
+from mindswap.config.rules import Finding, rule
+
+DTYPES = ("params_dtype", "compute_dtype", "layernorm_compute_dtype", "rotary_dtype", "softmax_compute_dtype")
+# Names of `ms_dtype_mapping` (parallel_core/transformer_config.py).
+DTYPE_NAMES = frozenset(
+    [
+        "fp16",
+        "float16",
+        "fp32",
+        "float32",
+        "fp64",
+        "float64",
+        "bf16",
+        "bfloat16",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bool",
+        "complex64",
+        "complex128",
+    ]
+)
+ACTIVATIONS = ("gelu", "swiglu", "silu", "fusedswiglu")
+# Names in TransformerConfig that each newer class fills from a key of its own; both together are a conflict.
+OWN_KEYS = {
+    "kv_channels": "head_dim",
+    "add_qkv_bias": "attention_bias",
+    "num_layers": "num_hidden_layers",
+    "layernorm_epsilon": "rms_norm_eps",
+    "ffn_hidden_size": "intermediate_size",
+    "num_query_groups": "num_key_value_heads",
+    "init_method_std": "initializer_range",
+    "rotary_base": "rope_theta",
+    "virtual_pipeline_model_parallel_size": "pp_interleave_num",
+}
+MAX_PATTERN_LENGTH = 256
+UNSAFE = ("(?=", "(?!", "(?<=", "(?<!", "(?>", "\\g<")
+NESTED = re.compile(r"\((?:[^()\\]|\\.)*(?:[*+]|\{\d+(?:,\d*)?\})(?:[^()\\]|\\.)*\)\s*(?:[*+]|\{\d+(?:,\d*)?\})")
+
+
+def _conflicts(v: Values) -> Iterator[tuple[str, str]]:
+    """Yield names of TransformerConfig in the file, each with the key that fills them as well."""
+    for name, own in OWN_KEYS.items():
+        if v.is_written(f"model.{name}") and v.is_written(f"model.{own}"):
+            yield name, own
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value < 1
+
+
+def _initial_std(name: str, is_wrong: Any, message: str, allowed: str) -> Refusal:
+    """Return the refusal of an entry of `param_init_std_rules`."""
+    path = "model.param_init_std_rules"
+
+    def holds(v: Values) -> bool:
+        rules = v(path)
+        return v.is_newer and isinstance(rules, list) and any(map(is_wrong, rules))
+
+    return Refusal(name, path, holds, message, allowed)
+
+
+def _has_target(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("target"), str)
+
+
+REFUSALS = (
+    *(
+        of_newer(
+            f"dtype-{key}",
+            key,
+            lambda value: not isinstance(value, str) or value not in DTYPE_NAMES,
+            "it is no type of numbers",
+            "float32, bfloat16 or float16",
+            "{key}: bfloat16",
+        )
+        for key in DTYPES
+    ),
+    *(
+        of_newer(
+            f"dropout-{key}",
+            key,
+            lambda value: not _is_fraction(value),
+            "MindFormers takes a float from 0.0 on and below 1",
+            "0.0 to below 1.0, with a dot",
+            "{key}: 0.0",
+        )
+        for key in ("hidden_dropout", "attention_dropout")
+    ),
+    of_newer(
+        "prediction-layers",
+        "prediction_layers",
+        lambda value: not is_int(value) or value < 0 or value > 1,
+        "MindFormers 1.9 trains at most one layer for multi-token prediction",
+        "0 or 1",
+        "{key}: 1",
+    ),
+    Refusal(
+        "swiglu-fusion",
+        "model.bias_swiglu_fusion",
+        lambda v: v.is_newer and bool(v("model.bias_swiglu_fusion")) and v("model.hidden_act", "silu") != "swiglu",
+        "it fuses hidden_act: swiglu only",
+        "False",
+        "hidden_act: swiglu, or {key}: False",
+    ),
+    of_newer(
+        "activation",
+        "hidden_act",
+        lambda value: str(value).lower() not in ACTIVATIONS,
+        "MindFormers has no such activation",
+        ", ".join(ACTIVATIONS),
+        "{key}: silu",
+    ),
+    Refusal(
+        "sliced-recompute",
+        "recompute_config.recompute_slice_activation",
+        lambda v: v.is_newer and bool(v("recompute_config.recompute_slice_activation")) and not v.is_swap_enabled,
+        "newer models (use_legacy: False) do not take it",
+        "False",
+        "{key}: False",
+    ),
+    of_newer(
+        "architecture",
+        "model_architecture",
+        lambda value: value not in ("decoder_only", "yoco"),
+        "MindFormers knows no such architecture",
+        "decoder_only, yoco",
+        "{key}: decoder_only",
+    ),
+    Refusal(
+        "yoco-layers",
+        "model.model_architecture",
+        lambda v: (
+            v.is_newer
+            and v("model.model_architecture") == "yoco"
+            and v("model.num_encoder_layers") is None
+            and v("model.num_decoder_layers") is None
+        ),
+        "yoco needs num_encoder_layers or num_decoder_layers",
+        fix="num_encoder_layers: ...",
+    ),
+    Refusal(
+        "coder-layers",
+        "model.num_encoder_layers",
+        # A decoder-only model counts every layer as a decoder layer, whatever the file has.
+        lambda v: (
+            v.is_newer
+            and v("model.model_architecture") == "yoco"
+            and v("model.num_encoder_layers") * v("model.num_decoder_layers") > 0
+            and v("model.num_encoder_layers") + v("model.num_decoder_layers") != v("model.layers")
+        ),
+        lambda v: f"num_encoder_layers and num_decoder_layers are not the {v('model.layers')} layers together",
+        fix=lambda v: f"{{key}}: {v('model.layers') - v('model.num_decoder_layers')}",
+    ),
+    Refusal(
+        "key-conflict",
+        tuple(f"model.{name}" for name in OWN_KEYS),
+        lambda v: v.is_newer and next(_conflicts(v), None) is not None,
+        lambda v: (
+            "MindFormers reads "
+            + " and ".join(f"{name} and {own}" for name, own in _conflicts(v))
+            + " as the same, and stops at both"
+        ),
+        fix=lambda v: "delete " + ", ".join(name for name, _ in _conflicts(v)),
+    ),
+    of_newer(
+        "init-rules",
+        "param_init_std_rules",
+        lambda value: bool(value) and not isinstance(value, list),
+        "MindFormers takes a list",
+        "a list of {target: ..., init_method_std: ...}",
+    ),
+    _initial_std(
+        "init-rule",
+        lambda entry: not isinstance(entry, dict),
+        "one of its entries is no mapping",
+        "{target: ..., init_method_std: ...}",
+    ),
+    _initial_std(
+        "init-target",
+        lambda entry: isinstance(entry, dict) and not _has_target(entry),
+        "target is no string in one of its entries",
+        "target: a regular expression",
+    ),
+    _initial_std(
+        "init-std",
+        lambda entry: _has_target(entry) and not is_number(entry.get("init_method_std")),
+        "init_method_std is no number in one of its entries",
+        "a number, 0 or more",
+    ),
+    _initial_std(
+        "init-std-sign",
+        lambda entry: _has_target(entry) and entry["init_method_std"] < 0,
+        "init_method_std is below 0 in one of its entries",
+        "a number, 0 or more",
+    ),
+    _initial_std(
+        "init-target-length",
+        lambda entry: _has_target(entry) and len(entry["target"]) > MAX_PATTERN_LENGTH,
+        "target is too long in one of its entries",
+        f"{MAX_PATTERN_LENGTH} characters at most",
+    ),
+    _initial_std(
+        "init-target-syntax",
+        lambda entry: _has_target(entry) and any(token in entry["target"] for token in UNSAFE),
+        "target looks ahead or behind in one of its entries",
+        "a plain regular expression",
+    ),
+    _initial_std(
+        "init-target-nested",
+        lambda entry: _has_target(entry) and NESTED.search(entry["target"]) is not None,
+        "target repeats what is repeated in one of its entries",
+        "a plain regular expression",
+    ),
+)
+
+
+@rule(Level.ERROR)
+def model_refused(context: Context) -> Iterator[Finding]:
+    """Settings of the model at which MindFormers stops, most of them for newer models (`use_legacy: False`).
+
+    All conditions are in docs/internals/upstream_checks.md, each with the place that tests it.
+
+    PASS: {use_legacy: False, model: {model_config: {hidden_dropout: 0.0}}}
+    FAIL (an integer): {use_legacy: False, model: {model_config: {hidden_dropout: 0}}}
+    """
+    yield from find_refusals(context, REFUSALS)

@@ -1,0 +1,29 @@
+"""Conditions of refusals with values that nobody expects."""
+
+import pytest
+
+from mindswap.check.check import check_document
+from mindswap.config.parse import parse_document
+from tests.check.refusal_cases import MODULES, Case, read_cases
+
+ODD = ("null", "[]", "{}", "'x'", "-1", "1.0e+30", "True", "[[]]", "[null]", "{a: {b: c}}", "99999999999999999999")
+CASES = [case for module in MODULES for case in read_cases(module)]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_values_are_problems_or_none_and_never_a_crash(odd: str) -> None:
+    for case in CASES:
+        text = _with_value(case, odd)
+        problems = check_document(parse_document(text, "x.yaml")).problems
+        assert all(problem.message and problem.location.line for problem in problems), text
+
+
+def _with_value(case: Case, value: str) -> str:
+    """Return the text with another value where the problem is, up to the next separator on the line."""
+    before, _, after = case.text.partition("@")
+    depth = 0
+    for position, character in enumerate(after):
+        depth += (character in "[{") - (character in "]}")
+        if depth < 0 or character == "\n" or (depth == 0 and character == ","):
+            return before + value + after[position:]
+    return before + value
