@@ -56,6 +56,7 @@ CHINESE = {
     "unknown-key": "swap_config、它的条目或 recompute_config 中有没有程序读取的键，或配置段放错了位置。",
     "unmatched-pattern": "模式在所指的层中没有匹配模型的任何算子。",
     "unused-default-prefetch": "default_prefetch 与 layer_swap 或 op_swap 并存，不起作用。",
+    "wide-character": "键或值中有看起来像 YAML 符号的字符（如 `，`、`：`、`‘’`、`　`、`２`）；YAML 把它当作文本。",
     "wrong-type": "值的类型不符合要求。整数必须是整数：`1.0`、`'1'` 和 `True` 都不是。",
     "pynative-bad-layer": "层列表的元素既不是数字也不是升序范围。",
     "pynative-bad-prefetch": "`default_prefetch` 不是 1 到层数减 1 之间的整数。",
@@ -90,5 +91,6 @@ CHINESE = {
     "pynative-unchecked-select": "`select_module` 与 `full_recompute_layer` 并存且命名了不存在的层：被不作提示地丢弃。",
     "pynative-unknown-key": "`swap`、`recompute` 或 `recompute_comm` 中 MindFormers 不认识的键，或段名拼写错误。",
     "pynative-unmatched-pattern": "模式在所指的层中没有匹配任何内容。",
+    "pynative-wide-character": "键或值中有看起来像 YAML 符号的字符（如 `，`、`：`、`２`）；YAML 把它当作文本。",
     "pynative-wrong-type": "值的类型不符合要求。",
 }

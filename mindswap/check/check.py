@@ -33,7 +33,15 @@ MODEL_RULES = frozenset({"plain-dot", "unmatched-pattern"})
 # Keys of `model.model_config` by which MindFormers finds the class (models/build_config.py, get_model_config).
 CLASS_KEYS = ("type", "model_type", "architectures")
 # These say why a value could not be read.
-SHAPE_RULES = ("bad-prefetch", "missing-key", "stage-count-form", "swap-not-bool", "unknown-key", "wrong-type")
+SHAPE_RULES = (
+    "bad-prefetch",
+    "missing-key",
+    "stage-count-form",
+    "swap-not-bool",
+    "unknown-key",
+    "wide-character",
+    "wrong-type",
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import yaml
 
+from mindswap.config.characters import WIDE, WideCharacter
 from mindswap.config.nodes import (
     Document,
     DocumentNode,
@@ -18,7 +19,7 @@ from mindswap.config.nodes import (
     key_text,
     span_of,
 )
-from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.problem import Level, Location, Problem, find_errors
 
 # MindFormers itself refuses mappings nested deeper than 10. The limits only keep hostile files from using up memory or
 # the stack.
@@ -49,8 +50,10 @@ class Builder:
         self._span: Span | None = None
         self._num_merged = 0
         self._pairs: dict[DocumentNode, list[_Pair]] = {}  # of each mapping
-        self._problems: list[Problem] = []
+        self.problems: list[Problem] = []  # what is wrong with the text; its reader adds to them
         self._duplicates: list[DuplicateKey] = []
+        self._wide: list[WideCharacter] = []
+        self._has_wide = WIDE.search(text) is not None
         self._scalars = yaml.SafeLoader("")  # only its resolver and constructors
 
     def read(self, events: Iterator[yaml.Event]) -> None:
@@ -69,18 +72,19 @@ class Builder:
     def document(self) -> Document:
         """The finished document."""
         allowed = "a mapping, as in `swap_config:`"
-        if not self._problems and (self._root is None or self._root.is_null):
+        if not self.problems and (self._root is None or self._root.is_null):
             self.report(Location(self.file, 1, 1), "yaml-syntax", "the file is empty", allowed, "begin with a key")
         elif self._root is not None and self._root.entries is None:
             self.report(
                 self._root.location, "yaml-syntax", f"the top level is {self._root.kind}", allowed, "begin with a key"
             )
         root = self._root if self._root is not None and self._root.entries is not None else None
-        return Document(self.file, root, tuple(self._problems), tuple(self._duplicates), self._span)
+        wide = () if find_errors(self.problems) else tuple(self._wide)  # else the text is not read as it is meant
+        return Document(self.file, root, tuple(self.problems), tuple(self._duplicates), self._span, wide)
 
     def report(self, location: Location, rule: str, message: str, allowed: str = "", fix: str = "") -> None:
         """Keep an error."""
-        self._problems.append(Problem(location, rule, Level.ERROR, message, allowed, fix))
+        self.problems.append(Problem(location, rule, Level.ERROR, message, allowed, fix))
 
     def _stop(self, location: Location, rule: str, message: str, allowed: str, fix: str = "") -> None:
         self.report(location, rule, message, allowed, fix)
@@ -96,6 +100,8 @@ class Builder:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, span), span
         if isinstance(event, yaml.ScalarEvent):
+            if self._has_wide:
+                self._keep_wide(event, span, path, is_key)
             node = DocumentNode(self._location(event), self._construct(self._tag(event, is_key), event))
         else:
             assert isinstance(event, yaml.CollectionStartEvent)
@@ -105,6 +111,15 @@ class Builder:
                 return node, span
         self._anchors[event.anchor or ""] = (node, span)
         return node, span
+
+    def _keep_wide(self, event: yaml.ScalarEvent, span: Span, path: str, is_key: bool) -> None:
+        found = WIDE.search(self._text, span.start, span.end)
+        if found is None:
+            return
+        before = self._text[: found.start()]
+        location = Location(self.file, before.count("\n") + 1, found.start() - before.rfind("\n"))
+        path = path.removesuffix("?") + key_text(event.value) if is_key else path
+        self._wide.append(WideCharacter(path, location, found[0], event.value, is_key))
 
     def _collection(self, event: yaml.CollectionStartEvent, span: Span, path: str, depth: int) -> DocumentNode:
         location = self._location(event)
@@ -247,7 +262,7 @@ class Builder:
                 f"{entry_of[key].location}, other versions may take that of {entry.location}"
             )
             fix = f"write {key_text(key)} in the mapping itself, or merge one of the two"
-            self._problems.append(Problem(location, "yaml-merge", Level.WARNING, message, fix=fix))
+            self.problems.append(Problem(location, "yaml-merge", Level.WARNING, message, fix=fix))
 
 
 def _is_same(one: DocumentNode, other: DocumentNode) -> bool:

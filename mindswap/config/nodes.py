@@ -11,6 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import yaml
 
+from mindswap.config.characters import WideCharacter
 from mindswap.config.problem import Location, Problem
 
 # Where each value of a YAML text stands, from its first to its last character: what an editor needs.
@@ -143,6 +144,7 @@ class Document:
     duplicates: tuple[DuplicateKey, ...] = ()  # keys that stand twice
     # where the top level stands in the text, and in it each value; None where there is no text
     span: Span | None = None
+    wide: tuple[WideCharacter, ...] = ()  # keys and values with characters that only look like YAML
 
     def get(self, *keys: str) -> DocumentNode | None:
         """The value below these keys; None if one of them is missing."""

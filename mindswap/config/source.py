@@ -103,7 +103,7 @@ class _Loader:
         if named is None or document.root is None:
             return document
         problems = list(document.problems)
-        duplicates = list(document.duplicates)
+        duplicates, wide = list(document.duplicates), list(document.wide)
         base: dict[object, MappingEntry] = {}
         for node in named.items if named.items is not None else (named,):
             if not isinstance(node.value, str) or not node.value:
@@ -120,13 +120,15 @@ class _Loader:
             loaded = self.load(base_path, opened_by)
             problems += loaded.problems
             duplicates += loaded.duplicates
+            wide += loaded.wide
             base.update((entry.key, entry) for entry in (loaded.root.entries if loaded.root else ()) or ())
         base.pop(BASE_CONFIG, None)
         own = tuple(entry for entry in document.root.unique_entries() if entry.key != BASE_CONFIG)
         merger = _Merger()
         root = merger.merge_entries(document.root, own, base.values())
         problems += merger.problems
-        return Document(document.file, root, tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(duplicates)))
+        unique_problems, unique_duplicates = tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(duplicates))
+        return Document(document.file, root, unique_problems, unique_duplicates, wide=tuple(dict.fromkeys(wide)))
 
 
 class _Merger:

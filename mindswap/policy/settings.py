@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from mindswap.config.characters import WIDE
 from mindswap.config.nodes import DocumentNode, MappingEntry, expanded_size, key_text, show
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.problem import Location
@@ -87,9 +88,14 @@ class ParseIssues:
         self.misfit(path, node, mapping if node.entries is None else small)
         return None
 
+    @property
+    def plain_misfits(self) -> list[InvalidValue]:
+        """Values whose characters are those of YAML; the others have a rule of their own."""
+        return [misfit for misfit in self.misfits if not WIDE.search(str(misfit.node.value))]
+
     def misfits_of(self, expect: Enum) -> list[InvalidValue]:
         """Values that stand where this is expected."""
-        return [misfit for misfit in self.misfits if misfit.expect is expect]
+        return [misfit for misfit in self.plain_misfits if misfit.expect is expect]
 
     def misfit(self, path: str, node: DocumentNode, expect: Enum) -> None:
         """Keep a value that does not fit."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context, StatementIndex, StatementOverlap
+from mindswap.config.characters import WIDE
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.policy.cell_tree import MAX_PATTERN_CHARS, SEPARATOR, CellNode, PatternError, match_pattern, split_pattern
@@ -109,7 +110,7 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
     }
     for statement in context.settings.statements:
         pattern = statement.pattern
-        if pattern is None or not statement.layers or coverage.error(pattern) is not None:
+        if pattern is None or WIDE.search(pattern) or not statement.layers or coverage.error(pattern) is not None:
             continue
         by_kind = coverage.layers_by_kind(statement.layers)
         missing = Layers(i for kind, layers in by_kind.items() if not coverage.matches(pattern, kind) for i in layers)

@@ -27,7 +27,7 @@ def swap_not_bool(context: Context) -> Iterator[Finding]:
     PASS: swap_config: {swap: True}
     FAIL (quotes make it a string): swap_config: {swap: 'True'}
     """
-    for misfit in context.settings.unread.misfits:
+    for misfit in context.settings.unread.plain_misfits:
         if misfit.path == "swap_config.swap":
             fix = f"swap: {context.settings.is_swap_enabled}"
             yield Finding(misfit.node.location, misfit.message, Expect.BOOL.value, fix)
@@ -138,7 +138,7 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0, 3]}]
     FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]
     """
-    for misfit in context.settings.unread.misfits:
+    for misfit in context.settings.unread.plain_misfits:
         if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
             fix = _right_type(misfit, context.num_layers)
             yield Finding(misfit.node.location, misfit.message, misfit.expect.value, fix)

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context2x, rule
+from mindswap.check.rules.characters import find_wide_characters
 from mindswap.config.nodes import show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
-from mindswap.policy.mindformers_2x.settings import Expect2x
+from mindswap.policy.mindformers_2x.settings import SECTION_KEYS, Expect2x
 from mindswap.policy.settings import InvalidValue
 from mindswap.policy.words import closest_names, last_key
 
@@ -27,7 +28,7 @@ def wrong_type(context: Context2x) -> Iterator[Finding]:
         swap: {enable: True, layer_swap: [{layers: True}]}
     """
     elsewhere = (Expect2x.PREFETCH, Expect2x.MODE, Expect2x.EXCLUDE, Expect2x.LAYER)
-    for misfit in context.settings.unread.misfits:
+    for misfit in context.settings.unread.plain_misfits:
         if misfit.expect in elsewhere or _is_single_mapping(misfit):
             continue
         yield Finding(misfit.node.location, misfit.message, misfit.expect.value, _right_type(misfit, context))
@@ -58,7 +59,7 @@ def single_mapping(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, layer_swap: [{layers: [0]}]}
     FAIL: swap: {enable: True, layer_swap: {layers: [0]}}
     """
-    for misfit in context.settings.unread.misfits:
+    for misfit in context.settings.unread.plain_misfits:
         if _is_single_mapping(misfit):
             fix = f"{last_key(misfit.path)}: [{show(misfit.node)}]"
             message = f"{misfit.path}: one mapping; it must be a list"
@@ -204,3 +205,15 @@ def pipeline(context: Context2x) -> Iterator[Finding]:
         message = f"parallelism.pipeline_parallel: {num_stages} stages, but swap works without stages only"
         fix = "pipeline_parallel: 1, or swap.enable: False and recompute instead"
         yield Finding(node.location, message, "1 with swap", fix)
+
+
+@rule(Level.ERROR)
+def wide_character(context: Context2x) -> Iterator[Finding]:
+    """A key or value has a character that looks like YAML and is text to it: `，`, `：`, `‘’`, `　`, `２`.
+
+    An error in `swap`, `recompute` and `recompute_comm`, a warning elsewhere.
+
+    PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    FAIL: swap: {enable: True, layer_swap: [{layers: ['0–2']}]}
+    """
+    yield from find_wide_characters(context.document, tuple(SECTION_KEYS), Level.ERROR)

@@ -1,0 +1,65 @@
+"""Characters that look like YAML and are text to it: full-width punctuation and digits, typographic quotes, spaces."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindswap.config.problem import Location
+
+# Full-width forms of ASCII are this far from it (Unicode block Halfwidth and Fullwidth Forms).
+_FULL_WIDTH_OFFSET = 0xFEE0
+# Typed character -> character that YAML takes there.
+ASCII_OF = {
+    **{chr(code + _FULL_WIDTH_OFFSET): chr(code) for code in range(0x21, 0x7F)},
+    **dict.fromkeys("\u3000\u00a0\u2002\u2003\u2009\u202f", " "),
+    **dict.fromkeys("\u200b\ufeff", ""),
+    **dict.fromkeys("\u2018\u2019", "'"),
+    **dict.fromkeys("\u201c\u201d", '"'),
+    **dict.fromkeys("\u2013\u2014\u2212", "-"),
+    "\u3001": ",",
+    "\u3002": ".",
+    "\u3010": "[",
+    "\u3011": "]",
+}
+WIDE = re.compile("[" + re.escape("".join(ASCII_OF)) + "]")
+
+
+@dataclass(frozen=True)
+class WideCharacter:
+    """A key or value with such a character."""
+
+    path: str  # key path of the value, or of the key
+    location: Location  # of the first such character
+    character: str  # the first one
+    text: str  # the key or value as it is written
+    is_key: bool
+
+    @property
+    def section(self) -> str:
+        """The top-level key that it is, or stands in."""
+        return self.path.partition(".")[0].partition("[")[0]
+
+    @property
+    def meant(self) -> str:
+        """The key or value with the characters that YAML takes."""
+        return to_ascii(self.text)
+
+
+def to_ascii(text: str) -> str:
+    """The text with the character of ASCII for each one that only looks like it."""
+    return WIDE.sub(lambda found: ASCII_OF[found[0]], text)
+
+
+def name_character(character: str) -> str:
+    """A character in words: `'，' (U+FF0C, FULLWIDTH COMMA)`."""
+    shown = f"'{character}' " if character.isprintable() and not character.isspace() else ""
+    return f"{shown}(U+{ord(character):04X}, {unicodedata.name(character, 'no name')})"
+
+
+def find_wide(lines: list[str], first: int, last: int) -> Iterator[tuple[int, int, str]]:
+    """Line and column, from 1, of each such character in code, in lines `first` to `last`, from 0."""
+    for number in range(max(first, 0), min(last + 1, len(lines))):
+        code = re.sub(r"'[^']*'|\"[^\"]*\"|(?:^|(?<=\s))#.*", lambda found: "x" * len(found[0]), lines[number])
+        for found in WIDE.finditer(code):
+            yield number + 1, found.start() + 1, found[0]
