@@ -24,7 +24,8 @@ from mindswap.config.problem import Level, Location, Problem, find_errors
 # MindFormers itself refuses mappings nested deeper than 10. The limits only keep hostile files from using up memory or
 # the stack.
 MAX_DEPTH = 64
-MAX_MERGED_ENTRIES = 100_000
+MAX_MERGED_ENTRIES = 20_000
+MAX_VALUES = 20_000  # keys count, too; a configuration has a few hundred
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE, _MAP, _SEQ = _TAG + "merge", _TAG + "map", _TAG + "seq"
@@ -49,6 +50,7 @@ class Builder:
         self._root: DocumentNode | None = None
         self._span: Span | None = None
         self._num_merged = 0
+        self._num_values = 0
         self._pairs: dict[DocumentNode, list[_Pair]] = {}  # of each mapping
         self.problems: list[Problem] = []  # what is wrong with the text; its reader adds to them
         self._duplicates: list[DuplicateKey] = []
@@ -96,6 +98,9 @@ class Builder:
     def _value(self, event: yaml.Event, path: str, depth: int, is_key: bool = False) -> tuple[DocumentNode, Span]:
         """The value that an event begins, and its characters; `depth` is how many values it stands in."""
         assert isinstance(event, yaml.NodeEvent)
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            self._stop(self._location(event), "yaml-size", "the file has too many values", f"at most {MAX_VALUES}")
         span = span_of(event, self._text)
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event, span), span

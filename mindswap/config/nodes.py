@@ -182,11 +182,11 @@ class Document:
         return self.value("use_legacy") is not False
 
 
-def expanded_size(node: DocumentNode) -> int:
-    """Number of values that a node stands for when every alias is written out."""
+def expanded_size(node: DocumentNode, weigh: Callable[[DocumentNode], int] = lambda node: 1) -> int:
+    """Number of values that a node stands for when every alias is written out; `weigh`: what a value itself counts."""
     sizes: dict[int, int] = {}
     for current in children_first(node, _children):
-        sizes[id(current)] = 1 + sum(sizes[id(child)] for child in _children(current))
+        sizes[id(current)] = weigh(current) + sum(sizes[id(child)] for child in _children(current))
     return sizes[id(node)]
 
 

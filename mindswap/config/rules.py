@@ -6,7 +6,7 @@ import inspect
 import itertools
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from mindswap.config.nodes import Document, show
@@ -55,6 +55,27 @@ def rule(level: Level, prefix: str = "") -> Callable[[Find[C]], Rule[C]]:
     return make
 
 
+# Of one rule in one line, where a list of thousands of layers may be: the others are only counted.
+MAX_PER_LINE = 10
+
+
+def count_equal(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """The problems; of more than `MAX_PER_LINE` of one rule in one line the first ones, and how many there are."""
+    num_of: dict[tuple[str, int, str, Level], int] = {}
+    last_of: dict[tuple[str, int, str, Level], Problem] = {}
+    for problem in problems:
+        key = (problem.location.file, problem.location.line, problem.rule, problem.level)
+        num_of[key] = num_of.get(key, 0) + 1
+        if num_of[key] < MAX_PER_LINE or not problem.location.line:
+            yield problem
+        elif num_of[key] == MAX_PER_LINE:
+            last_of[key] = problem
+    for key, problem in last_of.items():
+        more = num_of[key] - MAX_PER_LINE
+        note = f" ({more} more in this line)" if more else ""
+        yield replace(problem, message=problem.message + note)
+
+
 @functools.cache
 def load_rules(package: str) -> dict[str, Rule[Any]]:
     """Every rule in the modules of a package by its id, in alphabetical order."""
@@ -98,7 +119,7 @@ def split_ignored(
     """
     node = document.get("mindswap", "ignore")
     named = {item.value for item in (node.items if node is not None else None) or ()}
-    found = [problem for problem in sort_problems(problems) if problem.rule not in ignore]
+    found = [problem for problem in sort_problems(count_equal(problems)) if problem.rule not in ignore]
 
     def is_unwanted(problem: Problem) -> bool:
         return problem.level is Level.WARNING and (problem.rule in named or problem.rule in silence)

@@ -5,6 +5,7 @@ An adapter makes the tree from a real network, or it is read from a table of the
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,8 @@ class LayerTrees:
 
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
+# Compiling nested groups with repeats takes twice as long for each level.
+MAX_NESTED_GROUPS = 10
 # One part against one attribute name takes microseconds; a pattern that needs longer is
 # backtracking without end.
 PART_TIMEOUT_S = 0.2
@@ -128,10 +131,18 @@ def compile_part(part: str) -> regex.Pattern:
     """
     if len(part) > MAX_PATTERN_CHARS:
         raise PatternError(part[:40] + "...", f"longer than {MAX_PATTERN_CHARS} characters")
+    if _group_depth(part) > MAX_NESTED_GROUPS:
+        raise PatternError(part[:40] + "...", f"more than {MAX_NESTED_GROUPS} nested groups")
     try:
         return regex.compile(part)
     except (regex.error, RecursionError, OverflowError, MemoryError) as error:
         raise PatternError(part, str(error) or type(error).__name__) from None
+
+
+def _group_depth(part: str) -> int:
+    """Number of nested parentheses; one in a class of characters counts as well."""
+    signs = ({"(": 1, ")": -1}.get(token, 0) for token in regex.findall(r"\\.|.", part, regex.DOTALL))
+    return max(itertools.accumulate(signs), default=0)
 
 
 @functools.lru_cache(maxsize=65536)

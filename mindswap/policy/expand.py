@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindswap.config.nodes import Document, DocumentNode, expanded_size, key_text, show
+from mindswap.config.nodes import Document, DocumentNode, key_text, show
 from mindswap.config.pipeline import SCHEDULER_PATH, Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
 from mindswap.config.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import PatternError, is_match, split_pattern
@@ -20,12 +20,12 @@ from mindswap.policy.megatron.options import find_pasted_options, is_option_key
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import (
     HOMES,
-    MAX_SECTION_VALUES,
     RECOMPUTE_FLAGS,
     RECOMPUTE_KEYS,
     SELECT_OPTIONS,
     Expect,
     default_operators,
+    is_too_large,
 )
 from mindswap.policy.settings import Statement, UnknownKey
 from mindswap.policy.words import last_key
@@ -117,7 +117,7 @@ class _Expansion:
         if section is not None and not section.is_null and section.entries is None:
             self._refuse(section, "recompute_config", Expect.MAPPING.value)
             section = None
-        elif section is not None and expanded_size(section) > MAX_SECTION_VALUES:
+        elif section is not None and is_too_large(section):
             message, allowed = "recompute_config: the section is too large", Expect.SMALL_SECTION.value
             self.report(section.location, message, Level.ERROR, allowed)
             section = None

@@ -1,6 +1,5 @@
 """Parts of the sections that several options have: lists of layers, names of operators, lists of entries."""
 
-import re
 from dataclasses import dataclass, field
 
 from mindswap.config.nodes import DocumentNode, key_text
@@ -10,6 +9,7 @@ from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 from mindswap.policy.schema import (
     MAX_NUM_LAYERS,
     MINDSWAP_KEYS,
+    RANGE,
     RECOMPUTE_FLAGS,
     RECOMPUTE_KEYS,
     SELECT_OPTIONS,
@@ -20,7 +20,6 @@ from mindswap.policy.schema import (
 )
 from mindswap.policy.settings import LayerRef, ParseIssues, Statement
 
-_RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 # Layers, and each index with its place.
 Found = tuple[Layers, tuple[LayerRef, ...]]
 
@@ -93,14 +92,14 @@ def is_empty(node: DocumentNode | None) -> bool:
 
 def is_range(node: DocumentNode) -> bool:
     """True for a text such as `0-3`."""
-    return isinstance(node.value, str) and _RANGE.fullmatch(node.value) is not None
+    return isinstance(node.value, str) and RANGE.fullmatch(node.value) is not None
 
 
 def _layer_refs(node: DocumentNode) -> list[LayerRef] | None:
     """The indices that one list element stands for; None if it is neither an index nor a range."""
     if is_index(node):
         return [LayerRef(node.value, node.location)]
-    parts = _RANGE.fullmatch(node.value) if isinstance(node.value, str) else None
+    parts = RANGE.fullmatch(node.value) if isinstance(node.value, str) else None
     if parts is None:
         return None
     first, last = int(parts[1]), int(parts[2])

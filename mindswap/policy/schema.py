@@ -4,10 +4,11 @@ The reader asks here whether a value fits; the rules take their "allowed" text f
 is accepted and what a message says cannot drift apart.
 """
 
+import re
 from collections.abc import Iterable
 from enum import Enum
 
-from mindswap.config.nodes import DocumentNode, is_whole_number
+from mindswap.config.nodes import DocumentNode, expanded_size, is_whole_number
 from mindswap.files import package_data
 
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
@@ -46,8 +47,11 @@ HOMES = {
 PREFETCH_DEFAULT = 1
 # More layers than any model has; a larger index is refused even where the model is not known.
 MAX_NUM_LAYERS = 10_000
-# An alias counts each time it is used, so a few lines can stand for billions of values.
-MAX_SECTION_VALUES = 200_000
+# A few lines can stand for billions of values: an alias counts each time it is used, a range as its layers, and a key,
+# which may be a pattern that is held against every layer, as 40.
+MAX_SECTION_SIZE = 60_000
+KEY_SIZE = 40
+RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 
 # Operators that `True` or a list of layers stands for, by option and by use_legacy.
 _DEFAULT_OPERATORS = {
@@ -60,6 +64,11 @@ _DEFAULT_OPERATORS = {
     ),
 }
 _DEFAULT_COMM_OPERATORS = (r".*\.norm",)
+
+
+SMALL_SECTION = (
+    f"at most {MAX_SECTION_SIZE} values; a key counts as {KEY_SIZE}, a range as its layers, an alias at each use"
+)
 
 
 class Expect(Enum):
@@ -78,7 +87,19 @@ class Expect(Enum):
         "True, False, a list of operator names, a list of layer indices, or a mapping of each operator name to "
         "True or a list of layer indices"
     )
-    SMALL_SECTION = "at most 200000 values; an alias counts each time it is used"
+    SMALL_SECTION = SMALL_SECTION
+
+
+def is_too_large(section: DocumentNode) -> bool:
+    """Return whether a section stands for more than is read."""
+    return expanded_size(section, _own_size) > MAX_SECTION_SIZE
+
+
+def _own_size(node: DocumentNode) -> int:
+    if node.entries is not None:
+        return 1 + KEY_SIZE * len(node.entries)
+    ends = RANGE.fullmatch(node.value) if isinstance(node.value, str) else None
+    return 1 if ends is None else min(max(int(ends[2]) - int(ends[1]) + 1, 1), MAX_NUM_LAYERS)
 
 
 def is_prefetch(node: DocumentNode) -> bool:

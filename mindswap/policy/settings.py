@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any
 
 from mindswap.config.characters import WIDE
-from mindswap.config.nodes import DocumentNode, MappingEntry, expanded_size, key_text, show
+from mindswap.config.nodes import DocumentNode, MappingEntry, key_text, show
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.problem import Location
 from mindswap.policy.model import Layers
-from mindswap.policy.schema import ENTRY_HOME, MAX_SECTION_VALUES
+from mindswap.policy.schema import ENTRY_HOME, is_too_large
 from mindswap.policy.words import closest_names
 
 # What could not be read of a configuration, of MindFormers 1.x or 2.x, with its place.
@@ -83,7 +83,7 @@ class ParseIssues:
 
     def section(self, node: DocumentNode, path: str, mapping: Enum, small: Enum) -> DocumentNode | None:
         """A section that can be read; None where it is no mapping, or too large."""
-        if node.entries is not None and expanded_size(node) <= MAX_SECTION_VALUES:
+        if node.entries is not None and not is_too_large(node):
             return node
         self.misfit(path, node, mapping if node.entries is None else small)
         return None

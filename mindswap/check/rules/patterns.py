@@ -90,6 +90,10 @@ def _with_levels(pattern: str) -> str | None:
     return None if meant == pattern else meant
 
 
+# Each is compared with every path of a layer, which takes milliseconds; no more problems are shown.
+MAX_COMPARED_PATTERNS = 100
+
+
 @rule(Level.ERROR)
 def unmatched_pattern(context: Context) -> Iterator[Finding]:
     """A pattern names no operator of the model in the layers it is meant for.
@@ -108,6 +112,7 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
         for statement in context.settings.statements
         if _is_default(context, statement) and context.matches_anything(statement)
     }
+    num_unmatched = 0
     for statement in context.settings.statements:
         pattern = statement.pattern
         if pattern is None or WIDE.search(pattern) or not statement.layers or coverage.error(pattern) is not None:
@@ -135,7 +140,9 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
             if statement.option not in matched_defaults and statement.is_default:
                 yield _no_default(statement, coverage)
         elif _with_levels(pattern) is None:  # else the plain dot is the reason, and has its own problem
-            yield _unmatched(statement, pattern, coverage)
+            num_unmatched += 1
+            near = _near_paths(pattern, coverage) if num_unmatched <= MAX_COMPARED_PATTERNS else []
+            yield _unmatched(statement, pattern, coverage, near)
 
 
 def _is_default(context: Context, statement: Statement) -> bool:
@@ -145,8 +152,7 @@ def _is_default(context: Context, statement: Statement) -> bool:
     return statement.pattern in default_operators(statement.option, context.settings.use_legacy)
 
 
-def _unmatched(statement: Statement, pattern: str, coverage: Coverage) -> Finding:
-    near = _near_paths(pattern, coverage)
+def _unmatched(statement: Statement, pattern: str, coverage: Coverage, near: list[str]) -> Finding:
     layers = "any layer" if statement.layers.indices is None else format_layers(statement.layers)
     message = f"{statement.pattern_path}: '{pattern}' matches no operator in {layers} of {coverage.trees.source}"
     allowed = r"cell names joined by '\.', each part a regex"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context2x, rule
 from mindswap.check.rules.characters import find_wide_characters
+from mindswap.config.limits import PYNATIVE_LIMITS, find_excess
 from mindswap.config.nodes import show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
@@ -50,6 +51,16 @@ def _right_type(misfit: InvalidValue, context: Context2x) -> str:
     if misfit.expect is Expect2x.MODULES and misfit.node.items:
         return "write each path with its layers: {mlp: ['0-3']}"
     return ""
+
+
+@rule(Level.ERROR)
+def too_large(context: Context2x) -> Iterator[Finding]:
+    """A number of layers, experts or tokens of the model is beyond any model.
+
+    PASS: model: {num_hidden_layers: 4}
+    FAIL: model: {num_hidden_layers: 4000000000}
+    """
+    yield from find_excess(context.document, PYNATIVE_LIMITS)
 
 
 @rule(Level.ERROR)

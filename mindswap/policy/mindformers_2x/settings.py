@@ -7,7 +7,7 @@ from enum import Enum
 
 from mindswap.config.nodes import DocumentNode, is_huge
 from mindswap.config.problem import Location
-from mindswap.policy.schema import ENTRY_HOME, MAX_NUM_LAYERS
+from mindswap.policy.schema import ENTRY_HOME, MAX_NUM_LAYERS, SMALL_SECTION
 from mindswap.policy.settings import ParseIssues
 
 # Lists of layers as MindFormers 2.x writes them: `5`, `'5'`, `0-19`.
@@ -72,7 +72,7 @@ class Expect2x(Enum):
     """Values that a place takes, in the words of the messages."""
 
     SECTION = "a mapping"
-    SMALL_SECTION = "at most 200000 values; an alias counts each time it is used"
+    SMALL_SECTION = SMALL_SECTION
     BOOL = "True or False"
     PREFETCH = "an integer, 1 or more (number of layers)"
     MODE = "None, full or select"
