@@ -8,7 +8,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -196,25 +196,6 @@ def make_fresh(folder: Path, is_put_aside: bool = False, fix: str = "another fol
                 raise DataError(f"{folder}: already exists, and is not empty\n    fix:     {fix}")
             put_aside(folder)
         folder.mkdir(parents=True, exist_ok=True)
-
-
-def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """A folder that is kept: filled by `make` if it is not there, complete or not at all.
-
-    Of several processes that make it at once, the first one's stays.
-    """
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-            made = Path(place) / folder.name
-            made.mkdir()
-            make(made)
-            try:
-                made.rename(folder)
-            except OSError:  # another process was first
-                if not folder.exists():
-                    raise
-    return folder
 
 
 def _move_all(moves: list[tuple[Path, Path]], attic: Path) -> None:

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.files import file_name, made_once, staged, write_new
+from mindswap.files import file_name, staged, write_new
 
 
 def write_pair(path, text):
@@ -104,31 +104,6 @@ def test_links_in_a_circle_are_replaced_and_not_followed(tmp_path):
     (tmp_path / "b").symlink_to("a")
     write_new(tmp_path / "a", "x", overwrite=True)
     assert [path.read_text() for path in tmp_path.iterdir() if not path.is_symlink()] == ["x"]
-
-
-def test_a_folder_is_made_once_and_whole(tmp_path):
-    folder = tmp_path / "kept" / "key"
-
-    def make(path):
-        (path / "x").write_text("first")
-
-    assert made_once(folder, make) == folder
-    made_once(folder, lambda path: (path / "x").write_text("second"))
-    assert contents(folder) == {"x": "first"}
-    with pytest.raises(KeyboardInterrupt):
-        made_once(tmp_path / "kept" / "other", interrupt)
-    assert [path.name for path in folder.parent.iterdir()] == ["key"]
-
-
-def test_of_two_that_make_a_folder_the_first_stays(tmp_path):
-    folder = tmp_path / "key"
-
-    def make(path):
-        (path / "x").write_text("slow")
-        made_once(folder, lambda other: (other / "x").write_text("fast"))
-
-    made_once(folder, make)
-    assert contents(folder) == {"x": "fast"}
 
 
 def interrupt(path):

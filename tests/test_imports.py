@@ -16,6 +16,7 @@ ORDER = (
     "signals",
     "scratch",
     "files",
+    "cache",
     "units",
     "version",
     "config",

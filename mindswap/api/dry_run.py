@@ -13,13 +13,14 @@ from typing import TypeVar
 
 from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.api.loaded_step import LoadedStep
+from mindswap.cache import kept_folder
 from mindswap.check.check import check_document, policy_of, require_num_layers
 from mindswap.check.doctor.software import require_mindformers
 from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import GraphError, LaunchError, MindswapError, SimulationError
-from mindswap.files import made_once, make_fresh
-from mindswap.graph.cache import cache_folder, make_key
+from mindswap.files import make_fresh
+from mindswap.graph.cache import make_key, open_cache
 from mindswap.policy.convert import kept_layers
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
@@ -244,7 +245,7 @@ def _samples(document: Document) -> SyntheticData:
     key = make_key(
         seq_length=settings.seq_length, num_samples=num_samples, size=vocabulary_size(document), columns=columns
     )
-    kept = made_once(cache_folder() / "samples" / key, lambda folder: write_synthetic_data(folder, document, 1))
+    kept = kept_folder(open_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1))
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 

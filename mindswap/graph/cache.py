@@ -1,10 +1,8 @@
 """Captures on disk, so that asking twice compiles once.
 
-A file is named by a digest of everything that decides its content. It is written atomically, and
-one that cannot be read is ignored and written anew. The files least recently used go when they exceed a limit.
+An entry of the cache is named by a digest of everything that decides its content.
 """
 
-import contextlib
 import gzip
 import hashlib
 import json
@@ -14,10 +12,10 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from mindswap.cache import read_entry, require_private, write_entry
 from mindswap.errors import MindswapError
-from mindswap.files import replace_file
 
 # Captures as JSON and back: plain data in, the same frozen dataclasses out. Nothing in a file is executed.
 
@@ -73,8 +71,6 @@ def from_plain(data: Any, classes: Mapping[str, type]) -> Any:
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-# A captured step of a large model takes a few MiB.
-MAX_CACHE_BYTES = 2 << 30
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -82,6 +78,17 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     if folder := environ.get("MINDSWAP_CACHE"):
         return Path(folder)
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindswap"
+
+
+def open_cache() -> Path:
+    """The folder of the cache, which only this user and root can change.
+
+    Raises:
+        DataError: others can.
+    """
+    folder = cache_folder()
+    require_private(folder)
+    return folder
 
 
 def make_key(**parts: Any) -> str:
@@ -95,49 +102,15 @@ def make_key(**parts: Any) -> str:
 
 def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
     """The value kept under a key of `make_key`, made of these dataclasses (by name); made and kept if there is none."""
-    path = folder / f"{key}.json.gz"
-    try:
-        value = from_plain(json.loads(gzip.decompress(path.read_bytes())), classes)
-        with contextlib.suppress(OSError):
-            os.utime(path)  # used: it is the last one to go
-        return value
-    except FileNotFoundError:
-        pass
-    except (OSError, EOFError, ValueError, zlib.error, CodecError, RecursionError) as error:
-        logger.warning("ignored a cache file that cannot be read: %s (%s)", path, error)
+    data = read_entry(folder, key)
+    if data is not None:
+        try:
+            return cast(T, from_plain(json.loads(gzip.decompress(data)), classes))
+        except (OSError, EOFError, ValueError, zlib.error, CodecError, RecursionError) as error:
+            logger.warning("ignored a cache entry that cannot be read: %s (%s)", key, error)
     value = make()
     try:
-        replace_file(path, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
-        evict(folder, keep=path)
+        write_entry(folder, key, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
     except (OSError, CodecError) as error:
         logger.warning("not cached: %s", error)
     return value
-
-
-def cache_size(folder: Path) -> int:
-    """Bytes of the files in the cache."""
-    return sum(size_bytes for _, size_bytes, _ in _cache_files(folder))
-
-
-def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
-    """Delete the files least recently used, but `keep`, until the cache takes no more than `max_bytes`."""
-    files = sorted(_cache_files(folder))
-    left_bytes = sum(size_bytes for _, size_bytes, _ in files)
-    for _, size_bytes, path in files:
-        if left_bytes <= max_bytes:
-            return
-        if path != keep:
-            with contextlib.suppress(OSError):  # another process was faster, or may delete nothing here
-                path.unlink()
-                left_bytes -= size_bytes
-
-
-def _cache_files(folder: Path) -> list[tuple[int, int, Path]]:
-    """Time of the last use in ns, size and path; also what a writer left that was killed."""
-    found = []
-    for pattern in ("*.json.gz", ".*.json.gz.*.tmp"):
-        for path in folder.glob(pattern):
-            with contextlib.suppress(OSError):  # gone meanwhile
-                status = path.stat()
-                found.append((status.st_mtime_ns, status.st_size, path))
-    return found

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mindswap.cache import MAX_CACHE_BYTES
 from mindswap.check.doctor.facts import Diagnosis, MachineFacts
 from mindswap.config.problem import Level
-from mindswap.graph.cache import MAX_CACHE_BYTES
 from mindswap.report.problems import escape
 from mindswap.report.tables import attributes
 from mindswap.units import format_bytes, format_count

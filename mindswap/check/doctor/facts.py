@@ -79,7 +79,8 @@ class Machine:
     interfaces: frozenset[str] = frozenset()  # of the network
     cache_folder: str = ""  # of mindswap
     cache_problem: str = ""  # why it cannot be written; "" if it can
-    cache_bytes: int = 0  # of its files
+    cache_danger: str = ""  # why others can change it; "" if they cannot
+    cache_bytes: int = 0  # of its entries
     tmp_free_bytes: int | None = None  # in the folder for temporary files; None if unknown
     num_processors: int = 0  # on which this process may run; 0 if unknown
 

@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mindswap.cache import cache_size, find_danger
 from mindswap.check.doctor.facts import Machine, Package, Software
 from mindswap.check.doctor.software import count_cards
-from mindswap.graph.cache import cache_folder, cache_size
+from mindswap.graph.cache import cache_folder
 from mindswap.version import __version__
 
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")
@@ -85,6 +86,7 @@ def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machin
         frozenset(place.name for place in (root / "sys/class/net").glob("*")),
         str(folder),
         _cache_problem(folder),
+        find_danger(folder),
         cache_size(folder),
         _size(Path(environ.get("TMPDIR") or tempfile.gettempdir()), is_free=True),
         len(cpus),

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from mindswap.cache import kept_folder
 from mindswap.errors import LaunchError
-from mindswap.files import DATA, made_once, package_data
-from mindswap.graph.cache import cache_folder
+from mindswap.files import DATA, package_data
+from mindswap.graph.cache import open_cache
 from mindswap.training.launch.children import module_command, started
 
 # Part of the key of what is kept: to be raised when the C text (data/dryrun/) changes.
@@ -76,8 +77,8 @@ def stand_ins() -> Path:
     libraries = mindspore_libraries()
     wheel = sorted((path.name, path.stat().st_size) for path in (libraries / "plugin").glob("libmindspore_*"))
     key = hashlib.sha256(repr((EDITION, PROCESSORS, platform.machine(), str(libraries), wheel)).encode()).hexdigest()
-    folder = cache_folder() / "stand_ins" / key[:16]
-    return made_once(folder, lambda made: _make(made / HOME, libraries, find_compiler())) / HOME
+    kept = kept_folder(open_cache(), "stand_ins", key[:16], lambda made: _make(made / HOME, libraries, find_compiler()))
+    return kept / HOME
 
 
 def find_compiler() -> list[str]:

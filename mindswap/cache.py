@@ -1,0 +1,335 @@
+"""Entries that are kept on disk between runs: files and folders that are checked before they are used.
+
+Each has its size and a hash with it. What does not match, is of another user, or is no regular file (a pipe, a link) is
+made anew. Entries are written completely or not at all, also by several processes at once, and those least recently
+used go when all of them take too much.
+"""
+
+import contextlib
+import grp
+import hashlib
+import json
+import logging
+import os
+import pwd
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.errors import DataError
+from mindswap.files import replace_file
+
+logger = logging.getLogger(__name__)
+# A captured step of a large model takes a few MiB, stand-ins 10 MiB, samples 4 bytes for each token and column.
+MAX_CACHE_BYTES = 2 << 30
+# A folder is in use by a process for hours: it stays that long after each use.
+IN_USE_S = 24 * 3600
+HEADER = b"mindswap cache 1 "
+MANIFEST = ".manifest.json"
+FILE_END, TEMPORARY_END = ".entry", ".tmp"
+FOLDERS = ("stand_ins", "samples")  # of entries that are folders
+_OF_PYTHON = "__pycache__"  # written where a module of an entry is imported
+_CHUNK_BYTES = 1 << 20
+# Owner, in a container, of what belongs to users that it does not know.
+_OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
+
+
+# Who may write: stand-ins are libraries that a dry run preloads, so whoever can write there runs code as this user.
+
+
+def require_private(folder: Path) -> None:
+    """Refuse a cache that others than this user and root can change.
+
+    Raises:
+        DataError: names the folder, its owner or mode, and what to do.
+    """
+    if danger := find_danger(folder):
+        raise DataError(
+            f"{folder}: the cache is not used: {danger}\n"
+            "    allowed: a folder of yours that nobody else can write to, nor to the folders above it\n"
+            "    fix:     take the others' permissions away (chmod go-w), or export MINDSWAP_CACHE=another folder"
+        )
+
+
+def find_danger(folder: Path) -> str:
+    """Return why others than this user and root could change a cache; "" if they cannot.
+
+    As sshd does with its files: the folder and all above it belong to this user or to root, and nobody else can write
+    there. A folder such as /tmp, with the sticky bit, may be above a folder of this user.
+    """
+    ends = {folder.absolute(), Path(os.path.realpath(folder))}  # noqa: PTH121 resolve raises for circles
+    for place in sorted({place for end in ends for place in (end, *end.parents)}):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if danger := _danger(place, is_cache=place in ends):
+                return danger
+    return ""
+
+
+def _danger(place: Path, is_cache: bool) -> str:
+    """Why others could change what is in a folder; "" if they cannot."""
+    status = place.lstat()
+    trusted = {0, os.geteuid()} if is_cache else {0, os.geteuid(), _overflow_uid()}
+    if status.st_uid not in trusted:
+        return f"{place} belongs to {_user_name(status.st_uid)}"
+    if stat.S_ISLNK(status.st_mode) or (status.st_mode & stat.S_ISVTX and not is_cache):
+        return ""
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
+        return f"others can write to {place} (mode {mode:o})"
+    return ""
+
+
+def _is_own_group(group_id: int) -> bool:
+    """Return whether a group has the name of this user and no other member, as most systems make one for each user."""
+    try:
+        group, user = grp.getgrgid(group_id), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+
+
+def _user_name(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return f"user {user_id}"
+
+
+def _overflow_uid() -> int:
+    try:
+        return int(_OVERFLOW_UID.read_text("utf-8"))
+    except (OSError, ValueError):
+        return 0
+
+
+# Entries that are one file: a line with size and hash, then the content.
+
+
+def read_entry(folder: Path, name: str) -> bytes | None:
+    """The content of an entry that is a file; None if there is none that is good."""
+    path = folder / f"{name}{FILE_END}"
+    try:
+        content = _read_regular(path)
+        header, _, data = content.partition(b"\n")
+        if header != _header(name, data):
+            logger.warning("ignored a cache entry that is not as it was written: %s", path)
+            return None
+        os.utime(path)  # used: it is the last one to go
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("ignored a cache entry that cannot be read: %s (%s)", path, error.strerror or error)
+        return None
+    return data
+
+
+def write_entry(folder: Path, name: str, data: bytes) -> None:
+    """Keep an entry that is a file, in place of what is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / f"{name}{FILE_END}"
+    _make_private(folder)
+    if not _is_regular(path):
+        _remove(path)
+    replace_file(path, _header(name, data) + b"\n" + data)
+    evict(folder, keep=path)
+
+
+def _header(name: str, data: bytes) -> bytes:
+    """The name is part of the hash: a file of another entry is none of this one."""
+    return HEADER + f"{len(data)} {hashlib.sha256(name.encode() + HEADER + data).hexdigest()}".encode()
+
+
+def _read_regular(path: Path) -> bytes:
+    """The content of a regular file of this user or root; a pipe is not waited for, a link not followed.
+
+    Raises:
+        OSError: it is none.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 a descriptor
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")
+        if status.st_uid not in (0, os.geteuid()):
+            raise OSError(f"it belongs to {_user_name(status.st_uid)}")
+        return file.read()
+
+
+# Entries that are folders: a manifest in them has size and hash of every file.
+
+
+def kept_folder(root: Path, kind: str, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that is kept, filled by `make` unless it is there and good; never seen before it is complete.
+
+    Args:
+        root: the cache.
+        kind: one of `FOLDERS`.
+        name: of the entry.
+        make: writes the files into the empty folder that it is given.
+
+    Raises:
+        DataError: the folder cannot be made.
+    """
+    folder = root / kind / name
+    if _is_good(folder):
+        with contextlib.suppress(OSError):
+            os.utime(folder / MANIFEST)
+        return folder
+    if os.path.lexists(folder):
+        logger.warning("made a cache entry anew that is not as it was written: %s", folder)
+    place = folder.with_name(f".{name}.{secrets.token_hex(4)}{TEMPORARY_END}")
+    try:
+        _make_private(root)
+        place.mkdir(parents=True)
+        make(place)
+        (place / MANIFEST).write_text(json.dumps(_manifest(place, name)), "utf-8")
+        _install(place, folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    finally:
+        _remove(place)
+    evict(root, keep=folder)
+    return folder
+
+
+def _install(made: Path, folder: Path) -> None:
+    """Rename a folder to its place; what is there goes, unless it is good: then another process was first."""
+    for _ in range(10):
+        try:
+            if not folder.is_dir() or folder.is_symlink():
+                _remove(folder)
+            made.rename(folder)
+            return
+        except OSError:
+            if not os.path.lexists(folder):
+                raise
+        if _is_good(folder):
+            return
+        aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{TEMPORARY_END}")
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            folder.rename(aside)
+        _remove(aside)
+    raise DataError(f"{folder}: cannot be made: other processes keep changing it")
+
+
+def _is_good(folder: Path) -> bool:
+    """Return whether all files of a folder, and no others, are as its manifest has them."""
+    try:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            return False
+        return bool(json.loads(_read_regular(folder / MANIFEST)) == _manifest(folder, folder.name))
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _manifest(folder: Path, name: str) -> dict[str, object]:
+    return {"name": name, "files": {path: _fingerprint(folder / path) for path in _files(folder)}}
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Paths of what is no folder, relative; without the manifest and what Python writes."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != _OF_PYTHON]
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        yield from (os.path.relpath(Path(place, name), folder) for name in (*names, *links) if name != MANIFEST)
+
+
+def _fingerprint(path: Path) -> list[object]:
+    """Size and hash of a regular file, or the target of a link.
+
+    Raises:
+        OSError: it is something else.
+    """
+    if path.is_symlink():
+        return ["link", os.readlink(path)]  # noqa: PTH115 as text
+    digest, size_bytes = hashlib.sha256(), 0
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 a descriptor
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
+            raise OSError("it is no regular file of this user")
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+    return [size_bytes, digest.hexdigest()]
+
+
+# What all of it takes.
+
+
+@dataclass(frozen=True, order=True)
+class Kept:
+    """One entry on disk, or what a writer left that was killed."""
+
+    used_ns: int  # time of the last use
+    path: Path
+    size_bytes: int
+
+
+def cache_size(folder: Path) -> int:
+    """Bytes of all entries of a cache."""
+    return sum(entry.size_bytes for entry in _entries(folder))
+
+
+def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
+    """Delete the entries least recently used, but `keep`, until the cache takes no more than `max_bytes`.
+
+    Folders that may be in use stay.
+    """
+    entries = sorted(_entries(folder))
+    left_bytes = sum(entry.size_bytes for entry in entries)
+    in_use_ns = time.time_ns() - IN_USE_S * 1_000_000_000
+    for entry in entries:
+        if left_bytes <= max_bytes:
+            return
+        if entry.path != keep and not (entry.path.parent != folder and entry.used_ns > in_use_ns):
+            _remove(entry.path)
+            left_bytes -= entry.size_bytes
+
+
+def _entries(folder: Path) -> list[Kept]:
+    patterns = (f"*{FILE_END}", f".*{TEMPORARY_END}", "*.json.gz")  # the last ones are of versions before 0.3
+    paths = [path for pattern in patterns for path in folder.glob(pattern)]
+    paths += [path for kind in FOLDERS for path in (folder / kind).glob("*")]
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            status = path.lstat()
+            size_bytes, used_ns = status.st_size, status.st_mtime_ns
+            if stat.S_ISDIR(status.st_mode):
+                files = [(path / name).lstat() for name in (*_files(path), *_existing(path, MANIFEST))]
+                size_bytes = sum(file.st_size for file in files)
+                used_ns = max([used_ns, *((path / name).lstat().st_mtime_ns for name in _existing(path, MANIFEST))])
+            found.append(Kept(used_ns, path, size_bytes))
+    return found
+
+
+def _existing(folder: Path, name: str) -> tuple[str, ...]:
+    return (name,) if os.path.lexists(folder / name) else ()
+
+
+def _is_regular(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(path.lstat().st_mode)
+    return False
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder of a cache, for this user alone, if it is missing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    require_private(folder)  # somebody else may have made it meanwhile
+
+
+def _remove(path: Path) -> None:
+    """Delete what is there, of any kind, if that is possible."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
