@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mindswap.commands import Parser, UsageError
 from mindswap.config.source import use_folder
+from mindswap.environment import home_folder
 from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
 from mindswap.scratch import forget_kept, remove_kept
 from mindswap.signals import LIFELINE, signals_raise
@@ -138,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
         _require_usable_python()
+        os.environ["HOME"] = str(home_folder(os.environ))  # libraries fail without one, or write to a folder "~"
         code = _run(command, argv)
         for folder in forget_kept():
             print(f"mindswap: kept {folder}: the log of an error", file=sys.stderr)

@@ -7,9 +7,14 @@ that is not listed here. A training (`mindswap run`) is the user's own and keeps
 
 import contextlib
 import os
+import pwd
+import stat
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from mindswap.errors import DataError, system_errors_as
 
 # Variables of MindSpore, MindFormers, CANN, their launchers and Python, by the start of the name.
 _OF_LIBRARIES = (
@@ -38,7 +43,7 @@ _PASSING = COMPILE_VARIABLES | CANN_VARIABLES | _PYTHON | {"MS_ALLOC_CONF"}
 # Messages in English, text in UTF-8.
 _SET = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
 # Folders: relative ones are of the folder in which the command was started.
-_FOLDERS = ("MINDSWAP_CACHE", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "HOME", "TMPDIR")
+_FOLDERS = ("MINDSWAP_CACHE", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TMPDIR")
 # With these a training writes its log elsewhere, or not the lines that are read: severity, steps, peaks of memory.
 _HIDES_LOG = ("GLOG_", "MS_SUBMODULE_LOG_v", "STDOUT_DEVICES", "logger_")
 
@@ -52,6 +57,36 @@ def user_environment() -> dict[str, str]:
         return dict(os.environ if _users is None else _users)
 
 
+def home_folder(environ: Mapping[str, str]) -> Path:
+    """Return the user's home folder, or `private_folder` if there is none: a container with a user id of its own.
+
+    Raises:
+        DataError: there is none, and none can be made.
+    """
+    if environ.get("HOME"):
+        return Path(environ["HOME"])
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return private_folder()
+
+
+def private_folder() -> Path:
+    """Return a folder in the temporary one that only this user can read and write; it is made, and stays.
+
+    Raises:
+        DataError: it cannot be made, or somebody else has made it.
+    """
+    folder = Path(tempfile.gettempdir(), f"mindswap-user-{os.geteuid()}")
+    with system_errors_as(DataError, f"{folder}: cannot be made"):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise DataError(f"{folder}: is no folder of this user alone\n    fix:     export HOME=a folder of yours")
+    return folder
+
+
 def package_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables for a process of this package.
 
@@ -60,7 +95,7 @@ def package_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     """
     given = user_environment() if environ is None else environ
     passing = {name: text for name, text in given.items() if name in _PASSING or not name.startswith(_OF_LIBRARIES)}
-    return _with_absolute_folders(passing) | _SET
+    return _with_absolute_folders(passing) | _SET | {"HOME": str(home_folder(passing).absolute())}
 
 
 def readable_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -17,21 +17,23 @@ LEFT_BY_OTHERS = {
 }  # fmt: skip
 # What a training has too, and where things are installed.
 OF_USE = {
-    "PATH": "/bin", "PYTHONPATH": "/code", "MS_DEV_RUNTIME_CONF": "switch_inline:False", "HCCL_BUFFSIZE": "50",
-    "MS_ALLOC_CONF": "enable_vmm:False", "ASCEND_HOME_PATH": "/usr/local/Ascend", "MINDSWAP_PROGRESS": "0",
+    "HOME": "/home/user", "PATH": "/bin", "PYTHONPATH": "/code", "MS_DEV_RUNTIME_CONF": "switch_inline:False",
+    "HCCL_BUFFSIZE": "50", "MS_ALLOC_CONF": "enable_vmm:False", "ASCEND_HOME_PATH": "/usr/local/Ascend",
+    "MINDSWAP_PROGRESS": "0",
 }  # fmt: skip
+OURS = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
 
 
 def test_only_listed_variables_of_the_libraries_pass():
-    assert package_environment(LEFT_BY_OTHERS | OF_USE) == OF_USE | {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
+    assert package_environment(LEFT_BY_OTHERS | OF_USE) == OF_USE | OURS
 
 
 def test_folders_are_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    found = package_environment({"MINDSWAP_CACHE": "c", "XDG_CACHE_HOME": "./x", "TMPDIR": "/t", "HOME": ""})
+    found = package_environment({"MINDSWAP_CACHE": "c", "XDG_CACHE_HOME": "./x", "TMPDIR": "/t", "HOME": "h"})
     kept = {name: found[name] for name in ("MINDSWAP_CACHE", "XDG_CACHE_HOME", "TMPDIR", "HOME")}
     assert kept == {
-        "MINDSWAP_CACHE": f"{tmp_path}/c", "XDG_CACHE_HOME": f"{tmp_path}/x", "TMPDIR": "/t", "HOME": ""
+        "MINDSWAP_CACHE": f"{tmp_path}/c", "XDG_CACHE_HOME": f"{tmp_path}/x", "TMPDIR": "/t", "HOME": f"{tmp_path}/h"
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mindswap.cache import read_entry, require_private, write_entry
+from mindswap.environment import home_folder, private_folder
 from mindswap.errors import MindswapError
 
 # Captures as JSON and back: plain data in, the same frozen dataclasses out. Nothing in a file is executed.
@@ -74,10 +75,21 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder."""
-    if folder := environ.get("MINDSWAP_CACHE"):
-        return Path(folder)
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindswap"
+    """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder, or in `private_folder` if that cannot be written.
+
+    Raises:
+        DataError: there is no place for one.
+    """
+    if chosen := environ.get("MINDSWAP_CACHE"):
+        return Path(chosen).absolute()
+    folder = Path(environ.get("XDG_CACHE_HOME") or home_folder(environ) / ".cache").absolute() / "mindswap"
+    return folder if _is_writable(folder) else private_folder() / "cache"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether files can be written to a folder that exists, or can be made."""
+    existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def open_cache() -> Path:

@@ -3,10 +3,14 @@
 import gzip
 import json
 import os
+import pwd
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from mindswap.errors import DataError
 from mindswap.graph.cache import CodecError, cache_folder, cached, from_plain, make_key, to_plain
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sharding.collectives import Collective
@@ -43,10 +47,26 @@ def test_what_json_could_not_give_back_is_refused(value):
         to_plain(value)
 
 
-def test_the_folder_is_what_the_user_says_else_in_the_cache_of_the_user():
+def test_the_folder_is_what_the_user_says_else_in_the_cache_of_the_user(tmp_path, monkeypatch):
     assert cache_folder({"MINDSWAP_CACHE": "/mine", "XDG_CACHE_HOME": "/xdg"}) == Path("/mine")
-    assert cache_folder({"XDG_CACHE_HOME": "/xdg"}) == Path("/xdg/mindswap")
-    assert cache_folder({}) == Path.home() / ".cache" / "mindswap"
+    assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "mindswap"
+    assert cache_folder({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "mindswap"
+    assert cache_folder({}) == Path(pwd.getpwuid(os.getuid()).pw_dir, ".cache", "mindswap")
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder({"MINDSWAP_CACHE": "mine"}) == tmp_path / "mine"
+    assert cache_folder({"XDG_CACHE_HOME": "xdg"}) == tmp_path / "xdg/mindswap"
+
+
+def test_where_the_home_cannot_be_written_it_is_in_the_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+    expected = tmp_path / f"mindswap-user-{os.geteuid()}" / "cache"
+    for home in ("/proc/self", str(tmp_path / "file")):
+        assert cache_folder({"HOME": home}) == expected
+    assert stat.S_IMODE(expected.parent.stat().st_mode) == 0o700
+    expected.parent.chmod(0o777)
+    with pytest.raises(DataError, match="is no folder of this user alone"):
+        cache_folder({"HOME": "/proc/self"})
 
 
 @pytest.mark.parametrize("data", [[1], {"class": "Path"}, {"class": "Node"}, {"class": "Saved", "a": 1}, {}])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from mindswap.config.problem import Level
 from mindswap.files import package_data
@@ -19,6 +20,8 @@ class LogFinding:
     fix: str = ""  # what to do; "" if nothing
 
 
+# Workers without a log that a finding names at most: the name of a file decides how many are missing.
+MAX_NAMED = 10_000
 # Level, message and fix of a finding, before it is known who shares it.
 _Said = tuple[Level, str, str]
 
@@ -88,10 +91,10 @@ def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
     present = {log.worker for log in logs}
     if not present:
         yield LogFinding((), *_said("no-logs"))
-    elif missing := tuple(sorted(set(range(min(present), max(present) + 1)) - present))[:10_000]:
+    elif missing := tuple(islice((n for n in range(min(present), max(present)) if n not in present), MAX_NAMED)):
         yield LogFinding(missing, *_said("no-log"))
     elif min(present):
-        yield LogFinding(tuple(range(min(present)))[:10_000], *_said("no-log-here"))
+        yield LogFinding(tuple(range(min(present))[:MAX_NAMED]), *_said("no-log-here"))
 
 
 def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
