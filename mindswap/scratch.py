@@ -1,24 +1,32 @@
 """Scratch folders: the one place that makes and removes them, whatever ends the command.
 
 Each has a marker file. Its maker holds a lock on that as long as it lives, so that any process, in another container as
-well, can tell a folder in use from one whose maker was killed.
+well, can tell a folder in use from one whose maker was killed. The marker names its folder and the inode: a copy, or a
+folder that somebody moved or renamed for own use, is none of ours. Of what another process left, only files go that
+MindSpore, MindFormers and this package write.
 """
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mindswap.signals import held_signals
 
 PREFIX, MARKER = "mindswap-", "mindswap-scratch"
-# The content of the marker: this line, and a second one in folders that an error names.
-MARK, KEPT = b"scratch folder of mindswap, 5e0b6c1d-3f0a-4f4e-9d6a-0c7b8a52e4f1\n", b"kept for the log of an error\n"
+# The content of the marker: this line with the name and inode of the folder, and a second one if an error names it.
+MARK, KEPT = "scratch folder of mindswap, 5e0b6c1d-3f0a-4f4e-9d6a-0c7b8a52e4f1", b"kept for the log of an error\n"
+# Names of files in scratch folders: of this package, and of MindSpore and MindFormers, which write where they run.
+_OWN_FILES = re.compile(
+    rf"{MARKER}|log|logs|(compile|info|error|worker_\d+|scheduler|msrun)\.log|.*\.(ir|dot|dat|yaml|ckpt)"
+    r"|(task|memory_block|execute_order|comm_execute_order)\.csv|.*\.mindrecord(\.db)?|.*\.json(\.gz)?|\..*\.tmp"
+)
 KEPT_S = 7 * 24 * 3600
 
 
@@ -75,8 +83,31 @@ def remove_abandoned() -> None:
     """Remove scratch folders of this user whose maker was killed, and those that an error left more than a week ago."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if is_scratch(folder) and _is_abandoned(folder / MARKER):
-                shutil.rmtree(folder, ignore_errors=True)
+            if is_scratch(folder) and _is_abandoned(folder):
+                _remove_own_files(folder)
+
+
+def _remove_own_files(top: Path) -> None:
+    """Remove the files of this user and of the listed names, and the folders that are empty then."""
+    for _, folders, files, descriptor in os.fwalk(top, topdown=False, follow_symlinks=False):
+        for name in files:
+            if _OWN_FILES.fullmatch(name) and name != MARKER:
+                _remove_own(name, descriptor, os.unlink)
+        for name in folders:  # a link to a folder is among them
+            if stat.S_ISLNK(os.lstat(name, dir_fd=descriptor).st_mode):
+                if _OWN_FILES.fullmatch(name):
+                    _remove_own(name, descriptor, os.unlink)
+            else:
+                _remove_own(name, descriptor, os.rmdir)
+    if [path.name for path in top.iterdir()] == [MARKER]:
+        (top / MARKER).unlink()
+        top.rmdir()
+
+
+def _remove_own(name: str, folder: int, remove: Callable[..., None]) -> None:
+    with suppress(OSError):  # not empty, or gone meanwhile
+        if os.lstat(name, dir_fd=folder).st_uid == os.geteuid():
+            remove(name, dir_fd=folder)
 
 
 def is_scratch(folder: Path) -> bool:
@@ -90,7 +121,12 @@ def is_scratch(folder: Path) -> bool:
         return False
     marker = (folder / MARKER).lstat()
     is_own = stat.S_ISREG(marker.st_mode) and marker.st_uid == os.geteuid()
-    return is_own and (folder / MARKER).read_bytes().startswith(MARK)
+    return is_own and (folder / MARKER).read_bytes().startswith(_mark(folder))
+
+
+def _mark(folder: Path) -> bytes:
+    """The first line of the marker of a folder."""
+    return f"{MARK} {folder.name} {folder.lstat().st_ino}\n".encode()
 
 
 def _make(purpose: str) -> Path:
@@ -99,7 +135,7 @@ def _make(purpose: str) -> Path:
         descriptor = os.open(folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.write(descriptor, MARK)
+        os.write(descriptor, _mark(folder))
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -120,12 +156,13 @@ def _remove(folder: Path) -> None:
     os.close(_folders.locks.pop(folder))
 
 
-def _is_abandoned(marker: Path) -> bool:
-    """Return whether nobody holds the lock of a marker, and no error of the last days names its folder."""
-    descriptor = os.open(marker, os.O_RDONLY | os.O_CLOEXEC)
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether nobody holds the lock of its marker, and no error of the last days names the folder."""
+    descriptor = os.open(folder / MARKER, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_old = time.time() - os.fstat(descriptor).st_mtime > KEPT_S
-        return is_old or os.read(descriptor, len(MARK) + 1) == MARK
+        mark = _mark(folder)
+        return is_old or os.read(descriptor, len(mark) + 1) == mark
     finally:
         os.close(descriptor)

@@ -1,11 +1,13 @@
 """Scratch folders: who made them, when they go, and that nothing else goes."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +104,60 @@ def test_what_others_made_stays_whatever_its_name_and_age(temporary):
         remove_abandoned()
     remove_abandoned()
     assert set(temporary.iterdir()) == before
+
+
+def killed_maker(folder):
+    """A scratch folder whose maker was killed, with what MindSpore and MindFormers leave in one."""
+    with start_maker("time.sleep(600)", folder) as maker:
+        place = Path(maker.stdout.readline().strip())
+        maker.kill()
+    for name in ("compile.log", "output/log/rank_0/info.log", "rank_0/om/analyze_fail.ir", "layers_4/dryrun.yaml",
+                 "layers_4/rank_0/tracker/rank_0/memory_block.csv", "strategy/ckpt_strategy_rank_0.ckpt"):  # fmt: skip
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).touch()
+    return place
+
+
+def test_a_copy_of_a_scratch_folder_is_the_users(temporary):
+    """So is one with another name: the user put it there to keep it."""
+    place = killed_maker(temporary)
+    shutil.copytree(place, temporary / "mindswap-main")
+    moved = killed_maker(temporary)
+    moved.rename(temporary / "mindswap-results")
+    copied = killed_maker(temporary)
+    copied.rename(temporary / "elsewhere")
+    shutil.copytree(temporary / "elsewhere", copied)  # as of a backup
+    shutil.rmtree(temporary / "elsewhere")
+    before = set(temporary.rglob("*")) - {place, *place.rglob("*")}
+    remove_abandoned()
+    assert set(temporary.rglob("*")) == before
+
+
+def test_files_that_mindspore_does_not_write_stay(temporary):
+    place, outside = killed_maker(temporary), temporary / "outside"
+    outside.mkdir()
+    (outside / "thesis.csv").touch()
+    (place / "layers_4" / "notes.txt").touch()
+    (place / "results").symlink_to(outside)
+    remove_abandoned()
+    left = {"layers_4", "layers_4/notes.txt", "results", MARKER}
+    assert {str(path.relative_to(place)) for path in place.rglob("*")} == left
+    assert (outside / "thesis.csv").exists()
+    (place / "layers_4" / "notes.txt").unlink()
+    (place / "results").unlink()
+    remove_abandoned()
+    assert not place.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_files_of_other_users_stay_even_for_root(temporary):
+    theirs, mixed = killed_maker(temporary), killed_maker(temporary)
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, 12345, 12345)
+    os.chown(mixed / "compile.log", 12345, 12345)
+    before = {theirs, *theirs.rglob("*")}
+    remove_abandoned()
+    assert set(temporary.rglob("*")) == before | {mixed, mixed / "compile.log", mixed / MARKER}
 
 
 def test_in_one_that_cannot_be_marked_nothing_is_left(temporary, monkeypatch):

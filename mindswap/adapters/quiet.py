@@ -18,6 +18,7 @@ from mindswap.environment import replaced_environment
 from mindswap.errors import MindswapError
 from mindswap.scratch import remove_abandoned, scratch_folder
 from mindswap.signals import held_signals
+from mindswap.streams import write_message
 
 # A descriptor of stderr, as it was before it was redirected, while `tell` may say something; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
@@ -41,7 +42,7 @@ def tell(text: str) -> None:
         return
     _activity.get()[0] = text
     if os.isatty(descriptor) and os.environ.get("TERM") != "dumb":
-        os.write(descriptor, f"{CLEAR_LINE}{f'mindswap: {text} ...' if text else ''}".encode())
+        write_message(descriptor, f"{CLEAR_LINE}{f'mindswap: {text} ...' if text else ''}")
 
 
 def _repeat(descriptor: int, activity: list[str], is_over: threading.Event) -> None:
@@ -49,7 +50,7 @@ def _repeat(descriptor: int, activity: list[str], is_over: threading.Event) -> N
     begin_s, pause_s = time.monotonic(), FIRST_S
     while not is_over.wait(begin_s + pause_s - time.monotonic()):
         if activity[0]:
-            os.write(descriptor, f"mindswap: {activity[0]}, {time.monotonic() - begin_s:.0f} s so far\n".encode())
+            write_message(descriptor, f"mindswap: {activity[0]}, {time.monotonic() - begin_s:.0f} s so far\n")
         pause_s *= 2
 
 
@@ -121,10 +122,10 @@ def _redirected(log_path: Path, descriptor: int) -> Iterator[None]:
 
     `descriptor` is of the stderr until now.
     """
-    home, streams = Path.cwd(), (sys.stdout, sys.stderr)
+    streams = sys.stdout, sys.stderr
     for stream in streams:
         stream.flush()
-    saved = os.dup(1), descriptor
+    saved, home = (os.dup(1), descriptor), os.open(".", os.O_PATH)  # no name: the folder may vanish, or move
     try:
         os.chdir(log_path.parent)
         with log_path.open("wb") as log:
@@ -140,4 +141,5 @@ def _redirected(log_path: Path, descriptor: int) -> Iterator[None]:
             for original, copy in zip((1, 2), saved, strict=True):
                 os.dup2(copy, original)
             os.close(saved[0])
-            os.chdir(home)
+            os.fchdir(home)
+            os.close(home)

@@ -1,7 +1,6 @@
 """Options that several commands have, each defined once."""
 
 import argparse
-import os
 import re
 import signal
 import sys
@@ -17,6 +16,7 @@ from mindswap.errors import DataError, PlanError
 from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS
+from mindswap.streams import write_message
 
 FIGURE_PREFIX = "figure_"
 MOST_LAYERS = 10_000  # each is looked at
@@ -158,7 +158,7 @@ class PhaseLines:
 
 # A search that takes longer shows how far it is.
 PATIENCE_S = 2.0
-INTERRUPTED = b"\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
+INTERRUPTED = "\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
 
 
 class SearchBar:
@@ -185,7 +185,7 @@ class SearchBar:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.num_interrupts += 1
         if self.num_interrupts == 1:
-            os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
+            write_message(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
         elif callable(self.handler):
             self.handler(number, frame)
 

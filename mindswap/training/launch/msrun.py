@@ -125,7 +125,7 @@ def put_old_logs_aside(folder: Path, ranks: Iterable[int], num_workers: int, *, 
     logs = [folder / "scheduler.log"] if with_scheduler else []
     for path in sorted(folder.glob("worker_*.log")):
         rank = path.stem.removeprefix("worker_")
-        if rank.isdigit() and (int(rank) in mine or int(rank) >= num_workers):
+        if rank.isdecimal() and (int(rank) in mine or int(rank) >= num_workers):
             logs.append(path)
     old = [path for path in logs if path.exists()]
     for path in old:

@@ -66,7 +66,7 @@ def worker_ranks() -> dict[int, int]:
     """Rank by process of the workers of msrun below this process."""
     found = _looked_at(psutil.Process().children(recursive=True), "environ")
     ranks = {pid: own.get("RANK_ID", "") for pid, own in found if own.get("MS_ROLE") == "MS_WORKER"}
-    return {pid: int(rank) for pid, rank in ranks.items() if rank.isdigit()}
+    return {pid: int(rank) for pid, rank in ranks.items() if rank.isdecimal()}
 
 
 def raise_process_limit() -> None:
