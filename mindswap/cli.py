@@ -20,7 +20,7 @@ from mindswap.environment import home_folder
 from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
 from mindswap.scratch import forget_kept, remove_kept
 from mindswap.signals import LIFELINE, signals_raise
-from mindswap.streams import OutputError, drop_output, prepare_streams
+from mindswap.streams import MessageFormatter, OutputError, drop_output, prepare_streams, print_text
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
@@ -92,13 +92,6 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _escape(text: str) -> str:
-    """Control characters made visible: typed text and files may have them."""
-    from mindswap.report.problems import escape
-
-    return "\n".join(map(escape, text.split("\n")))
-
-
 def _read_help(command: str) -> str:
     """First line of the docstring of a command's module, which is not imported for it."""
     source = (Path(__file__).parent / "commands" / f"{command.replace('-', '_')}.py").read_text("utf-8")
@@ -114,7 +107,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     if argv is None:
         prepare_streams()
-    logging.basicConfig(format="mindswap: %(levelname)s: %(message)s", level=logging.WARNING)
+    messages = logging.StreamHandler()
+    messages.setFormatter(MessageFormatter("mindswap: %(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[messages], level=logging.WARNING)
     is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     if argv[:1] in ([], ["help"]):  # `mindswap help plan` is `mindswap plan --help`
         argv = [*argv[1:2], "--help"]
@@ -123,14 +118,14 @@ def main(argv: list[str] | None = None) -> int:
 
     def refuse(shown: str, error: Exception, problems: "Sequence[Problem]" = (), code: int = EXIT_BAD_INPUT) -> int:
         remove_kept(shown)
-        print(_escape(shown), file=sys.stderr)
+        print_text(shown, is_message=True)
         if isinstance(error, OutputError):
             drop_output()
         elif wants_json:
             from mindswap.report.problems import answer_text, problems_to_data
 
             try:
-                print(answer_text(command or "", problems_to_data(problems), False, str(error)), flush=True)
+                print_text(answer_text(command or "", problems_to_data(problems), False, str(error)))
             except (OSError, OutputError):  # the standard error has it
                 drop_output()
         return code
@@ -142,12 +137,12 @@ def main(argv: list[str] | None = None) -> int:
         os.environ["HOME"] = str(home_folder(os.environ))  # libraries fail without one, or write to a folder "~"
         code = _run(command, argv)
         for folder in forget_kept():
-            print(f"mindswap: kept {folder}: the log of an error", file=sys.stderr)
+            print_text(f"mindswap: kept {folder}: the log of an error", is_message=True)
         sys.stdout.flush()
         return code
     except (KeyboardInterrupt, StoppedBySignal) as stop:
         remove_kept()
-        print("mindswap: interrupted", file=sys.stderr)
+        print_text("mindswap: interrupted", is_message=True)
         code = stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
         if is_program:
             _exit_at_once(code)
@@ -187,7 +182,7 @@ def _run(command: str | None, argv: list[str]) -> int:
             if stop.code in (None, 0):
                 return EXIT_OK
             if isinstance(stop.code, str):
-                print(stop.code, file=sys.stderr)
+                print_text(stop.code, is_message=True)
             return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
 
 

@@ -15,8 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
+from mindswap.errors import DataError
 from mindswap.signals import held_signals
 
 PREFIX, MARKER = "mindswap-", "mindswap-scratch"
@@ -24,7 +26,7 @@ PREFIX, MARKER = "mindswap-", "mindswap-scratch"
 MARK, KEPT = "scratch folder of mindswap, 5e0b6c1d-3f0a-4f4e-9d6a-0c7b8a52e4f1", b"kept for the log of an error\n"
 # Names of files in scratch folders: of this package, and of MindSpore and MindFormers, which write where they run.
 _OWN_FILES = re.compile(
-    rf"{MARKER}|log|logs|(compile|info|error|worker_\d+|scheduler|msrun)\.log|.*\.(ir|dot|dat|yaml|ckpt)"
+    rf"{MARKER}|log|folder|cann|(compile|info|error|worker_\d+|scheduler|msrun)\.log|.*\.(ir|dot|dat|yaml|ckpt)"
     r"|(task|memory_block|execute_order|comm_execute_order)\.csv|.*\.mindrecord(\.db)?|.*\.json(\.gz)?|\..*\.tmp"
 )
 KEPT_S = 7 * 24 * 3600
@@ -42,17 +44,20 @@ _folders = _Folders()
 
 
 @contextmanager
-def scratch_folder(purpose: str, kept_on: tuple[type[BaseException], ...] = ()) -> Iterator[Path]:
+def scratch_folder(
+    purpose: str, kept_on: tuple[type[BaseException], ...] = (), parent: Path | None = None
+) -> Iterator[Path]:
     """A new folder in the temporary one, removed at the end.
 
     Args:
         purpose: a word for its name.
         kept_on: errors after which it stays, as their text names a log in it.
+        parent: folder in place of the temporary one.
     """
     folder: Path | None = None
     try:
         with held_signals():
-            folder = _make(purpose)
+            folder = _make(purpose, parent)
         yield folder
     except kept_on:
         if folder is not None:
@@ -62,6 +67,43 @@ def scratch_folder(purpose: str, kept_on: tuple[type[BaseException], ...] = ()) 
         with held_signals():
             if folder in _folders.locks:
                 _remove(folder)
+
+
+@contextmanager
+def plain_name(folder: Path, also: str = "") -> Iterator[Path]:
+    """A name of a folder without separators (blanks, colons, commas): its own, or that of a link, until the end.
+
+    Lists of paths, options of MindSpore and commands of a shell have no way to escape them.
+
+    Args:
+        folder: one that is there.
+        also: more characters that do no harm.
+
+    Raises:
+        DataError: there is no place for a link.
+    """
+    if _is_plain(folder, also):
+        yield folder
+        return
+    with scratch_folder("link", parent=_plain_parent()) as place:
+        link = place / (folder.name if _is_plain(folder.name) else "folder")
+        link.symlink_to(folder.absolute())
+        yield link
+
+
+def _is_plain(name: object, also: str = "") -> bool:
+    return re.fullmatch(rf"[\w./+=@%{also}-]+", str(name)) is not None
+
+
+def _plain_parent() -> Path:
+    """A folder for links."""
+    for place in map(Path, (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")):
+        if _is_plain(place) and os.access(place, os.W_OK | os.X_OK):
+            return place
+    raise DataError(
+        f"{tempfile.gettempdir()}: blanks, colons, commas and the like are separators of MindSpore, and no other "
+        "temporary folder can be written\n    fix:     export TMPDIR=a folder with a plain name"
+    )
 
 
 def forget_kept() -> list[Path]:
@@ -81,7 +123,9 @@ def remove_kept(error_text: str = "") -> None:
 
 def remove_abandoned() -> None:
     """Remove scratch folders of this user whose maker was killed, and those that an error left more than a week ago."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    temporary = Path(tempfile.gettempdir())
+    places = (temporary,) if _is_plain(temporary) else (temporary, _plain_parent())
+    for folder in chain.from_iterable(place.glob(f"{PREFIX}*") for place in places):
         with suppress(OSError):
             if is_scratch(folder) and _is_abandoned(folder):
                 _remove_own_files(folder)
@@ -129,8 +173,8 @@ def _mark(folder: Path) -> bytes:
     return f"{MARK} {folder.name} {folder.lstat().st_ino}\n".encode()
 
 
-def _make(purpose: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
+def _make(purpose: str, parent: Path | None) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=parent))
     try:
         descriptor = os.open(folder / MARKER, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         with suppress(OSError):  # a file system without locks

@@ -5,7 +5,9 @@ not end the work that it is about.
 """
 
 import io
+import logging
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import Any
@@ -67,6 +69,34 @@ def _text_stream(before: Any, file: io.FileIO, line_buffering: bool) -> io.TextI
         before.flush()
     encoding = getattr(before, "encoding", None) or "utf-8"
     return io.TextIOWrapper(io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=line_buffering)
+
+
+_UNUSUAL = re.compile(r"[^\n -~]")
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes in place of control characters, except line ends.
+
+    Names, files and logs may have any; a terminal would obey them.
+    """
+    return _UNUSUAL.sub(lambda found: found[0] if found[0].isprintable() else _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def print_text(text: object, end: str = "\n", is_message: bool = False) -> None:
+    """Print a text on the standard output at once, or a message on the standard error, with `printable` characters."""
+    print(printable(str(text)), end=end, flush=True, file=sys.stderr if is_message else sys.stdout)
+
+
+class MessageFormatter(logging.Formatter):
+    """Format log records with `printable` characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return printable(super().format(record))
 
 
 def write_message(descriptor: int, text: str) -> None:

@@ -1,12 +1,19 @@
 """Failures of files and streams are messages with exit code 1: each in a process of its own, as a shell starts it."""
 
+import ast
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mindswap.streams import MessageFormatter
+from mindswap.training.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
+from mindswap.training.adaptive.state import StateFile
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/llama2_7b/case1_default_swap.yaml"
@@ -92,3 +99,64 @@ def test_an_error_of_the_system_that_nobody_expected_is_a_message(tmp_path):
         assert done.stderr.startswith("mindswap: error: /proc/self/nothing: No such file or directory\n    details: ")
     (log,) = tmp_path.glob("mindswap-*.log")
     assert "Traceback" in log.read_text()
+
+
+# Names, files and logs may clear the screen, set the title, hide text, write over the line, go right to left.
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x1b[8m\r\x9b2K\u202e"
+SHOWN = r"\x1b[2J\x1b]0;title\x07\x1b[8m\r\x9b2K\u202e"
+
+
+def controls(text: str) -> list[str]:
+    """Characters that a terminal obeys."""
+    return [character for character in text if not character.isprintable() and character != "\n"]
+
+
+def test_text_of_a_log_is_shown_and_not_obeyed(tmp_path):
+    """The reason of an attempt is a line of a worker's log."""
+    state = State(
+        Settings(1 << 30),
+        (Attempt(1, TrainingPlan("p0", "", 1, 1, 1), 0, 0, 1, Outcome.FAILED, HOSTILE),),
+        Corrections(),
+        exit_reason=f"the training failed: {HOSTILE}",
+    )
+    StateFile(tmp_path).save(state, "key")
+    done = shell(["status", tmp_path])
+    assert (done.returncode, controls(done.stdout)) == (0, []) and SHOWN in done.stdout
+
+
+def test_text_of_files_is_shown_and_not_obeyed(tmp_path):
+    folder = tmp_path / HOSTILE
+    folder.mkdir()
+    config = folder / "c.yaml"
+    config.write_text(json.dumps({"swap_config": {"swap": True, "op_swap": {HOSTILE: 1, "a": HOSTILE}}}))
+    (tmp_path / "state").mkdir()
+    for words in (
+        ["check"],
+        ["explain"],
+        ["convert", "--to", "index"],
+        ["status"],
+        ["doctor"],
+        ["simulate"],
+        [HOSTILE],
+    ):
+        done = shell([*words, config])
+        text = done.stdout + done.stderr
+        assert controls(text) == [] and "Traceback" not in text, words
+        assert words == ["doctor"] or SHOWN in text, words
+
+
+def test_warnings_are_shown_and_not_obeyed(capsys):
+    record = logging.makeLogRecord({"msg": "ignored %s", "args": (HOSTILE,)})
+    assert MessageFormatter("%(message)s").format(record) == f"ignored {SHOWN}"
+
+
+# Output that is printed as it is: of colours, whose parts are escaped, and of YAML, which can hold no such characters.
+RAW = {("check.py", "join"), ("convert.py", "text"), ("options.py", "printable")}
+
+
+def test_commands_print_with_escapes_only():
+    files = [*(ROOT / "mindswap/commands").glob("*.py"), ROOT / "mindswap/cli.py"]
+    found = [(file.name, node) for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
+    calls = [(name, node) for name, node in found if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"]
+    words = {(name, word) for name, node in calls for word in re.findall(r"\w+", ast.unparse(node.args[0]))}
+    assert len(calls) == len(RAW) and words >= RAW

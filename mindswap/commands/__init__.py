@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from mindswap.errors import MindswapError
-from mindswap.streams import OutputError, drop_output
+from mindswap.streams import OutputError, drop_output, printable
 
 
 class UsageError(MindswapError):
@@ -43,4 +43,4 @@ def write_out(data: bytes) -> None:
 
 def say(text: str) -> None:
     """Lines of mindswap beside those of a training."""
-    write_out("".join(f"mindswap: {line}\n" for line in text.splitlines()).encode())
+    write_out("".join(f"mindswap: {printable(line)}\n" for line in text.splitlines()).encode())

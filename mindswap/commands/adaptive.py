@@ -20,6 +20,7 @@ from mindswap.api.adaptive import train_adaptively
 from mindswap.commands import Parser, say, write_out
 from mindswap.commands.options import add_options, number_from
 from mindswap.report.adaptive import format_summary
+from mindswap.streams import printable
 from mindswap.training.launch.training import ADAPTIVE_FLAG
 
 USAGE = f"mindswap run {ADAPTIVE_FLAG} [OPTIONS] [--] COMMAND"
@@ -42,7 +43,7 @@ def run_adaptive(args: argparse.Namespace, command_words: list[str]) -> int:
     """
     options = {name: value for name, value in vars(args).items() if name != ADAPTIVE_FLAG[2:].replace("-", "_")}
     code, state = train_adaptively(command_words, say, **options)
-    write_out(f"{format_summary(state)}\n".encode())
+    write_out(printable(f"{format_summary(state)}\n").encode())
     return code
 
 

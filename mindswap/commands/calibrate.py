@@ -21,7 +21,6 @@ options:
 """
 
 import argparse
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from mindswap.api.device import calibrate_device
 from mindswap.commands.options import answer
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices
 from mindswap.simulator.cost.profile_tables import Progress
+from mindswap.streams import print_text
 
 ARGUMENTS = {
     "PROFILE": {"type": Path},
@@ -51,6 +51,6 @@ def run(args: argparse.Namespace) -> int:
         found = calibrate_device(args.profile, args.output, args.device, args.overwrite, show_progress)
     if not found.is_written:
         fix = "    fix:     profile a training step at profiler level 2"
-        print(f"error: this profile shows no figure of the device\n{fix}", file=sys.stderr)
+        print_text(f"error: this profile shows no figure of the device\n{fix}", is_message=True)
     written = f"written: {args.output}" if found.is_written else f"{args.output} was not written"
     return answer(args, found.data, f"{found}\n\n{written}", found.is_written)

@@ -27,6 +27,7 @@ from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
+from mindswap.streams import print_text, printable
 
 STDIN = "standard input"
 
@@ -48,15 +49,13 @@ def run(args: argparse.Namespace) -> int:
     codes = []
     for number, path in enumerate(args.configs):
         if len(args.configs) > 1:
-            print(("\n" if number else "") + escape(f"== {path}"))
+            print_text(("\n" if number else "") + escape(f"== {path}"))
         codes.append(_check_one(args, path))
     return max(codes)
 
 
 def _check_one(args: argparse.Namespace, path: str) -> int:
     document = parse_document(sys.stdin.buffer.read(), STDIN) if path == "-" else load_document(path)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
     names = NameSource.TABLE if args.table else NameSource.NETWORK if args.network else NameSource.EITHER
     found = check_config(document, args.num_layers, args.ignore, names, can_build=path != "-")
     has_errors = bool(find_errors(found.problems))
@@ -67,5 +66,7 @@ def _check_one(args: argparse.Namespace, path: str) -> int:
     parts = [format_problems(found.problems, colour)] if found.problems else []
     parts += [escape(f"note: {note}") for note in found.notes]
     parts.append(f"{format_counts(found.problems, found.ignored)}; read as {found.form.value}")
-    print("\n".join([*parts, *(["", found.layers] if found.layers else [])]))
+    if found.layers:
+        parts += ["", printable(found.layers)]
+    print("\n".join(parts))  # with colours: each part has been made printable
     return int(has_errors)

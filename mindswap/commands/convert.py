@@ -29,7 +29,6 @@ with --from megatron:
 """
 
 import argparse
-import sys
 
 from mindswap.api.convert import FAMILIES, MegatronSource, convert_config
 from mindswap.api.convert_versions import VERSIONS
@@ -45,6 +44,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import require_folders, write_new
 from mindswap.policy.megatron.options import OPTIONS, OptionKind
 from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.streams import print_text
 
 ARGUMENTS = {
     "--to": {"choices": ("index", "2.x", "1.9")},
@@ -88,11 +88,11 @@ def run(args: argparse.Namespace) -> int:
         data = {"written": target or None, "text": made.text, **made.data, **problems_to_data(made.problems)}
         return answer(args, data, "", not has_errors)
     if not target:
-        print(made.text, end="" if made.text.endswith(("\n", "\r")) else "\n")
+        print(made.text, flush=True, end="" if made.text.endswith(("\n", "\r")) else "\n")
     if made.problems:
-        print(format_problems(made.problems), file=sys.stderr)
+        print_text(format_problems(made.problems), is_message=True)
     if target:
-        print(f"written: {target}; next: mindswap check {target}")
+        print_text(f"written: {target}; next: mindswap check {target}")
     return int(has_errors)
 
 

@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 from mindswap.api.training import NAME, TEXT, write_example
+from mindswap.streams import print_text
 
 NEXT = """\
 written: {folder}/{name} and {folder}/{text}; next:
@@ -31,5 +32,5 @@ ARGUMENTS = {
 def run(args: argparse.Namespace) -> int:
     """Write both files."""
     write_example(args.folder)
-    print(NEXT.format(folder=args.folder, name=NAME, text=TEXT))
+    print_text(NEXT.format(folder=args.folder, name=NAME, text=TEXT))
     return 0

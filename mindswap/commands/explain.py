@@ -16,13 +16,13 @@ options:
 """
 
 import argparse
-import sys
 
 from mindswap.api.check import explain_config, list_names
 from mindswap.commands.options import answer
 from mindswap.config.source import load_document
 from mindswap.report.explain import format_paths
 from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.streams import print_text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
         return answer(args, {"paths": paths}, format_paths(paths))
     found = explain_config(document, args.num_layers)
     if found.problems and not args.json:
-        print(format_problems(found.problems), end="\n\n", file=sys.stderr if found.has_errors else sys.stdout)
+        print_text(format_problems(found.problems), end="\n\n", is_message=found.has_errors)
     return answer(args, {**problems_to_data(found.problems), **found.data}, found.text, not found.has_errors)

@@ -36,16 +36,18 @@ from mindswap.check.doctor.software import has_cards
 from mindswap.commands import say, write_out
 from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
 from mindswap.report.problems import format_problems
+from mindswap.scratch import plain_name
 from mindswap.signals import held_signals, signals_raise
+from mindswap.streams import prepare_streams, print_text
 from mindswap.training.launch.arguments import Job, parse_arguments, split_order, worker_command
 from mindswap.training.launch.msrun import (
+    PLAIN_FOR_MSRUN,
     check_port,
     failure_report,
     find_msrun,
     find_python,
     log_folder,
     msrun_arguments,
-    plain_name,
     put_old_logs_aside,
     worker_environment,
     worker_log,
@@ -61,9 +63,11 @@ def main(words: list[str] | None = None) -> int:
         The exit code of the training (with JOIN False: of starting it); 1 for a wrong call;
         128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP.
     """
+    if words is None:
+        prepare_streams()
     words = sys.argv[1:] if words is None else words
     if words in (["-h"], ["--help"]):
-        print(__doc__)
+        print_text(__doc__)
         return 0
     usage = ""
     try:
@@ -76,9 +80,9 @@ def main(words: list[str] | None = None) -> int:
         with signals_raise():
             return _run_one(job, command) if job.num_workers == 1 else _run_msrun(job, command)
     except LaunchError as error:
-        print(f"{usage}{_as_error(error)}", file=sys.stderr)
+        print_text(f"{usage}{_as_error(error)}", is_message=True)
     except PolicyError as error:
-        print(format_problems(error.problems), file=sys.stderr)
+        print_text(format_problems(error.problems), is_message=True)
     except StoppedBySignal as stop:
         return stop.exit_code
     return 1
@@ -120,13 +124,13 @@ def _run_msrun(job: Job, command: list[str]) -> int:
     msrun, python = find_msrun(), find_python()
     check_port("127.0.0.1" if job.is_single_node else job.master_addr, job.master_port)
     folder = _prepare_folder(job)
-    with plain_name(folder) as name:
-        arguments = msrun_arguments(job, name, [python, *command], bind_core=has_cards())
+    with plain_name(folder, also=PLAIN_FOR_MSRUN) as name:
+        arguments = msrun_arguments(job, str(name), [python, *command], bind_core=has_cards())
         say(f"running: {shlex.join(['msrun', *arguments])}")
         say(f"logs: {folder.absolute()}")
         code = _wait([*msrun, *arguments], worker_environment(os.environ, Path.cwd()), keep_workers=not job.join)
     if code:
-        print(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", file=sys.stderr)
+        print_text(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", is_message=True)
         return code if code > 0 else 128 - code
     if not job.join:
         say(
@@ -144,7 +148,7 @@ def _run_one(job: Job, command: list[str]) -> int:
     with log.open("wb") as file:
         code = _wait([sys.executable, *command], environment, keep_workers=True, log=file)
     if code:
-        print(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", file=sys.stderr)
+        print_text(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", is_message=True)
     return code if code >= 0 else 128 - code
 
 

@@ -16,7 +16,7 @@ from mindswap.errors import DataError, PlanError
 from mindswap.report.problems import answer_text
 from mindswap.simulator.cost.device_file import list_devices
 from mindswap.simulator.cost.hardware import OPTIONS
-from mindswap.streams import write_message
+from mindswap.streams import print_text, printable, write_message
 
 FIGURE_PREFIX = "figure_"
 MOST_LAYERS = 10_000  # each is looked at
@@ -117,7 +117,7 @@ def _add_device_options(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace, data: Mapping[str, Any], text: object, is_ok: bool = True) -> int:
     """Print the answer of a command, with `--json` its data; gives the exit code."""
-    print(answer_text(args.command, data, is_ok) if args.json else text)
+    print_text(answer_text(args.command, data, is_ok) if args.json else text)
     return 0 if is_ok else 1
 
 
@@ -153,7 +153,7 @@ class PhaseLines:
         self.stream = stream
 
     def __call__(self, text: str) -> None:
-        print(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}", file=self.stream, flush=True)
+        print(printable(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}"), file=self.stream, flush=True)
 
 
 # A search that takes longer shows how far it is.

@@ -100,6 +100,7 @@ from mindswap.planner.problem import Allow, Objective
 from mindswap.planner.solvers.search import Progress
 from mindswap.report.plan_text import plan_to_json
 from mindswap.report.problems import answer_text
+from mindswap.streams import print_text
 
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         notes = [budget_doubt(step, found.problem.budget_bytes), *step.model.doubts]
         beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         beside = [line for line in beside if line]
-        print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
+        print_text("\n".join([str(found), *([""] if beside else []), *beside]))
     following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
     data, found, is_ok = deliver(args, found, attempts, target, f"written: {target}; {following}")
     plan = found.plan
@@ -148,9 +149,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         data = plan_to_json(plan, step.device.name, found.sections) | data
         data |= {"explanation": explanation} if args.explain else {}
-        print(answer_text("plan", data, is_ok))
+        print_text(answer_text("plan", data, is_ok))
     elif explanation:
-        print("\n".join(["", *explanation]))
+        print_text("\n".join(["", *explanation]))
     if plan.fits and args.html:
         found.run().save_html(args.html)
     return 0 if is_ok else 1
@@ -205,7 +206,7 @@ def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective
     swept = sweep(step, allowed, objective, progress)
     plans = swept.plans
     if not args.json:
-        print(format_sweep(plans, step.device.title), flush=True)
+        print_text(format_sweep(plans, step.device.title))
     if args.plot:
         from mindswap.report.plots import plot_tradeoffs
 
@@ -219,5 +220,5 @@ def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective
             bound=swept.bound(),
         )
     if args.json:
-        print(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
+        print_text(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
     return 0 if plans[0].fits else 1

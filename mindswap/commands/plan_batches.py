@@ -36,6 +36,7 @@ from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import answer_text
 from mindswap.report.tables import format_table
 from mindswap.scratch import scratch_folder
+from mindswap.streams import print_text
 from mindswap.units import format_bytes, format_time
 
 # Strategy, batch, and layers of the stages that a file has.
@@ -127,7 +128,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
             plans = plan_batches(args.config, asked, options, folder, spread, say, tick)
         best = next((one for one in plans if one.found is not None), None)
         if not args.json:
-            print(format_batches(plans, own), flush=True)
+            print_text(format_batches(plans, own))
         data: dict[str, object] = {}
         is_ok = best is not None and best.found is not None
         if best is not None and best.found is not None:
@@ -144,7 +145,7 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
             data, _, is_ok = deliver(args, first, attempts, target, line)
     if args.json:
         batches: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
-        print(answer_text("plan", batches | data, is_ok))
+        print_text(answer_text("plan", batches | data, is_ok))
     return 0 if is_ok else 1
 
 
@@ -160,10 +161,10 @@ def deliver(
     if attempts:
         found = attempts[-1].plan.within(attempts[0].asked_bytes)
         if not args.json:
-            print(f"\n{format_attempts(attempts)}", flush=True)
+            print_text(f"\n{format_attempts(attempts)}")
     is_ok = found.fits and all(attempt.fits for attempt in attempts[-1:])
     if is_ok and not target and not args.json:
-        print("\nnext: -o FILE writes this plan")
+        print_text("\nnext: -o FILE writes this plan")
     if not target or not is_ok:
         return data, found, is_ok
     is_asked = not (args.no_verify or found.plan.is_interrupted)
@@ -172,11 +173,11 @@ def deliver(
         data |= {"verified": verdict.is_as_asked, "verdict": verdict.text}
         found, is_ok = verdict.plan or found, not verdict.is_refused
         if not args.json:
-            print(f"\n{verdict.text}", flush=True)
+            print_text(f"\n{verdict.text}")
     if is_ok:
         found.save(target, overwrite=args.overwrite or args.in_place)
         if not args.json:
-            print(f"\n{line}", flush=True)
+            print_text(f"\n{line}")
     return data, found, is_ok
 
 

@@ -40,6 +40,7 @@ from mindswap.errors import LaunchError
 from mindswap.report.problems import answer_text
 from mindswap.report.proof_html import format_proof, proof_to_json
 from mindswap.simulator.cost.device_file import load_device
+from mindswap.streams import print_text
 from mindswap.training.launch.training import load_trainable
 from mindswap.training.measure.config import RunOptions
 from mindswap.training.measure.on_workers import RayPlace
@@ -76,11 +77,12 @@ def run(args: argparse.Namespace) -> int:
     if proof is None:
         return code
     if args.json:
-        print(answer_text("prove", proof_to_json(proof), proof.is_ok))
+        print_text(answer_text("prove", proof_to_json(proof), proof.is_ok))
     else:
-        print("\n" + format_proof(proof))
-        print(f"\nreport:       {request.folder / 'report.html'}, {request.folder / 'report.json'}")
-        print(f"to send back: {archive} (configurations, log lines, profile; no weights, no data; look through it)")
+        print_text("\n" + format_proof(proof))
+        print_text(f"\nreport:       {request.folder / 'report.html'}, {request.folder / 'report.json'}")
+        contents = "configurations, log lines, profile; no weights, no data; look through it"
+        print_text(f"to send back: {archive} ({contents})")
     return code
 
 

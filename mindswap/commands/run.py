@@ -18,11 +18,11 @@ options:
 """
 
 import argparse
-import sys
 import traceback
 
 from mindswap.api.training import hint_after_failure, prepare_training
 from mindswap.errors import MindswapError
+from mindswap.streams import print_text
 from mindswap.training.launch.training import ADAPTIVE_FLAG
 
 ARGUMENTS = {
@@ -46,6 +46,6 @@ def run(args: argparse.Namespace) -> int:
     except Exception:  # noqa: BLE001 the training's own failure, not ours
         traceback.print_exc()
         if hint := hint_after_failure(training.document, training.options):
-            print(f"mindswap: {hint}", file=sys.stderr)
+            print_text(f"mindswap: {hint}", is_message=True)
         return 1
     return 0

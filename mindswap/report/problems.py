@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mindswap.config.problem import Level, Problem, sort_problems
+from mindswap.streams import printable
 from mindswap.units import format_count
 
 # Nobody reads more at once, and a file can have a hundred thousand.
@@ -55,7 +56,7 @@ def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) 
 
 def escape(text: str) -> str:
     """Text that a terminal shows as it is: control characters of the user's file become escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return printable(text).replace("\n", "\\n")
 
 
 def _format(problem: Problem, colour: bool) -> str:

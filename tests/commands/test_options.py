@@ -12,7 +12,7 @@ def test_the_first_ctrl_c_stops_the_search_and_nothing_else(capfd):
     with SearchBar() as bar, pytest.raises(Stop):
         signal.raise_signal(signal.SIGINT)
         bar()
-    assert capfd.readouterr().err.encode() == INTERRUPTED
+    assert capfd.readouterr().err == INTERRUPTED
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

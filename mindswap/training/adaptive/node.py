@@ -14,6 +14,7 @@ from mindswap.config.source import load_document
 from mindswap.environment import readable_environment
 from mindswap.errors import LaunchError
 from mindswap.files import replace_file
+from mindswap.scratch import plain_name
 from mindswap.signals import LIFELINE
 from mindswap.training.adaptive.checkpoints import CheckpointFolder, CheckpointKey
 from mindswap.training.adaptive.command import TrainingCommand
@@ -21,7 +22,7 @@ from mindswap.training.adaptive.state import attempt_folder, full_disks, prepare
 from mindswap.training.adaptive.workers import Workers
 from mindswap.training.launch.children import lifeline, with_package
 from mindswap.training.launch.cluster import NPU, package_versions, version_mistakes
-from mindswap.training.launch.msrun import check_port, free_port, plain_name, worker_environment
+from mindswap.training.launch.msrun import PLAIN_FOR_MSRUN, check_port, free_port, worker_environment
 from mindswap.training.launch.processes import adopt_orphans, raise_process_limit
 
 # Clocks that differ by more than this make logs of nodes unreadable side by side.
@@ -190,7 +191,7 @@ class TrainingNode(Workers):
         checkpoint = self._checkpoints(ignored).at(key) if key else None
         path, folder = task.command.config_path, self._folder_of(number)
         config = prepare_attempt(folder, yaml_text, path, checkpoint, is_parallel=task.is_parallel)
-        logs = Path(self._stack.enter_context(plain_name(folder)))
+        logs = self._stack.enter_context(plain_name(folder, also=PLAIN_FOR_MSRUN))
         place = None if task.is_alone else (address, self._rank)
         self._words = task.command.words(config, logs, port, key is not None, place)
 

@@ -1,22 +1,22 @@
 """The msrun command line and the environment of the workers."""
 
-import contextlib
 import importlib.util
 import os
-import re
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mindswap.errors import LaunchError
 from mindswap.policy.words import name_indices
-from mindswap.scratch import scratch_folder
 from mindswap.training.launch.arguments import Job
 from mindswap.training.launch.children import module_command
 from mindswap.training.logs.read import find_last_error, read_tail
 from mindswap.units import format_bytes
+
+# msrun puts the name of its log folder into a command of a shell, unquoted, where these have no meaning.
+PLAIN_FOR_MSRUN = ":,"
 
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
@@ -93,18 +93,6 @@ def worker_environment(environment: Mapping[str, str], folder: Path) -> dict[str
 def _suffix(environment: Mapping[str, str]) -> str:
     suffix = environment.get("MF_LOG_SUFFIX", "")
     return f"_{suffix}" if suffix else ""
-
-
-@contextlib.contextmanager
-def plain_name(folder: Path) -> Iterator[str]:
-    """A name for the folder that is safe in a shell: msrun puts it into a command line unquoted."""
-    if re.fullmatch(r"[\w./+=:@%,-]+", str(folder)):
-        yield str(folder)
-        return
-    with scratch_folder("logs") as place:
-        link = place / "logs"
-        link.symlink_to(folder.absolute())
-        yield str(link)
 
 
 # Logs of the workers: old ones out of the way, and what they say when a run failed.

@@ -1,5 +1,6 @@
 """Processes of a dry run: one for each rank, each a training by `mindswap run` on MindSpore's Ascend backend."""
 
+import contextlib
 import resource
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from mindswap.environment import CANN_VARIABLES, package_environment
 from mindswap.errors import LaunchError
+from mindswap.scratch import plain_name
 from mindswap.training.launch.children import module_command, started
 from mindswap.training.logs.read import find_last_error, find_last_step, read_tail
 from mindswap.training.measure.pool import LOG, TRACKER, DryRun, read_rank
@@ -49,16 +51,36 @@ def run_rank(
         LaunchError: it failed, with the signal or the last error, the last operator, and where its log is; or it left
             no figures of memory.
     """
+    try:
+        return _run_rank(config, folder, rank, num_ranks, say, stop, max_s, is_inlined)
+    except OSError as error:  # somebody cleaned up the temporary folder, or the disk is full
+        raise LaunchError(
+            f"dry run of rank {rank}: {error.filename or folder}: {error.strerror or error}\n"
+            "    fix:     --keep FOLDER, or another TMPDIR: one with room, which nobody empties meanwhile"
+        ) from error
+
+
+def _run_rank(
+    config: Path,
+    folder: Path,
+    rank: int,
+    num_ranks: int,
+    say: Say,
+    stop: Callable[[], bool],
+    max_s: float,
+    is_inlined: bool,
+) -> DryRun:
     folder.mkdir(parents=True)
     log = folder / LOG
     words = ["--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_ranks > 1)]
     words += ["--output_dir", str(folder.absolute() / "output")]
-    command, variables = _command(folder, rank, num_ranks, words)
-    variables |= {} if is_inlined else NOT_INLINED
     _raise_stack_limit()
     begin_s = time.monotonic()
-    with log.open("wb") as file:
+    with log.open("wb") as file, contextlib.ExitStack() as stack:
+        first, variables = _ascend_backend(stack)
+        variables |= _simulated_rank(rank, num_ranks) | ({} if is_inlined else NOT_INLINED)
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        command = module_command("mindswap", "run", *words, first=first)
         with started(command, variables, cwd=folder, **streams) as process:
             code = _wait(process, log, say, lambda: stop() or time.monotonic() - begin_s > max_s)
     wall_s = time.monotonic() - begin_s
@@ -83,29 +105,29 @@ def _raise_stack_limit() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 
 
-def _command(folder: Path, rank: int, num_ranks: int, words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Command of a training, and its variables: with CANN the backend takes its libraries, else the stand-ins."""
-    found, first = package_environment(), []
-    if not has_cann():
-        cann = stand_ins()
-        first.append(cann / "python")
-        found = {name: text for name, text in found.items() if name not in CANN_VARIABLES}
-        found |= environment(cann, mindspore_libraries())
-    tracker = (folder / TRACKER).absolute()
-    found |= {
+def _ascend_backend(stack: contextlib.ExitStack) -> tuple[list[Path], dict[str, str]]:
+    """First paths of modules, and variables: with CANN the backend takes its libraries, else the stand-ins."""
+    variables = package_environment()
+    # The compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
+    variables.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")
+    if has_cann():
+        return [], variables
+    cann, libraries = (stack.enter_context(plain_name(folder)) for folder in (stand_ins(), mindspore_libraries()))
+    variables = {name: text for name, text in variables.items() if name not in CANN_VARIABLES}
+    return [cann / "python"], variables | environment(cann, libraries)
+
+
+def _simulated_rank(rank: int, num_ranks: int) -> dict[str, str]:
+    """Variables for a dry run of a rank, and for the figures of its memory."""
+    ranks = {"RANK_SIZE": str(num_ranks), "RANK_ID": str(rank)} if num_ranks > 1 else {}
+    return ranks | {
         "PYTHONUNBUFFERED": "1",
         "MS_SIMULATION_LEVEL": "1",
-        "RANK_SIZE": str(num_ranks),
-        "RANK_ID": str(rank),
         "MS_MEMORY_STATISTIC": "1",
         "ENABLE_LAZY_INLINE_NO_PIPELINE": "1",
-        "MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{tracker}",
+        # Relative to its working folder: a comma in a path would end it.
+        "MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{TRACKER}",
     }
-    # The compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
-    found.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")
-    if num_ranks == 1:
-        del found["RANK_SIZE"], found["RANK_ID"]
-    return module_command("mindswap", "run", *words, first=first), found
 
 
 def _wait(process: "subprocess.Popen[bytes]", log: Path, say: Say, stop: Callable[[], bool]) -> int | None:

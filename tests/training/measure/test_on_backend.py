@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import sys
 import threading
 import time
 from pathlib import Path
@@ -27,9 +28,9 @@ def python(tmp_path, monkeypatch):
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
-        monkeypatch.setattr(on_backend.sys, "executable", str(path))
+        monkeypatch.setattr(sys, "executable", str(path))
 
-    monkeypatch.setattr(on_backend, "_environment", lambda folder, rank, num_ranks: {"PATH": "/usr/bin:/bin"})
+    monkeypatch.setattr(on_backend, "_ascend_backend", lambda stack: ([], {"PATH": "/usr/bin:/bin"}))
     return script
 
 
@@ -51,6 +52,17 @@ def test_a_failure_gives_the_last_error_of_the_log(tmp_path, python):
     python("echo 'RuntimeError: The pointer[ker_ptr] is null.'; exit 1")
     with pytest.raises(LaunchError, match=re.escape("rank 3: RuntimeError: The pointer[ker_ptr] is null.\n    log: ")):
         start(tmp_path)
+
+
+def test_a_folder_that_vanishes_is_a_message(tmp_path, python):
+    """systemd-tmpfiles, or a user who makes room, removes it while the backend runs, or before its tables are read."""
+    for end in ("sleep 60", "exit 1", "exit 0"):
+        python(f'rm -rf "$PWD"; {end}')
+        with pytest.raises(LaunchError) as error:
+            start(tmp_path, max_s=20)
+        first, fix = str(error.value).splitlines()
+        assert first.startswith(f"dry run of rank 3: {tmp_path}/rank_3") and first.endswith("No such file or directory")
+        assert fix.startswith("    fix:     --keep FOLDER")
 
 
 def test_one_that_hangs_is_given_up(tmp_path, python):
