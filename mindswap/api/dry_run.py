@@ -172,9 +172,12 @@ def run_stages(
 
         # The deepest first: with several processes it decides how long all take.
         tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
-        found, simulated = _run_beside(
-            tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None, None)
-        )
+        try:
+            found, simulated = _run_beside(
+                tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None, None)
+            )
+        except LaunchError as error:  # often for the same reason
+            raise LaunchError("\n    ".join([str(error), *reasons])) from error
     size = settings.num_cards // num_stages
     stages = []
     for rank in ranks:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
-from mindswap.errors import LaunchError
+from mindswap.errors import GraphError, LaunchError, SimulationError
 from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.problems import answer_text
@@ -282,3 +283,35 @@ def test_two_short_models_are_a_line(monkeypatch):
     report = dry_run.run_stages(load_document(CASE4), DryRunOptions(layers=(1, 2)), budget_bytes=100)
     # backward of 4 layers: 40 + 30 * 4, fragments: 140 + 7 of the loss
     assert (report.used_peak_bytes, report.depths, report.fits) == (160, (1, 2), False)
+
+
+def test_an_error_of_the_simulation_is_not_hidden_by_that_of_the_run_that_it_ends():
+    def run(task, tell, stop):
+        tell("compiling")
+        while not stop():
+            time.sleep(0.01)
+        raise LaunchError(f"rank {task}: log: No such file or directory")
+
+    def simulate():
+        raise SimulationError("the real error")
+
+    with pytest.raises(SimulationError, match="^the real error$"):
+        dry_run._run_beside([0, 1], run, 2, lambda line: None, simulate)
+
+
+def test_an_error_of_the_run_comes_with_why_there_is_no_simulation(monkeypatch):
+    def run_rank(*_):
+        raise LaunchError("dry run of rank 0: exit code 1")
+
+    def load():
+        raise GraphError("MindFormers could not build the network: the real error\nmore")
+
+    monkeypatch.setattr(dry_run, "run_rank", run_rank)
+    monkeypatch.setattr(dry_run, "require_mindformers", lambda: None)
+    monkeypatch.setattr(dry_run, "has_cann", lambda: True)
+    monkeypatch.setattr(dry_run, "_samples", lambda document: SyntheticData("x.mindrecord", ("input_ids",)))
+    document = load_document("configs/llama2_7b/case1_default_swap.yaml")
+    with pytest.raises(LaunchError) as error:
+        dry_run.run_stages(document, load=load)
+    expected = "not simulated: MindFormers could not build the network: the real error"
+    assert str(error.value).splitlines() == ["dry run of rank 0: exit code 1", f"    {expected}"]
