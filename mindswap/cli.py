@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -111,6 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     messages.setFormatter(MessageFormatter("mindswap: %(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[messages], level=logging.WARNING)
     is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
+    if sys.warnoptions and argv[:1] != ["run"]:  # with PYTHONWARNINGS=error the imports of MindFormers fail
+        warnings.simplefilter("ignore")
     if argv[:1] in ([], ["help"]):  # `mindswap help plan` is `mindswap plan --help`
         argv = [*argv[1:2], "--help"]
     command = argv[0] if argv[:1] and argv[0] in COMMANDS else None

@@ -84,6 +84,7 @@ def _run_rank(
         with started(command, variables, cwd=folder, **streams) as process:
             code = _wait(process, log, say, lambda: stop() or time.monotonic() - begin_s > max_s)
     wall_s = time.monotonic() - begin_s
+    log.stat()  # raises if the folder is gone
     if code == 0:
         return read_rank(folder, rank, wall_s, is_inlined)
     why = _why(code, folder, rank, wall_s)
