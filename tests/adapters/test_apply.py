@@ -343,3 +343,22 @@ def test_a_pattern_of_one_kind_of_layers_is_enough(cells):
     both = cells.list([cells.layer(), cells.sequential([cells.layer()])])
     apply_policy(both, policy(op_swap=(op("attention"),)))
     assert offload(both[0]) and not offload(both[1])
+
+
+@pytest.mark.parametrize("index", [9, 12])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda layers: {"layer_recompute": layers},
+        lambda layers: {"output_recompute": layers},
+        lambda layers: {"layer_swap": (LayerSwap(layers, 5),)},
+        lambda layers: {"op_swap": (OpSwap("add", layers, 5),)},
+        lambda layers: {"select_recompute": (OpRecompute("add", layers),)},
+        lambda layers: {"select_comm_recompute": (OpRecompute("add", layers),)},
+    ],
+    ids=["layers", "outputs", "layer_swap", "op_swap", "select_recompute", "select_comm_recompute"],
+)
+def test_layers_that_the_network_does_not_have_are_named_wherever_they_are_asked_for(fields, index):
+    with pytest.raises(ApplyError, match=rf"layers 0 to 8, the policy names \[{index}\]"):
+        check_layers(policy(**fields(Layers((2, index)))), 9)
+    check_layers(policy(**fields(Layers((2, 8)))), 9)

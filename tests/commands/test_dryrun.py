@@ -11,16 +11,12 @@ import pytest
 
 from mindswap import cli
 from mindswap.api import dry_run
-from mindswap.api.dry_run import DryRunOptions, StepDryRun, choose_depths, choose_micro_batches
-from mindswap.config.parse import parse_document
+from mindswap.api.dry_run import DryRunOptions, StepDryRun
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
-from mindswap.config.step import read_step_settings
 from mindswap.errors import GraphError, LaunchError, SimulationError
-from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.problems import answer_text
-from mindswap.simulator.summary_model import Moment
 from mindswap.training.measure.config import SyntheticData
 from mindswap.training.measure.stages import DryRunReport, stage_run
 from tests.schema import answer_of
@@ -73,96 +69,6 @@ def stub(monkeypatch, run_rank):
         monkeypatch.setattr(dry_run, name, double)
 
 
-def settings(text: str):
-    return read_step_settings(parse_document(text.encode(), "x.yaml"))
-
-
-def depths(text: str, num_layers: int, policy: Policy | None = None, **options) -> list[tuple[int, ...]]:
-    found, _, bends = choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
-    assert bends == ()  # nothing is simulated
-    return [depth.kept for depth in found]
-
-
-def test_a_short_model_is_run_whole():
-    assert depths("a: 1", 4) == [(0, 1, 2, 3)]
-
-
-def test_a_long_one_at_two_short_depths():
-    assert depths("a: 1", 32) == [(0, 31), (0, 16, 31)]
-
-
-def test_the_depths_have_as_many_layers_of_each_kind_as_the_line_takes():
-    policy = Policy(op_swap=(OpSwap("attention", Layers(range(8)), 1),))
-    kept = depths("a: 1", 32, policy)
-    low, high = map(len, kept)
-    first, second = (sum(layer < 8 for layer in each) for each in kept)
-    # 8 of 32 layers are swapped, and so many layers that are must the line have at 32
-    assert second + (second - first) * (32 - high) / (high - low) == pytest.approx(8, abs=2)
-
-
-def test_of_unlike_layers_the_depths_are_those_whose_simulated_line_is_nearest():
-    policy = Policy(op_swap=(OpSwap("attention", Layers((1, 4, 9, 20)), 1),))
-
-    def simulated(kept):  # straight from 3 layers on, but for 5, where the peak is in backward
-        count = 32 if kept is None else len(kept)
-        moment = Moment(0, "backward" if count == 5 else "forward", -1, 0, "loss")
-        return SimpleNamespace(stages=[SimpleNamespace(peak_bytes=1000 * max(count, 3), moment=moment)])
-
-    options = DryRunOptions()
-    found, doubt, bends = choose_depths(options, settings("a: 1"), 32, policy, simulated)
-    assert [len(depth.kept) for depth in found] == [3, 4]
-    assert doubt == "in the simulation the line is 0.0% off the whole model, and corrected by that" and bends == (0,)
-    asked, doubt, bends = choose_depths(replace(options, layers=(2, 4)), settings("a: 1"), 32, policy, simulated)
-    # 3000 and 4000 on 2 and 4 layers: 4000 + 28 * 500 on 32
-    assert [len(depth.kept) for depth in asked] == [2, 4] and "43.8% off" in doubt and bends == (14000,)
-
-
-def test_full_is_all_layers():
-    assert depths("a: 1", 32, is_full=True) == [tuple(range(32))]
-
-
-PIPELINE = "use_parallel: True\nparallel_config: {data_parallel: 2, pipeline_stage: 2, micro_batch_num: 4}\n"
-
-
-def test_every_stage_keeps_layers_of_its_own():
-    assert depths(PIPELINE, 32) == [(0, 16), (0, 15, 16, 31)]
-
-
-@pytest.mark.parametrize(
-    ("num_micro_batches", "peaks", "expected"),
-    [
-        (32, {}, None),  # not asked: there are few
-        (128, {None: (5000, 4000), 4: (5000, 3996)}, 4),  # the same but for a thousandth
-        (128, {None: (5000, 4000), 4: (4990, 4000), 32: (5000, 4000)}, 32),  # the pipeline is full later
-        # each takes memory, such as casts of weights
-        (128, {None: (5000, 4000), 4: (4970, 4000), 32: (4990, 4000)}, None),
-        (128, {None: None}, None),  # nothing is simulated
-    ],
-)
-def test_of_many_micro_batches_so_many_are_run_as_the_peak_takes(num_micro_batches, peaks, expected):
-    def simulate(count):
-        found = peaks[count]
-        return found and SimpleNamespace(stages=[SimpleNamespace(peak_bytes=size) for size in found])
-
-    text = PIPELINE.replace("micro_batch_num: 4", f"micro_batch_num: {num_micro_batches}")
-    assert choose_micro_batches(settings(text), 32, simulate) == expected
-
-
-def test_with_few_micro_batches_more_layers_are_run():
-    policy = Policy(op_swap=(OpSwap("attention", Layers((1, 4, 9, 20)), 1),))
-    found = [
-        choose_depths(DryRunOptions(), settings(PIPELINE), 32, policy, has_few_micro_batches=is_short)[0]
-        for is_short in (False, True)
-    ]
-    few, many = (max(len(depth.kept) for depth in depths) for depths in found)
-    assert few <= 2 * 3 and many == 2 * 6
-
-
-def test_one_stage_runs_all_its_micro_batches():
-    text = "runner_config: {gradient_accumulation_steps: 128}\n"
-    assert choose_micro_batches(settings(text), 32, lambda count: pytest.fail("asked")) is None
-
-
 def test_a_short_step_is_written_with_fewer_micro_batches(monkeypatch):
     """And it says so; `--full` runs all of them."""
     written, stage = [], SimpleNamespace(peak_bytes=5000)
@@ -183,11 +89,6 @@ def test_a_short_step_is_written_with_fewer_micro_batches(monkeypatch):
         with pytest.raises(LaunchError, match="enough"):
             dry_run.run_stages(document_from_data(data, "x.yaml"), options, load=lambda: step)
     assert list(dict.fromkeys(written)) == [8, 64]
-
-
-def test_layers_that_stages_cannot_share():
-    with pytest.raises(LaunchError, match="--layers 3: every stage and chunk needs as many layers\n.*multiple of 2"):
-        depths(PIPELINE, 32, layers=(3,))
 
 
 def test_a_configuration_with_mistakes_ends_as_in_check(tmp_path, capsys):

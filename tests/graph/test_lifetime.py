@@ -158,3 +158,41 @@ def test_stages_that_are_alike_need_two():
     # are recomputed and both others; two recomputed ones next to such a border; and the last two.
     sample = sample_layers(("r" * 14 + "k" * 2) * 4)
     assert sample.indices == (0, 1, 13, 14, 15, 16, 61, 62, 63)
+
+
+def test_in_backward_a_view_holds_what_it_is_a_view_of():
+    """Moments: a 0, ga 1, view 2, gb 3, gc 4. ga lives to 4, where the view is read: with a, gb, gc there are three.
+
+    Without the view it would be gone before: b of 10 KiB reads nothing, so the moment is gc's or gb's alone.
+    """
+    step = graph(
+        [node("a", "Mul", "x")],
+        [
+            node("ga", "MulGrad", "a_b"),
+            node("view", "Reshape", "ga"),
+            node("gb", "MulGrad", "dout", size_bytes=10 * KIB),
+            node("gc", "MulGrad", "gb view"),
+            node("end", "Mul", "gc"),
+        ],
+        saved="a",
+    )
+    # a 0-1, ga 1-4, gb 3-4, gc 4-5: at 4 they are ga, gb and gc.
+    peak = find_peak(step, WHOLE)
+    assert (peak.size_bytes, peak.node.name) == (12 * KIB, "gc")
+
+
+def test_in_backward_what_an_operator_reads_does_not_live_as_long_as_its_output():
+    """ga is read by gb alone, at 2, though gb is read at 4: 1 KiB of gb and 10 KiB of gc at 3, and 1 KiB of gd at 4."""
+    step = graph(
+        [node("a", "Mul", "x")],
+        [
+            node("ga", "MulGrad", "a_b", size_bytes=8 * KIB),
+            node("gb", "MulGrad", "ga"),
+            node("gc", "MulGrad", "dout", size_bytes=10 * KIB),
+            node("gd", "MulGrad", "gb gc"),
+            node("end", "Mul", "gd"),
+        ],
+        saved="a",
+    )
+    peak = find_peak(step, WHOLE)
+    assert (peak.size_bytes, peak.node.name) == (12 * KIB, "gd")

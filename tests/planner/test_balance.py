@@ -135,3 +135,18 @@ def test_on_the_costs_of_pipeline_balance_its_answer_is_not_faster():
 
     ours = balance_stages(judged(Pipeline(16).layout(96)), lambda one: one[0], busy, faster)
     assert ours[1] == 108270 < costs.STEP
+
+
+def test_no_layout_is_looked_at_twice():
+    """Of two stages with 2 and 4 layers the second hands over one, and the first would hand it back."""
+    looked: list[tuple[int, ...]] = []
+
+    def faster(best, layouts):
+        looked.extend(layout.sizes[0] for layout in layouts)
+        return next((layout for layout in layouts if layout.sizes[0] == (3, 3)), None)
+
+    def busy(layout):
+        return (5, 9) if layout.sizes[0] == (2, 4) else (9, 5)
+
+    best = balance_stages(Layout(((2, 4),), 6), lambda layout: layout, busy, faster)
+    assert best.sizes[0] == (3, 3) and looked == [(3, 3)]

@@ -264,3 +264,19 @@ def test_tensors_are_aligned():
     own = StepModel(replace(captured(), graph=with_gradients()), CostTable(device(pool_alignment_bytes=768)), SETTINGS)
     assert gradient_bytes(own)[0] == 1536
     assert own.simulate(Policy(True)).activation_bytes[0] % 768 == 0
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "num_copies", "closing_kib"),
+    [
+        (True, None, 2),  # data parallel ranks have it: its gradient waited for communication, 1 KiB, and is gone
+        (True, 2, 2),  # experts that two ranks have: likewise
+        (True, 1, 3),  # experts of this rank alone: nothing is sent
+        (False, None, 3),
+    ],
+)
+def test_only_what_other_ranks_have_waited_for_communication(is_shared, num_copies, closing_kib):
+    """One weight of 1 KiB under AdamW: 3 KiB of products, less what is gone by then."""
+    weights = [Parameter("w", KIB, KIB // 4, num_copies=num_copies)]
+    settings = replace(SETTINGS, optimizer="AdamW")
+    assert _closing_bytes(weights, GradientRule(is_shared=is_shared), settings) == closing_kib * KIB

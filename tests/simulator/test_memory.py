@@ -106,3 +106,26 @@ def test_memory_is_taken_in_the_order_of_execution_whenever_other_streams_run():
     program = program_of("F10 C5@0 F10 F10@1", spans=[Span(1, 1, 3), Span(2, 0, 1)])
     begin_ns, end_ns = interval_times(run_program(program))
     assert list(zip(begin_ns.tolist(), end_ns.tolist(), strict=True)) == [(10, 30), (0, 20)]
+
+
+def test_memory_that_only_communication_waits_for_goes_when_it_is_launched():
+    """Collective 2 waits for collective 1, the compute stream for collective 2: what 1 reads goes as 1 is launched.
+
+    Operator 0 runs to 10, collective 1 from 10 to 15, collective 2 to 20; operator 3 begins then.
+    """
+    program = program_of("F10 C5@0 C5@1 F10@2", spans=[Span(2, 0, 1), Span(3, 1, 2)])
+    assert pairs(*interval_times(run_program(program))) == [(0, 10), (10, 20)]
+
+
+def test_a_send_without_a_receive_after_it_on_its_stage_holds_its_tensor_to_the_last_operator():
+    """Operator 0 is sent by 1; 2 and 3 of the same stage run 10-30 and 30-60. The next stage begins with a receive."""
+    program = program_of("F10 S5@0 F20 F30", "V5@1 F10@4 F10", spans=[Span(2, 0, 1)])
+    assert pairs(*interval_times(run_program(program))) == [(0, 30)]
+
+
+def test_a_send_holds_its_tensor_until_the_compute_stream_waits_for_the_next_receive():
+    """Send 1 and receive 2 are one exchange in MindSpore's order; operator 3 runs meanwhile and operator 4 waits."""
+    stages = ("F10 S5@0 V5 F20 B10@2 B10", "V5@1 F10@6 S5@7")
+    timeline = run_program(program_of(*stages, spans=[Span(2, 0, 1)]))
+    ((_, end_ns),) = pairs(*interval_times(timeline))
+    assert end_ns == timeline.op_start_ns[4] >= 30

@@ -152,3 +152,10 @@ def test_nothing_to_place():
     copies, intervals = place(tensor(0, num_copies=0))
     assert len(copies) == 0 and len(intervals) == 1
     assert OpKind.RECOMPUTE < OpKind.COLLECTIVE  # what release slides over
+
+
+def test_a_tensor_that_forward_reads_last_at_its_release_leaves_with_its_copy():
+    """Order: 0 copy 1 2 3: operator 3 is its release. It reads the tensor, too, but a slow copy holds it longer."""
+    copies, intervals = place(tensor(0, last_forward=3))
+    assert copies.release_op.tolist() == [3]
+    assert spans(intervals)[0] == ("OFFLOADING", 0, ~0)

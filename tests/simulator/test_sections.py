@@ -82,3 +82,23 @@ def test_labels_of_the_input_of_the_tokens_are_ready_at_once():
     step = replace(STEP, forward=(*first, *behind, loss), types={**STEP.types, **types})
     sections = [*forward_sections(STEP, 2)[:-1], *[2] * 6]
     assert find_early(step, sections, 2) == {"labels", "one_hot"}
+
+
+@pytest.mark.parametrize(
+    ("readers", "section"),
+    [
+        ((2,), 2),  # the layer in which the compiler makes it
+        ((2, 1), 2),  # and the one that backward runs next: neighbours may share a tensor
+        ((2, 0), 3),  # further away: only what is made behind the layers is read by any of them
+        ((2, 1, 0), 3),
+    ],
+)
+def test_a_share_of_the_loss_is_behind_the_layers_if_others_than_neighbours_read_it(readers, section):
+    step = hand_graph(3)
+    loss, *layers = step.backward
+    share = node("share", "RealDiv", "loss_grad count", layer=2)
+    for layer in readers:
+        position = 4 * (2 - layer) + 1  # layers of four operators, the last layer first
+        layers[position] = replace(layers[position], inputs=(*layers[position].inputs, "share"))
+    step = replace(step, backward=(loss, share, *layers))
+    assert backward_sections(step, 3, {"loss"})[:2] == [3, section]

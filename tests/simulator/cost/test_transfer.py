@@ -124,3 +124,15 @@ def test_an_exchange_with_both_neighbours():
     card = load_device("atlas_800t_a2")
     assert collective_ns("SendReceive", 1 << 20, 4, card, 2) == 2 * send_ns(1 << 20, True, card)
     assert collective_ns("SendReceive", 1 << 20, 8, card, 2) == 2 * send_ns(1 << 20, False, card)
+
+
+def test_of_a_full_mesh_all_links_are_used_by_all_cards_only():
+    """8 cards with 7 links each: 2 ranks use one of them, 7 use 6, 8 and more (over nodes of 16) all 7."""
+    mesh = replace(GENERIC.intranode, num_mesh_cards=8)
+    node_of_16 = device(intranode=mesh, num_cards_per_node=16)
+    size_bytes = 840 * MB
+    sent = {2: size_bytes // 2, 7: size_bytes * 6 // 7, 8: size_bytes * 7 // 8, 16: size_bytes * 15 // 16}
+    links = {2: 1, 7: 6, 8: 7, 16: 7}
+    for num_ranks, sent_bytes in sent.items():
+        expected_ns = sent_bytes * 7 / (100 * links[num_ranks])  # 100 GB/s with 7 links, so bytes * 7 / (100 * links)
+        assert collective_ns("AllGather", size_bytes, num_ranks, node_of_16) == pytest.approx(expected_ns, rel=1e-6)
