@@ -216,7 +216,8 @@ def make_plan(
 @functools.lru_cache(maxsize=1)
 def _pinned(step: LoadedStep, pins: tuple[Pin, ...], allow: Allow) -> LoadedStep:
     """The step with what is decided already; made once, as its model keeps what it found."""
-    return replace(step, model=step.model.remade(fixed=pinned_policy(pins, step.model, allow)))
+    fixed = pinned_policy(pins, step.model, allow, step.known_layers)
+    return replace(step, model=step.model.remade(fixed=fixed))
 
 
 @functools.lru_cache(maxsize=1)  # a plan is never slower than one that was made before for less memory

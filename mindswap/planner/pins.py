@@ -60,35 +60,57 @@ def read_pin(text: str) -> Pin:
     return Pin(pattern, means, int(distance) if colon else DEFAULT_DISTANCE)
 
 
-def pinned_policy(pins: Sequence[Pin], model: StepModel, allow: Allow) -> Policy:
-    """The entries of all pins, one operator or recomputed cell to a pattern.
+def pinned_policy(
+    pins: Sequence[Pin], model: StepModel, allow: Allow, known: Sequence[CellNode] | None = None
+) -> Policy:
+    """The entries of all pins, one operator or cell to a pattern.
 
     A pattern may also match operators on which its treatment has no effect, as the compiler sees it; they get no entry.
+    A cell with such operators is swapped operator by operator.
 
     Args:
         pins: decisions.
         model: the step, without pins.
         allow: what plans may do.
+        known: trees of all layers in which names must be, as in `collect_items`.
 
     Raises:
         PlanError: with every pin that matches nothing, whose treatment is not allowed, that contradicts another one, or
             that has no effect in any layer.
     """
+    trees = model.captured.trees
+    nameable = [
+        {
+            ".".join(path)
+            for path, _ in (tree if known is None else known[model.captured.sample.layer_map.index(kind)]).walk()
+        }
+        for kind, tree in enumerate(trees)
+    ]
+    matches = {pin: [one for one in _find_matches(pin, trees) if one[1].name in nameable[one[0]]] for pin in pins}
     problems = [*_not_allowed(pins, allow, model.settings.inlines_layers)]
-    matches = {pin: _find_matches(pin, model.captured.trees) for pin in pins}
-    problems += [_no_match(pin, model.captured.trees) for pin in pins if not matches[pin]]
+    problems += [_no_match(pin, nameable) for pin in pins if not matches[pin]]
     problems += _contradictions(matches)
     if problems:
         raise PlanError("\n".join(problems))
-    names = {pin: list(_names_of(pin, found)) for pin, found in matches.items()}
+    names = {
+        pin: [(kind, match.name) for kind, match in found]
+        for pin, found in matches.items()
+        if pin.means is not Means.KEEP
+    }
     idle = _idle_names(names, model)
+    for pin in names if idle else ():
+        if pin.means is Means.SWAP:
+            split = (
+                [(kind, name) for name in _split(match, (kind, match.name) in idle)] for kind, match in matches[pin]
+            )
+            names[pin] = [one for found in split for one in found if one[1] in nameable[one[0]]]
+    idle = _idle_names(names, model) if idle else idle
     effective = {pin: [name for name in found if name not in idle] for pin, found in names.items()}
     problems = [_no_effect(pin, idle[names[pin][0]], model) for pin, found in effective.items() if not found]
     if problems:
         raise PlanError("\n".join(problems))
     decided = {name: pin for pin, found in effective.items() for name in found}
-    recomputed = [name for name, pin in decided.items() if pin.means is Means.RECOMPUTE]
-    return _to_policy({name: pin for name, pin in decided.items() if not _is_inside(name, recomputed)}, model)
+    return _to_policy({name: pin for name, pin in decided.items() if not _is_inside(name, decided)}, model)
 
 
 def _find_matches(pin: Pin, trees: Sequence[CellNode]) -> list[tuple[int, Match]]:
@@ -105,10 +127,9 @@ def _operators_of(match: Match) -> Iterator[str]:
     yield from [match.name] if match.node.is_primitive else below
 
 
-def _names_of(pin: Pin, matches: Iterable[tuple[int, Match]]) -> Iterator[Name]:
-    """Names that get an entry: a cell is recomputed as a whole, and swapped by operator, as not all may be swapped."""
-    for kind, match in matches:
-        yield from ((kind, name) for name in ([match.name] if pin.means is Means.RECOMPUTE else _operators_of(match)))
+def _split(match: Match, has_idle: bool) -> Iterable[str]:
+    """The name, or the operators of a cell of which some cannot be swapped."""
+    return _operators_of(match) if has_idle else [match.name]
 
 
 def _not_allowed(pins: Sequence[Pin], allow: Allow, inlines_layers: bool) -> Iterator[str]:
@@ -126,9 +147,8 @@ def _not_allowed(pins: Sequence[Pin], allow: Allow, inlines_layers: bool) -> Ite
             )
 
 
-def _no_match(pin: Pin, trees: Sequence[CellNode]) -> str:
-    known = sorted({".".join(path) for tree in trees for path, _ in tree.walk()})
-    near = ", ".join(closest_names(pin.pattern.replace(SEPARATOR, "."), known, limit=3))
+def _no_match(pin: Pin, nameable: Iterable[Iterable[str]]) -> str:
+    near = ", ".join(closest_names(pin.pattern.replace(SEPARATOR, "."), sorted(set().union(*nameable)), limit=3))
     return (
         f"{pin}: names nothing in any layer\n    allowed: names as of op_name, parts joined by '{SEPARATOR}'\n"
         f"    fix:     near: {near}"
@@ -199,9 +219,9 @@ def _no_effect(pin: Pin, reason: str, model: StepModel) -> str:
     )
 
 
-def _is_inside(name: Name, cells: Iterable[Name]) -> bool:
-    """Return whether one of the cells contains it."""
-    return any(kind == name[0] and cell != name[1] and is_within(name[1], cell) for kind, cell in cells)
+def _is_inside(name: Name, decided: Iterable[Name]) -> bool:
+    """Return whether it is part of a cell that is decided as a whole."""
+    return any(kind == name[0] and cell != name[1] and is_within(name[1], cell) for kind, cell in decided)
 
 
 def _to_policy(decided: Mapping[Name, Pin], model: StepModel) -> Policy:

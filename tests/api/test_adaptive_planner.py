@@ -21,7 +21,7 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.errors import PlanError
 from mindswap.planner.planner import Planner
 from mindswap.policy.model import Policy
-from mindswap.simulator.cost.device_file import load_device
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device
 from mindswap.simulator.cost.hardware import with_fragments
 from mindswap.simulator.cost.table import CostTable
 from mindswap.training.adaptive.model import Corrections, NothingFits, TrainingPlan
@@ -166,3 +166,16 @@ def test_it_plans_trains_and_finishes(config, tmp_path):
     log = (tmp_path / "run/attempt_1/worker_0.log").read_text()
     named = [layer for layer in range(2) if any(layer in entry.layers for entry in checked.policy.op_swap)]
     assert named and all(f"Set op_swap at layer {layer}" in log for layer in named)
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("context: {device_target: CPU}\n", "cpu"),
+        ("context: {device_target: Ascend}\n", DEFAULT_DEVICE),
+        ("context: {device_target: CPU}\nmindswap: {device: atlas_800t_a2}\n", None),  # the file names it
+    ],
+)
+def test_the_device_is_that_of_the_file_or_of_where_it_trains(text, device, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    assert adaptive_planner._device(tmp_path / "c.yaml") == device

@@ -153,3 +153,9 @@ def test_a_search_over_nodes_of_which_one_is_killed_gives_what_one_gives(capsys,
     killer.start()
     assert planned(capsys, *question, "--ray", cluster.address) == here
     killer.join()
+
+
+def test_without_jobs_or_a_cluster_tasks_run_in_this_process():
+    with Spread() as here:
+        assert here.width == 1
+        assert list(here.map(lambda task, tick: (task, os.getpid()), [7])) == [(7, os.getpid())]

@@ -1,14 +1,17 @@
 """The step of a configuration, without MindSpore."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from mindswap.api.step import Step
+from mindswap.api.step import Step, find_compute_dtype
 from mindswap.config.parse import parse_document
 from mindswap.errors import SimulationError
+from mindswap.graph.model import TensorType
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.report.html_parts import memory_curve
+from tests.graph.builders import graph, node
 from tests.simulator.steps import model
 
 
@@ -46,3 +49,17 @@ def test_a_run_in_a_notebook_is_its_table_and_its_curve():
 def test_a_curve_has_the_highest_of_each_column():
     """Two moments in the first of 600 columns, the higher one counts; 40 of 80 is half of 95 high."""
     assert 'points="0,52.5 300,5.0"' in memory_curve([0.0, 0.001, 0.5], [10, 40, 80], "x")
+
+
+def test_the_type_of_a_step_is_that_of_most_work_of_forward_on_matrix_units():
+    """64 x 64 x 64 in float16 against 32 x 32 x 32 in float32; backward, which may sum in float32, does not count."""
+
+    def product(name, size, dtype):
+        made = TensorType((size, size), dtype, 4 * size * size)
+        return replace(node(name, "MatMul", "x y"), outputs=(made,))
+
+    types = dict.fromkeys(("x", "y"), TensorType((64, 64), "float32", 64 * 64 * 4))
+    forward = [product("big", 64, "float16"), product("small", 8, "float32")]
+    backward = [product(f"gradient{number}", 64, "float32") for number in range(3)]
+    assert find_compute_dtype(replace(graph(forward, backward), types=types)) == "float16"
+    assert find_compute_dtype(graph([node("a", "Mul", "x")])) == "float16"  # none at all

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.api import prove as api
 from mindswap.api.prove import ProofRequest, calibrated
 from mindswap.simulator.cost.calibration_file import load_measured
-from mindswap.training.launch.children import Answer
+from mindswap.simulator.cost.hardware import OPTIONS as FIGURES
 from mindswap.training.measure.config import RunOptions
 from mindswap.training.measure.on_workers import read_measured
 from mindswap.training.measure.proof import Proof, Simulated, Variant
+from tests.commands.option_cases import PROOF
 from tests.training.measure.test_results import write_run_with_profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,6 +164,22 @@ def test_a_folder_that_is_there_is_left_alone(prove, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_options_are_those_of_the_runs_and_figures_those_of_the_commands_that_it_calls(prove, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("mindswap.commands.prove.require_mindformers", lambda: None)
+    monkeypatch.setattr("mindswap.commands.prove.prove", lambda *request: asked.append(request) or (None, None, 7))
+    words = PROOF.words.format(config=CONFIG, folder=tmp_path).split()[1:]
+    assert prove(*words, "-o", tmp_path / "proof") == (7, "")
+    ((request, document, is_overwritten, _),) = asked
+    assert (document.file, is_overwritten, request.wants_synthetic_data) == (str(CONFIG), True, True)
+    assert request.wanted == RunOptions(5, 0, None, is_profiled=False, is_deterministic=True)
+    assert request.budget_bytes is None
+    options = dict(zip(request.device_words[::2], request.device_words[1::2], strict=True))
+    figures = [name for name in FIGURES if name != "memory"]
+    assert options.keys() == {"--device", *(f"--{name.replace('_', '-')}" for name in figures)}
+    assert options["--d2h"] == FIGURES["d2h"].kind.example
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -205,44 +221,3 @@ def test_more_layers_than_the_model_has_are_refused(prove, tmp_path, monkeypatch
         1,
         "mindswap: error: --layers 5: the model has 4\n",
     )
-
-
-OFF = Simulated(100, 1000, 0, 0, 0)
-STEP = {
-    "device": "a card", "step_time_ns": 110, "peak_bytes": 900, "terms": [],
-    "stages": [dict.fromkeys(["link_out_use", "link_in_use", "exposed_copy_out_ns", "exposed_copy_in_ns",
-                              "copied_out_bytes", "copied_in_bytes"], 0)],
-}  # fmt: skip
-
-
-def planned(monkeypatch, tmp_path, answers, budget_bytes=None):
-    """The run of a plan where `mindswap plan` answers by its budget, and all budgets that were asked for."""
-    asked = []
-
-    def ask(words):
-        if words[0] == "simulate":
-            return Answer(0, STEP, "")
-        asked.append(int(words[words.index("--memory") + 1].removesuffix("B")))
-        return Answer(1, answers[asked[-1]], "")
-
-    monkeypatch.setattr(api, "ask", ask)
-    request = ProofRequest(tmp_path, CONFIG, ("plan",), RunOptions(3, 2), budget_bytes, False, (), lambda text: None)
-    return api._plan(request, OFF), asked
-
-
-NO_ROOM = {"ok": False, "status": "infeasible", "smallest_budget_bytes": 900}
-
-
-def test_where_80_percent_are_too_little_the_plan_is_for_half_way_to_the_least(monkeypatch, tmp_path):
-    fits = {"ok": True, "status": "feasible", "smallest_budget_bytes": 900}
-    variant, asked = planned(monkeypatch, tmp_path, {800: NO_ROOM, 950: fits})
-    assert (asked, variant.budget_bytes, variant.skipped) == ([800, 950], 950, "")
-    assert variant.simulated is not None and variant.simulated.peak_bytes == 900
-
-
-def test_a_plan_that_does_not_fit_or_is_refused_by_the_compiler_does_not_run(monkeypatch, tmp_path):
-    variant, _ = planned(monkeypatch, tmp_path, {800: NO_ROOM}, 800)
-    assert (variant.skipped, variant.simulated) == ("nothing fits into 800 B; the least found is 900 B", None)
-    refused = {"ok": False, "status": "feasible", "smallest_budget_bytes": 900, "verdict": "the graph does not"}
-    variant, _ = planned(monkeypatch, tmp_path, {800: refused})
-    assert (variant.skipped, variant.simulated) == ("the graph does not", None)

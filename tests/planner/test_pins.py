@@ -1,5 +1,7 @@
 """What a user decides stands in every plan, and nothing else is decided about it."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindswap.errors import PlanError
@@ -7,6 +9,7 @@ from mindswap.planner.pins import DEFAULT_DISTANCE, Means, Pin, pinned_policy, r
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.solvers import fast
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from tests.planner.models import MB, small_model
 from tests.strength import is_nightly
@@ -45,9 +48,21 @@ def test_pins_are_entries_of_single_operators():
     assert found.select_recompute == tuple(OpRecompute(rf"mlp\.{name}", ALL_LAYERS) for name in ("relu", "tanh"))
 
 
-def test_operators_of_a_cell_are_swapped_one_by_one_where_backward_holds_them():
-    """Backward reads the output of exp, and not that of mul."""
-    assert fixed("attn=swap").op_swap == (OpSwap(r"attn\.exp", ALL_LAYERS, DEFAULT_DISTANCE),)
+@pytest.mark.parametrize("cell", ["attn", "mlp"])
+def test_a_swapped_cell_is_one_entry(cell):
+    """Also where backward does not read all of it, as the output of attn.mul."""
+    assert fixed(f"{cell}=swap").op_swap == (OpSwap(cell, ALL_LAYERS, DEFAULT_DISTANCE),)
+
+
+def test_only_what_the_known_layers_have_is_named():
+    """A network of a CPU has operators of its own in place of a kernel: a file can name the cell, and not them."""
+    model = small_model()
+    attn, mlp = model.captured.trees[0].children
+    known = (CellNode("", "Layer", children=(replace(attn, children=()), mlp)),) * 4
+    found = pinned_policy((read_pin("attn=swap"),), model, DEFAULT_ALLOW, known)
+    assert found.op_swap == (OpSwap("attn", ALL_LAYERS, DEFAULT_DISTANCE),)
+    with pytest.raises(PlanError, match="names nothing in any layer"):
+        pinned_policy((read_pin(r"attn\.exp=swap"),), model, DEFAULT_ALLOW, known)
 
 
 def test_an_operator_of_a_recomputed_cell_needs_no_entry():

@@ -1,0 +1,68 @@
+"""Other batches and stages of a configuration: bounded, planned and sorted; only the network is that of a test."""
+
+from pathlib import Path
+
+import pytest
+
+from mindswap.api import plan_batches as api
+from mindswap.api.plan_batches import AskedBatches, plan_batches
+from mindswap.api.spread import Spread
+from mindswap.api.step_tasks import StepOptions
+from mindswap.planner.strategies import Batch
+from tests.simulator.steps import captured
+
+NUM_LAYERS = 6
+ONE_STAGE = f"""\
+model:
+  model_config: {{type: LlamaConfig, num_layers: {NUM_LAYERS}, seq_length: 16}}
+  arch: {{type: LlamaForCausalLM}}
+optimizer: {{type: AdamW}}
+runner_config: {{batch_size: 2}}
+parallel_config: {{data_parallel: 1}}
+"""
+TWO_STAGES = ONE_STAGE.replace("data_parallel: 1", "data_parallel: 1, pipeline_stage: 2, micro_batch_num: 4")
+TWO_STAGES += "use_parallel: True\n"
+
+
+@pytest.fixture
+def planned(monkeypatch, tmp_path):
+    """Plans of a configuration whose network is the step of `tests.simulator.steps`; none can be captured else."""
+
+    def plan(text, asked, capture=lambda task, tick: captured(NUM_LAYERS)):
+        monkeypatch.setattr(api, "capture_of_task", capture)
+        config = tmp_path / "x.yaml"
+        config.write_text(text)
+        said = []
+        found = plan_batches(str(config), asked, StepOptions("generic"), Path(tmp_path), Spread(), said.append)
+        return found, said
+
+    return plan
+
+
+def test_the_fastest_batch_comes_first_and_what_cannot_be_faster_is_not_searched(planned):
+    """Batches of 2 samples: two at once, or one after the other, which takes the fixed parts of a step twice."""
+    (best, other), said = planned(ONE_STAGE, AskedBatches())
+    assert (best.batch, other.batch) == (Batch(2, 1), Batch(1, 2))
+    assert best.found is not None and best.layout is None and best.is_on_front and best.tokens_per_s > 0
+    assert other.found is None and "by the bound" in other.reason and other.tokens_per_s == 0
+    assert sum(line.startswith("capture") for line in said) == 2 and sum(line.startswith("plan") for line in said) == 1
+
+
+def test_stages_have_their_layers_where_others_are_looked_for(planned):
+    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    found, _ = planned(TWO_STAGES, asked)
+    assert ((3, 3),) in {one.layout.sizes for one in found if one.layout is not None}
+    assert all(one.layout is not None and sum(one.layout.sizes[0]) == NUM_LAYERS for one in found)
+    fixed, _ = planned(TWO_STAGES, AskedBatches(sizes=(2,), counts=(4,)))
+    assert [one.layout for one in fixed] == [None]
+
+
+def test_what_cannot_be_captured_is_behind_the_plans_with_its_reason(planned):
+    """The network of one sample does not compile; that of two does."""
+
+    def capture(task, tick):
+        return captured(NUM_LAYERS) if "batch_size: 2" in task.text else "it does not compile"
+
+    found, _ = planned(ONE_STAGE, AskedBatches(), capture)
+    assert [(one.batch, one.found is not None) for one in found] == [(Batch(2, 1), True), (Batch(1, 2), False)]
+    assert found[1].reason

@@ -1,0 +1,50 @@
+"""The plan of a proof, where `mindswap plan` answers as it is told."""
+
+from pathlib import Path
+
+from mindswap.api import prove as api
+from mindswap.api.prove import ProofRequest
+from mindswap.training.launch.children import Answer
+from mindswap.training.measure.config import RunOptions
+from mindswap.training.measure.proof import Simulated
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+OFF = Simulated(100, 1000, 0, 0, 0)
+STEP = {
+    "device": "a card", "step_time_ns": 110, "peak_bytes": 900, "terms": [],
+    "stages": [dict.fromkeys(["link_out_use", "link_in_use", "exposed_copy_out_ns", "exposed_copy_in_ns",
+                              "copied_out_bytes", "copied_in_bytes"], 0)],
+}  # fmt: skip
+
+
+def planned(monkeypatch, tmp_path, answers, budget_bytes=None):
+    """The run of a plan where `mindswap plan` answers by its budget, and all budgets that were asked for."""
+    asked = []
+
+    def ask(words):
+        if words[0] == "simulate":
+            return Answer(0, STEP, "")
+        asked.append(int(words[words.index("--memory") + 1].removesuffix("B")))
+        return Answer(1, answers[asked[-1]], "")
+
+    monkeypatch.setattr(api, "ask", ask)
+    request = ProofRequest(tmp_path, CONFIG, ("plan",), RunOptions(3, 2), budget_bytes, False, (), lambda text: None)
+    return api._plan(request, OFF), asked
+
+
+NO_ROOM = {"ok": False, "status": "infeasible", "smallest_budget_bytes": 900}
+
+
+def test_where_80_percent_are_too_little_the_plan_is_for_half_way_to_the_least(monkeypatch, tmp_path):
+    fits = {"ok": True, "status": "feasible", "smallest_budget_bytes": 900}
+    variant, asked = planned(monkeypatch, tmp_path, {800: NO_ROOM, 950: fits})
+    assert (asked, variant.budget_bytes, variant.skipped) == ([800, 950], 950, "")
+    assert variant.simulated is not None and variant.simulated.peak_bytes == 900
+
+
+def test_a_plan_that_does_not_fit_or_is_refused_by_the_compiler_does_not_run(monkeypatch, tmp_path):
+    variant, _ = planned(monkeypatch, tmp_path, {800: NO_ROOM}, 800)
+    assert (variant.skipped, variant.simulated) == ("nothing fits into 800 B; the least found is 900 B", None)
+    refused = {"ok": False, "status": "feasible", "smallest_budget_bytes": 900, "verdict": "the graph does not"}
+    variant, _ = planned(monkeypatch, tmp_path, {800: refused})
+    assert (variant.skipped, variant.simulated) == ("the graph does not", None)
