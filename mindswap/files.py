@@ -50,6 +50,24 @@ def file_name(path: object) -> str:
     return name
 
 
+# Of a file that is read completely: traces of a step have some MiB, scripts and settings some KiB.
+MAX_INPUT_BYTES = 256 << 20
+
+
+def read_limited(path: str | os.PathLike[str], max_bytes: int = MAX_INPUT_BYTES) -> bytes:
+    """The content of a file, no more of which is read than the limit.
+
+    Raises:
+        DataError: there is more.
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise DataError(f"{path}: is too large\n    allowed: at most {max_bytes >> 20} MiB, as it is read completely")
+    return content
+
+
 def require_folders(*paths: Path | None) -> None:
     """Refuse a file that cannot be written because of folders, before the work that fills it.
 

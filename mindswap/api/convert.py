@@ -17,7 +17,8 @@ from mindswap.config.problem import Level, Location, Problem, find_errors, sort_
 from mindswap.config.render import COMMAND_LINE
 from mindswap.config.sections import rewrite_section
 from mindswap.config.source import BASE_CONFIG, load_document
-from mindswap.errors import LaunchError, PolicyError
+from mindswap.errors import DataError, LaunchError, PolicyError
+from mindswap.files import read_limited
 from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
 from mindswap.policy.convert import policy_sections, rewrite_for_swap
 from mindswap.policy.megatron.options import RULE, MegatronOptions, read_options, read_tokens
@@ -27,6 +28,9 @@ from mindswap.policy.megatron.validity import place_layers
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
+
+# A launch script has some KiB.
+MAX_SCRIPT_BYTES = 1 << 20
 
 # Models whose operator names can be used without CONFIG.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -147,6 +151,15 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     return Converted(sections, problems, policy, comments), options.num_layers
 
 
+def _read_script(script: str) -> str:
+    if script != "-":
+        return read_limited(script, MAX_SCRIPT_BYTES).decode("utf-8", "replace")
+    text = sys.stdin.read(MAX_SCRIPT_BYTES + 1)
+    if len(text) > MAX_SCRIPT_BYTES:
+        raise DataError(f"standard input: is too large\n    allowed: a script of at most {MAX_SCRIPT_BYTES >> 20} MiB")
+    return text
+
+
 def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Problem, ...]]:
     """The options of the script, with those of the command line in their place."""
     texts = source.options
@@ -155,7 +168,7 @@ def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Probl
         return own, problems
     name = "standard input" if source.script == "-" else source.script
     try:
-        script = sys.stdin.read() if source.script == "-" else Path(name).read_text("utf-8", "replace")
+        script = _read_script(source.script)
         command = find_command(script)
     except OSError as error:
         raise LaunchError(f"{name}: cannot be read: {error.strerror}") from error

@@ -11,6 +11,7 @@ from mindswap.config.render import block_lines
 from mindswap.config.source import load_document
 from mindswap.config.step import asks_for_pynative
 from mindswap.errors import DataError, GraphError
+from mindswap.files import read_limited
 from mindswap.graph.lifetime import LayerSample
 from mindswap.policy.mindformers_2x.tables import Form, find_form
 from mindswap.pynative.from_trace import graph_of_trace
@@ -46,7 +47,7 @@ def is_trace_path(path: str) -> bool:
 def read_trace(path: str) -> tuple[RecordedStep, Document]:
     """A file of `mindswap trace`, and the configuration in it. Raises DataError if it cannot be read."""
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_limited(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     step = load_trace(text, path)

@@ -22,7 +22,7 @@ import sys
 
 from mindswap.api.check import NameSource, check_config
 from mindswap.commands.options import answer
-from mindswap.config.parse import parse_document
+from mindswap.config.parse import MAX_FILE_BYTES, parse_document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_one(args: argparse.Namespace, path: str) -> int:
-    document = parse_document(sys.stdin.buffer.read(), STDIN) if path == "-" else load_document(path)
+    document = parse_document(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), STDIN) if path == "-" else load_document(path)
     names = NameSource.TABLE if args.table else NameSource.NETWORK if args.network else NameSource.EITHER
     found = check_config(document, args.num_layers, args.ignore, names, can_build=path != "-")
     has_errors = bool(find_errors(found.problems))

@@ -43,14 +43,14 @@ def parse_file(path: str) -> Document:
     if is_recorded_step(content):
         fix = "mindswap inspect, simulate, compare or plan, under a name that ends in .json"
         return _unreadable(location, "yaml-file", "is a step that `mindswap trace` recorded", "a configuration", fix)
-    if len(content) > MAX_FILE_BYTES:
-        return _unreadable(location, "yaml-file", "is too large", f"at most {MAX_FILE_BYTES // 2**20} MiB")
     return parse_document(content, path)
 
 
 def parse_document(content: bytes | str, file: str) -> Document:
     """Parse the text of one file; bytes must be UTF-8 (MindFormers reads nothing else)."""
     if isinstance(content, bytes):
+        if len(content) > MAX_FILE_BYTES:
+            return _unreadable(Location(file), "yaml-file", "is too large", f"at most {MAX_FILE_BYTES // 2**20} MiB")
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             fix = f"iconv -f UTF-16 -t UTF-8 {file}"
             return _unreadable(Location(file, 1, 1), "yaml-encoding", "is UTF-16", "UTF-8", fix)

@@ -165,6 +165,8 @@ def load_trace(text: str, file: str) -> RecordedStep:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{file}:{error.lineno}:{error.colno}: no JSON: {error.msg}\n{_ALLOWED}") from error
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+        raise DataError(f"{file}: no JSON of ours: {error}\n{_ALLOWED}") from error
     if not is_trace(data):
         raise DataError(f"{file}: no trace of a step\n{_ALLOWED}")
     if data.get("version") != SCHEMA_VERSION:
@@ -181,8 +183,10 @@ def load_trace(text: str, file: str) -> RecordedStep:
             data["device"],
         )
         layers = tuple(_layer(tree) for tree in data["layers"])
+        if trace.num_layers != len(layers):
+            raise ValueError(f"num_layers is {trace.num_layers!r:.60}, and there are {len(layers)} layers")
         return RecordedStep(trace, layers, data["config"], dict(data["versions"]), tuple(data["notes"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: the trace is damaged: {error!r}") from error
 
 

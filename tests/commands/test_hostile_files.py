@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from mindswap.cli import main
+from mindswap.pynative.trace import SCHEMA, SCHEMA_VERSION
 
 MODEL = "model:\n  model_config: {num_layers: 4, model_type: llama, type: LlamaConfig}\n"
 ON = "swap_config:\n  swap: True\n"
@@ -148,4 +149,34 @@ def test_what_is_read_takes_seconds_and_little_memory(tmp_path, name):
     code, cpu_s, rss_bytes = run(["check", path], output)
     assert code in (0, 1), output.read_text()[:2000]
     assert len(output.read_text()) < 60_000
+    assert cpu_s < MAX_CPU_S and rss_bytes < MAX_RSS_BYTES
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+NOTHING = '"operators": [], "storages": [], "saves": [], "events": []'
+TRACE = f'{{"schema": "{SCHEMA}", "version": {SCHEMA_VERSION}, {NOTHING}'
+OTHER_INPUTS = {
+    ("inspect", "step.json"): DEEP,
+    ("simulate", "step.json"): f'{TRACE}, "num_layers": {HUGE}, "device": "", "layers": []}}',
+    ("simulate", "digits.json"): f'{TRACE}, "num_layers": 1{"0" * 5000}}}',
+    ("plan", "step.json"): f'{TRACE}, "config": {DEEP}}}',
+    ("convert", "--from", "megatron", "--script", "train.sh"): "python pretrain.py " + "--a b " * 200_000,
+    ("check", "/dev/zero"): "",
+    ("simulate", "config.yaml", "--device", "device.yaml"): f"{LAUGHS}",
+    ("calibrate", "profile"): "",
+}
+
+
+@pytest.mark.parametrize("arguments", OTHER_INPUTS, ids=" ".join)
+def test_other_inputs_are_bounded_too(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/communication.json").write_text(DEEP)
+    (tmp_path / "config.yaml").write_text(in_model())
+    if OTHER_INPUTS[arguments]:
+        (tmp_path / arguments[-1]).write_text(OTHER_INPUTS[arguments])
+    code, cpu_s, rss_bytes = run(arguments, tmp_path / "output")
+    text = (tmp_path / "output").read_text()
+    assert code == 1, text[:2000]
+    assert "bug" not in text and len(text) < 60_000
     assert cpu_s < MAX_CPU_S and rss_bytes < MAX_RSS_BYTES

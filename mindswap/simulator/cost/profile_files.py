@@ -179,7 +179,8 @@ def _level(files: tuple[Path, ...]) -> str:
     """`Level1` from `profiler_info_0.json`, wherever it stands there; empty if it does not."""
     for file in files:
         try:
-            text = file.read_text("utf-8", "replace")[:MAX_INFO_BYTES]
+            with file.open(encoding="utf-8", errors="replace") as stream:
+                text = stream.read(MAX_INFO_BYTES)
             found = re.search(r'profiler_level"\s*:\s*' + r'"(?:ProfilerLevel\.)?(Level\w+)"', text)
         except OSError:
             continue

@@ -11,7 +11,7 @@ from typing import Any
 from mindswap.config.nodes import Document
 from mindswap.config.render import block_lines, document_from_data, inline_text, is_inline
 from mindswap.errors import LaunchError
-from mindswap.files import package_data, write_new
+from mindswap.files import package_data, read_limited, write_new
 from mindswap.policy.convert import cut_policy, policy_sections
 from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
@@ -156,8 +156,9 @@ def _for_ascend(config: dict[str, Any], folder: Path) -> None:
     context.pop("dataset_broadcast_opt_level", None)
     ascend = context.get("ascend_config")
     if isinstance(ascend, dict) and isinstance(path := ascend.get(SPEED_UP), str) and Path(path).is_file():
-        with contextlib.suppress(ValueError), Path(path).open("rb") as file:  # MindSpore says what is wrong with it
-            settings = {key: value for key, value in json.load(file).items() if key != "dataset_broadcast_opt_level"}
+        with contextlib.suppress(ValueError):  # MindSpore says what is wrong with it
+            settings = json.loads(read_limited(path, 1 << 20))
+            settings = {key: value for key, value in settings.items() if key != "dataset_broadcast_opt_level"}
             write_new(folder / "parallel_speed_up.json", json.dumps(settings), overwrite=True)
             context["ascend_config"] = {**ascend, SPEED_UP: str(folder.absolute() / "parallel_speed_up.json")}
     config["runner_config"]["sink_mode"] = False

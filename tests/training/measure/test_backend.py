@@ -75,7 +75,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "nothing moved"])  # that one is below
 def test_the_backend_needs_what_is_simulated(name, tmp_path):
     """By the command, in a process of its own: legacy and newer models are not captured in one."""
     data, peak_mib = CASES[name]
@@ -92,6 +92,34 @@ def test_the_backend_needs_what_is_simulated(name, tmp_path):
     assert run["copies_out"] == run["copies_back"]
     recomputes_all = data["recompute_config"]["recompute"] is True  # then nothing is left to be copied
     assert bool(run["copies_out"]) == (data["swap_config"]["swap"] and not recomputes_all)
+
+
+FILL = """
+import sys
+from mindswap.api.dry_run import _samples
+from mindswap.config.source import load_document
+from mindswap.training.measure.stand_ins import stand_ins
+stand_ins()
+_samples(load_document(sys.argv[1]))
+"""
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path, monkeypatch):
+    """A library and a MindRecord that end in the middle: the backend died of them with words that led nowhere."""
+    monkeypatch.setenv("MINDSWAP_CACHE", str(tmp_path / "cache"))
+    data, peak_mib = CASES["nothing moved"]
+    path = tmp_path / "case.yaml"
+    write_new(path, format_config(data, "damaged"))
+    forked.run(["-c", FILL, path], check=True)
+    for pattern in ("stand_ins/*/*/lib/libascendcl.so", "samples/*/*.mindrecord"):
+        (damaged,) = (tmp_path / "cache").glob(pattern)
+        with damaged.open("r+b") as file:
+            file.truncate(damaged.stat().st_size // 2)
+    done = forked.run(["-m", "mindswap", "dryrun", path, "--ranks", "0", "--full", "--json"])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("made a cache entry anew that is not as it was written") == 2
+    (stage,) = json.loads(done.stdout)["stages"]
+    assert stage["used_peak_bytes"] >> 20 == pytest.approx(peak_mib, rel=0.01)
 
 
 @pytest.mark.parametrize(
