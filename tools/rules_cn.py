@@ -25,6 +25,7 @@ CHINESE = {
     "memory-optimize-level": "context.memory_optimize_level 不是 O0：其他级别的内存规划不认识 host 内存。",
     "missing-key": "layer_swap 或 op_swap 的条目缺少一个键。",
     "model-refused": "使 MindFormers 停止的模型设置，多数针对新模型（`use_legacy: False`）。",
+    "moe-refused": "使 MindFormers 停止的 `moe_config` 的值（仅传统模型）。",
     "nesting-refused": "映射嵌套超过 10 层：MindFormers 不加载这样的文件。",
     "no-layers": "layer_swap 或 op_swap 的条目没有命名任何层，因此无效。",
     "nothing-swapped": "SWAP 已打开，但 layer_swap 和 op_swap 都为空，什么也不会被 SWAP。",

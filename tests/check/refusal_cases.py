@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 
 from mindswap.check.check import check_document
+from mindswap.check.refusals import Refusal, Values
+from mindswap.check.rules import find_rules
 from mindswap.config.parse import parse_document
 
-MODULES = ("attention", "contexts", "experts", "models", "optimizers", "pipelines", "rates", "runs", "splits")
+MODULES = ("attention", "contexts", "experts", "models", "moe", "optimizers", "pipelines", "rates", "runs", "splits")
 SPARSE = "model_type: deepseek_v3, multi_latent_attention: True, kv_lora_rank: 512, experimental_attention_variant: dsa"
 # Texts before, and after, that of a case.
 TEMPLATES = {
@@ -65,18 +67,14 @@ def _read_case(module: str, name: str, template: str, body: str, change: str, ca
     return Case(module, name, text, text.replace(marked, right, 1).replace("@", ""), call)
 
 
-def refusals(module: str) -> dict[str, Any]:
+def refusals(module: str) -> dict[str, Refusal]:
     """Return the refusals of a file of rules by their names."""
     return {refusal.name: refusal for refusal in importlib.import_module(f"mindswap.check.rules.{module}").REFUSALS}
 
 
 def assert_refused(case: Case) -> None:
     """Assert that the mistake is an error of the rule at its place, and what is right is none."""
-    rule = {
-        "attention": "attention-refused", "contexts": "context-refused", "experts": "experts-refused",
-        "models": "model-refused", "optimizers": "optimizer-refused", "pipelines": "pipeline-refused",
-        "rates": "rate-refused", "runs": "run-refused", "splits": "split-refused",
-    }[case.module]  # fmt: skip
+    rule, refusal = rule_of(case.module), refusals(case.module)[case.name]
     before = case.text[: case.text.index("@")]
     place = (before.count("\n") + 1, len(before) - before.rfind("\n"))
     problems = [p for p in _problems(case.text.replace("@", "")) if p.rule == rule]
@@ -84,6 +82,17 @@ def assert_refused(case: Case) -> None:
     assert place in found, problems
     assert all(p.fix or p.allowed for p in problems)
     assert [p for p in _problems(case.right) if p.rule == rule] == []
+    assert _holds(refusal, case.text.replace("@", "")) and not _holds(refusal, case.right)
+
+
+def rule_of(module: str) -> str:
+    """Return the id of the rule that goes through the table of a file."""
+    ids = {name: rule.id for rule in find_rules().values() for name in (rule.find.__module__.rpartition(".")[2],)}
+    return ids[module]
+
+
+def _holds(refusal: Refusal, text: str) -> bool:
+    return bool(refusal.holds(Values(parse_document(text, "x.yaml"))))
 
 
 def _problems(text: str) -> tuple[Any, ...]:

@@ -170,7 +170,12 @@ def wrapper(config: Any) -> None:
     """Make the cell that trains a pipeline."""
     mode = {0: "data_parallel", 1: "semi_auto_parallel"}[config.parallel.parallel_mode]
     make = by_name("mindformers.wrapper.wrapper.MFPipelineWithLossScaleCell")
-    with parallel(config, parallel_mode=mode), mock.patch.object(make.__mro__[1], "__init__", one_step):
+    with (
+        parallel(config, parallel_mode=mode),
+        mock.patch.object(make.__mro__[1], "__init__", one_step),
+        mock.patch("mindformers.wrapper.wrapper._get_pipeline_group", lambda: ([0], "0")),
+        mock.patch("mindformers.wrapper.wrapper.create_group"),
+    ):
         network = ms.nn.Dense(1, 1)
         make(network, ms.nn.SGD(network.trainable_params()), scale_sense=ms.Tensor([1.0]))
 
@@ -288,6 +293,11 @@ def loss_scale(config: Any) -> None:
     given = dict(config.runner_wrapper.scale_sense)
     given.pop("type")
     by_name("mindformers.wrapper.adaptive_loss_scale.AdaptiveLossScaleUpdateCell")(**given)
+
+
+def clip(config: Any) -> None:
+    """Make the cell that clips gradients."""
+    by_name("mindformers.core.clip_grad.ClipGradNorm")(max_norm=config.runner_wrapper.max_grad_norm)
 
 
 def context(config: Any) -> None:
@@ -421,6 +431,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "rate": rate,
     "loss-scale": loss_scale,
     "context": context,
+    "clip": clip,
+    "moe": build_parallel_config,
     "memory": memory,
     "recursion": recursion,
     "runner": runner,

@@ -8,6 +8,7 @@ from mindswap.check.refusals import WITH_DOT, Refusal, Values, find_refusals, is
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
+INFINITY = float("inf")
 TYPE, SHARDS = "optimizer.type", "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
 BETAS, EPS, DECAY = "optimizer.betas", "optimizer.eps", "optimizer.weight_decay"
 # Optimizers whose arguments mindformers/core/optim/adamw.py checks.
@@ -41,6 +42,23 @@ def _is_pma(v: Values) -> bool:
 
 def _are_betas(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(beta, float) for beta in value)
+
+
+def _came(key: str, kind: type, least: float, most: float) -> Refusal:
+    """Return the refusal of an argument of Came that has another type, or is out of its range."""
+    path, is_bool = f"optimizer.{key}", kind is bool
+    return Refusal(
+        f"came-{key}",
+        path,
+        lambda v: (
+            v(TYPE) == "Came"
+            and v(path) is not None
+            and not (isinstance(v(path), kind) and (is_bool or least <= v(path) <= most))
+        ),
+        f"Came takes {'True or False' if is_bool else 'a float in its range'}",
+        "True or False" if is_bool else f"a float, {least} or more" + ("" if most == INFINITY else f", {most} at most"),
+        "delete it",
+    )
 
 
 def _lacks_latent(v: Values) -> bool:
@@ -222,6 +240,20 @@ REFUSALS = (
         "it needs relative_step: True, which MindFormers does not take",
         "False",
         "{key}: False",
+    ),
+    _came("clip_threshold", float, 0.0, INFINITY),
+    _came("decay_rate", float, 0.0, 1.0),
+    _came("weight_decay", float, 0.0, 1.0),
+    _came("beta1", float, 0.0, 1.0),
+    _came("beta3", float, 0.0, 1.0),
+    _came("scale_parameter", bool, 0.0, 1.0),
+    Refusal(
+        "came-eps-values",
+        EPS,
+        lambda v: v(TYPE) == "Came" and not all(isinstance(eps, float) and eps >= 0 for eps in v(EPS, [])),
+        "Came takes floats of 0.0 or more",
+        "three numbers with a dot",
+        "{key}: [1.e-30, 1.e-3, 1.e-16]",
     ),
     Refusal(
         "came-eps",

@@ -173,6 +173,14 @@ REFUSALS = (
         "a number",
         "{key}: 256",
     ),
+    Refusal(
+        "clip-norm",
+        "runner_wrapper.max_grad_norm",
+        lambda v: v("runner_wrapper.max_grad_norm") is not None and not v("runner_wrapper.max_grad_norm") > 0,
+        "gradients are clipped to a norm above 0",
+        "above 0.0",
+        "{key}: 1.0",
+    ),
     _loss_scale("windows", lambda high, low: low <= 0 or high <= low),
     _loss_scale("window-types", lambda high, low: not (is_int(high) and is_int(low))),
 )

@@ -71,6 +71,11 @@ REFUSALS = (
         typed(f"parallel.{key}", lambda value: isinstance(value, bool), "True or False", "{key}: False")
         for key in FLAGS
     ),
+    *(
+        typed(f"parallel_config.{key}", lambda value: isinstance(value, bool), "True or False", "{key}: False")
+        for key in ("use_seq_parallel", "vocab_emb_dp")
+    ),
+    typed("parallel_config.gradient_aggregation_group", is_positive, "an integer, 1 or more", "{key}: 4"),
     typed("parallel.search_mode", lambda value: value in SEARCHES, ", ".join(SEARCHES), "{key}: sharding_propagation"),
     typed(ALGORITHM, lambda value: value in ALGORITHMS, ", ".join(ALGORITHMS), "{key}: colossalai_cp"),
     Refusal(
