@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Calls that raise for a wrong value, besides `raise` and `assert`: of MindSpore's `_checkparam`.
+# Calls that raise for a wrong value, besides `raise`, `assert` and the decorator `args_type_check`.
 VALIDATORS = ("Validator", "validator")
 
 
@@ -89,6 +89,8 @@ def _tested_by(node: ast.AST) -> str | None:
         return f"raise {ast.unparse(raised)}" if raised is not None else "raise"
     if isinstance(node, ast.Assert):
         return f"assert {ast.unparse(node.test)}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("args_type_check"):
+        return ast.unparse(node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
         is_check = node.func.value.id in VALIDATORS and node.func.attr.startswith("check")
         return ast.unparse(node) if is_check else None

@@ -4,10 +4,15 @@ import pytest
 
 from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
-from tests.check.refusal_cases import MODULES, Case, read_cases
+from tests.check.refusal_cases import MODULES, OTHERS, Case, assert_refused, read_cases
 
 ODD = ("null", "[]", "{}", "'x'", "-1", "1.0e+30", "True", "[[]]", "[null]", "{a: {b: c}}", "99999999999999999999")
 CASES = [case for module in MODULES for case in read_cases(module)]
+
+
+@pytest.mark.parametrize("case", read_cases(OTHERS), ids=str)
+def test_rules_without_a_table_find_what_mindformers_refuses(case: Case) -> None:
+    assert_refused(case)
 
 
 @pytest.mark.parametrize("odd", ODD)

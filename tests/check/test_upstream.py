@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.check.refusal_cases import MODULES, Case, read_cases
+from tests.check.refusal_cases import MODULES, OTHERS, Case, read_cases
 
 pytestmark = pytest.mark.mindspore
 
-CASES = [case for module in MODULES for case in read_cases(module)]
+CASES = [case for module in (*MODULES, OTHERS) for case in read_cases(module)]
 CALLED = [case for case in CASES if case.call != "read" and not case.call.startswith("library: ")]
 IN_LIBRARY = [case for case in CASES if case.call.startswith("library: ")]
 

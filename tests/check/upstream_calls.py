@@ -49,6 +49,7 @@ def read(text: str) -> Any:
         sparse = SPARSE if given.get("experimental_attention_variant") == "dsa" else {}
         data["model"]["model_config"] = base | sparse | given
     data.setdefault("run_mode", "train")
+    check_rules.check_yaml_depth_before_loading(text)
     ConfigTemplate.apply_template(data)
     return MindFormerConfig(**data)
 
@@ -128,6 +129,7 @@ def trainer_method(name: str, **fields: Any) -> Callable[[Any], None]:
 NAMED: dict[str, Callable[[Any, Any], None]] = {
     "wrap": lambda owner, config: BaseTrainer._wrap_network_with_tool_cells(owner, ms.nn.ReLU()),
     "accumulation": lambda owner, config: BaseTrainer._check_grad_accumulation_steps(owner),
+    "wrap-legacy": lambda owner, config: BaseTrainer._wrap_network_with_tool_cells_legacy(owner, ms.nn.ReLU()),
     "seed": lambda owner, config: BaseTrainer.set_seed(owner),
     "schedule": lambda owner, config: BaseTrainer.create_lr_scheduler(
         owner, config.lr_schedule, config.lr_scale, config.lr_scale_factor
@@ -140,6 +142,15 @@ NAMED: dict[str, Callable[[Any, Any], None]] = {
     "types": lambda owner, config: trainers.Trainer._check_config_type(owner),
     "callbacks": lambda owner, config: trainers.Trainer._error_if_checkpoint_prefix_contains_rank_info(owner),
 }  # fmt: skip
+
+
+def layers(config: Any) -> None:
+    """Spread the layers over pipeline stages."""
+    build_parallel_config(config)
+    values, utils = config.model.model_config, "mindformers.parallel_core.training_graph.transformer.utils"
+    with parallel(config), mock.patch(f"{utils}.is_legacy_model", lambda: True):
+        chunks = values.get("pp_interleave_num", 1)
+        by_name(f"{utils}.LayerSetting")(values.num_layers, values.offset, config.parallel_config, chunks)
 
 
 def batch(config: Any) -> None:
@@ -342,6 +353,19 @@ def megatron(config: Any) -> None:
     )
 
 
+def megatron_config(config: Any) -> None:
+    """Make the configuration of a Megatron dataset."""
+    builder = by_name("mindformers.dataset.dataloader.blended_megatron_dataloader.MegatronDatasetBuilder")
+    builder("GPTDataset", dict(config.train_dataset.data_loader.config)).init_gpt_dataset_config()
+
+
+def optimizer_mode(config: Any) -> None:
+    """Build the optimizer in the parallel mode of the configuration."""
+    mode = {0: "data_parallel", 1: "semi_auto_parallel"}[config.parallel.parallel_mode]
+    with parallel(config, parallel_mode=mode, enable_parallel_optimizer=config.parallel.enable_parallel_optimizer):
+        optimizer(config)
+
+
 def hf(config: Any) -> None:
     """Make the configuration of a dataset of Hugging Face."""
     given = dict(config.train_dataset.data_loader)
@@ -431,6 +455,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "rate": rate,
     "loss-scale": loss_scale,
     "context": context,
+    "layers": layers,
+    "template": lambda config: None,
+    "depth": lambda config: None,
+    "wrap-legacy": trainer_method("wrap-legacy"),
+    "megatron-config": megatron_config,
+    "optimizer-mode": optimizer_mode,
     "clip": clip,
     "moe": build_parallel_config,
     "memory": memory,

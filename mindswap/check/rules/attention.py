@@ -82,6 +82,19 @@ REFUSALS = (
         "use_flash_attention: True, or {key}: False",
     ),
     Refusal(
+        "ring-dropout",
+        ("model.attention_dropout", "model.attention_dropout_rate"),
+        lambda v: (
+            v.is_split
+            and v.context > 1
+            and bool(v("model.use_ring_attention"))
+            and max(v("model.attention_dropout", 0.0), v("model.attention_dropout_rate", 0.0)) > 0
+        ),
+        "MindSpore's ring attention has no dropout",
+        "0.0",
+        "{key}: 0.0",
+    ),
+    Refusal(
         "mask-length",
         "model.seq_length",
         lambda v: _compresses_causal(v) and v("model.seq_length") < 2048,

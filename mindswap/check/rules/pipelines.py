@@ -149,6 +149,14 @@ REFUSALS = (
     typed(INTERLEAVE, lambda value: isinstance(value, bool), "True or False", "{key}: True"),
     typed(CONFIG, lambda value: isinstance(value, dict), "a mapping", "delete it"),
     Refusal(
+        "interleave-lazy-inline",
+        "model.disable_lazy_inline",
+        lambda v: v.is_split and v.stages > 1 and _is_interleaved(v) and v("model.disable_lazy_inline") is True,
+        "MindSpore interleaves chunks of a pipeline with lazy inline only",
+        "False",
+        "{key}: False",
+    ),
+    Refusal(
         "automatic-stages",
         "parallel.auto_pipeline",
         lambda v: v("use_parallel") is not False and bool(v("parallel.auto_pipeline")),

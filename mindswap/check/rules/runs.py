@@ -1,5 +1,6 @@
 """Rule for settings of a run at which MindFormers stops: steps, checkpoints, callbacks, data."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from mindswap.config.rules import Finding, rule
 
 LOADER = "train_dataset.data_loader"
 MEGATRON, HF = "BlendedMegatronDatasetDataLoader", ("HFDataLoader", "CommonDataLoader")
+NUMBER = re.compile("[.0-9]+")
 SINK, FORMATS = "runner_config.sink_size", ("ckpt", "safetensors")
 FORMAT_KEYS = (
     "local_norm_format", "local_loss_format", "device_local_norm_format", "device_local_loss_format",
@@ -140,6 +142,25 @@ REFUSALS = (
         "the dataset takes a positive integer",
         "an integer, 1 or more",
         lambda v: f"{{key}}: {v('model.seq_length', 4096)}",
+    ),
+    Refusal(
+        "dataset-split",
+        f"{LOADER}.config.split",
+        lambda v: v(f"{LOADER}.type") == MEGATRON and len(NUMBER.findall(v(f"{LOADER}.config.split"))) > 3,
+        "the dataset is split in three: training, validation, test",
+        "three numbers at most",
+        "{key}: '1, 0, 0'",
+    ),
+    Refusal(
+        "dataset-split-missing",
+        f"{LOADER}.config.data_path",
+        lambda v: (
+            v(f"{LOADER}.type") == MEGATRON
+            and bool(v(f"{LOADER}.config.data_path"))
+            and v(f"{LOADER}.config.split") is None
+        ),
+        "the dataset needs its split into training, validation and test",
+        fix="split: '1, 0, 0'",
     ),
     Refusal(
         "hf-load",

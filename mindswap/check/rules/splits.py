@@ -55,6 +55,13 @@ def _cuts_legacy(v: Values) -> bool:
     return v.document.is_legacy and v.is_split and not _is_3d(v)
 
 
+def _cuts_no_states(v: Values) -> bool:
+    """Return whether the parallel optimizer is on for an optimizer that has none in data parallel mode."""
+    has_own = v("optimizer.type", "AdamW") in ("Lamb", "AdamWeightDecay", "AdaFactor")
+    is_data_parallel = v(MODE) in (0, "DATA_PARALLEL")
+    return bool(v("parallel.enable_parallel_optimizer")) and not (has_own and is_data_parallel)
+
+
 def _strategy_is_another(v: Values) -> bool:
     """Return whether the dataset is cut otherwise than over data parallel ranks."""
     strategy = v(STRATEGY)
@@ -85,6 +92,14 @@ REFUSALS = (
         "MindFormers knows no such mode",
         allowed="0 to 3, DATA_PARALLEL, SEMI_AUTO_PARALLEL, AUTO_PARALLEL, HYBRID_PARALLEL, STAND_ALONE",
         fix="{key}: 1",
+    ),
+    Refusal(
+        "parallel-optimizer-mode",
+        "parallel.enable_parallel_optimizer",
+        lambda v: v("use_parallel") is not False and not v.is_split and _cuts_no_states(v),
+        "MindSpore refuses it for this optimizer outside of semi-auto and auto parallel mode",
+        allowed="False",
+        fix="{key}: False, or parallel_mode: 1",
     ),
     Refusal(
         "context-parallel-attention",
