@@ -1,17 +1,33 @@
 """Find the checks of MindFormers and MindSpore that may stop a training, and hold them against the list of ours.
 
-`tools/upstream_checks.yaml` lists each check with the rule of `mindswap check` that reports it, or the reason why none
-does. `python tools/upstream_checks.py` (in the environment with MindFormers) prints what the list lacks and what it has
-too much, and writes `docs/internals/upstream_checks.md` and its Chinese page.
+`tools/upstream_checks.yaml` lists each check with the refusal or the rule of `mindswap check` that reports it, or the
+reason why none does.
+
+    python tools/upstream_checks.py              what the list lacks and has too much (with MindFormers installed)
+    python tools/upstream_checks.py --docs       write docs/internals/upstream_checks.md and its Chinese page
+    python tools/upstream_checks.py --check      compare the pages with the list, write nothing
 """
 
+import argparse
 import ast
 import hashlib
 import importlib.util
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.check.refusal_cases import MODULES, OTHERS, Case, read_cases, rule_of  # noqa: E402
+
+LIST = ROOT / "tools" / "upstream_checks.yaml"
+PAGES = {"en": ROOT / "docs/internals/upstream_checks.md", "cn": ROOT / "docs/internals/upstream_checks_CN.md"}
 
 # Calls that raise for a wrong value, besides `raise`, `assert` and the decorator `args_type_check`.
 VALIDATORS = ("Validator", "validator")
@@ -57,10 +73,10 @@ def package_folder(package: str) -> Path:
 
 def _checks_below(node: ast.AST, file: str, names: tuple[str, ...], conditions: tuple[str, ...]) -> Iterator[Site]:
     for field, value in ast.iter_fields(node):
+        inner = (*conditions, *_condition_of(node, field))
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST):
                 continue
-            inner = (*conditions, *_condition_of(node, field))
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 yield from _checks_below(child, file, (*names, child.name), ())
                 continue
@@ -68,6 +84,8 @@ def _checks_below(node: ast.AST, file: str, names: tuple[str, ...], conditions: 
             if own is not None:
                 yield Site(file, ".".join(names), child.lineno, " && ".join((*inner, own)), ast.unparse(child))
             yield from _checks_below(child, file, names, inner)
+            if isinstance(child, ast.If) and isinstance(child.body[-1], ast.Return | ast.Continue):
+                inner = (*inner, f"not ({ast.unparse(child.test)})")  # what follows is reached otherwise only
 
 
 def _condition_of(node: ast.AST, field: str) -> tuple[str, ...]:
@@ -106,3 +124,141 @@ def differences(sites: list[Site], listed: Counter[tuple[str, str, str]]) -> tup
         else:
             missing.append(site)
     return missing, sorted(rest.elements())
+
+
+# The list, and the pages that show it.
+
+Places = dict[str, list[str]]  # by refusal, or by rule without a table
+
+
+def read_list() -> dict[str, Any]:
+    """Return the content of the list."""
+    content: dict[str, Any] = yaml.safe_load(LIST.read_text(encoding="utf-8"))
+    return content
+
+
+def entries(content: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield file, function and entry of each line of the list."""
+    for file, functions in content["checks"].items():
+        for function, lines in functions.items():
+            yield from ((file, function, line) for line in lines)
+
+
+def listed_checks(content: dict[str, Any]) -> Counter[tuple[str, str, str]]:
+    """Return the identities of all checks in the list."""
+    keys = (
+        (file, "" if name == "module" else name, digest)
+        for file, name, line in entries(content)
+        for digest in line["is"]
+    )
+    return Counter(keys)
+
+
+def places_of(content: dict[str, Any]) -> Places:
+    """Return where upstream tests what each refusal, or each rule without a table, reports."""
+    found: Places = defaultdict(list)
+    for file, function, line in entries(content):
+        for name in (*line.get("refusal", ()), *([line["rule"]] if "rule" in line else ())):
+            found[name].append(f"{_short(file)}: {function.rpartition('.')[2] or function}")
+    for line in (*content["compiled"], *content["native"]):
+        for name in (*line.get("refusal", ()), *([line["rule"]] if "rule" in line else ())):
+            found[name].append(_short(line["at"]))
+    return {name: list(dict.fromkeys(places)) for name, places in found.items()}
+
+
+def _short(file: str) -> str:
+    """Return the end of a path, which says enough."""
+    return file.removeprefix("mindformers/").replace("mindspore/ccsrc/frontend/parallel/", "")
+
+
+def render(language: str) -> str:
+    """Return the text of a page."""
+    content = read_list()
+    words = content["pages"][language]
+    places, cases = places_of(content), [case for module in (*MODULES, OTHERS) for case in read_cases(module)]
+    lines = list(entries(content))
+    counts = {
+        "files": len(content["checks"]),
+        "checks": sum(len(line["is"]) for *_, line in lines),
+        "reported": sum(len(line["is"]) for *_, line in lines if "reason" not in line),
+        "cases": len(cases),
+        "called": sum(case.call != "read" and not case.call.startswith("library") for case in cases),
+        "library": sum(case.call.startswith("library") for case in cases),
+    }
+    back = "[English](upstream_checks.md)" if language == "cn" else "[中文](upstream_checks_CN.md)"
+    parts = [f"# {words['title']}", back, words["intro"].format(**counts), f"## {words['rules']}"]
+    parts.append(words["rules_intro"].format(**counts))
+    parts.append(
+        "\n".join([words["columns"], "| --- | --- | --- |", *(_case_row(case, places, language) for case in cases)])
+    )
+    parts += [f"## {words['compiled']}", _compiled_table(content, words["compiled_columns"], language)]
+    parts += [f"## {words['reasons']}", _reason_table(content, words["reason_columns"], language)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _case_row(case: Case, places: Places, language: str) -> str:
+    rule = case.name.partition(" ")[0] if case.module == OTHERS else rule_of(case.module)
+    page = "../rules.md" if language == "en" else "../rules_CN.md"
+    text = "; ".join(case.text.replace("@", "").splitlines()).replace("|", "\\|")
+    if len(text) > 160:
+        text = f"{text[:150]} ..."
+    where = "<br>".join(f"`{place}`" for place in places[rule if case.module == OTHERS else case.name][:3])
+    anchor = f"{page}#{rule}" if language == "en" else page
+    return f"| `{text}` | [{rule}]({anchor}) | {where} |"
+
+
+def _compiled_table(content: dict[str, Any], columns: str, language: str) -> str:
+    rows = [columns, "| --- | --- | --- |"]
+    for line in content["compiled"]:
+        by = ", ".join(line.get("refusal", [line.get("rule", "")]))
+        by = content["reasons"][line["reason"]][language] if "reason" in line else by
+        rows.append(f"| `{line['says'].strip()}` | `{_short(line['at'])}` | {by} |")
+    return "\n".join(rows)
+
+
+def _reason_table(content: dict[str, Any], columns: str, language: str) -> str:
+    checks: Counter[str] = Counter()
+    files: dict[str, set[str]] = defaultdict(set)
+    for file, _, line in entries(content):
+        if "reason" in line:
+            checks[line["reason"]] += len(line["is"])
+            files[line["reason"]].add(file)
+    rows = [
+        f"| {content['reasons'][key][language]} | {count} | {len(files[key])} |" for key, count in checks.most_common()
+    ]
+    return "\n".join([columns, "| --- | --- | --- |", *rows])
+
+
+def compare() -> int:
+    """Print how the installed packages differ from the list."""
+    content = read_list()
+    missing, gone = differences([site for file in content["checks"] for site in scan(file)], listed_checks(content))
+    for site in missing:
+        print(f"not listed: {site.file}:{site.line} {site.function} {site.digest}: {site.condition}")
+    for key in gone:
+        print(f"not found:  {' '.join(key)}")
+    print(f"{len(missing)} checks are not in the list, {len(gone)} of the list are not there")
+    return 1 if missing or gone else 0
+
+
+def main() -> int:
+    """Compare the list, or write or check the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", action="store_true", help="write the pages")
+    parser.add_argument("--check", action="store_true", help="compare with the pages, write nothing")
+    args = parser.parse_args()
+    if not args.docs and not args.check:
+        return compare()
+    for language, page in PAGES.items():
+        text, name = render(language), page.relative_to(ROOT)
+        if args.docs:
+            page.write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
+        elif not page.exists() or page.read_text(encoding="utf-8") != text:
+            print(f"{name} is out of date\n    fix:     python tools/upstream_checks.py --docs", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
