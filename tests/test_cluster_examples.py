@@ -16,13 +16,15 @@ EXAMPLES = ROOT / "examples" / "cluster"
 # Names, types and what is required of `RayJob` v1 in KubeRay v1.6.2 (helm-chart/kuberay-operator/crds), as far as the
 # manifest uses them; nothing else is allowed, as where the API server is strict.
 SCHEMA = Path(__file__).parent / "data" / "kuberay_rayjob.json"
-# Writes down its words; `srun` runs what stands behind its options.
+# Writes down its words; `srun` runs the command after its options; `python` waits, as the real one, until Ray has
+# started on all nodes.
 STAND_IN = """#!/usr/bin/env bash
 echo "${0##*/} $*" >> "$CALLS"
 case "${0##*/}" in
   srun) while [[ "$1" == --* ]]; do shift; done; exec "$@" ;;
   scontrol) printf 'node%d\\n' 1 2 3 ;;
   ray) [[ "$1" != "${FAILING:-}" ]] ;;
+  python) until [[ $(grep -c '^ray start' "$CALLS") == 2 ]]; do sleep 0.05; done ;;
   hostname) echo "${ADDRESSES:-10.0.0.1 192.168.0.1}" ;;
 esac
 """

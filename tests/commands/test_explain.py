@@ -118,7 +118,7 @@ def test_paths_name_every_cell_and_operator(capsys):
         (LLAMA + "recompute_config: {recompute: [1, 1, 1]}", "x.yaml:3:38: error: recompute_config.recompute: "),
         ("swap_config: {swap: True, default_prefetch: 0}", "x.yaml:1:45: error: swap_config.default_prefetch: 0 "),
         ("seed: 0\n", "mindswap: error: the configuration does not say how many layers"),
-        ("model: [1, 2\n", "x.yaml:2:1: error: "),
+        ("model: [1, 2\n", "x.yaml:1:8: error: "),
     ],
 )
 def test_what_check_refuses_is_printed_instead(explain, text, error):

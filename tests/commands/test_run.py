@@ -99,7 +99,7 @@ def test_what_is_no_yaml_stops_the_run_with_its_place(run, tmp_path, script):
     path.write_text("seed: 0\nmodel: [1, 2\n")
     code, error = run(script, "--config", path)
     assert code == 1
-    assert error.startswith(f"{path}:3:1: error: ") and "[yaml-syntax]" in error
+    assert error.startswith(f"{path}:2:8: error: ") and "[yaml-syntax]" in error
 
 
 def test_without_mindformers_it_says_what_to_install(run, tmp_path, monkeypatch):

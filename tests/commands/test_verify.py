@@ -48,7 +48,7 @@ def test_problems_of_the_file_come_with_their_places(verify):
 def test_what_is_no_yaml_is_refused_with_its_place(verify):
     code, out, error = verify("model: [1, 2\n")
     assert (code, out) == (1, "")
-    assert error.startswith("x.yaml:2:1: error: ") and "[yaml-syntax]" in error
+    assert error.startswith("x.yaml:1:8: error: ") and "[yaml-syntax]" in error
 
 
 def test_a_missing_file_is_refused(capsys, tmp_path):

@@ -108,7 +108,7 @@ def test_copies_are_in_tensors_and_arrays():
 
 def test_other_distances_for_the_copies_that_a_block_has():
     copies = {Names.of("mlp.gelu"): (2, 1, False), Names.of("add"): (1, ONE_WAY, False)}
-    block = model().layer_block(Policy(), 1).with_copies(copies).with_distances([7, 9])
+    block = model().layer_block(Policy(), 1).with_copies(copies).with_distances({1: 7, 2: 9})
     copied = {str(t.label): (t.prefetch, t.num_copies) for t in block.tensors if t.num_copies}
     assert copied == {"mlp.gelu": (9, 1), "add": (7, ONE_WAY)}
     assert same_as_its_parts(block)

@@ -143,8 +143,8 @@ def test_the_newest_output_of_msrun_is_kept(begin, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def asked(tmp_path):
-    """Asks a planner that is this program, in the place of the real one."""
+def asked(tmp_path, monkeypatch):
+    """Call a planner in a child process whose program is this code instead of the real one."""
 
     def asked(code):
         module = tmp_path / "mindswap/api/adaptive_planner.py"
@@ -152,8 +152,8 @@ def asked(tmp_path):
         for folder in (module.parent, module.parent.parent):
             (folder / "__init__.py").touch()
         module.write_text(f"import json, os, sys\n{code}\n")
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
-        return planner_in_child(environment)(Path("c.yaml"), 7, Corrections(-5))
+        monkeypatch.syspath_prepend(str(tmp_path))  # a child imports from where this process would
+        return planner_in_child({})(Path("c.yaml"), 7, Corrections(-5))
 
     return asked
 
