@@ -16,6 +16,8 @@ from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, parse_
 
 # What a restart sets in the YAML; on the command line it would go before that.
 _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
+# Python 3.10 has no option that leaves the working folder out of where modules are.
+SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 # Where a node stands in the cluster: the driver says it.
 _NODE_OPTIONS = ("--master_addr", "--node_rank")
 
@@ -42,8 +44,9 @@ class TrainingCommand:
         address and the rank of this node, where there are many.
         """
         options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
-        worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]
-        worker += ["--config", str(config_path), *options]
+        # A script is of the folder where it is; else a training imports the same MindFormers as the planner.
+        start = ["-m", "mindswap", "run", str(self.script)] if self.script else [*SAFE_PATH, "-m", "mindswap", "run"]
+        worker = [*start, "--config", str(config_path), *options]
         if self.msrun_options is None:
             return [sys.executable, *worker]
         own = without_options(self.msrun_options, lambda name: place is not None and name in _NODE_OPTIONS)

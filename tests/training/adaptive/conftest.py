@@ -72,11 +72,12 @@ class Place:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "mindswap").mkdir()
+        self.package = folder / "stub" / "mindswap"
+        self.package.mkdir(parents=True)
         # What the stub does not replace is of the real package.
-        (folder / "mindswap" / "__init__.py").write_text(f"__path__.append({str(ROOT / 'mindswap')!r})\n")
+        (self.package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'mindswap')!r})\n")
         stub = (Path(__file__).parent / "stub_training.py").read_text()
-        (folder / "mindswap" / "__main__.py").write_text(stub)
+        (self.package / "__main__.py").write_text(stub)
         (folder / "c.yaml").write_text(CONFIG)
         self.stub = {"num_steps": 12, "step_s": 0.02, "save_every": 2}
         self.run_dir = folder / "run"
@@ -87,7 +88,7 @@ class Place:
         return self.start_words("--adaptive-memory-optimization", *words, "--", *command, policies=policies)
 
     def start_words(self, *words, policies=POLICIES):
-        path = [str(ROOT), *filter(None, [self.environment.get("EXTRA_PATH")])]
+        path = [str(self.package.parent), str(ROOT), *filter(None, [self.environment.get("EXTRA_PATH")])]
         environment = {**os.environ, **self.environment, "PYTHONPATH": ":".join(path), "STUB": json.dumps(self.stub)}
         environment.setdefault("POLL_S", "0.05")
         arguments = [json.dumps(policies), words]

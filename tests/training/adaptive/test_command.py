@@ -5,7 +5,13 @@ import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.training.adaptive import command as command_module
-from mindswap.training.adaptive.command import checkpoint_folder, is_parallel, parse_command, saves_checkpoints
+from mindswap.training.adaptive.command import (
+    SAFE_PATH,
+    checkpoint_folder,
+    is_parallel,
+    parse_command,
+    saves_checkpoints,
+)
 from mindswap.training.adaptive.state import with_absolute_bases
 from tests.builders import document
 
@@ -30,7 +36,7 @@ def test_msrun(worker, tmp_path):
     assert words[:7] == ["MSRUN", *MSRUN[1:]]
     assert words[7:] == [
         "--log_dir=/run/attempt_1", "--master_port=9001", "--join=True", "--tail_worker_log=2", "--",
-        "python", "-m", "mindswap", "run", "--config", "/plan.yaml", "--run_mode", "train",
+        "python", *SAFE_PATH, "-m", "mindswap", "run", "--config", "/plan.yaml", "--run_mode", "train",
     ]  # fmt: skip
 
 
@@ -45,7 +51,7 @@ def test_a_script_gets_the_plugin_and_its_config_from_beside_it(worker, tmp_path
 def test_without_msrun():
     command = parse_command(["mindswap", "run", *TRAINING])
     assert command.words(Path("/plan.yaml"), Path("/x"), 1, is_resumed=False) == [
-        sys.executable, "-m", "mindswap", "run", "--config", "/plan.yaml", "--run_mode", "train",
+        sys.executable, *SAFE_PATH, "-m", "mindswap", "run", "--config", "/plan.yaml", "--run_mode", "train",
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from mindswap.training.adaptive.command import SAFE_PATH
 from tests.training.adaptive.conftest import GIB, ROOT, finish, wait_for
 
 pytestmark = pytest.mark.long
@@ -21,6 +22,15 @@ def test_a_training_that_fits_is_started_once(place):
     assert "an earlier run" not in out
     assert place.steps() == (1, 12)
     assert place.outcomes() == ["finished"]
+
+
+@pytest.mark.skipif(not SAFE_PATH, reason="Python 3.10 has no option for it")
+def test_workers_import_nothing_of_the_working_folder(place):
+    """Unless a script is there: planner and training would be of two versions of MindFormers."""
+    for name in ("yaml", "runpy", "mindformers"):
+        (place.folder / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')")
+    code, out = place.run()
+    assert code == 0, out
 
 
 def test_the_users_file_stays_as_it_is(place):
