@@ -100,6 +100,8 @@ class RecomputeIndex:
 
     def operators(self, layer_index: int) -> frozenset[str]:
         """Those of a layer."""
+        if not self._settings.recompute:  # of a model of thousands of layers the rest takes seconds
+            return frozenset()
         if layer_index not in self._operators:
             tree = self._coverage.kinds[self._coverage.kind_of[layer_index]]
             decided = resolve_layer(self._policy, layer_index, tree).operators()
