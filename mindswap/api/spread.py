@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from mindswap.errors import LaunchError
+from mindswap.errors import LaunchError, StoppedBySignal
 from mindswap.scratch import remove_abandoned
 from mindswap.signals import LIFELINE, held_signals, signals_raise
 from mindswap.training.launch.children import STOP_GRACE_S, STOP_LIMIT_S, hold_lifeline, lifeline
@@ -109,7 +109,7 @@ class Spread:
     def _begin(self, function: Callable[[T, Tick], R], task: T) -> "Future[R]":
         if self._pool is not None:
             with _safe_path():  # this starts the process
-                return self._pool.submit(function, task, _nothing)
+                return self._pool.submit(_run, function, task)
         return begin(self._ray, function, task, _nothing)
 
 
@@ -139,6 +139,14 @@ def _safe_path() -> Iterator[None]:
             del os.environ[SAFE_PATH]
         else:
             os.environ[SAFE_PATH] = before
+
+
+def _run(function: Callable[[T, Tick], R], task: T) -> R:
+    """Run a task in a process of the pool, which a signal ends."""
+    try:
+        return function(task, _nothing)
+    except StoppedBySignal as stop:
+        os._exit(stop.exit_code)  # an answer would be the signal of the process that asked
 
 
 _of_process = ExitStack()  # what a process of the pool has open until its end

@@ -13,6 +13,7 @@ from mindswap import cli
 from mindswap.api.spread import Spread
 from mindswap.errors import LaunchError, PlanError
 from mindswap.planner.solvers.search import Stop
+from mindswap.scratch import scratch_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +33,22 @@ def slow_square(task, tick):
 
 def refused(task, tick):
     raise PlanError("no square")
+
+
+def ended(task, tick):
+    with scratch_folder("task"):
+        os.kill(os.getpid(), task)
+        time.sleep(60)
+
+
+def sleeping(task, tick):
+    with scratch_folder("task"):
+        time.sleep(60)
+
+
+def stop_when(is_there):
+    if is_there:
+        raise Stop
 
 
 def killed(task, tick):
@@ -159,3 +176,22 @@ def test_without_jobs_or_a_cluster_tasks_run_in_this_process():
     with Spread() as here:
         assert here.width == 1
         assert list(here.map(lambda task, tick: (task, os.getpid()), [7])) == [(7, os.getpid())]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_a_signal_ends_leaves_no_folder_and_is_no_signal_here(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    if signal.getsignal(number) == signal.SIG_IGN:
+        pytest.skip("ignored by all that nohup starts")
+    with Spread(2) as spread, pytest.raises(LaunchError, match="a process that planned was killed"):
+        list(spread.map(ended, [number]))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_what_runs_when_the_pool_is_left_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Spread(2) as spread, pytest.raises(Stop):
+        list(spread.map(sleeping, [0, 1], lambda: stop_when(list(tmp_path.glob("mindswap-task-*/*")))))
+    assert list(tmp_path.iterdir()) == []
