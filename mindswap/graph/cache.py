@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mindswap.cache import read_entry, require_private, write_entry
+from mindswap.cache import find_danger, read_entry, require_private, write_entry
 from mindswap.environment import home_folder, private_folder
 from mindswap.errors import MindswapError
 
@@ -75,7 +75,8 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder, or in `private_folder` if that cannot be written.
+    """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder; in `private_folder` if that cannot be written, or
+    others can change it, as in containers whose home folder is open to every user id.
 
     Raises:
         DataError: there is no place for one.
@@ -83,7 +84,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     if chosen := environ.get("MINDSWAP_CACHE"):
         return Path(chosen).absolute()
     folder = Path(environ.get("XDG_CACHE_HOME") or home_folder(environ) / ".cache").absolute() / "mindswap"
-    return folder if _is_writable(folder) else private_folder() / "cache"
+    return folder if _is_writable(folder) and not find_danger(folder) else private_folder() / "cache"
 
 
 def _is_writable(folder: Path) -> bool:

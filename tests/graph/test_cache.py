@@ -57,11 +57,13 @@ def test_the_folder_is_what_the_user_says_else_in_the_cache_of_the_user(tmp_path
     assert cache_folder({"XDG_CACHE_HOME": "xdg"}) == tmp_path / "xdg/mindswap"
 
 
-def test_where_the_home_cannot_be_written_it_is_in_the_temporary_folder(tmp_path, monkeypatch):
+def test_where_the_home_cannot_be_written_or_others_can_it_is_in_the_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
     expected = tmp_path / f"mindswap-user-{os.geteuid()}" / "cache"
-    for home in ("/proc/self", str(tmp_path / "file")):
+    for home in ("/proc/self", str(tmp_path / "file"), str(tmp_path / "open")):
         assert cache_folder({"HOME": home}) == expected
     assert stat.S_IMODE(expected.parent.stat().st_mode) == 0o700
     expected.parent.chmod(0o777)
