@@ -43,7 +43,6 @@ CHINESE = {
     "plain-dot": r"两个名字之间写的是 `.` 而不是 `\.`：它匹配任意一个字符，不表示下一级。",
     "rate-refused": "使 MindFormers 停止的学习率、预热与 loss scale 设置。",
     "recompute-wins": "被 SWAP 的算子，或被 SWAP 的 cell 中的所有算子，都被重计算：SWAP 不起作用。",
-    "recomputed-user": "被 SWAP 的算子的输出由被重计算的算子使用。按规格其 SWAP 不生效。",
     "repeated-layer": "同一用途中一层写了两次；第二次不起作用。",
     "run-refused": "使 MindFormers 停止的步数、检查点、回调、监控与数据设置。",
     "section-of-2x": "MindFormers 2.x 的 `swap`、`recompute` 或 `recompute_comm` 写在 1.9 的文件中：没有程序读取。",

@@ -1,0 +1,84 @@
+"""What `mindswap check` says of plans: nothing that it did not say of the configuration before.
+
+Captures of the models of benchmarks/plan_sweeps.py, and of small newer ones, are in tests/data/steps/planned: no plan
+takes a compile. `python -m tests.planner.test_checked_plans` records them anew, each in a process of its own.
+"""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plan_sweeps import MODELS
+
+from mindswap.api.compiled import STEP_CLASSES, capture_config
+from mindswap.api.plan import make_plan, planned_text
+from mindswap.api.step import Step, load_step, settings_of
+from mindswap.check.check import check_document, require_num_layers
+from mindswap.config.parse import parse_document
+from mindswap.config.source import load_document
+from mindswap.graph.cache import from_plain, to_plain
+from mindswap.planner.bound import facts_of, least_budget_bytes
+from mindswap.planner.evaluate import short_model
+from mindswap.planner.problem import Allow
+from mindswap.policy.model import Policy
+from mindswap.policy.read import find_num_layers
+from tests.strength import is_nightly
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tests" / "data" / "steps" / "planned"
+CONFIGS = {path.stem: path for path in (*ROOT.glob("benchmarks/models/*.yaml"), *ROOT.glob("tests/data/*_small.yaml"))}
+NIGHTLY = ("llama2_70b", "llama2_70b_pp16")  # ten seconds each
+NAMES = sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.json.gz"))
+# Share of the memory between the least that any policy needs and that of keeping everything; how it is planned.
+FULL = (0.4, False, Allow())
+SIMPLE = (0.4, True, Allow())
+KEPT = (1.0, False, Allow())
+OTHERS = (KEPT, SIMPLE, (0.1, False, Allow(swap=False)), (0.4, False, Allow(recompute=False)))
+PLANS = {"llama2_7b": (FULL, SIMPLE), "qwen3_small": (FULL, *OTHERS), "qwen3_moe_small": (FULL, *OTHERS)}
+
+
+def recorded_step(name: str) -> Step:
+    data = json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes()))
+    captured = from_plain(data, {cls.__name__: cls for cls in STEP_CLASSES})
+    return load_step(str(CONFIGS[name]), captured=captured)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in NAMES if is_nightly() or name not in NIGHTLY])
+def test_check_says_nothing_of_a_plan(name):
+    step = recorded_step(name)
+    before = {problem.rule for problem in check_document(step.document).problems}
+    most, limit = step.simulate(Policy(is_swap_enabled=True)).peak_bytes, step.device.usable_memory_bytes
+    model = step.with_swap().model
+    facts = facts_of(model, short_model(model)[-1].simulate(Policy(is_swap_enabled=True)))
+    least = least_budget_bytes(facts, step.device.host_memory_bytes, Allow())
+    for share, simple, allow in PLANS.get(name, (FULL,)) if not is_nightly() else (FULL, *OTHERS):
+        plan = make_plan(step, min(limit, least + int((most - least) * share)), allow, simple=simple)
+        text = planned_text(step, plan.plan, "planned.yaml")
+        problems = check_document(parse_document(text, "planned.yaml")).problems
+        assert [problem for problem in problems if problem.rule not in before] == [], (share, simple, allow)
+
+
+def test_all_models_of_the_sweeps_are_recorded():
+    assert NAMES and {*MODELS, "qwen3_small", "qwen3_moe_small"} <= set(NAMES)
+
+
+def record(name: str) -> None:
+    """Write the capture of a model, which takes MindFormers."""
+    FOLDER.mkdir(exist_ok=True)
+    config = str(CONFIGS[name])
+    document = load_document(config)
+    num_layers = require_num_layers(document, find_num_layers(document))
+    captured = capture_config(config, document, settings_of(document), num_layers, 1000, True)
+    text = json.dumps(to_plain(captured))
+    (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(text.encode("utf-8"), mtime=0))
+
+
+if __name__ == "__main__":
+    for model in sys.argv[1:]:
+        record(model)
+    for model in () if sys.argv[1:] else (*MODELS, "qwen3_small", "qwen3_moe_small", "deepseek_v3_small"):
+        subprocess.run([sys.executable, "-m", __spec__.name, model], check=True)
