@@ -8,7 +8,6 @@ from mindspore import nn
 from mindspore.ops.operations import Morph
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
-from mindswap.adapters.experts import turn_experts, turn_moe_layer
 from mindswap.adapters.mindspore import compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
 from mindswap.errors import ApplyError, GraphError, require
 from mindswap.graph.lifetime import LayerSample
@@ -169,13 +168,29 @@ def _keep_local(cell: nn.Cell) -> None:
         cell.matmul.add_prim_attr(LOCAL_MARK, True)
 
 
+# Cells of MindFormers, which is imported then. For other networks it is not: its import writes `output/log` into the
+# working folder, and fails where that cannot be written.
+
+
+def _turn_experts(cell: nn.Cell) -> None:
+    from mindswap.adapters.experts import turn_experts
+
+    turn_experts(cell)
+
+
+def _turn_moe_layer(cell: nn.Cell) -> None:
+    from mindswap.adapters.experts import turn_moe_layer
+
+    turn_moe_layer(cell)
+
+
 # Class of a cell -> what it takes; names of mindformers 1.9.0.
 TURNS: dict[str, Callable[[nn.Cell], None]] = {
     "ColumnParallelLinear": _turn_linear,
-    "FFNGroupedGEMM": turn_experts,
+    "FFNGroupedGEMM": _turn_experts,
     "GPTModel": _keep_local,
     "LinearNoTP": _turn_linear,
-    "MoELayer": turn_moe_layer,
+    "MoELayer": _turn_moe_layer,
     "MultiTokenPredictionBlock": _keep_local,
     "MtpSharedVocabParallelEmbedding": _keep_local,
     "PreprocessLabelsAndMasks": _keep_local,

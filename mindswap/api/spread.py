@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+from mindswap.environment import package_environment
 from mindswap.errors import LaunchError, StoppedBySignal
 from mindswap.scratch import remove_abandoned
 from mindswap.signals import LIFELINE, held_signals, signals_raise
@@ -47,7 +48,7 @@ class Spread:
         self._ray: Any = None
         self.width = num_jobs  # tasks at a time
         if ray is not None:
-            variables = {name: text for name, text in os.environ.items() if name.startswith(_DECIDING)}
+            variables = {name: text for name, text in package_environment().items() if name.startswith(_DECIDING)}
             self._ray = connect(ray, runtime_env={"env_vars": variables})
             require_same_versions(self._ray)
             self.width = max(1, int(self._ray.cluster_resources().get("CPU", 1)))

@@ -1,5 +1,7 @@
 """Planted faults, each as a log in the real format, and what is found."""
 
+import tracemalloc
+
 import pytest
 
 from mindswap.config.problem import Level
@@ -7,7 +9,7 @@ from mindswap.policy.applied import format_log_lines
 from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.logs import format_logs, logs_to_json
-from mindswap.training.logs.compare import compare_logs
+from mindswap.training.logs.compare import MAX_NAMED, compare_logs
 from mindswap.training.logs.oom import WorkerLog
 from tests.builders import trees
 from tests.training.logs.samples import (
@@ -158,6 +160,17 @@ def test_missing_logs():
     logs = [scan(log_text(), worker) for worker in (0, 3)]
     (finding,) = compare_logs(EXPECTED, logs).findings
     assert (finding.workers, finding.level, finding.message) == ((1, 2), Level.ERROR, "no log")
+
+
+def test_the_number_of_a_log_costs_no_memory():
+    """`worker_999999999.log` alone took 4.6 GB: so many logs are missing, of which the first are named."""
+    tracemalloc.start()
+    for numbers in ((0, 999_999_999), (999_999_999,)):
+        findings = compare_logs([], [WorkerLog(number) for number in numbers]).findings
+        (missing,) = (found.workers for found in findings if len(found.workers) == MAX_NAMED)
+        assert missing[0] == (1 if 0 in numbers else 0)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
 
 
 def test_logs_of_the_second_machine_only():
