@@ -150,8 +150,9 @@ def measure(name: str, data: dict[str, Any], is_again: bool = False, is_known_on
 
 
 def key_of(data: dict[str, Any], mindspore: str) -> str:
-    """Key of a configuration in measured.json, by a version of MindSpore."""
-    return make_key(data=json.dumps(data, sort_keys=True), mindspore=mindspore)
+    """Key of a configuration in measured.json, by a version of MindSpore; the learning rate changes no memory."""
+    decisive = {name: section for name, section in data.items() if name != "lr_schedule"}
+    return make_key(data=json.dumps(decisive, sort_keys=True), mindspore=mindspore)
 
 
 def _written(data: dict[str, Any], name: str, folder: str) -> Path:

@@ -122,7 +122,8 @@ def comm_recompute(context: Context) -> Iterator[Finding]:
     """`select_comm_recompute` names no operator that gathers: in Llama that is the reshape of a linear layer.
 
     MindSpore 2.9.0 gathers in place of a reshape there, and asks this reshape alone whether the gather runs again. So
-    say dry runs of sequence parallel: `.*\\.norm`, which `True` stands for, changes nothing (docs/dryrun_set.md).
+    say dry runs of sequence parallel: `.*\\.norm`, which `True` stands for, changes nothing, with swap on or off
+    (docs/rule_effects.md).
 
     PASS:
         swap_config:      {swap: True}
@@ -193,5 +194,7 @@ def _kept_finding(statement: Statement, kept: dict[str, set[str]], layers: Layer
         f"{statement.pattern_path}: backward keeps the output of {format_names(reshapes)}, which is the same memory as "
         f"that of {format_names(sorted(kept))}: recompute of it frees nothing in {format_layers(layers)}"
     )
-    names = ", ".join(f"'{exact_pattern(name)}'" for name in reshapes)
-    return Finding(statement.pattern_location, message, fix=f"add {names}, or delete it")
+    patterns = ", ".join(f"'{exact_pattern(name)}'" for name in (*sorted(kept), *reshapes))
+    added = ", ".join(f"'{exact_pattern(name)}'" for name in reshapes)
+    fix = f"name operators: {patterns}; or delete it" if statement.is_default else f"add {added}, or delete it"
+    return Finding(statement.pattern_location, message, fix=fix)
