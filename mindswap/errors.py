@@ -13,6 +13,11 @@ class MindswapError(Exception):
     """Something the user can mend; the text says what is wrong, what is allowed and how to fix it."""
 
 
+def install_command(extra: str) -> str:
+    """Command that installs what an extra of the package needs; the name on PyPI is not taken by this package."""
+    return f"pip install '.[{extra}]' in a checkout of mindswap"
+
+
 class StoppedBySignal(SystemExit):
     """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -156,15 +156,16 @@ def _is_device(path: Path) -> bool:
     return False
 
 
-def refuse_existing(paths: list[Path]) -> None:
-    """Raise unless none of the paths is there.
+def refuse_existing(paths: list[Path], has_overwrite: bool = True) -> None:
+    """Raise unless none of the paths is there; `has_overwrite`: the command has that option.
 
     Raises:
         DataError: naming those that are.
     """
     existing = [str(path) for path in paths if os.path.lexists(path)]
     if existing:
-        raise DataError(f"already exists: {', '.join(existing)}\n    fix:     another name, or --overwrite")
+        fix = "another name, or --overwrite" if has_overwrite else "another name, or remove it"
+        raise DataError(f"already exists: {', '.join(existing)}\n    fix:     {fix}")
 
 
 @contextmanager
@@ -235,3 +236,23 @@ def _move_all(moves: list[tuple[Path, Path]], attic: Path) -> None:
         if isinstance(error, OSError):
             raise DataError(f"{error.filename2 or error.filename}: cannot be written: {error.strerror}") from error
         raise
+
+
+def unique_labels(paths: Sequence[str | os.PathLike[str]], taken: Collection[str] = ()) -> list[str]:
+    """A short name for each file that tells it from the others: its stem, with folders before it where stems are equal.
+
+    Args:
+        paths: the files.
+        taken: names that none may have.
+    """
+    stems = [Path(os.path.abspath(path)).with_suffix("").parts for path in paths]  # noqa: PTH100 links stay as named
+    labels: list[str] = []
+    for position, parts in enumerate(stems):
+        others = {other for other in stems if other != parts}
+        lengths = range(1, len(parts))
+        is_taken = {length: "/".join(parts[-length:]) in taken for length in lengths}
+        found = (n for n in lengths if not is_taken[n] and all(other[-n:] != parts[-n:] for other in others))
+        label = "/".join(parts[-next(found, len(parts)) :])
+        number = stems[:position].count(parts)  # the same file, or one with another ending
+        labels.append(f"{label} ({number + 1})" if number else label)
+    return labels

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.files import file_name, staged, write_new
+from mindswap.files import file_name, staged, unique_labels, write_new
 
 
 def write_pair(path, text):
@@ -109,3 +109,18 @@ def test_links_in_a_circle_are_replaced_and_not_followed(tmp_path):
 def interrupt(path):
     (path / "x").write_text("half")
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("paths", "labels"),
+    [
+        (["a.yaml", "b.yaml"], ["a", "b"]),
+        (["one/input.yaml", "two/input.yaml"], ["one/input", "two/input"]),
+        (["x/one/input.yaml", "y/one/input.yaml", "b.yaml"], ["x/one/input", "y/one/input", "b"]),
+        (["a.yaml", "a.yaml", "a.json"], ["a", "a (2)", "a (3)"]),
+        (["run/none.yaml"], ["run/none"]),
+    ],
+)
+def test_labels_tell_files_apart(paths, labels):
+    """`none` is a baseline."""
+    assert unique_labels(paths, {"none"}) == labels

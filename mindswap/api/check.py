@@ -23,14 +23,18 @@ from mindswap.check.doctor.facts import Diagnosis, MachineFacts, gather_job
 from mindswap.check.doctor.gather import gather_machine, gather_software
 from mindswap.check.doctor.machine import examine
 from mindswap.check.doctor.software import installed_version
+from mindswap.check.rules import find_rules
 from mindswap.check.rules.layers import note_on_counts
+from mindswap.check.rules_2x import find_rules_2x
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
+from mindswap.config.rules import OTHER_RULES
 from mindswap.config.source import load_document
-from mindswap.errors import GraphError, PolicyError
+from mindswap.errors import GraphError, LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.mindformers_2x.tables import Form, find_form
+from mindswap.policy.words import closest_names
 from mindswap.report.explain import explain_layers, explanation_to_json, format_explanation, list_paths, list_paths_2x
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.pynative import format_layers_2x, format_settings_effect, pynative_notes, settings_effect_to_json
@@ -93,6 +97,23 @@ def check_config(
         note = note_on_counts(Context(document, result.settings))
         notes = [*notes, *([note] if note else [])]
     return CheckedConfig(Form.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data)
+
+
+def refuse_unknown_rules(option: str, names: Collection[str]) -> None:
+    """Refuse names of rules that no version of MindFormers has; `option` is where they are given.
+
+    Raises:
+        LaunchError: naming each, with the rules that are most like it.
+    """
+    known = (*find_rules(), *find_rules_2x(), *OTHER_RULES)
+    lines = []
+    for name in dict.fromkeys(names):
+        if name not in known:
+            near = " or ".join(closest_names(name, known, 3, least=0.5))
+            fix = f"write {near}" if near else "one of the words in brackets behind warnings, which docs/rules.md lists"
+            lines.append(f"{option} {name}: there is no such rule\n    fix:     {fix}")
+    if lines:
+        raise LaunchError("\n".join(lines))
 
 
 def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str]) -> CheckedConfig:

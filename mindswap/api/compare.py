@@ -9,6 +9,7 @@ from mindswap.api.loaded_step import Run, outside_line
 from mindswap.api.step import Step, load_step
 from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError
+from mindswap.files import unique_labels
 from mindswap.policy.coverage import BASELINES, baseline_policy
 from mindswap.report.tables import attributes, format_table
 from mindswap.units import format_bytes, format_difference, format_time
@@ -44,6 +45,7 @@ class Comparison:
                 **attributes(run, "step_time_ns tokens_per_s peak_bytes"),
                 "exposed_copy_ns": run.simulated.timeline.exposed_copy_ns,
                 "fits": run.fits,
+                "fit": run.memory.fit(run.peak_bytes).value,
             }
             for name, run in self.runs
         ]
@@ -77,6 +79,7 @@ def compare_configs(
     for name in names:
         if name not in BASELINES and not Path(name).exists():
             raise SimulationError(f"'{name}' is neither a file nor a baseline; baselines are {', '.join(BASELINES)}")
+    labels = iter(unique_labels([name for name in names if name not in BASELINES], BASELINES))
     first: Step | None = None
     runs: list[tuple[str, Run]] = []
     documents: list[tuple[str, Document]] = []
@@ -86,8 +89,9 @@ def compare_configs(
             continue
         step = load_step(name, device, dict(overrides or {}), use_cache, expert_skew=expert_skew)
         first = first or step
-        documents.append((Path(name).stem, step.document))
-        runs.append((Path(name).stem, step.simulate()))
+        label = next(labels)
+        documents.append((label, step.document))
+        runs.append((label, step.simulate()))
     return Comparison(runs, other_models(documents))
 
 
@@ -119,5 +123,5 @@ def _row(figures: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
         format_difference(figures["step_time_ns"], first_ns),
         format_bytes(figures["peak_bytes"]),
         format_time(figures["exposed_copy_ns"]),
-        "yes" if figures["fits"] else "no",
+        figures["fit"],
     )

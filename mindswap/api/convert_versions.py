@@ -19,7 +19,15 @@ from mindswap.policy.cell_tree import CellNode, load_layer_trees
 from mindswap.policy.mindformers_2x.convert import ConvertedSettings, to_1_9, to_2x
 from mindswap.policy.mindformers_2x.read import find_num_layers_2x
 from mindswap.policy.mindformers_2x.renaming import LayerNames, replace_sections
-from mindswap.policy.mindformers_2x.tables import Form, Model, dense_layer, find_form
+from mindswap.policy.mindformers_2x.tables import (
+    SECTIONS_1_9,
+    SECTIONS_2X,
+    Form,
+    Model,
+    dense_layer,
+    find_double_sections,
+    find_form,
+)
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
 from mindswap.policy.resolve import resolve_layer
@@ -105,8 +113,6 @@ class Rewritten:
 
 
 VERSIONS = {form.version: form for form in Form}
-SECTIONS_1_9 = ("swap_config", "recompute_config")
-SECTIONS_2X = ("swap", "recompute", "recompute_comm")
 # Operators of a layer where no table has the model.
 ASSUMED_LAYER_OPS = 60
 
@@ -129,11 +135,13 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
     if not any(document.get(name) is not None for name in source):
         missing = " and no ".join(source)
         raise LaunchError(f"{document.file}: nothing to convert to {to}: there is no {missing}")
+    double = find_double_sections(document)
+    if double is not None:
+        raise PolicyError([double])
     num_layers = request.find_num_layers(find_num_layers(document) or find_num_layers_2x(document))
     tensors = read_tensors(trace, num_layers) if trace else None
     ops = (ops_per_layer, "assumed") if ops_per_layer else _layer_ops(document, tensors)
     made = (_to_2x if to == "2.x" else _to_1_9)(document, num_layers, tensors, ops)
-    _refuse_double(document, source, made)
     origin = "1.9" if to == "2.x" else "2.x"
     comment = f"from MindFormers {origin}, {escape(made.by)} (mindswap convert --to {to})"
     lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(made.lost))
@@ -141,16 +149,6 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
     read_back = _read_back(to, text, made, num_layers, request.target)
     problems = [*_losses(document, source, made, to), *read_back]
     return Rewritten(text, problems, {"sections": made.sections, "lost": list(made.lost)})
-
-
-def _refuse_double(document: Document, source: tuple[str, ...], converted: ConvertedSettings) -> None:
-    """Refuse sections of the other version that exist already: they would stand twice."""
-    for name in converted.sections:
-        entry = document.entry(name)
-        if entry is not None:
-            there = " and ".join(name for name in source if document.get(name) is not None)
-            message = f"{name}: already exists, beside sections of the other version"
-            raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=f"delete it, or {there}")])
 
 
 def _layer_ops(document: Document, tensors: Tensors | None) -> tuple[int, str]:

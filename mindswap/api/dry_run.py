@@ -28,6 +28,8 @@ from mindswap.report.dryrun import format_dry_run
 from mindswap.report.dryrun_html import own_curve
 from mindswap.report.html_parts import in_notebook
 from mindswap.scratch import scratch_folder
+from mindswap.simulator.cost.budget import budget_of_device
+from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.summary_model import SimulationReport
 from mindswap.training.data.samples import data_columns, vocabulary_size
@@ -93,6 +95,7 @@ def run_stages(
     load: Callable[[], LoadedStep] | None = None,
     budget_bytes: int | None = None,
     counts_fragments: bool = False,
+    margin_permille: int = 0,
 ) -> StepDryRun:
     """Dry run a configuration on a rank of each pipeline stage.
 
@@ -105,6 +108,7 @@ def run_stages(
             also chooses the short models, before. What cannot be simulated is dry run all the same, a note says why.
         budget_bytes: memory that may be used.
         counts_fragments: hold the peak with fragments against it.
+        margin_permille: part of that memory which plans keep free.
 
     Raises:
         PolicyError: the configuration has mistakes.
@@ -193,6 +197,7 @@ def run_stages(
         budget_bytes=None if is_cut else budget_bytes,
         has_cann=has_cann(),
         counts_fragments=counts_fragments,
+        margin_permille=margin_permille,
         notes=(
             *_notes(depths, num_layers, doubt, count, settings.num_micro_batches),
             *([NOT_BUILT] if any(not run.is_inlined for run in found.values()) else []),
@@ -233,11 +238,17 @@ def _run_beside(
             raise
 
 
+def limits_of(device: Device) -> tuple[int, bool, int]:
+    """Last three arguments of `run_stages` for a device."""
+    budget = budget_of_device(device)
+    return budget.usable_bytes, device.leaves_fragments, budget.margin_permille
+
+
 def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Say = lambda line: None) -> StepDryRun:
     """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
-    limits = step.device.usable_memory_bytes, step.device.leaves_fragments
+    limits = limits_of(step.device)
     return run_stages(step.document, options, say, step.title, lambda: step, *limits)
 
 

@@ -21,7 +21,8 @@ from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.insight import write_simulated
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
-from mindswap.simulator.cost.hardware import Device, without_fragments
+from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device
+from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.step_model import SimulatedStep, StepModel
 from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
 from mindswap.simulator.summary_model import SimulationReport
@@ -62,7 +63,12 @@ class Run:
     @property
     def fits(self) -> bool:
         """True if that is within the memory that may be used."""
-        return self.peak_bytes <= self.device.usable_memory_bytes
+        return self.memory.fits(self.peak_bytes)
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """Memory that simulated peaks are compared with."""
+        return budget_of_device(self.device).without_fragments(self.device)
 
     @property
     def tokens_per_s(self) -> float:
@@ -98,7 +104,8 @@ class Run:
             num_cards=settings.num_cards,
             model_flops=model.model_flops(),
             peak_flops=device.peak_flops[settings.compute_dtype],
-            budget_bytes=without_fragments(device, device.usable_memory_bytes),
+            budget_bytes=self.memory.usable_bytes,
+            margin_permille=self.memory.margin_permille,
             host_bytes_per_node=host_bytes_per_node(host_bytes, settings.num_cards, device.num_cards_per_node),
             notes=model.captured.notes,
             outside_bytes=model.outside_bytes,

@@ -17,7 +17,7 @@ from mindswap.files import write_new
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import plan_layers
 from mindswap.planner.pins import Pin, pinned_policy
-from mindswap.planner.planner import Planner
+from mindswap.planner.planner import LOSS_PERMILLE, Planner
 from mindswap.planner.problem import (
     DEFAULT_ALLOW,
     YOURS,
@@ -36,6 +36,7 @@ from mindswap.policy.model import Layers, Policy
 from mindswap.report.html_parts import in_notebook
 from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems
+from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device
 from mindswap.simulator.cost.hardware import SET_BY_USER, with_fragments, without_fragments
 from mindswap.simulator.layer_swaps import LayerSwapModel
 from mindswap.simulator.step_model import StepModel
@@ -51,12 +52,14 @@ class StepPlan:
         problem: what was asked.
         plan: the answer.
         budget_source: where the budget is from, in words; "" where the user named it.
+        memory: memory of a card with its margin, for simulated peaks; None for a budget without a margin.
     """
 
     step: LoadedStep
     problem: PlanProblem
     plan: Plan
     budget_source: str = ""
+    memory: MemoryBudget | None = None
 
     @property
     def fits(self) -> bool:
@@ -148,7 +151,8 @@ class StepPlan:
     def __str__(self) -> str:
         settings = self.step.model.settings
         title = self.step.device.title
-        return format_plan(self.plan, title, settings.num_tokens / settings.num_cards, self.budget_source)
+        tokens = settings.num_tokens / settings.num_cards
+        return format_plan(self.plan, title, tokens, self.budget_source, self.memory)
 
     def __repr__(self) -> str:
         verdict = "fits in" if self.fits else "does not fit in"
@@ -210,7 +214,7 @@ def make_plan(
         smallest_budget_bytes=with_fragments(device, plan.smallest_budget_bytes),
         least_budget_bytes=with_fragments(device, plan.least_budget_bytes),
     )
-    return StepPlan(step, problem, plan, source)
+    return StepPlan(step, problem, plan, source, usable_budget(step, memory))
 
 
 @functools.lru_cache(maxsize=1)
@@ -328,17 +332,33 @@ def budget_of(step: LoadedStep, memory: str | int | None = None) -> tuple[int, s
                 f"    allowed: up to {whole}\n    fix:     a smaller budget, or another device"
             )
         return named_bytes, ""
-    usable_bytes = device.usable_memory_bytes
+    budget = budget_of_device(device)
     is_named = device.sources["usable_memory"] == SET_BY_USER
     if is_named and device.sources["margin"] != SET_BY_USER:
-        return usable_bytes, ""
+        return budget.planned_bytes, ""
     stated = read_device_memory(step.document)
     source = "--memory" if is_named else f"device {device.name}"
     if stated is not None and device.sources["usable_memory"] == stated.source:
         source = stated.source
-    budget_bytes = usable_bytes * (1000 - device.margin_permille) // 1000
-    margin = f"less a margin of {device.margin_permille / 10:g} %; --margin 0 for none"
-    return budget_bytes, f"{format_bytes(usable_bytes)} ({source}), {margin if device.margin_permille else 'no margin'}"
+    margin = f"less a margin of {budget.margin_permille / 10:g} %; --margin 0 for none"
+    text = f"{format_bytes(budget.usable_bytes)} ({source}), {margin if budget.margin_permille else 'no margin'}"
+    return budget.planned_bytes, text
+
+
+def usable_budget(step: LoadedStep, memory: str | int | None = None) -> MemoryBudget:
+    """Memory that simulated peaks are compared with; arguments as of `budget_of`."""
+    budget = budget_of_device(step.device) if memory is None else MemoryBudget(budget_of(step, memory)[0])
+    return budget.without_fragments(step.device)
+
+
+def objective_doubt(plan: Plan, objective: Objective) -> str:
+    """Reason for which a plan for least memory costs more than it may; "" if it does not."""
+    if objective is not Objective.MEMORY or not plan.fits or plan.slowdown <= LOSS_PERMILLE / 1000:
+        return ""
+    return (
+        f"--objective memory costs at most {LOSS_PERMILLE / 10:g} % over keeping every activation, where that is "
+        f"possible; no plan found for {format_bytes(plan.budget_bytes)} does, so this is the fastest"
+    )
 
 
 def budget_doubt(step: LoadedStep, budget_bytes: int) -> str:

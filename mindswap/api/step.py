@@ -211,9 +211,9 @@ def dry_run_file(
     overrides: dict[str, str] | None = None,
 ) -> "StepDryRun":
     """One step of a file, as `Step.dry_run`, which is captured while it runs."""
-    from mindswap.api.dry_run import run_stages
+    from mindswap.api.dry_run import limits_of, run_stages
 
     document = load_document(file_name(path))
     known = find_costs([document], device, overrides or {}).device
-    limits, load = (known.usable_memory_bytes, known.leaves_fragments), partial(load_step, path, device, overrides)
+    limits, load = limits_of(known), partial(load_step, path, device, overrides)
     return run_stages(document, options, say, Path(path).stem, load, *limits)

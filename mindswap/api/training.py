@@ -158,6 +158,6 @@ def write_example(folder: Path) -> None:
     from pydoc_data.topics import topics
 
     config = DATA / "example" / NAME
-    refuse_existing([folder / NAME, folder / TEXT])
+    refuse_existing([folder / NAME, folder / TEXT], has_overwrite=False)
     write_new(folder / NAME, config.read_text("utf-8"))
     write_new(folder / TEXT, "\n\n".join(topics.values())[:NUM_CHARACTERS])

@@ -20,11 +20,12 @@ import argparse
 import os
 import sys
 
-from mindswap.api.check import NameSource, check_config
+from mindswap.api.check import NameSource, check_config, refuse_unknown_rules
 from mindswap.commands.options import answer
+from mindswap.config.nodes import Document
 from mindswap.config.parse import MAX_FILE_BYTES, parse_document
 from mindswap.config.problem import find_errors
-from mindswap.config.source import load_document
+from mindswap.config.source import load_document, with_form
 from mindswap.errors import LaunchError
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.streams import print_text, printable
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.json and len(args.configs) > 1:
         raise LaunchError("--json accepts a single file\n    fix:     one call for each")
+    refuse_unknown_rules("--ignore", args.ignore)
     codes = []
     for number, path in enumerate(args.configs):
         if len(args.configs) > 1:
@@ -54,10 +56,15 @@ def run(args: argparse.Namespace) -> int:
     return max(codes)
 
 
+def _read_stdin() -> Document:
+    return with_form(parse_document(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), STDIN))
+
+
 def _check_one(args: argparse.Namespace, path: str) -> int:
-    document = parse_document(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), STDIN) if path == "-" else load_document(path)
+    is_piped = path == "-"
+    document = _read_stdin() if is_piped else load_document(path)
     names = NameSource.TABLE if args.table else NameSource.NETWORK if args.network else NameSource.EITHER
-    found = check_config(document, args.num_layers, args.ignore, names, can_build=path != "-")
+    found = check_config(document, args.num_layers, args.ignore, names, can_build=not is_piped)
     has_errors = bool(find_errors(found.problems))
     if args.json:
         shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}

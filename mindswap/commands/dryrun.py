@@ -54,7 +54,7 @@ from mindswap.commands.options import (
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError
-from mindswap.files import require_folder, require_folders, write_new
+from mindswap.files import require_folder, require_folders, unique_labels, write_new
 from mindswap.report.dryrun import dry_run_to_json, format_dry_run
 from mindswap.report.insight import write_dry_run, write_snapshot
 from mindswap.training.launch.training import load_trainable
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
     require_folders(args.plot, args.html, args.snapshot)
     require_folder(args.insight)
-    against = _against(args.against, load_trainable(Path(args.config)))
+    against = _against(args.against, args.config, load_trainable(Path(args.config)))
     options = DryRunOptions(args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "config")
     say = PhaseLines(time.monotonic(), sys.stderr)
     other: DryRunReport | None = None
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     return answer(args, data, format_dry_run(report, other), report.fits)
 
 
-def _against(asked: str | None, document: Document) -> tuple[Document, str] | None:
+def _against(asked: str | None, config: str, document: Document) -> tuple[Document, str] | None:
     """The configuration that is shown beside and its name, checked before the first is run."""
     if asked is None:
         return None
@@ -119,4 +119,4 @@ def _against(asked: str | None, document: Document) -> tuple[Document, str] | No
         return document_from_data(switched_off(document.data()), document.file), "no swap, no recompute"
     other = load_trainable(Path(asked))
     policy_of(other, check_document(other))
-    return other, Path(asked).stem
+    return other, unique_labels([config, asked])[1]

@@ -47,7 +47,7 @@ options:
   --stages                 plan for other numbers of layers on the pipeline stages (offset), and write the fastest
   --cards N                with --strategy: over so many; default is as now
   --jobs N                 with these: so many processes (1)
-  --ray ADDRESS            with these: on all CPUs of a Ray cluster (pip install mindswap[ray]), or auto
+  --ray ADDRESS            with these: on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto
   --html
   --plot FILE              write a picture of the curve of --sweep
   --no-cache
@@ -69,6 +69,7 @@ from mindswap.api.plan import (
     budget_doubt,
     budget_of,
     make_plan,
+    objective_doubt,
     refuse_unwritable,
     sweep,
 )
@@ -138,7 +139,8 @@ def run(args: argparse.Namespace) -> int:
     gc.freeze()  # all that the search has found out stays until the end: walking over it takes half a second
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
-        notes = [budget_doubt(step, found.problem.budget_bytes), *step.model.doubts]
+        notes = [budget_doubt(step, found.problem.budget_bytes), objective_doubt(found.plan, objective)]
+        notes += step.model.doubts
         beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         beside = [line for line in beside if line]
         print_text("\n".join([str(found), *([""] if beside else []), *beside]))

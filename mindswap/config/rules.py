@@ -1,5 +1,6 @@
 """Rules: functions that look at a configuration and yield what they find, with the decorator that makes them."""
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -88,6 +89,8 @@ def load_rules(package: str) -> dict[str, Rule[Any]]:
 # Warnings that a configuration does not want to hear: `mindswap: {ignore: [overlap]}`. Errors stay.
 
 RULE = "bad-ignore"
+# Rules of warnings about the text of a file and the folder of a model, which are in no list of rules.
+OTHER_RULES = ("pretrained-model-dir", "yaml-merge")
 PATH = "mindswap.ignore"
 ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, recompute-wins]"
 
@@ -101,9 +104,11 @@ def misused_ignore(document: Document, known: Collection[str]) -> Iterator[Probl
         fix = f"ignore: [{node.value}]" if isinstance(node.value, str) else ""
         yield Problem(node.location, RULE, Level.ERROR, f"{PATH}: {show(node)} is {node.kind}", ALLOWED, fix)
     for item in node.items or ():
-        if item.value not in known:
+        if item.value not in (*known, *OTHER_RULES):
             message = f"{PATH}: there is no rule {show(item)}"
-            yield Problem(item.location, RULE, Level.WARNING, message, ", ".join(sorted(known)), "delete it")
+            near = difflib.get_close_matches(str(item.value), (*known, *OTHER_RULES), 1)
+            fix = f"write {near[0]}" if near else "delete it"
+            yield Problem(item.location, RULE, Level.WARNING, message, ", ".join(sorted(known)), fix)
 
 
 def split_ignored(

@@ -2,14 +2,15 @@
 
 import contextlib
 import contextvars
+import difflib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from mindswap.config.nodes import Document, DocumentNode, MappingEntry
+from mindswap.config.nodes import Document, DocumentNode, MappingEntry, key_text
 from mindswap.config.parse import parse_file
-from mindswap.config.problem import Level, Location, Problem
-from mindswap.files import file_name
+from mindswap.config.problem import Level, Location, Problem, find_errors
+from mindswap.files import file_name, package_data
 
 # The `config.json` of Hugging Face that `pretrained_model_dir` names, below what the YAML itself says of the model.
 #
@@ -71,6 +72,8 @@ def _with_entry(node: DocumentNode, key: str, value: DocumentNode) -> DocumentNo
 
 
 BASE_CONFIG = "base_config"
+FORM_RULE = "no-configuration"
+MAX_SHOWN_KEYS = 5
 MAX_FILES = 100
 
 
@@ -83,7 +86,24 @@ def load_document(path: str | os.PathLike[str]) -> Document:
     `pretrained_model_dir` gives the model what the file does not say (`config.source`). What could not be read
     is in the problems of the document.
     """
-    return with_model_of_folder(_Loader().load(file_name(path), ()))
+    return with_form(with_model_of_folder(_Loader().load(file_name(path), ())))
+
+
+def with_form(document: Document) -> Document:
+    """The document with an error more where none of its keys is one of a configuration."""
+    root = document.root
+    if root is None or find_errors(document.problems):
+        return document
+    keys = [key_text(entry.key) for entry in root.unique_entries()]
+    known = package_data("check/top_level.yaml")
+    if any(difflib.get_close_matches(key, known, 1, 0.75) for key in keys):
+        return document
+    what = f"its keys are {', '.join(keys[:MAX_SHOWN_KEYS])}" if keys else "it is empty"
+    message = f"the file is no configuration of MindFormers: {what}"
+    allowed = "a mapping with model, trainer, parallel_config, swap_config, ..."
+    fix = "the YAML of a training (run_mindformer.py --config)"
+    problem = Problem(root.location, FORM_RULE, Level.ERROR, message, allowed, fix)
+    return replace(document, problems=(*document.problems, problem))
 
 
 class _Loader:

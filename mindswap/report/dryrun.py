@@ -128,7 +128,8 @@ def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
 def _verdict(report: DryRunReport) -> str:
     """`with workspace: fits in 54.0 GiB with 6.9 GiB to spare`: what counts, and the budget, if there is one."""
     counted = "with fragments and workspace" if report.counts_fragments else "with workspace"
-    return ": ".join(filter(None, [counted, describe_budget(report.peak_bytes, report.budget_bytes)]))
+    budget = describe_budget(report.peak_bytes, report.budget_bytes, report.margin_permille)
+    return ": ".join(filter(None, [counted, budget]))
 
 
 def describe_place(place: StepPlace) -> str:

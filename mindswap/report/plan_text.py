@@ -7,20 +7,34 @@ from mindswap.config.step import PATH, host_bytes_for
 from mindswap.planner.problem import FULL, YOURS, Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import attributes, format_table
+from mindswap.simulator.cost.budget import Fit, MemoryBudget
 from mindswap.units import UNITS, format_bytes, format_count, format_time
 
 HEADER = ("simulated", "step time", "tokens/s/card", "vs. keep all", "peak memory", "fits")
 NUM_HOLDERS = 6
 
 
-def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "") -> str:
-    """The plan and what it is compared with; `budget_source`: "" where the user named the budget."""
+def format_plan(
+    plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "", memory: MemoryBudget | None = None
+) -> str:
+    """The plan and what it is compared with.
+
+    Args:
+        plan: the plan.
+        device_title: of the device that is simulated.
+        tokens_per_card: tokens of a step.
+        budget_source: where the budget is from; "" where the user named it.
+        memory: memory of a card with its margin, for peaks without fragments; None for a budget without a margin.
+    """
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
     lines += [f"budget: {budget_source}", ""] if budget_source else [""]
     compared = {one.name: one for one in plan.compared}
     if own := compared.get(YOURS):
-        verdict = "fits" if own.fits else "does not fit"
+        fit = _fit(own, memory)
+        verdict = "fits" if fit is Fit.YES else "does not fit"
+        if memory is not None and fit is Fit.IN_MARGIN:
+            verdict = memory.describe(own.peak_bytes)
         lines.append(f"your file    {format_time(own.step_time_ns)}, {format_bytes(own.peak_bytes)}, {verdict}")
     if plan.fits:
         lines += [*_figure_lines(plan, compared.get(FULL)), "", *_policy_lines(plan)]
@@ -28,12 +42,12 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_so
         lines += _nothing_fits_lines(plan, budget_source)
     known: dict[tuple[str, ...], tuple[str, ...]] = {}  # rows that say the same are one
     for one in plan.compared:
-        row = _row(one, plan.unconstrained_ns, tokens_per_card)
+        row = _row(one, plan.unconstrained_ns, tokens_per_card, memory)
         known.setdefault(row[1:], row)
     rows = list(known.values())
     if plan.fits:
         ours = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
-        rows.append(_row(ours, plan.unconstrained_ns, tokens_per_card))
+        rows.append(_row(ours, plan.unconstrained_ns, tokens_per_card, memory))
     return "\n".join([*lines, "", format_table(HEADER, rows)])
 
 
@@ -141,12 +155,19 @@ def _policy_lines(plan: Plan) -> list[str]:
     return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
 
 
-def _row(one: Compared, keep_ns: int, tokens_per_card: float) -> tuple[str, ...]:
+def _fit(one: Compared, memory: MemoryBudget | None) -> Fit:
+    """Whether a policy fits; in the margin where only the memory of the card is short of it."""
+    if one.fits:
+        return Fit.YES
+    return Fit.IN_MARGIN if memory is not None and memory.fit(one.peak_bytes) is Fit.IN_MARGIN else Fit.NO
+
+
+def _row(one: Compared, keep_ns: int, tokens_per_card: float, memory: MemoryBudget | None) -> tuple[str, ...]:
     return (
         one.name,
         format_time(one.step_time_ns),
         f"{tokens_per_card * 1e9 / one.step_time_ns:.0f}",
         f"{100 * (one.step_time_ns / keep_ns - 1):+.2f} %",
         format_bytes(one.peak_bytes),
-        "yes" if one.fits else "no",
+        _fit(one, memory).value,
     )

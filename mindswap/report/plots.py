@@ -1,4 +1,4 @@
-"""Pictures: memory by operator, a dry run, step time against memory. Need matplotlib, the extra `mindswap[plot]`."""
+"""Pictures: memory by operator, a dry run, step time against memory. Need matplotlib, of the extra `plot`."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from mindswap.errors import DataError
+from mindswap.errors import DataError, install_command
 from mindswap.files import write_new
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.planner.problem import Compared, Plan
@@ -45,7 +45,7 @@ def load_figure_class() -> "type[Figure]":
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise DataError("--plot needs matplotlib\n    fix: pip install 'mindswap[plot]'") from None
+        raise DataError(f"--plot needs matplotlib\n    fix:     {install_command('plot')}") from None
     return Figure
 
 

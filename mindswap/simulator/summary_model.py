@@ -124,6 +124,7 @@ class SimulationReport:
     notes: tuple[str, ...]  # what the reader must know
     outside_bytes: int = 0  # of one card, beside what MindSpore may use: buffers of HCCL
     outside: str = ""  # the same in words; "" for none
+    margin_permille: int = 0  # of that memory, which plans keep free
     weight_casts: frozenset[str] = frozenset()  # labels that hold gathered weights: casts of them
 
     @property

@@ -101,7 +101,7 @@ def test_without_a_number_of_layers_it_is_said_so(run, write):
 
 
 def test_swap_off_needs_no_note(run, write):
-    code, out = run(write("a: 1"))
+    code, out = run(write("seed: 1"))
     assert (code, out) == (
         0,
         "no problems; read as MindFormers 1.9 (graph mode)\n\n"
@@ -260,3 +260,34 @@ def test_several_files_and_standard_input(run, tmp_path, monkeypatch):
     code, out = run("-")
     assert code == 1 and out.startswith("standard input:1:21: error: ")
     assert cli.main(["check", "--json", str(good), str(bad)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("overlapp", "overlap"), ("recompute-win", "recompute-wins"), ("bogus", "")]
+)
+def test_a_rule_to_ignore_must_exist(capsys, tmp_path, name, near):
+    path = tmp_path / "x.yaml"
+    path.write_text("seed: 1")
+    assert cli.main(["check", "--ignore", "overlap", "--ignore", name, str(path)]) == 1
+    out, error = capsys.readouterr()
+    assert out == "" and f"--ignore {name}: there is no such rule" in error and "--ignore overlap:" not in error
+    assert (f"write {near}" if near else "docs/rules.md") in error
+
+
+BOTH = {
+    "1.9": "trainer: {}\nswap_config: {swap: True}\nswap: {enable: True, layer_swap: [{layers: ['0-1']}]}\n",
+    "2.x": "training: {}\nparallelism: {}\nrecompute: {mode: full}\nrecompute_config: {recompute: True}\n",
+}
+
+
+@pytest.mark.parametrize("version", BOTH)
+def test_sections_of_both_versions_get_one_answer_from_check_and_convert(capsys, tmp_path, version):
+    path = tmp_path / "x.yaml"
+    path.write_text(BOTH[version] + "model: {num_hidden_layers: 4, model_config: {num_layers: 4}}\n")
+    fixes = set()
+    for command in (["check"], ["convert", "--to", "1.9"], ["convert", "--to", "2.x"]):
+        assert cli.main([*command, str(path)]) == 1
+        said = "".join(capsys.readouterr())
+        fixes |= {line.strip() for line in said.splitlines() if "convert --to" in line}
+    (fix,) = fixes
+    assert f"mindswap convert --to {version} {path}" in fix and "; or, if that is what you mean, delete" in fix

@@ -158,7 +158,7 @@ def test_nothing_to_convert_and_both_forms(run):
     assert "nothing to convert to 2.x" in run("convert", "CONFIG", "--to", "2.x")[2]
     text = HEADER + GOOD + "swap_config: {swap: True}\n"
     code, _, err = run("convert", "CONFIG", "--to", "2.x", text=text)
-    assert code == 1 and "swap: already exists" in err
+    assert code == 1 and "delete swap_config; or, if that is what you mean, delete swap" in err
     # `swap` may stay where only recompute_config is converted.
     text = HEADER + "swap: {enable: False}\nrecompute_config: {recompute: True}\n"
     code, out, _ = run("convert", "CONFIG", "--to", "2.x", text=text)

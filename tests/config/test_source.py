@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from mindswap import cli
 from mindswap.check.check import require_num_layers
 from mindswap.config.nodes import to_data
 from mindswap.config.source import FOLDER_RULE, load_document, use_folder
@@ -61,8 +62,8 @@ def test_a_mapping_over_what_is_none_is_an_error_as_in_mindformers(write, below)
 
 @pytest.mark.parametrize("below", ["null", "{}"])
 def test_a_mapping_over_nothing_is_the_mapping(write, below):
-    document = write(main="base_config: base.yaml\na: {x: 2}\n", base=f"a: {below}\n")
-    assert document.problems == () and to_data(document.root) == {"a": {"x": 2}}
+    document = write(main="base_config: base.yaml\nmodel: {x: 2}\n", base=f"model: {below}\n")
+    assert document.problems == () and to_data(document.root) == {"model": {"x": 2}}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_base_that_is_no_path(write, value):
 
 def test_files_that_name_each_other_many_times_are_read_once(write):
     files = {f"f{i}": f"base_config: [{', '.join([f'f{i + 1}.yaml'] * 10)}]\nk{i}: 1\n" for i in range(30)}
-    document = write(main="base_config: f0.yaml", f30="last: 1", **files)
+    document = write(main="base_config: f0.yaml", f30="seed: 1", **files)
     assert document.problems == ()
     assert len(document.root.entries) == 31
 
@@ -163,3 +164,31 @@ def test_without_a_folder_nothing_changes(tmp_path):
     )
     assert not document.problems
     assert to_data(document.get("model")) == {"model_config": {"num_layers": 2}}
+
+
+# A file that is no configuration.
+
+NO_CONFIGURATION = ['{"a": 1}', "{}", "name: prometheus\nscrape: {interval: 5s}", "hidden_size: 64\nn_head: 4", "1: 2"]
+READERS = (
+    ["check"], ["verify"], ["explain"], ["inspect"], ["simulate"], ["compare"], ["plan"], ["dryrun"],
+    ["run", "--config"], ["convert", "--to", "index"], ["convert", "--to", "1.9"], ["convert", "--to", "2.x"],
+    ["trace", "-o", "t.json"], ["prove", "-o", "proof"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+def test_every_command_refuses_a_file_that_is_no_configuration(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number, text in enumerate(NO_CONFIGURATION):
+        (tmp_path / f"{number}.yaml").write_text(text)
+        assert cli.main([*command, f"{number}.yaml"]) == 1
+        said = "".join(capsys.readouterr())
+        assert f"{number}.yaml:1:1: error: the file is no configuration of MindFormers" in said
+    assert not (tmp_path / "proof").exists() and not (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["swap_config: {swap: True}", "swap_confg: {}", "seed: 0", "training: {}", "Model: {}"]
+)
+def test_a_part_of_a_configuration_is_one(write, text):
+    assert rules(write(main=text)) == []

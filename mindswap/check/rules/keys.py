@@ -8,6 +8,7 @@ from mindswap.config.nodes import Document, DocumentNode, MappingEntry, key_text
 from mindswap.config.problem import Level, Problem
 from mindswap.config.rules import Finding, misused_ignore, rule
 from mindswap.policy.megatron.options import find_pasted_options, is_option_key
+from mindswap.policy.mindformers_2x.tables import find_double_sections
 from mindswap.policy.read_parts import is_empty
 from mindswap.policy.schema import HOMES
 from mindswap.policy.settings import MissingKey, PolicySettings, UnknownKey
@@ -174,6 +175,7 @@ def section_of_2x(context: Context) -> Iterator[Finding]:
     PASS: swap_config: {swap: True}
     FAIL: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     """
+    double = find_double_sections(context.document)
     for name, (switch, off) in SWITCHES_OF_2X.items():
         entry = context.document.entry(name)
         if entry is not None and any(entry.value.get(key) is not None for key in (switch, "layer_swap", "op_swap")):
@@ -181,7 +183,7 @@ def section_of_2x(context: Context) -> Iterator[Finding]:
             level = None if node is not None and node.value != off else Level.WARNING
             message = f"{name}: a section of MindFormers 2.x; MindFormers 1.9 does not read it, so it has no effect"
             allowed = "swap_config, recompute_config (2.x files have `training` and `parallelism`, and no `trainer`)"
-            fix = f"mindswap convert --to 1.9 {context.document.file}"
+            fix = double.fix if double is not None else f"mindswap convert --to 1.9 {context.document.file}"
             yield Finding(entry.location, message, allowed, fix, level)
 
 

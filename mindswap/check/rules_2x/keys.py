@@ -7,6 +7,7 @@ from mindswap.config.nodes import MappingEntry, key_text
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding
 from mindswap.policy.mindformers_2x.settings import HOMES_2X, SECTION_KEYS
+from mindswap.policy.mindformers_2x.tables import find_double_sections
 from mindswap.policy.words import closest_names
 
 # What each section says besides its switch; `exclude_op` has a rule of its own.
@@ -135,11 +136,12 @@ def section_of_graph_mode(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     FAIL: swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: [0, 1, 2]}]}
     """
+    double = find_double_sections(context.document)
     for name in ("swap_config", "recompute_config"):
         entry = context.document.entry(name)
         if entry is not None:
             message = f"{name}: a section of MindFormers 1.9; MindFormers 2.x does not read it, so it has no effect"
-            fix = f"mindswap convert --to 2.x {context.document.file}"
+            fix = double.fix if double is not None else f"mindswap convert --to 2.x {context.document.file}"
             yield Finding(entry.location, message, "swap, recompute, recompute_comm", fix)
 
 

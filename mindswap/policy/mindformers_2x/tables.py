@@ -102,6 +102,7 @@ def _tables() -> tuple[_Table, ...]:
 # Which form a configuration has: MindFormers 1.9 (graph mode) or MindFormers 2.x (PyNative).
 
 RULE = "form-2x"
+DOUBLE_RULE = "sections-of-both"
 
 
 class Form(Enum):
@@ -124,6 +125,37 @@ def find_form(document: Document) -> Form:
     has_new = all(document.get(key) is not None for key in ("training", "parallelism"))
     has_old = any(document.get(key) is not None for key in ("trainer", "runner_config"))
     return Form.PYNATIVE if has_new and not has_old else Form.GRAPH
+
+
+SECTIONS_1_9 = ("swap_config", "recompute_config")
+SECTIONS_2X = ("swap", "recompute", "recompute_comm")
+
+
+def find_double_sections(document: Document) -> Problem | None:
+    """Problem of a file that has swap, or recompute, of both versions; None without.
+
+    It is at the first section that the version of the file does not read.
+
+    A section of 2.x counts where it is a mapping, for other parts of a file may have a key of its name.
+    """
+    is_graph = find_form(document) is Form.GRAPH
+    new = [name for name in SECTIONS_2X if (node := document.get(name)) is not None and node.entries]
+    old = [name for name in SECTIONS_1_9 if document.get(name) is not None]
+    old = [name for name in old if any(section.startswith(name.removesuffix("_config")) for section in new)]
+    new = [name for name in new if any(name.startswith(section.removesuffix("_config")) for section in old)]
+    if not old or not new:
+        return None
+    read, unread = (old, new) if is_graph else (new, old)
+    form, other = (Form.GRAPH, Form.PYNATIVE) if is_graph else (Form.PYNATIVE, Form.GRAPH)
+    entry = document.entry(unread[0])
+    assert entry is not None
+    read_text, unread_text = " and ".join(read), " and ".join(unread)
+    message = f"{unread[0]}: a section of {other.value} in a file that also has {read_text} of {form.value}"
+    fix = (
+        f"delete {unread_text}; or, if that is what you mean, delete {read_text}, then mindswap convert --to "
+        f"{form.version} {document.file}"
+    )
+    return Problem(entry.location, DOUBLE_RULE, Level.ERROR, message, f"sections of one version: {read_text}", fix)
 
 
 def form_problem(document: Document) -> Problem | None:

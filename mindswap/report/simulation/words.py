@@ -7,6 +7,7 @@ import numpy as np
 
 from mindswap.policy.words import name_indices
 from mindswap.report.simulation.bars import MEMORY_STYLES, BarKind, Bars, list_bars
+from mindswap.simulator.cost.budget import MemoryBudget
 from mindswap.simulator.summary_model import Cause, Moment, PeakContributor, SimulationReport
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline
 from mindswap.units import format_bytes, format_time
@@ -56,14 +57,9 @@ def describe_cause(cause: Cause) -> str:
     return f"copy {direction} of {cause.label}, {describe_layers(cause.layers)}"
 
 
-def describe_budget(peak_bytes: int, budget_bytes: int | None) -> str:
+def describe_budget(peak_bytes: int, budget_bytes: int | None, margin_permille: int = 0) -> str:
     """`fits in 54.0 GiB with 6.9 GiB to spare`; empty without a budget."""
-    if budget_bytes is None:
-        return ""
-    budget, rest = format_bytes(budget_bytes), budget_bytes - peak_bytes
-    if rest >= 0:
-        return f"fits in {budget} with {format_bytes(rest)} to spare"
-    return f"does NOT fit, {format_bytes(-rest)} more than {budget}"
+    return "" if budget_bytes is None else MemoryBudget(budget_bytes, margin_permille).describe(peak_bytes)
 
 
 def format_share(part: int, whole: int) -> str:
@@ -80,11 +76,12 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
     share = f"{format_share(exposed, report.step_time_ns)} of the step" if exposed else ""
     host = format_bytes(max(stage.host_bytes for stage in report.stages))
     terms = [f"{format_time(term.duration_ns)} {term.name}" for term in report.terms if term.duration_ns]
+    budget = describe_budget(report.peak_bytes, report.budget_bytes, report.margin_permille)
     return (
         (Head.STEP_TIME, format_time(report.step_time_ns), f"of which {', '.join(terms)}" if terms else ""),
         (Head.TOKENS, f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
         (Head.MFU, f"{report.mfu:.1%}".replace("%", " %"), f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
-        (Head.PEAK, format_bytes(stage.peak_bytes), describe_budget(report.peak_bytes, report.budget_bytes)),
+        (Head.PEAK, format_bytes(stage.peak_bytes), budget),
         (Head.MOMENT, when, which + describe_moment(stage.moment)),
         (Head.EXPOSED, format_time(exposed), share),
         (Head.HOST, host, f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node"),

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from mindswap.check.doctor.software import installed_version
-from mindswap.errors import LaunchError, MindswapError
+from mindswap.errors import LaunchError, MindswapError, install_command
 from mindswap.version import __version__
 
 # A node that does not answer for so long is lost.
@@ -32,7 +32,7 @@ def connect(address: str, **options: Any) -> Any:
         LaunchError: it is not installed, or there is no such cluster.
     """
     if importlib.util.find_spec("ray") is None:
-        raise LaunchError("--ray: Ray is not installed\n    fix:     pip install mindswap[ray]")
+        raise LaunchError(f"--ray: Ray is not installed\n    fix:     {install_command('ray')}")
     _require_reachable(address)
     ray, handler = importlib.import_module("ray"), signal.getsignal(signal.SIGTERM)
     try:

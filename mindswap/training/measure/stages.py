@@ -80,6 +80,7 @@ class DryRunReport:
         budget_bytes: what may be used; None for no limit.
         has_cann: CANN's own libraries were there.
         notes: what a reader has to know.
+        margin_permille: of the budget, which plans keep free.
         counts_fragments: they are held against the budget; not where the pool of the device maps pages.
     """
 
@@ -92,6 +93,7 @@ class DryRunReport:
     has_cann: bool
     notes: tuple[str, ...] = ()
     counts_fragments: bool = False
+    margin_permille: int = 0
 
     def __repr__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"

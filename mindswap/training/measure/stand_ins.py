@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mindswap.cache import kept_folder
-from mindswap.errors import LaunchError
+from mindswap.errors import LaunchError, install_command
 from mindswap.files import DATA, package_data
 from mindswap.graph.cache import open_cache
 from mindswap.training.launch.children import module_command, started
@@ -49,7 +49,7 @@ def mindspore_libraries() -> Path:
     """
     spec = importlib.util.find_spec("mindspore")
     if spec is None or spec.origin is None:
-        raise LaunchError("MindSpore is not installed\n    fix:     pip install 'mindswap[cpu]'")
+        raise LaunchError(f"MindSpore is not installed\n    fix:     {install_command('cpu')}")
     folder = Path(spec.origin).parent / "lib"
     if not list((folder / "plugin").glob("libmindspore_ascend.so*")):
         raise LaunchError(
@@ -94,7 +94,7 @@ def find_compiler() -> list[str]:
         return module_command("ziglang", "cc")
     raise LaunchError(
         "a dry run makes stand-ins for CANN, and finds no C compiler\n    allowed: cc, gcc, clang, or ziglang of PyPI\n"
-        "    fix:     pip install ziglang, which 'mindswap[dryrun]' brings"
+        "    fix:     pip install ziglang"
     )
 
 

@@ -1,0 +1,69 @@
+"""Memory of a card that may be used, and the one meaning of "fits" for simulations, plans, comparisons and dry runs."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.simulator.cost.hardware import SET_BY_USER, Device, without_fragments
+from mindswap.units import format_bytes
+
+
+class Fit(Enum):
+    """Whether a peak fits, as a word of a table."""
+
+    YES = "yes"
+    IN_MARGIN = "in the margin"  # it fits, and a plan would keep more memory free
+    NO = "no"
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Memory of a card that may be used, and the part of it that plans keep free for what is not simulated."""
+
+    usable_bytes: int
+    margin_permille: int = 0  # of the usable memory
+
+    @property
+    def planned_bytes(self) -> int:
+        """Memory that a plan uses at most."""
+        return self.usable_bytes * (1000 - self.margin_permille) // 1000
+
+    def fit(self, peak_bytes: int) -> Fit:
+        """Whether a peak is within the memory, with the margin or without it."""
+        if peak_bytes > self.usable_bytes:
+            return Fit.NO
+        return Fit.YES if peak_bytes <= self.planned_bytes else Fit.IN_MARGIN
+
+    def fits(self, peak_bytes: int) -> bool:
+        """Return whether a peak is within the usable memory: exit code 0 of `simulate`, `compare` and `dryrun`."""
+        return self.fit(peak_bytes) is not Fit.NO
+
+    def describe(self, peak_bytes: int) -> str:
+        """`fits in 58.0 GiB with 1.2 GiB to spare, 1.7 GiB less than the margin of 5 %`."""
+        usable, spare_bytes = format_bytes(self.usable_bytes), self.usable_bytes - peak_bytes
+        fit = self.fit(peak_bytes)
+        if fit is Fit.NO:
+            return f"does NOT fit, {format_bytes(-spare_bytes)} more than {usable}"
+        text = f"fits in {usable} with {format_bytes(spare_bytes)} to spare"
+        if fit is Fit.YES:
+            return text
+        return f"{text}, {format_bytes(peak_bytes - self.planned_bytes)} less than {self.margin}"
+
+    @property
+    def margin(self) -> str:
+        """The margin in words: `the margin of 5 %`."""
+        return f"the margin of {self.margin_permille / 10:g} %"
+
+    def without_fragments(self, device: Device) -> "MemoryBudget":
+        """The budget for peaks that are simulated, without fragments of the pool of the device."""
+        return MemoryBudget(without_fragments(device, self.usable_bytes), self.margin_permille)
+
+
+def budget_of_device(device: Device) -> MemoryBudget:
+    """The budget of a device.
+
+    Memory that the user names is taken as it is; of what the device or the configuration lets MindSpore take a margin
+    stays free. A margin that the user names always counts.
+    """
+    is_named = device.sources["usable_memory"] == SET_BY_USER
+    has_margin = not is_named or device.sources["margin"] == SET_BY_USER
+    return MemoryBudget(device.usable_memory_bytes, device.margin_permille if has_margin else 0)
