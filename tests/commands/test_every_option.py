@@ -149,6 +149,13 @@ def prepared(folder: Path, name: str) -> dict[str, object]:
     }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch):
+    """A quick search will do: that a plan is found is what a case is about, not which."""
+    monkeypatch.setattr("mindswap.planner.solvers.fast.MAX_EVALUATIONS", 20)
+    monkeypatch.setattr("mindswap.planner.planner.NUM_HALVINGS", 2)
+
+
 @pytest.fixture
 def run(tmp_path, capsys):
     """Runs a case: it ends with the exit code of the case, has written what it writes, and nothing is a bug."""

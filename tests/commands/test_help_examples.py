@@ -17,7 +17,7 @@ from mindswap.training.adaptive.state import StateFile
 from mindswap.training.launch.training import ADAPTIVE_FLAG
 from tests.commands.option_cases import ROOT
 from tests.commands.test_calibrate import COPIES, KERNELS, STEPS
-from tests.commands.test_every_option import OF_2X, budgets, parser_of, prepared, trace  # noqa: F401 fixtures
+from tests.commands.test_every_option import OF_2X, budgets, little_effort, parser_of, prepared, trace  # noqa: F401 fixtures
 from tests.commands.test_status import STATE
 from tests.simulator.cost.profiles import SUMMARY_COLUMNS, new_copy, summary, write_csv, write_json, write_profile
 
