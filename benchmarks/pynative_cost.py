@@ -28,8 +28,9 @@ from mindspore import nn, ops
 
 from mindswap.adapters.apply import read_tree
 from mindswap.adapters.pynative.copies import ThreadCopies
+from mindswap.adapters.pynative.dispatch import recording
 from mindswap.adapters.pynative.executor import Executor
-from mindswap.adapters.pynative.record import Recorder, record, recording
+from mindswap.adapters.pynative.record import Recorder, record
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.policy.resolve import resolve_layer
@@ -155,7 +156,7 @@ def main() -> int:
             watch = Watch(network, layers, timed, chosen)
             hooked[name] = sum(layer._saved_tensors_pack_hook is not None for layer in layers)
             is_recording = isinstance(observer, Recorder)
-            with recording(timed, layers) if is_recording else contextlib.nullcontext():
+            with recording(timed) if is_recording else contextlib.nullcontext():
                 step()
             watch.remove()
             taken[name].append(timed.calls)

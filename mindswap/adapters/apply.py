@@ -4,6 +4,7 @@ Nothing is imported from MindSpore here: the cells bring their methods along.
 """
 
 import ast
+import copy
 import functools
 import inspect
 import logging
@@ -16,7 +17,7 @@ from mindswap.errors import ApplyError
 from mindswap.policy.applied import format_log_lines
 from mindswap.policy.cell_tree import CellNode, Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
-from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
+from mindswap.policy.resolve import LayerDecisions, Treatment, matches_of, resolve_layer
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS, default_operators
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
@@ -24,8 +25,9 @@ RECOMPUTE_CELL = "_recompute_cell"
 
 
 def apply_policy(
-    layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
-) -> tuple[LayerDecisions, ...]:
+    layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None,
+    is_swap_per_call: bool = False,
+) -> tuple[LayerDecisions, ...]:  # fmt: skip
     """Set a policy on the layers of a network, before its first compile; one with swap disabled changes nothing.
 
     Args:
@@ -33,12 +35,14 @@ def apply_policy(
         policy: normalised.
         logger: gets the lines of the specification; default is this module's logger.
         indices: layer index of each, where they are some of a model that `check_layers` has seen; default all layers.
+        is_swap_per_call: swap may differ between the layers that share a cell, as in PyNative mode.
 
     Returns:
         What was set, one entry per layer.
 
     Raises:
-        ApplyError: if a pattern names nothing in any layer it is meant for.
+        ApplyError: if a pattern names nothing in any layer it is meant for, or layers share a cell and the policy
+            treats it in two ways.
         PatternError: if a pattern is not a regular expression.
     """
     if not policy.is_swap_enabled:
@@ -51,6 +55,7 @@ def apply_policy(
         check_layers(policy, len(layers))
     _check_patterns(policy, indices, trees, logger)
     decisions = tuple(resolve_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
+    _check_shared(layers, decisions, is_swap_per_call)
     for layer, decided in zip(layers, decisions, strict=True):
         _apply_layer(layer, decided, policy)
         for line in format_log_lines(decided):
@@ -110,11 +115,54 @@ def _unshare_primitives(layers: Sequence[Any]) -> None:
     for layer in layers:
         own = set()
         for _, cell in layer.cells_and_names():
+            if id(cell) in seen:  # a cell that layers share keeps its primitives
+                continue
+            own.add(id(cell))
             for name, primitive in list(cell._primitives.items()):
                 if primitive is not None and id(primitive) in seen:
-                    setattr(cell, name, primitive._clone())
+                    setattr(cell, name, _clone_primitive(primitive))
                 own.add(id(cell._primitives[name]))
         seen |= own
+
+
+def _clone_primitive(primitive: Any) -> Any:
+    """Return a copy with the same attributes; `Primitive._clone` of MindSpore fails for some, such as `BiasAdd`."""
+    clone = copy.deepcopy(primitive)
+    for name, value in primitive.attrs.items():
+        clone.add_prim_attr(name, value)
+    if hasattr(primitive, "instance_name"):
+        clone.set_prim_instance_name(primitive.instance_name)
+    return clone
+
+
+def _check_shared(layers: Sequence[Any], decisions: Sequence[LayerDecisions], is_swap_per_call: bool) -> None:
+    """Refuse a policy that treats a cell otherwise in one layer than in another, where both layers are or hold it.
+
+    Raises:
+        ApplyError: what is set on the cell would act in all of them.
+    """
+    uses: dict[int, list[tuple[LayerDecisions, tuple[str, ...]]]] = {}
+    for layer, decided in zip(layers, decisions, strict=True):
+        for path, primitive in iterate_primitives(layer):
+            uses.setdefault(id(primitive), []).append((decided, path))
+    problems = {}
+    for shared in uses.values():
+        settings: dict[object, tuple[int, tuple[str, ...]]] = {}
+        for decided, path in shared if len({decided.layer_index for decided, _ in shared}) > 1 else ():
+            decision = decided.of(path)
+            setting = (decision.treatment is Treatment.RECOMPUTE, None if is_swap_per_call else decision.prefetch)
+            settings.setdefault(setting, (decided.layer_index, path))
+        if len(settings) > 1:
+            first, other = list(settings.values())[:2]
+            problems[first[0], other[0]] = (first, other)
+    if problems:
+        lines = [f"    layer {one}: {'.'.join(path)} is also layer {other}: {'.'.join(other_path)}"
+                 for (one, path), (other, other_path) in problems.values()]  # fmt: skip
+        raise ApplyError(
+            "layers share cells, and the policy treats the same cell in two ways:\n"
+            + "\n".join(lines)
+            + "\n    fix:     name all layers that share a cell, or none"
+        )
 
 
 def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[CellNode], logger: logging.Logger) -> None:

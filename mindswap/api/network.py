@@ -65,7 +65,7 @@ def apply(
         )
     cells = resolve_layers(network, layers)
     wrap = _upstream(network, cells, policy, unit, copies) if is_pynative else None
-    actions = apply_policy(cells, policy, logger)
+    actions = apply_policy(cells, policy, logger, is_swap_per_call=is_pynative and wrap is None)
     if policy.is_swap_enabled and is_pynative and wrap is None:
         from mindswap.adapters.pynative.swap import Swap
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.policy.resolve import LayerDecisions
-from mindswap.pynative.trace import Event, EventKind, Operator, Trace, TracedStorage
+from mindswap.pynative.trace import BACKWARD_KINDS, Event, EventKind, Operator, Trace, TracedStorage
 
 
 class Unit(Enum):
@@ -124,7 +124,7 @@ class _Clock:
                 self.reads.setdefault(trace.saves[event.index].storage, []).append(position)
             else:
                 self.ends.setdefault((event.kind, event.index), []).append(position)
-            is_forward = is_forward and event.kind is not EventKind.BACKWARD_BEGIN
+            is_forward = is_forward and event.kind not in BACKWARD_KINDS
             if is_forward:
                 self.forward_end = position
 

@@ -26,6 +26,9 @@ class EventKind(Enum):
     READ = "read"  # backward takes a saved tensor
 
 
+BACKWARD_KINDS = (EventKind.BACKWARD_BEGIN, EventKind.READ)  # the first of them ends forward
+
+
 @dataclass(frozen=True)
 class Event:
     """One moment of a step."""

@@ -362,3 +362,30 @@ def test_layers_that_the_network_does_not_have_are_named_wherever_they_are_asked
     with pytest.raises(ApplyError, match=rf"layers 0 to 8, the policy names \[{index}\]"):
         check_layers(policy(**fields(Layers((2, index)))), 9)
     check_layers(policy(**fields(Layers((2, 8)))), 9)
+
+
+# Shared cells.
+
+
+def test_layers_that_share_a_cell_are_treated_alike(cells):
+    shared = cells.layer()
+    layers = [shared, cells.layer(), shared]
+    only_first = policy(layer_swap=(LayerSwap(Layers((0,)), 5),))
+    with pytest.raises(ApplyError, match=r"layer 0: .* is also layer 2: .*\n    fix: "):
+        apply_policy(layers, only_first)
+    assert offload(shared) == {}
+    apply_policy(layers, policy(layer_swap=(LayerSwap(Layers((0, 2)), 5),)))
+    assert offload(shared) == dict.fromkeys(PATHS, 5)
+    apply_policy(layers, only_first, is_swap_per_call=True)
+    with pytest.raises(ApplyError, match=r"layer 0: .* is also layer 2: "):
+        apply_policy(layers, policy(layer_recompute=Layers((0,))), is_swap_per_call=True)
+
+
+def test_a_primitive_that_layers_share_becomes_one_for_each(cells):
+    """`Primitive._clone` of MindSpore 2.9.0 fails for `BiasAdd`."""
+    layers = [cells.layer(), cells.layer()]
+    bias_add = layers[1].feed_forward.w1.bias_add = layers[0].feed_forward.w1.bias_add
+    apply_policy(layers, policy(layer_swap=(LayerSwap(Layers((1,)), 5),)))
+    assert layers[0].feed_forward.w1.bias_add is bias_add is not layers[1].feed_forward.w1.bias_add
+    assert offload(layers[0]) == {} and offload(layers[1]) == dict.fromkeys(PATHS, 5)
+    assert bias_add.attrs.items() <= layers[1].feed_forward.w1.bias_add.attrs.items()

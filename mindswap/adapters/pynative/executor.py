@@ -11,13 +11,14 @@ anew.
 """
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import mindspore as ms
 
 from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
-from mindswap.adapters.pynative.kept import KeptTensor, is_nested, only_these_hold
+from mindswap.adapters.pynative.kept import KeptTensor, is_differentiated, is_nested, only_these_hold
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals
@@ -82,8 +83,6 @@ class Executor:
         self.was_different = False
         self._moved = frozenset(schedule.moved)
         self._copies: dict[int, PendingCopy] = {}
-        # Forward broke off: MindSpore may still take every operator for a part of it, in backward, too.
-        self._is_left_on = False
         self._start()
 
     @property
@@ -93,8 +92,14 @@ class Executor:
         there = (live.saves[0].storage for index, live in self._live.items() if index not in self._leaving)
         return booked, sum(storage.size() for storage in there if storage is not None)
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether the last pass has not come to its end."""
+        return 0 < self._position < len(self.schedule.events)
+
     def _start(self) -> None:
         self._position = 0
+        self._thread = threading.get_ident()
         self._is_following = True
         self._has_saved = False
         self._live: dict[int, _Live] = {}
@@ -105,25 +110,22 @@ class Executor:
 
     def begin(self, inputs) -> None:
         """A new pass, or one more forward of this one; what is left of one without a backward pass is given up."""
-        if self._is_following and self._position > 0 and self._expects(*self.schedule.first_event):
+        is_same_thread = self._thread == threading.get_ident()
+        if is_same_thread and self._is_following and self._position > 0 and self._expects(*self.schedule.first_event):
             return
-        seen = {event.kind for event in self.schedule.events[: self._position]}
-        self._is_left_on |= self._has_saved and bool(seen) and EventKind.BACKWARD_BEGIN not in seen
         self.give_up()
         self._start()
         self.was_different = False
         if is_nested():
             self._deviate("gradients of gradients")
-        elif self._is_left_on:
-            logger.warning("the pass before broke off: this one runs without swap")
-            self._is_following = False
 
     def give_up(self) -> None:
-        """Bring back what is away."""
-        for index, copy in self._copies.items():
+        """Bring back what is away; the pass goes on without swap."""
+        self._is_following = False
+        while self._copies:
+            index = next(iter(self._copies))
             self._bring_back(index)
-            self.copies.wait(copy)
-        self._copies = {}
+            self.copies.wait(self._copies.pop(index))
         self._live.clear()
 
     def end_forward(self, outputs) -> None:
@@ -163,11 +165,8 @@ class Executor:
             saved.require_as_saved()
         except ApplyError:
             self.give_up()
-            self._is_following = False
             raise
-        is_recorded = pynative_executor.requires_grad()
-        self._is_left_on &= is_recorded
-        if saved.is_copy and is_recorded:
+        if saved.is_copy and is_differentiated():
             raise ApplyError(
                 "a gradient of a gradient was asked for where activations were swapped: it would be wrong\n"
                 "    allowed: gradients of gradients by nested mindspore.grad, value_and_grad or GradOperation\n"
@@ -254,7 +253,6 @@ class Executor:
     def _deviate(self, what: str) -> None:
         """Give up the schedule for this pass. A pass without gradients saves nothing and is no other step."""
         self.give_up()
-        self._is_following = False
         if self._has_saved:
             self.was_different = True
             self.num_deviations += 1

@@ -12,7 +12,7 @@ import itertools
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -21,8 +21,9 @@ import mindspore as ms
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 
-# The function of MindSpore's ops/composite/base.py in which every gradient runs its forward.
-_GRADIENT = "_pynative_forward_run"
+# Functions of MindSpore: in that of ops/composite/base.py every gradient runs its forward, in that of nn/cell.py a cell
+# with `set_grad()`.
+_GRADIENT, _GRADIENT_CELL = "_pynative_func_grad_forward", "_complex_call"
 _NUM_WORDS = 64  # of an object, in which a pointer is looked for
 
 
@@ -72,14 +73,29 @@ class KeptTensor:
             )
 
 
-def is_nested() -> bool:
-    """The network runs for a gradient that itself is differentiated: its saved tensors must stay what they are."""
-    frame: FrameType | None = sys._getframe()
-    number = 0
+def frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame of Python, and those that called it."""
     while frame is not None:
-        number += frame.f_code.co_name == _GRADIENT
+        yield frame
         frame = frame.f_back
-    return number > 1
+
+
+def is_nested() -> bool:
+    """Return whether the network runs for a gradient that itself is differentiated: it must not be swapped."""
+    return sum(frame.f_code.co_name == _GRADIENT for frame in frames(sys._getframe())) > 1
+
+
+def is_differentiated() -> bool:
+    """Return whether the backward pass that runs is a part of a function that is differentiated.
+
+    MindSpore says so, too, but for good after an exception in a function that is differentiated: it does not end such
+    a function. So the functions that run are looked at; a cell with `set_grad()` is one.
+    """
+    return pynative_executor.requires_grad() and any(
+        frame.f_code.co_name == _GRADIENT
+        or (frame.f_code.co_name == _GRADIENT_CELL and getattr(frame.f_locals.get("self"), "is_top_cell", False))
+        for frame in frames(sys._getframe())
+    )
 
 
 def only_these_hold(tensors: Sequence[ms.Tensor]) -> bool:

@@ -6,8 +6,8 @@ of a layer give is held until the layer ends: a recorded step needs that much mo
 operators take and give is written down, too, and all of it is held until the step ends.
 """
 
-import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,25 +15,13 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.ops import Primitive
 
-from mindswap.adapters.apply import cells_below, iterate_primitives
+from mindswap.adapters.pynative.dispatch import recording
 from mindswap.adapters.pynative.kept import KeptTensor
-from mindswap.adapters.pynative.watch import ValueBook, Watch, address_of, tensors_in
+from mindswap.adapters.pynative.paths import CallPaths
+from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
+from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
-from mindswap.pynative.trace import HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
-
-
-class _Dispatch(ms.MsDispatchMode):
-    """Hands every operator to a recorder."""
-
-    def __init__(self, recorder: "Recorder"):
-        super().__init__()
-        self.recorder = recorder
-
-    def __ms_dispatch__(self, func, args, kwargs=None):
-        self.recorder.begin_operator(func.name, args)
-        outputs = func(*args) if not kwargs else func(*args, **kwargs)
-        self.recorder.end_operator(outputs)
-        return outputs
+from mindswap.pynative.trace import BACKWARD_KINDS, HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
 
 
 class _Storage:
@@ -60,16 +48,9 @@ class Recorder:
         self.network = network
         self.with_values = with_values
         self.num_layers = len(layers)
-        self.paths: dict[int, tuple[str, ...]] = {}
-        # (layer, cell path, primitive name) -> under which names the cell holds it
-        self.names: dict[tuple[int | None, tuple[str, ...], str], list[str]] = {}
-        for index, layer in enumerate(layers):
-            for path, primitive in iterate_primitives(layer):
-                self.paths[id(primitive)] = path
-                self.names.setdefault((index, path[:-1], primitive.name), []).append(path[-1])
-        self.running: list[tuple[str, ...]] = []  # paths of the cells that run, the innermost last
+        self.paths = CallPaths(layers)
         self.trace: Trace | None = None
-        self.is_on = False  # operators are told, too
+        self.thread: int | None = None  # whose operators are told; None for none
         self.foreign: set[int] = set()  # addresses of what the caller or a cell owns
         self._clear()
 
@@ -86,7 +67,8 @@ class Recorder:
         self.packed: set[int] = set()  # `id` of the tensors that autograd keeps
         self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
         self.is_forward = True
-        self.layer_index: int | None = None
+        self.pass_thread = threading.get_ident()
+        self.paths.layer_index = None
         self.values = ValueBook()
 
     # -- what the watch tells -------------------------------------------------------------------
@@ -97,7 +79,7 @@ class Recorder:
         A new one ends the one before. What had no backward pass is forgotten if it saved nothing, or broke off.
         """
         self.finish()
-        if self.is_forward or not self.saves:
+        if self.is_forward or not self.saves or self.pass_thread != threading.get_ident():
             self._clear()
             self.foreign = {address_of(tensor) for tensor in _held_tensors(self.network)}
         self.is_forward = True
@@ -114,13 +96,12 @@ class Recorder:
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """A layer begins or ends. What goes in or out may be used by all of its operators."""
-        # With values the recorder itself holds them all.
-        is_first = all(event.kind is not kind for event in self.events)
-        if kind is EventKind.BACKWARD_BEGIN and is_first and not self.with_values:
-            self._protect_held()
+        if kind is EventKind.BACKWARD_BEGIN:
+            self._begin_backward()
         self.events.append(Event(kind, layer_index, len(self.operators)))
         at_border = {address_of(tensor) for tensor in tensors_in(tensors)}
         if kind is EventKind.FORWARD_BEGIN:
+            self.paths.begin_layer(layer_index)
             self.viewed = at_border
             self.num_before = len(self.storages)
         elif kind is EventKind.FORWARD_END:
@@ -129,7 +110,7 @@ class Recorder:
                 own = storage.maker is None and index >= self.num_before
                 if own or address in self.viewed or address in at_border:
                     storage.last_use = len(self.operators) - 1
-        self.layer_index = None if kind is EventKind.FORWARD_END else layer_index
+        self.paths.layer_index = None if kind is EventKind.FORWARD_END else layer_index
         if self.is_forward:
             self.held = [tensors]
             stays = at_border | self.by_address.keys()
@@ -157,6 +138,11 @@ class Recorder:
         self.events.append(Event(EventKind.SAVE, number, len(self.operators)))
         return number, KeptTensor(tensor)
 
+    def _begin_backward(self) -> None:
+        """The first event of backward looks who holds saved tensors; with values the recorder itself holds them all."""
+        if not self.with_values and not any(event.kind in BACKWARD_KINDS for event in self.events):
+            self._protect_held()
+
     def _protect_held(self) -> None:
         """Protect what a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
         own = self.packed | {id(storage.tensor) for storage in self.storages}
@@ -179,6 +165,7 @@ class Recorder:
     def read(self, kept):
         """The tensor of a save."""
         number, saved = kept
+        self._begin_backward()
         self.events.append(Event(EventKind.READ, number, len(self.operators)))
         saved.require_as_saved()
         return saved.tensor
@@ -188,17 +175,13 @@ class Recorder:
     def begin_operator(self, name: str, args) -> None:
         """An operator is about to run."""
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
-        path, also = self.paths.get(id(primitive)) if primitive is not None else None, []
-        if path is None:
-            cell = self.running[-1] if self.running and self.is_forward else ()
-            held, *also = self.names.get((self.layer_index, cell, name), (name,))
-            path = (*cell, held)
+        path, also = self.paths.of_operator(name, primitive, self.is_forward)
         self.open_inputs = {address_of(tensor) for tensor in tensors_in(args)} if self.is_forward else set()
         for index in map(self.by_address.get, self.open_inputs):
             if index is not None:
                 self.storages[index].last_use = len(self.operators)
         inputs = self.values.of(args) if self.with_values else ()
-        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs, also=tuple(also)))
+        self.operators.append(Operator(name, self.paths.layer_index, path, self.is_forward, inputs, also=tuple(also)))
 
     def end_operator(self, outputs) -> None:
         """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""
@@ -219,7 +202,7 @@ class Recorder:
 
     def finish(self) -> None:
         """The pass is over: its trace, if it had a backward pass."""
-        if not any(event.kind is EventKind.BACKWARD_BEGIN for event in self.events):
+        if not any(event.kind in BACKWARD_KINDS for event in self.events):
             return
         memories = self.values.memories  # none without values
         storages = tuple(
@@ -244,7 +227,7 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
     recorder = Recorder(network, layers, with_values)
     watch = Watch(network, layers, recorder)
     try:
-        with recording(recorder, layers):
+        with recording(recorder):
             step()
     finally:
         watch.remove()
@@ -252,23 +235,6 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
     if recorder.trace is None:
         raise ApplyError("the step had no backward pass through the layers: nothing was recorded")
     return recorder.trace
-
-
-@contextlib.contextmanager
-def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
-    """Tell a recorder of operators and of the cells in which they run; a `Watch` tells it the rest."""
-    running, handles = recorder.running, []
-    for path, cell in (found for layer in layers for found in cells_below(layer)):
-        handles.append(cell.register_forward_pre_hook(lambda *_, path=path: running.append(path)))
-        handles.append(cell.register_forward_hook(lambda *_: running.pop() and None))
-    try:
-        recorder.is_on = True
-        with _Dispatch(recorder):
-            yield
-    finally:
-        recorder.is_on = False
-        for handle in handles:
-            handle.remove()
 
 
 def _held_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:

@@ -1,6 +1,7 @@
 """A policy on a network in PyNative mode: the first pass is recorded, all that follow swap."""
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,9 +10,10 @@ import mindspore as ms
 from mindspore import nn
 
 from mindswap.adapters.pynative.copies import CopyEngine, default_copies
+from mindswap.adapters.pynative.dispatch import leave_closed_modes, recording
 from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.kept import places
-from mindswap.adapters.pynative.record import Recorder, recording
+from mindswap.adapters.pynative.record import Recorder
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
@@ -80,6 +82,8 @@ class Swap:
 
     def finish(self) -> SwapReport:
         """The training is over: what it did. What is still on the host comes back."""
+        if self.executor is not None and self.executor.is_unfinished:  # its last pass has no backward, or broke off
+            self.executor.give_up()
         left = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
         last_was_different = self.executor is not None and self.executor.was_different
         self._stop()
@@ -98,12 +102,13 @@ class Swap:
 
     def _before_pass(self) -> None:
         """The network is about to run: from recording to swapping, and back if the last pass was different."""
+        leave_closed_modes()
         if self._recorder is not None:
             self._recorder.finish()
             if self._recorder.trace is not None:
                 self._recording.close()
                 self._follow(self._recorder.trace)
-            elif not self._recorder.is_on:
+            elif self._recorder.thread != threading.get_ident():
                 self._record(self._recorder)
         elif self.executor is not None and self.executor.was_different:
             self.executor.give_up()
@@ -112,13 +117,15 @@ class Swap:
             self._record(Recorder(self.network, self.layers))
 
     def _record(self, recorder: Recorder) -> None:
+        self._recording.close()
         self._recorder = self.watch.observer = recorder
         self.watch.choose(range(len(self.layers)))
-        self._recording.enter_context(recording(recorder, self.layers))
+        self._recording.enter_context(recording(recorder))
 
     def _follow(self, trace: Trace) -> None:
         self.trace, self._recorder = trace, None
-        watched = range(len(self.layers)) if self.watch_all else ()
+        # Calls of a cell that is several layers have the same hooks.
+        watched = range(len(self.layers)) if self.watch_all or self.watch.has_shared_layers else ()
         named = find_distances(trace, self.decisions, self.unit)
         held = [trace.storages[index] for index in named if trace.storages[index].protection == HELD]
         self.schedule = make_schedule(trace, named, watched)

@@ -14,7 +14,7 @@ from mindspore import nn
 
 from mindswap.adapters.apply import resolve_path
 from mindswap.adapters.pynative.swap import running_swap
-from mindswap.adapters.pynative.watch import address_of, tensors_in
+from mindswap.adapters.pynative.values import address_of, tensors_in
 from mindswap.errors import ApplyError
 from mindswap.pynative.upstream import UpstreamCalls
 

@@ -1,0 +1,65 @@
+"""What operators take and give: types, and in which memory each value is."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import mindspore as ms
+
+from mindswap.pynative.trace import Value
+
+
+class ValueBook:
+    """Numbers the memory of every tensor that it sees; all are held, so that no address is used twice."""
+
+    def __init__(self) -> None:
+        self.memories: dict[int, int] = {}  # address -> number
+        self.held: list[object] = []
+        self.views: dict[tuple[int, ...], list[tuple[ms.Tensor, int]]] = {}  # shape -> views and their memory
+
+    def of(self, tensors, is_output: bool = False) -> tuple[Value, ...]:
+        """Types and memories."""
+        found = []
+        for tensor in tensors_in(tensors):
+            self.held.append(tensor)
+            storage = tensor.untyped_storage()
+            size_bytes = storage.size()
+            # Nothing has no address of its own.
+            key = storage.data_ptr() if size_bytes else -len(self.held)
+            weight = getattr(getattr(tensor, "param_info", None), "name", "")
+            copy_of = None if key in self.memories or weight or is_output else self._view_with_bytes_of(tensor)
+            memory = self.memories.setdefault(key, len(self.memories))
+            found.append(Value(memory, size_bytes, tuple(tensor.shape), str(tensor.dtype).lower(), weight, copy_of))
+        return tuple(found)
+
+    def _view_with_bytes_of(self, tensor) -> int | None:
+        """Memory of the last view with this content: a CPU kernel is given a copy, only bytes tell."""
+        views = self.views.get(tuple(tensor.shape), ())
+        content = tensor.asnumpy().tobytes() if views else b""
+        return next((m for view, m in reversed(views) if view.asnumpy().tobytes() == content), None)
+
+    def of_outputs(self, inputs: tuple[Value, ...], outputs) -> tuple[Value, ...]:
+        """Of what an operator gives; what is in the memory of an input is a view of it."""
+        memories = {value.memory for value in inputs}
+        values = self.of(outputs, is_output=True)
+        for tensor, value in zip(tensors_in(outputs), values, strict=True):
+            if value.memory in memories:
+                self.views.setdefault(value.shape, []).append((tensor, value.memory))
+        return values
+
+
+def tensors_in(values) -> Iterator[ms.Tensor]:
+    """Tensors in a value: also in tuples, lists, sets, mappings and dataclasses, however nested."""
+    if isinstance(values, ms.Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from tensors_in(list(values.values()))
+    elif isinstance(values, (tuple, list, set, frozenset)):
+        for value in values:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(values) and not isinstance(values, type):
+        yield from tensors_in([getattr(values, field.name) for field in dataclasses.fields(values)])
+
+
+def address_of(tensor) -> int:
+    """Address at which the storage of a tensor begins."""
+    return tensor.untyped_storage().data_ptr()
