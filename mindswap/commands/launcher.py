@@ -76,7 +76,7 @@ def main(words: list[str] | None = None) -> int:
         usage = f"{__doc__}\n\n"  # for a call that cannot be read
         job, command = _read(words)
         usage = ""
-        check_configuration(command)
+        check_configuration(command, job.num_workers)
         with signals_raise():
             return _run_one(job, command) if job.num_workers == 1 else _run_msrun(job, command)
     except LaunchError as error:

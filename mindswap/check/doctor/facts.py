@@ -83,6 +83,7 @@ class Machine:
     cache_bytes: int = 0  # of its entries
     tmp_free_bytes: int | None = None  # in the folder for temporary files; None if unknown
     num_processors: int = 0  # on which this process may run; 0 if unknown
+    num_installed_processors: int = 0  # of the machine; 0 if unknown
 
 
 @dataclass(frozen=True)

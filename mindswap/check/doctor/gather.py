@@ -90,6 +90,7 @@ def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machin
         cache_size(folder),
         _size(Path(environ.get("TMPDIR") or tempfile.gettempdir()), is_free=True),
         len(cpus),
+        len(_read_ranges(_read(root / "sys/devices/system/cpu/present"))),
     )
 
 

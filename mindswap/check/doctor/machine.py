@@ -22,7 +22,8 @@ def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
     """Limits and devices of this machine."""
     machine, job = facts.machine, facts.job
     needed = max(MIN_MEMLOCK_BYTES, job.swapped_bytes if job else 0)
-    if machine.memlock_bytes is not None and machine.memlock_bytes < needed:
+    is_off = job is not None and not job.swaps and not job.is_pynative
+    if not is_off and machine.memlock_bytes is not None and machine.memlock_bytes < needed:
         yield diagnosis("memlock", limit=format_bytes(machine.memlock_bytes), needed=format_bytes(needed))
     if machine.shm_bytes is not None and machine.shm_bytes < MIN_SHM_BYTES:
         yield diagnosis("shared-memory", size=format_bytes(machine.shm_bytes))
@@ -30,7 +31,9 @@ def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield diagnosis("numa", allowed=machine.num_allowed_nodes, nodes=machine.num_numa_nodes)
     if 0 < machine.num_processors < FEW_PROCESSORS:
         processors = format_count(machine.num_processors, "processor")
-        yield diagnosis("processors", processors=processors, enough=FEW_PROCESSORS)
+        is_bound = machine.num_processors < machine.num_installed_processors
+        fix = "start it without taskset or cpuset" if is_bound else "a machine with more"
+        yield diagnosis("processors", processors=processors, enough=FEW_PROCESSORS, fix=fix)
     if machine.is_numa_balancing and facts.software.num_cards:
         yield diagnosis("numa-balancing")
     yield from _find_ports(facts)

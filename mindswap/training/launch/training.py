@@ -3,6 +3,7 @@
 import difflib
 import os
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from mindswap.check.check import TRAIN_MODES, check_before_network
@@ -11,6 +12,7 @@ from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
+from mindswap.units import format_count
 
 ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
@@ -75,14 +77,19 @@ def find_option(options: list[str], name: str) -> str | None:
 # A configuration that is wrong by itself stops the launch, before any worker starts.
 
 
-def check_configuration(command: list[str]) -> None:
+def check_configuration(command: list[str], num_workers: int) -> None:
     """Check the YAML of a worker's command, `-m mindswap run [SCRIPT.py] OPTIONS`, as it stands.
 
     Options that change the YAML make that pointless: then each worker checks what it is given, as it
     always does.
 
+    Args:
+        command: of a worker.
+        num_workers: workers of the job, on all machines.
+
     Raises:
         PolicyError: if the configuration has an error.
+        LaunchError: if it is for another number of workers.
     """
     try:
         training = parse_training(command[3:])
@@ -95,6 +102,35 @@ def check_configuration(command: list[str]) -> None:
     if mode not in (None, *TRAIN_MODES):
         return
     check_before_network(document, dict(os.environ))
+    _check_workers(document, training.options, num_workers)
+
+
+# `parallel.parallel_mode` of semi-automatic parallel training (MindFormers' core/context/build_context.py).
+SEMI_AUTO = (1, "semi_auto_parallel", "SEMI_AUTO_PARALLEL")
+# What MindFormers multiplies and compares with the workers (`_check_parallel` of tools/check_rules.py, mindformers
+# 1.9.0). Experts are spread over data, tensor and context parallel ranks, so `expert_parallel` is not among them.
+FACTORS = ("data_parallel", "model_parallel", "context_parallel", "pipeline_stage")
+
+
+def _check_workers(document: Document, options: list[str], num_workers: int) -> None:
+    """Refuse a configuration whose ranks are not the workers: each of them would stop after minutes."""
+    stated = find_option(options, "--use_parallel")
+    is_parallel = str(document.value("use_parallel") if stated is None else stated).lower() == "true"
+    mode = document.value("parallel", "parallel_mode")
+    if not is_parallel or isinstance(mode, bool) or (mode is not None and mode not in SEMI_AUTO):
+        return
+    counts = [document.count("parallel_config", name) for name in FACTORS]
+    num_ranks = prod(counts)
+    if num_ranks == num_workers:
+        return
+    place = document.place("parallel_config")
+    product = " x ".join(f"{name} {count}" for name, count in zip(FACTORS, counts, strict=True) if count > 1) or "1"
+    rest, remainder = divmod(num_workers, num_ranks // counts[0])
+    other = f", or data_parallel: {rest}" if rest and not remainder else ""
+    raise LaunchError(
+        f"{place}: parallel_config is for {format_count(num_ranks, 'worker')} ({product}), and WORKER_NUM is "
+        f"{num_workers}\n    fix:     WORKER_NUM {num_ranks}{other}"
+    )
 
 
 def _changes_configuration(option: str) -> bool:

@@ -331,3 +331,20 @@ def test_the_size_of_the_cache_is_said(computer):
     facts = computer.facts()
     assert f"cache: 1.5 KiB of at most 2.0 GiB in {computer.root}/cache" in format_doctor(facts, ())
     assert doctor_to_json(facts, ())["machine"]["cache_bytes"] == 1536
+
+
+def test_a_small_limit_of_locked_memory_is_no_finding_with_swap_off(computer):
+    small_memlock(computer)
+    assert "memlock" in checks(computer.facts())
+    computer.config = CONFIG.replace("swap: True", "swap: False")
+    assert "memlock" not in checks(computer.facts())
+
+
+@pytest.mark.parametrize(
+    ("present", "advice"), [("0-1", "a machine with more"), ("0-191", "without taskset or cpuset")]
+)
+def test_few_processors_are_the_machine_or_a_limit(computer, present, advice):
+    few_processors(computer)
+    computer.write("sys/devices/system/cpu/present", f"{present}\n")
+    (found,) = [finding for finding in examine(computer.facts()) if finding.check == "processors"]
+    assert advice in found.fix

@@ -126,17 +126,17 @@ def bad(tmp_path):
 @pytest.mark.parametrize("options", [(), ("--run_mode", "train"), ("--run_mode=finetune",)])
 def test_a_wrong_configuration_stops_a_training(bad, options):
     with pytest.raises(PolicyError):
-        check_configuration(command(bad, *options))
+        check_configuration(command(bad, *options), 1)
 
 
 @pytest.mark.parametrize("options", [("--run_mode", "predict"), ("--run_mode=eval",), ("--swap_config.swap", "False")])
 def test_other_runs_and_changed_configurations_go_on(bad, options):
-    check_configuration(command(bad, *options))
+    check_configuration(command(bad, *options), 1)
 
 
 def test_the_run_mode_of_the_file_counts(tmp_path):
     (tmp_path / "predict.yaml").write_text("run_mode: predict\n" + BAD)
-    check_configuration(command(tmp_path / "predict.yaml"))
+    check_configuration(command(tmp_path / "predict.yaml"), 1)
 
 
 def test_operator_names_are_left_to_the_real_network(tmp_path):
@@ -145,4 +145,50 @@ model: {arch: {type: LlamaForCausalLM}, model_config: {num_layers: 2}}
 swap_config: {swap: True, op_swap: [{op_name: 'feed_forward\.router', backward_prefetch: 1, layers: [0]}]}
 """
     (tmp_path / "moe.yaml").write_text(text)
-    check_configuration(command(tmp_path / "moe.yaml"))
+    check_configuration(command(tmp_path / "moe.yaml"), 1)
+
+
+PARALLEL = """
+use_parallel: {use_parallel}
+parallel: {{parallel_mode: {mode}}}
+parallel_config: {{{sizes}}}
+model: {{model_config: {{num_layers: 4}}}}
+"""
+SIZES = "data_parallel: 2, model_parallel: 2, pipeline_stage: 2, expert_parallel: 4"
+
+
+def check_workers(tmp_path, num_workers, *options, sizes=SIZES, use_parallel=True, mode=1):
+    path = tmp_path / "x.yaml"
+    path.write_text(PARALLEL.format(use_parallel=use_parallel, mode=mode, sizes=sizes))
+    check_configuration(command(path, *options), num_workers)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "sizes", "product", "fix"),
+    [
+        (16, SIZES, "8 workers (data_parallel 2 x model_parallel 2 x pipeline_stage 2)", "8, or data_parallel: 4"),
+        (6, SIZES, "8 workers (data_parallel 2 x model_parallel 2 x pipeline_stage 2)", "8"),
+        (1, SIZES, "8 workers (data_parallel 2 x model_parallel 2 x pipeline_stage 2)", "8"),
+        (8, "model_parallel: 2, context_parallel: 2", "4 workers (model_parallel 2 x context_parallel 2)",
+         "4, or data_parallel: 2"),
+        (8, "micro_batch_num: 4", "1 worker (1)", "1, or data_parallel: 8"),
+    ],
+)  # fmt: skip
+def test_the_workers_are_as_many_as_the_file_is_for(tmp_path, num_workers, sizes, product, fix):
+    """Experts are spread over the others. Before any worker starts: each would stop after minutes."""
+    with pytest.raises(LaunchError) as error:
+        check_workers(tmp_path, num_workers, sizes=sizes)
+    assert str(error.value) == (
+        f"{tmp_path / 'x.yaml'}:4:18: parallel_config is for {product}, and WORKER_NUM is {num_workers}\n"
+        f"    fix:     WORKER_NUM {fix}"
+    )
+
+
+def test_an_option_decides_whether_the_workers_count(tmp_path):
+    check_workers(tmp_path, 8)
+    check_workers(tmp_path, 1, "--use_parallel", "False")
+    check_workers(tmp_path, 1, use_parallel=False)
+    check_workers(tmp_path, 4, mode=0)
+    check_workers(tmp_path, 4, "--parallel_config.data_parallel", "1")
+    with pytest.raises(LaunchError):
+        check_workers(tmp_path, 1, "--use_parallel", "True", use_parallel=False)
