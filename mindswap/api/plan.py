@@ -76,7 +76,8 @@ class StepPlan:
         """The policy as sections of the configuration."""
         if is_2x(self.step.document):
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
-        return written_policy(self.policy).to_config()
+        no_recompute: dict[str, Any] = {"recompute_config": {"recompute": False}}  # of a disabled policy
+        return no_recompute | written_policy(self.policy).to_config()
 
     @property
     def step_time_ns(self) -> int:

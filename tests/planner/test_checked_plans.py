@@ -66,6 +66,15 @@ def test_all_models_of_the_sweeps_are_recorded():
     assert NAMES and {*MODELS, "qwen3_small", "qwen3_moe_small"} <= set(NAMES)
 
 
+def test_a_plan_that_keeps_everything_needs_no_swap():
+    step = recorded_step("qwen3_small")
+    plan = make_plan(step, step.device.usable_memory_bytes)
+    assert plan.sections == {"swap_config": {"swap": False}, "recompute_config": {"recompute": False}}
+    text = planned_text(step, plan.plan, "planned.yaml")
+    checked = check_document(parse_document(text, "planned.yaml"))
+    assert not checked.is_swap_enabled and not checked.errors
+
+
 def record(name: str) -> None:
     """Write the capture of a model, which takes MindFormers."""
     FOLDER.mkdir(exist_ok=True)
