@@ -14,9 +14,13 @@ from mindswap.config.problem import Location
 from mindswap.config.rules import Finding
 
 TRAIN_MODES = (None, "train", "finetune")
-# Names of `parallel.parallel_mode` for MindSpore's modes (mindformers/tools/utils.py, PARALLEL_MODE).
-SPLIT_MODES = (1, 2, "SEMI_AUTO_PARALLEL", "AUTO_PARALLEL")
-PARALLEL_MODES = (0, 3, "DATA_PARALLEL", "HYBRID_PARALLEL", "STAND_ALONE", "MANUAL_PARALLEL", *SPLIT_MODES)
+# Values of `parallel.parallel_mode` in a file (mindformers/tools/utils.py, PARALLEL_MODE).
+PARALLEL_MODES = (0, 1, 2, 3, "DATA_PARALLEL", "SEMI_AUTO_PARALLEL", "AUTO_PARALLEL", "HYBRID_PARALLEL", "STAND_ALONE",
+                  "MANUAL_PARALLEL")  # fmt: skip
+# The same by what they do, with MindSpore's names, which MindFormers puts in their place when a run begins.
+DATA_MODES = (0, "DATA_PARALLEL", "data_parallel")
+AUTO_MODES = (2, "AUTO_PARALLEL", "auto_parallel")
+SPLIT_MODES = (1, "SEMI_AUTO_PARALLEL", "semi_auto_parallel", *AUTO_MODES)
 MODEL = "model.model_config."
 # Keys of model_config by which a legacy and a newer model are told the same.
 SYNONYMS = {

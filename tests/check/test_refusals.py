@@ -4,6 +4,7 @@ import pytest
 
 from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
+from mindswap.config.render import document_from_data
 from tests.check.refusal_cases import MODULES, OTHERS, Case, assert_refused, read_cases
 
 ODD = ("null", "[]", "{}", "'x'", "-1", "1.0e+30", "True", "[[]]", "[null]", "{a: {b: c}}", "99999999999999999999")
@@ -13,6 +14,15 @@ CASES = [case for module in MODULES for case in read_cases(module)]
 @pytest.mark.parametrize("case", read_cases(OTHERS), ids=str)
 def test_rules_without_a_table_find_what_mindformers_refuses(case: Case) -> None:
     assert_refused(case)
+
+
+@pytest.mark.parametrize("mode", ["semi_auto_parallel", "auto_parallel", "data_parallel"])
+def test_the_names_that_a_run_has_for_parallel_modes_are_taken(mode: str) -> None:
+    """MindFormers puts MindSpore's names in place of its own before mindswap reads the configuration of a run."""
+    splits = {"data_parallel": 2, "pipeline_stage": 1 if mode == "data_parallel" else 2, "micro_batch_num": 2}
+    parallel = {"parallel_mode": mode, "enable_parallel_optimizer": mode != "data_parallel"}
+    config = {"use_parallel": True, "parallel": parallel, "parallel_config": splits, "swap_config": {"swap": True}}
+    assert check_document(document_from_data(config, "command line"), is_run=True).errors == ()
 
 
 @pytest.mark.parametrize("odd", ODD)

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from mindswap.check.check import check_document
+from mindswap.config.render import document_from_data
+from mindswap.config.source import load_document
 from tests.check.refusal_cases import MODULES, OTHERS, Case, read_cases
 
 pytestmark = pytest.mark.mindspore
 
+ROOT = Path(__file__).resolve().parents[2]
 CASES = [case for module in (*MODULES, OTHERS) for case in read_cases(module)]
 CALLED = [case for case in CASES if case.call != "read" and not case.call.startswith("library: ")]
 IN_LIBRARY = [case for case in CASES if case.call.startswith("library: ")]
@@ -20,6 +24,21 @@ def test_mindformers_stops_at_the_mistake_and_takes_what_is_right(case: Case) ->
     with pytest.raises((ValueError, TypeError, KeyError, NotImplementedError, RuntimeError, AssertionError, OSError)):
         call(case, case.text.replace("@", ""))
     call(case, case.right)
+
+
+RUNS = ("configs/llama2_7b/pretrain_llama2_7b.yaml", "benchmarks/models/gpt_175b_tp2_pp4_vpp2.yaml",
+        "tests/data/deepseek_v3_small.yaml")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_configuration_that_mindformers_completed_is_refused_nothing(name: str) -> None:
+    """As `mindswap run` reads it: with the defaults of MindFormers, and after its validators."""
+    from tests.check.upstream_calls import completed
+
+    document = load_document(ROOT / name)
+    data = completed(ROOT / name) | {"swap_config": {"swap": True, "default_prefetch": 1, "layer_swap": None}}
+    checked = check_document(document_from_data(data, "command line", base=document), is_run=True)
+    assert [problem for problem in checked.errors if problem.rule.endswith("-refused")] == []
 
 
 @pytest.mark.parametrize("case", IN_LIBRARY, ids=str)

@@ -7,6 +7,7 @@ import importlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -52,6 +53,13 @@ def read(text: str) -> Any:
     check_rules.check_yaml_depth_before_loading(text)
     ConfigTemplate.apply_template(data)
     return MindFormerConfig(**data)
+
+
+def completed(file: Path) -> dict[str, Any]:
+    """Return a configuration file as MindFormers completes it before it builds the context."""
+    config = MindFormerConfig(str(file), run_mode="train", use_parallel=True)
+    validators(config)
+    return dict(config)
 
 
 @contextmanager

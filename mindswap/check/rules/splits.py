@@ -5,8 +5,9 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.refusals import (
+    AUTO_MODES,
+    DATA_MODES,
     PARALLEL_MODES,
-    SPLIT_MODES,
     Refusal,
     Values,
     find_refusals,
@@ -58,7 +59,7 @@ def _cuts_legacy(v: Values) -> bool:
 def _cuts_no_states(v: Values) -> bool:
     """Return whether the parallel optimizer is on for an optimizer that has none in data parallel mode."""
     has_own = v("optimizer.type", "AdamW") in ("Lamb", "AdamWeightDecay", "AdaFactor")
-    is_data_parallel = v(MODE) in (0, "DATA_PARALLEL")
+    is_data_parallel = v(MODE) in DATA_MODES
     return bool(v("parallel.enable_parallel_optimizer")) and not (has_own and is_data_parallel)
 
 
@@ -256,7 +257,7 @@ REFUSALS = (
     Refusal(
         "3d-auto-parallel",
         THREE_D,
-        lambda v: _is_3d(v) and v(MODE) in SPLIT_MODES[1::2] and v("parallel.search_mode", SEARCHES[2]) == SEARCHES[2],
+        lambda v: _is_3d(v) and v(MODE) in AUTO_MODES and v("parallel.search_mode", SEARCHES[2]) == SEARCHES[2],
         "MindFormers refuses 3d tensor parallelism in auto parallel mode",
         fix="parallel_mode: 1",
     ),
