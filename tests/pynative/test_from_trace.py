@@ -98,7 +98,7 @@ LAYER = CellNode("", "Layer", False, (CellNode("mul", "Mul", True),))
 
 @pytest.mark.parametrize("trace", [chain(), squares()])
 def test_what_is_written_is_read_back(trace):
-    step = RecordedStep(trace, (LAYER,) * 3, "seed: 0\n", {"mindspore": "2.9.0"}, ("a note",))
+    step = RecordedStep(trace, (LAYER,) * trace.num_layers, "seed: 0\n", {"mindspore": "2.9.0"}, ("a note",))
     read = load_trace(dump_trace(step), "step.json")
     assert (read.trace, read.layers, read.config) == (step.trace, step.layers, step.config)
     assert (read.versions, read.notes) == (step.versions, step.notes)
