@@ -21,6 +21,7 @@ from mindswap.adapters.expert_exchange import set_exchange
 from mindswap.adapters.experts import layers_as_in_model
 from mindswap.adapters.frontend_limits import masks_without_values, use_broadcast_products, use_rope_slices
 from mindswap.adapters.network import use_whole_tensors
+from mindswap.adapters.own_recompute import recompute_by_stage
 from mindswap.adapters.versions import builds_form, replaced
 from mindswap.config.source import given_folder
 from mindswap.config.step import DEFAULT_SEQ_LENGTHS
@@ -99,6 +100,8 @@ def _forget(undo: contextlib.ExitStack, memory: object) -> None:
     entries.clear()
 
 
+# Virtual chunks of each pipeline stage in model_config.
+CHUNKS_KEYS = ("pp_interleave_num", "virtual_pipeline_model_parallel_size")
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
 
@@ -132,7 +135,10 @@ def _build(config_path, policy, layers, placement):
     install_stand_ins(config)
     num_layers = _cut_layers(config, layers) if layers is not None else 0
     is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
+    keep_stages = contextlib.nullcontext()
     if not config.get("use_legacy", True):
+        if layers is None and not policy.is_swap_enabled:
+            keep_stages = recompute_by_stage(**_stage_arguments(config))
         _put_on_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
         if not is_cut:
             _use_one_rank(config)
@@ -149,7 +155,7 @@ def _build(config_path, policy, layers, placement):
     _set_pipeline(config, is_whole=layers is None)
     one_of_many = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
     keep_places = layers_as_in_model(layers, num_layers) if layers is not None else contextlib.nullcontext()
-    with one_of_many, no_init_parameters(), masks_without_values(), keep_places:
+    with one_of_many, no_init_parameters(), masks_without_values(), keep_places, keep_stages:
         network = build_model_network(
             config.model,
             default_args={
@@ -224,11 +230,18 @@ def _cut_kinds(model, layers: Sequence[int]) -> None:
         model.moe_layer_freq = [frequency[index] for index in layers]
 
 
+def _stage_arguments(config) -> dict[str, object]:
+    """Arguments of `recompute_by_stage` that the configuration has."""
+    model = config.model.model_config
+    chunks = next((model[key] for key in CHUNKS_KEYS if model.get(key)), 1)
+    return {"num_stages": config.parallel_config.pipeline_stage or 1, "num_chunks": chunks, "offset": model.offset or 0}
+
+
 def _put_on_one_stage(config) -> None:
     model = config.model.model_config
     model.offset = 0
     # MindFormers spreads layers over chunks on one stage too.
-    model.update({key: 1 for key in ("pp_interleave_num", "virtual_pipeline_model_parallel_size") if key in model})
+    model.update({key: 1 for key in CHUNKS_KEYS if key in model})
     config.parallel_config.pipeline_stage = 1
 
 

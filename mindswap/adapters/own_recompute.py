@@ -5,6 +5,7 @@ that network is set by the object that sets the whole model (`LayerSetting`), un
 """
 
 import contextlib
+import importlib
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from mindswap.policy.cell_tree import CellNode
 # What `Cell.recompute` and `Primitive.recompute` of MindSpore leave behind (nn/cell.py, ops/primitive.py).
 ATTRIBUTES = ("recompute", "recompute_comm_op", "slice_activation")
 SCOPE = "recompute_"
+# Where newer models have their `LayerSetting`.
+NEWER_SETTING = "mindformers.parallel_core.training_graph.transformer.utils"
 # What `recompute_as_in_model` needs of `LayerSetting`: mindformers 1.8 and later have both, 1.6 and 1.7 the second.
 METHODS = ("set_recompute", "_format_recompute_list")
 
@@ -81,4 +84,25 @@ def recompute_as_in_model(own: OwnRecompute, indices: Sequence[int]) -> Iterator
         return [[0] * len(row) for row in self.layer_list.tolist()]
 
     with replaced(kind, set_recompute=set_recompute, _format_recompute_list=no_counts):
+        yield
+
+
+@contextlib.contextmanager
+def recompute_by_stage(num_stages: int, num_chunks: int, offset: object) -> Iterator[None]:
+    """While this lasts, a newer model that is built on one stage sets recompute by the stages of its configuration.
+
+    The counts of a configuration with swap off are one for each stage and chunk.
+
+    Args:
+        num_stages: pipeline stages (`parallel_config.pipeline_stage`).
+        num_chunks: virtual chunks of each stage, which act where interleaving is on.
+        offset: extra layers of each stage (`model_config.offset`).
+    """
+    kind = importlib.import_module(NEWER_SETTING).LayerSetting
+    original = kind.__init__
+
+    def by_stage(self, num_layers: int, _: Any, parallel_config: Any, *__: Any) -> None:
+        original(self, num_layers, offset, parallel_config, num_chunks, stage_num=num_stages)
+
+    with replaced(kind, __init__=by_stage):
         yield

@@ -12,6 +12,7 @@ from mindswap.config.nodes import Document, DocumentNode, is_whole_number, show,
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.problem import Location
 from mindswap.config.rules import Finding
+from mindswap.config.source import FOLDER_RULE
 
 TRAIN_MODES = (None, "train", "finetune")
 # Values of `parallel.parallel_mode` in a file (mindformers/tools/utils.py, PARALLEL_MODE).
@@ -81,8 +82,13 @@ class Values:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the file of a training, where a missing key has MindFormers' default; a fragment has none."""
-        return self.document.get("runner_config") is not None and self.document.get("model", "model_config") is not None
+        """Whether this is the file of a training, where a missing key has MindFormers' default.
+
+        A fragment has none, nor has a file whose model is in a folder that cannot be read here.
+        """
+        is_known = all(problem.rule != FOLDER_RULE for problem in self.document.problems)
+        sections = (self.document.get("runner_config"), self.document.get("model", "model_config"))
+        return is_known and None not in sections
 
     @property
     def is_newer(self) -> bool:

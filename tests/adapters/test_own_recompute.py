@@ -79,3 +79,30 @@ def test_a_sample_tells_the_same_as_all_layers(tmp_path):
     # One rank of a stage has its layers only, each as in the whole model.
     assert [indices for indices, _ in stages] == [[0, 1], [4, 5]]
     assert [layer for _, layers in stages for layer in layers] == [whole[3]["layers"][index] for index in (0, 1, 4, 5)]
+
+
+INTERLEAVED = {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "1f1b"}}
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize(
+    ("parallel", "model", "recompute", "whole"),
+    [
+        # Stage 0 has layers 0 to 4, stage 1 has 5 to 7.
+        ({}, {"offset": [1, -1]}, [2, 1], [0, 1, 5]),
+        # Chunk 0 has layers 0 and 1 on stage 0, 2 and 3 on stage 1; chunk 1 the others.
+        (INTERLEAVED, {"pp_interleave_num": 2}, [[1, 2], [0, 1]], [0, 2, 3, 6]),
+    ],
+)
+def test_counts_of_a_newer_model_are_of_its_stages_and_chunks(tmp_path, parallel, model, recompute, whole):
+    config = yaml.safe_load((ROOT / "tests" / "data" / "qwen3_small.yaml").read_text())
+    config["model"]["model_config"] |= {"num_hidden_layers": 8, **model}
+    config["parallel"] |= parallel
+    config["parallel_config"] = {"pipeline_stage": 2, "micro_batch_num": 4}
+    config["recompute_config"], config["swap_config"] = {"recompute": recompute}, {"swap": False}
+    path = tmp_path / "counts.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    result = forked.run(["-m", "mindswap", "inspect", path, "--json"], cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    layers = [layer for layer in json.loads(result.stdout)["layers"] if layer["layer"] is not None]
+    assert [layer["layer"] for layer in layers if layer["recomputed_bytes"]] == whole

@@ -5,6 +5,7 @@ import pytest
 from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
+from mindswap.config.source import with_model_of_folder
 from tests.check.refusal_cases import MODULES, OTHERS, Case, assert_refused, read_cases
 
 ODD = ("null", "[]", "{}", "'x'", "-1", "1.0e+30", "True", "[[]]", "[null]", "{a: {b: c}}", "99999999999999999999")
@@ -23,6 +24,20 @@ def test_the_names_that_a_run_has_for_parallel_modes_are_taken(mode: str) -> Non
     parallel = {"parallel_mode": mode, "enable_parallel_optimizer": mode != "data_parallel"}
     config = {"use_parallel": True, "parallel": parallel, "parallel_config": splits, "swap_config": {"swap": True}}
     assert check_document(document_from_data(config, "command line"), is_run=True).errors == ()
+
+
+def test_a_model_in_a_folder_that_is_not_here_may_have_anything() -> None:
+    """MindFormers' recipe for DeepSeek-V3 has `expert_parallel: 32`, and its experts in a config.json."""
+    config = {
+        "use_legacy": False,
+        "runner_config": {"epochs": 1},
+        "parallel_config": {"data_parallel": 4, "model_parallel": 8, "expert_parallel": 32, "use_seq_parallel": True},
+        "model": {"model_config": {"compute_dtype": "bfloat16"}},
+    }
+    for folder, rules in (("/nowhere", set()), (None, {"split-refused"})):
+        data = config | ({"pretrained_model_dir": folder} if folder else {})
+        document = with_model_of_folder(document_from_data(data, "x.yaml"))
+        assert {problem.rule for problem in check_document(document).errors} == rules
 
 
 @pytest.mark.parametrize("odd", ODD)
