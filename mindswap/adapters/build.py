@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -230,7 +231,7 @@ def _cut_kinds(model, layers: Sequence[int]) -> None:
         model.moe_layer_freq = [frequency[index] for index in layers]
 
 
-def _stage_arguments(config) -> dict[str, object]:
+def _stage_arguments(config) -> dict[str, Any]:
     """Arguments of `recompute_by_stage` that the configuration has."""
     model = config.model.model_config
     chunks = next((model[key] for key in CHUNKS_KEYS if model.get(key)), 1)

@@ -138,6 +138,7 @@ def write_backend_config(
         folder: where it is written; it is made.
         num_micro_batches: as of `RunOptions`.
     """
+    _require_speed_up(document)
     folder.mkdir(parents=True)
     num_layers = None if kept is None else len(kept)
     wanted = RunOptions(1, num_ranks, num_layers, num_micro_batches, is_profiled=False)
@@ -146,6 +147,23 @@ def write_backend_config(
     path = folder / "dryrun.yaml"
     write_new(path, format_config(config, "Made by mindswap dryrun; changed there:\n" + "\n".join(changes)))
     return path
+
+
+def _require_speed_up(document: Document) -> None:
+    """Refuse a configuration that names a file of speed-up settings that is not here: a training stops there, too.
+
+    Raises:
+        LaunchError: names the place in the configuration and where the file was looked for.
+    """
+    node = document.get("context", "ascend_config", SPEED_UP)
+    path = node.value if node is not None else None
+    if node is None or not isinstance(path, str) or not path or Path(path).exists():
+        return
+    raise LaunchError(
+        f"{node.location}: context.ascend_config.{SPEED_UP}: {Path(path).absolute()} does not exist\n"
+        "    allowed: a file of parallel_speed_up settings; MindSpore looks from the working folder\n"
+        f"    fix:     start in the folder that {path} belongs to, or delete the key"
+    )
 
 
 def _for_ascend(config: dict[str, Any], folder: Path) -> None:

@@ -114,3 +114,14 @@ def test_a_file_of_speed_up_settings_is_found_and_needs_no_sink_mode(tmp_path, m
     path = tmp_path / "run" / "parallel_speed_up.json"
     assert found == {"parallel_speed_up_json_path": str(path), "precision_mode": "x"}
     assert json.loads(path.read_text()) == {"matmul_grad_comm_overlap": True}
+
+
+def test_a_file_of_speed_up_settings_that_is_missing_is_named_where_the_user_expects_it(tmp_path, monkeypatch):
+    data = load_document("configs/llama2_7b/case2_layer_swap.yaml").data()
+    data["context"]["ascend_config"] = {"parallel_speed_up_json_path": "./configs/speed.json"}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError) as error:
+        write_backend_config(document_from_data(data, "x.yaml"), Policy(), 8, None, lambda _: None, Path("run"))
+    assert f"parallel_speed_up_json_path: {tmp_path}/configs/speed.json does not exist" in str(error.value)
+    assert str(error.value).startswith("x.yaml:") and "rank_" not in str(error.value)
+    assert not Path("run").exists()
