@@ -136,7 +136,7 @@ def _build(config_path, policy, layers, placement):
     install_stand_ins(config)
     num_layers = _cut_layers(config, layers) if layers is not None else 0
     is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
-    keep_stages = contextlib.nullcontext()
+    keep_stages: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not config.get("use_legacy", True):
         if layers is None and not policy.is_swap_enabled:
             keep_stages = recompute_by_stage(**_stage_arguments(config))
