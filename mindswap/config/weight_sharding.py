@@ -164,15 +164,20 @@ class WeightSharding:
 WHOLE = WeightSharding()  # nothing is cut
 
 
+def shards_weights(document: Document) -> bool:
+    """Return whether the parallel optimizer is on, and the strategies of the model are in force."""
+    mode = document.value("parallel", "parallel_mode")
+    is_parallel = document.value("use_parallel") is not False and (mode is None or mode in STRATEGY_MODES)
+    return is_parallel and document.value("parallel", "enable_parallel_optimizer") is True
+
+
 def read_weight_sharding(document: Document) -> WeightSharding:
     """Settings of the parallel optimizer in a configuration; a wrong value counts as missing.
 
     It cuts nothing where the strategies of the model are not in force: in the data parallel mode it hands out whole
     weights (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).
     """
-    mode = document.value("parallel", "parallel_mode")
-    is_parallel = document.value("use_parallel") is not False and (mode is None or mode in STRATEGY_MODES)
-    if not is_parallel or document.value("parallel", "enable_parallel_optimizer") is not True:
+    if not shards_weights(document):
         return WeightSharding(num_expert_copies=num_expert_copies(document))
     ranks = num_sharing_ranks(document)
     size = document.value(*OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
@@ -181,7 +186,9 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     tensor_ranks = document.count("parallel_config", "model_parallel")
 
     def limited(num_ranks: int) -> int:
-        return size if is_whole_number(size) and size > 1 and num_ranks % size == 0 else num_ranks
+        if not is_whole_number(size) or size <= 1 or size > num_ranks:
+            return num_ranks
+        return size if num_ranks % size == 0 else 1  # "can not be applied": the weight stays unsharded
 
     return WeightSharding(
         num_ranks=limited(ranks),
@@ -243,7 +250,8 @@ def num_expert_copies(document: Document) -> int:
 def num_sharing_ranks(document: Document) -> int:
     """Ranks that have the same part of a weight of a matrix product: of data and of context parallelism.
 
-    `optimizer_weight_shard_size` has an effect only where it divides them, and from 2 on (MindSpore's context.py, and
-    `set_optimizer_weight_shard_size` of parallel/_auto_parallel_context.py).
+    `optimizer_weight_shard_size` limits them where it divides them, and from 2 on (MindSpore's context.py, and
+    `set_optimizer_weight_shard_size` of parallel/_auto_parallel_context.py). A larger size has no effect; with a
+    smaller one that does not divide them no weight is sharded (dry runs: docs/rule_effects.md).
     """
     return document.count("parallel_config", "data_parallel") * document.count("parallel_config", "context_parallel")

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 import mindspore as ms
+from mindspore.ops import composite
 
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
@@ -123,8 +124,10 @@ def places() -> tuple[int, ...]:
     """How far from the begin of an object of Python, a tensor of C++, and an address the pointers to the next are.
 
     Raises:
-        ApplyError: this MindSpore has them elsewhere.
+        ApplyError: this MindSpore has them elsewhere, or other functions that differentiate.
     """
+    if not hasattr(composite.base, _GRADIENT) or not hasattr(ms.nn.Cell, _GRADIENT_CELL):
+        raise ApplyError(f"mindspore {ms.__version__} differentiates by other functions: swap would be unsafe")
     tensor = ms.Tensor(ms.mint.ones((8,)) * 2)
     data = tensor.untyped_storage().data_ptr()
     with Path("/proc/self/mem").open("rb", 0) as memory:  # reads what is no memory, too

@@ -15,6 +15,7 @@ from mindswap.config.weight_sharding import (
     OPTIMIZER_LEVELS,
     num_sharing_ranks,
     read_weight_sharding,
+    shards_weights,
 )
 from mindswap.policy.model import Layers
 from mindswap.policy.words import closest_names, format_layers, format_names
@@ -64,13 +65,17 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     if chosen is not None and shard is not None and chosen.value == "level2" and shard.value is False:
         message = f"{path}.gradient_accumulation_shard: False has no effect, optimizer_level: level2 sets it to True"
         yield Finding(shard.location, message, fix="delete it, or optimizer_level: level1", level=Level.WARNING)
-    # MindSpore cuts weights over all ranks that share them where the size does not divide their number.
-    size, used = section.get("optimizer_weight_shard_size"), read_weight_sharding(context.document).num_ranks
-    if size is not None and used > 1 and is_whole_number(size.value) and size.value >= 1 and size.value != used:
-        message = f"{path}.optimizer_weight_shard_size: {size.value} has no effect, weights are cut over {used} ranks"
-        allowed = f"-1, or a divisor of {num_sharing_ranks(context.document)} from 2 on"
+    size, ranks = section.get("optimizer_weight_shard_size"), num_sharing_ranks(context.document)
+    if size is None or not is_whole_number(size.value) or size.value < 1 or not shards_weights(context.document):
+        return
+    used = read_weight_sharding(context.document).num_ranks
+    if ranks > 1 and size.value != used:
+        effect = f"has no effect, weights are sharded over {used} ranks"
         fix = "optimizer_weight_shard_size: -1, which does the same"
-        yield Finding(size.location, message, allowed, fix, Level.WARNING)
+        if used == 1:
+            effect, fix = f"does not divide {ranks} ranks, so no weight is sharded", "optimizer_weight_shard_size: -1"
+        message = f"{path}.optimizer_weight_shard_size: {size.value} {effect}"
+        yield Finding(size.location, message, f"-1, or a divisor of {ranks} from 2 on", fix, Level.WARNING)
 
 
 @rule(Level.WARNING)

@@ -56,6 +56,17 @@ def test_what_passes(line):
     assert [entry for entry in found(parallel_optimizer_config(line)) if entry[2] == "parallel-optimizer"] == []
 
 
+@pytest.mark.parametrize(
+    ("size", "effect"),
+    [(3, "does not divide 8 ranks, so no weight is sharded"), (16, "has no effect, weights are sharded over 8 ranks")],
+)
+def test_a_size_that_does_not_divide_the_ranks(size, effect):
+    text = parallel_optimizer_config(f"optimizer_weight_shard_size: {size}")
+    (problem,) = [problem for problem in check(text).problems if problem.rule == "parallel-optimizer"]
+    assert problem.message.endswith(f"optimizer_weight_shard_size: {size} {effect}")
+    assert (problem.allowed, problem.fix[:31]) == ("-1, or a divisor of 8 from 2 on", "optimizer_weight_shard_size: -1")
+
+
 def test_level_and_shard_of_gradients_contradict_each_other():
     problems = check(
         parallel_optimizer_config("{optimizer_level: level1, gradient_accumulation_shard: False}")
