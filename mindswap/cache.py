@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -32,6 +33,10 @@ HEADER = b"mindswap cache 1 "
 MANIFEST = ".manifest.json"
 FILE_END, TEMPORARY_END = ".entry", ".tmp"
 FOLDERS = ("stand_ins", "samples")  # of entries that are folders
+# Names of entries, and of what a killed writer left. The user may have chosen a folder with own files for the cache.
+_FILE_NAME = re.compile(rf"[0-9a-f]{{64}}{FILE_END}|\.[0-9a-f]{{64}}{FILE_END}\.[0-9a-f]{{8}}{TEMPORARY_END}")
+_FOLDER_NAME = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
+_UNFINISHED_NAME = re.compile(rf"\.([0-9a-f]{{16}}|[0-9a-f]{{64}})\.[0-9a-f]{{8}}{TEMPORARY_END}")
 _OF_PYTHON = "__pycache__"  # written where a module of an entry is imported
 _CHUNK_BYTES = 1 << 20
 # Owner, in a container, of what belongs to users that it does not know.
@@ -48,11 +53,16 @@ def require_private(folder: Path) -> None:
         DataError: names the folder, its owner or mode, and what to do.
     """
     if danger := find_danger(folder):
-        raise DataError(
-            f"{folder}: the cache is not used: {danger}\n"
-            "    allowed: a folder of yours that nobody else can write to, nor to the folders above it\n"
-            "    fix:     take the others' permissions away (chmod go-w), or export MINDSWAP_CACHE=another folder"
-        )
+        raise DataError(why_unused(folder, danger))
+
+
+def why_unused(folder: Path, danger: str) -> str:
+    """Return the text of an error or a warning: a cache that others can change, and what to do."""
+    return (
+        f"{folder}: the cache is not used: {danger}\n"
+        "    allowed: a folder of yours that nobody else can write to, nor to the folders above it\n"
+        "    fix:     take the others' permissions away (chmod go-w), or export MINDSWAP_CACHE=another folder"
+    )
 
 
 def find_danger(folder: Path) -> str:
@@ -63,15 +73,19 @@ def find_danger(folder: Path) -> str:
     """
     ends = {folder.absolute(), Path(os.path.realpath(folder))}  # noqa: PTH121 resolve raises for circles
     for place in sorted({place for end in ends for place in (end, *end.parents)}):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if danger := _danger(place, is_cache=place in ends):
-                return danger
+        if danger := _danger(place, is_cache=place in ends):
+            return danger
     return ""
 
 
 def _danger(place: Path, is_cache: bool) -> str:
     """Why others could change what is in a folder; "" if they cannot."""
-    status = place.lstat()
+    try:
+        status = place.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:  # below a folder that this user cannot enter, or on a disk that is gone
+        return f"{place} cannot be read ({error.strerror or error})"
     trusted = {0, os.geteuid()} if is_cache else {0, os.geteuid(), _overflow_uid()}
     if status.st_uid not in trusted:
         return f"{place} belongs to {_user_name(status.st_uid)}"
@@ -293,9 +307,9 @@ def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
 
 
 def _entries(folder: Path) -> list[Kept]:
-    patterns = (f"*{FILE_END}", f".*{TEMPORARY_END}", "*.json.gz")  # the last ones are of versions before 0.3
-    paths = [path for pattern in patterns for path in folder.glob(pattern)]
-    paths += [path for kind in FOLDERS for path in (folder / kind).glob("*")]
+    """What this package made, by its name and, of a folder, by its manifest: everything else is the user's."""
+    paths = [path for path in _children(folder) if _FILE_NAME.fullmatch(path.name) and _is_regular(path)]
+    paths += [path for kind in FOLDERS for path in _children(folder / kind) if _is_entry_folder(path)]
     found = []
     for path in paths:
         with contextlib.suppress(OSError):  # gone meanwhile
@@ -309,13 +323,41 @@ def _entries(folder: Path) -> list[Kept]:
     return found
 
 
+def _children(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):  # not made yet, no folder, or another user's
+        return [*folder.iterdir()]
+    return []
+
+
+def _is_entry_folder(path: Path) -> bool:
+    """Return whether a folder has the name of an entry and a manifest for this name, or the name of an unfinished one.
+
+    The files in it need not be as written: a damaged entry is ours, too.
+    """
+    if not _is_kind(path, stat.S_ISDIR):
+        return False
+    if _UNFINISHED_NAME.fullmatch(path.name):
+        return True
+    if not _FOLDER_NAME.fullmatch(path.name):
+        return False
+    try:
+        manifest = json.loads(_read_regular(path / MANIFEST))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("name") == path.name
+
+
 def _existing(folder: Path, name: str) -> tuple[str, ...]:
     return (name,) if os.path.lexists(folder / name) else ()
 
 
 def _is_regular(path: Path) -> bool:
+    return _is_kind(path, stat.S_ISREG)
+
+
+def _is_kind(path: Path, is_of_mode: Callable[[int], bool]) -> bool:
     with contextlib.suppress(OSError):
-        return stat.S_ISREG(path.lstat().st_mode)
+        return is_of_mode(path.lstat().st_mode)
     return False
 
 

@@ -1,34 +1,38 @@
 """Scratch folders: the one place that makes and removes them, whatever ends the command.
 
-Each has a marker file. Its maker holds a lock on that as long as it lives, so that any process, in another container as
-well, can tell a folder in use from one whose maker was killed. The marker names its folder and the inode: a copy, or a
-folder that somebody moved or renamed for own use, is none of ours. Of what another process left, only files go that
-MindSpore, MindFormers and this package write.
+Each has a marker file. Its maker holds a lock on that as long as it lives, so that any process of this host can tell a
+folder in use from one whose maker was killed. The marker names its folder, the inode, and the host with the id of its
+boot: a copy, or a folder that somebody moved or renamed for own use, is none of ours, and a lock on a shared disk need
+not be seen from other hosts. Of what another process left, only files go that MindSpore, MindFormers, CANN and this
+package write.
 """
 
 import fcntl
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 
 from mindswap.errors import DataError
 from mindswap.signals import held_signals
 
 PREFIX, MARKER = "mindswap-", "mindswap-scratch"
-# The content of the marker: this line with the name and inode of the folder, and a second one if an error names it.
+# The content of the marker: this line with `_mark`, and a second one if an error names it.
 MARK, KEPT = "scratch folder of mindswap, 5e0b6c1d-3f0a-4f4e-9d6a-0c7b8a52e4f1", b"kept for the log of an error\n"
-# Names of files in scratch folders: of this package, and of MindSpore and MindFormers, which write where they run.
+# Names of files in scratch folders: of this package, MindSpore, MindFormers and CANN, which write where they run.
 _OWN_FILES = re.compile(
     rf"{MARKER}|log|folder|cann|(compile|info|error|worker_\d+|scheduler|msrun)\.log|.*\.(ir|dot|dat|yaml|ckpt)"
+    r"|.*\.(o|so|cce)|rank_table.*"
     r"|(task|memory_block|execute_order|comm_execute_order)\.csv|.*\.mindrecord(\.db)?|.*\.json(\.gz)?|\..*\.tmp"
 )
+# Of the kernel: other hosts and other starts have others.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 KEPT_S = 7 * 24 * 3600
 
 
@@ -124,8 +128,14 @@ def remove_kept(error_text: str = "") -> None:
 def remove_abandoned() -> None:
     """Remove scratch folders of this user whose maker was killed, and those that an error left more than a week ago."""
     temporary = Path(tempfile.gettempdir())
-    places = (temporary,) if _is_plain(temporary) else (temporary, _plain_parent())
-    for folder in chain.from_iterable(place.glob(f"{PREFIX}*") for place in places):
+    places, folders = [temporary], list[Path]()
+    if not _is_plain(temporary):
+        with suppress(DataError):  # then there are no links
+            places.append(_plain_parent())
+    for place in places:
+        with suppress(OSError):  # a mount that is gone
+            folders += place.glob(f"{PREFIX}*")
+    for folder in folders:
         with suppress(OSError):
             if is_scratch(folder) and _is_abandoned(folder):
                 _remove_own_files(folder)
@@ -155,7 +165,7 @@ def _remove_own(name: str, folder: int, remove: Callable[..., None]) -> None:
 
 
 def is_scratch(folder: Path) -> bool:
-    """Return whether `scratch_folder` made this folder, for this user.
+    """Return whether `scratch_folder` made this folder, for this user, on this host since it was started.
 
     Raises:
         OSError: it cannot be read, or is gone.
@@ -170,7 +180,10 @@ def is_scratch(folder: Path) -> bool:
 
 def _mark(folder: Path) -> bytes:
     """The first line of the marker of a folder."""
-    return f"{MARK} {folder.name} {folder.lstat().st_ino}\n".encode()
+    boot_id = ""
+    with suppress(OSError):
+        boot_id = _BOOT_ID.read_text("ascii").strip()
+    return f"{MARK} {folder.name} {folder.lstat().st_ino} {socket.gethostname()} {boot_id}\n".encode()
 
 
 def _make(purpose: str, parent: Path | None) -> Path:
@@ -202,7 +215,7 @@ def _remove(folder: Path) -> None:
 
 def _is_abandoned(folder: Path) -> bool:
     """Return whether nobody holds the lock of its marker, and no error of the last days names the folder."""
-    descriptor = os.open(folder / MARKER, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(folder / MARKER, os.O_RDWR | os.O_CLOEXEC)  # NFS: an exclusive lock needs it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_old = time.time() - os.fstat(descriptor).st_mtime > KEPT_S

@@ -1,10 +1,12 @@
 """Entries on disk: good ones are used, all others made anew; nobody else may write there."""
 
-import gzip
 import multiprocessing
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from mindswap import cache
 from mindswap.cache import (
     IN_USE_S,
+    MANIFEST,
     cache_size,
     evict,
     find_danger,
@@ -193,10 +196,9 @@ def test_a_damaged_file_is_made_anew(tmp_path, damage):
     assert stat.S_ISREG((tmp_path / "key.entry").lstat().st_mode)
 
 
-def test_a_file_of_another_entry_and_one_of_an_older_version_are_not_taken(tmp_path):
+def test_a_file_of_another_entry_is_not_taken(tmp_path):
     cached(tmp_path, "other", {}, lambda: {"a": 1})
     (tmp_path / "other.entry").rename(tmp_path / "key.entry")
-    (tmp_path / "key.json.gz").write_bytes(gzip.compress(b"[1]"))
     assert cached(tmp_path, "key", {}, lambda: 5) == 5
 
 
@@ -237,6 +239,28 @@ def test_a_folder_above_counts_but_for_one_with_the_sticky_bit(folder):
     assert find_danger(folder.parent / "new") == ""
 
 
+UNKNOWN_USER_FINDS = """
+import os, sys
+from pathlib import Path
+from mindswap.cache import cache_size, find_danger
+os.setuid(65534)
+print(find_danger(Path(sys.argv[1])), cache_size(Path(sys.argv[1])))
+"""
+
+
+@needs_root
+def test_a_folder_that_cannot_be_entered_is_a_danger_and_no_crash():
+    """As MINDSWAP_CACHE=/root/cache of another user. The folders above must let that user in."""
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", UNKNOWN_USER_FINDS, place / "cache"], capture_output=True, text=True, check=False
+        )
+    finally:
+        place.rmdir()
+    assert (done.stdout, done.stderr) == (f"{place / 'cache'} cannot be read (Permission denied) 0\n", "")
+
+
 def test_a_link_is_followed(folder, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(folder)
@@ -270,45 +294,71 @@ def test_a_new_cache_is_for_this_user_alone(tmp_path):
 # What all of it takes.
 
 
+A, B = "a" * 64, "b" * 64
+STAND_IN = "c" * 16
+
+
 def entries(root):
-    """An entry of each kind and what killed writers left, 10 bytes each, used one second after the other."""
-    names = ["a.entry", ".b.entry.0.tmp", "c.json.gz", "samples/d", "stand_ins/e", "samples/.f.0.tmp"]
+    """An entry of each kind and what killed writers left, 100 bytes each, used one second after the other."""
+    names = [f"{A}.entry", f".{B}.entry.01234567.tmp", f"samples/{A}", f"stand_ins/{STAND_IN}"]
+    names.append(f"samples/.{B}.01234567.tmp")
     for index, name in enumerate(names):
         path = root / name
         path.parent.mkdir(exist_ok=True)
-        if path.parent != root:
+        if path.parent == root:
+            path.write_bytes(b"x" * 100)
+        else:
             path.mkdir()
-        file = path / "x" if path.is_dir() else path
-        file.write_bytes(b"x" * 10)
-        for each in {file, path}:
+            manifest = f'{{"name": "{path.name}"}}' if not path.name.startswith(".") else ""
+            (path / MANIFEST).write_text(manifest)
+            (path / "x").write_bytes(b"x" * (100 - len(manifest)))
+        for each in {path, *path.glob("*")}:
             os.utime(each, (index, index))
-    (root / "foreign").write_bytes(b"x" * 100)
     return [root / name for name in names]
 
 
 def test_every_kind_counts_and_the_least_recently_used_go_first(tmp_path):
     paths = entries(tmp_path)
-    assert cache_size(tmp_path) == 60
-    evict(tmp_path, keep=paths[0], max_bytes=30)
-    assert [path.exists() for path in paths] == [True, False, False, False, True, True]
+    assert cache_size(tmp_path) == 500
+    evict(tmp_path, keep=paths[0], max_bytes=300)
+    assert [path.exists() for path in paths] == [True, False, False, True, True]
     evict(tmp_path, keep=tmp_path / "none", max_bytes=0)
     assert cache_size(tmp_path) == 0
-    assert (tmp_path / "foreign").exists()
+
+
+def test_files_of_the_user_in_the_folder_of_the_cache_stay(tmp_path):
+    """With MINDSWAP_CACHE=/data, data sets in /data/samples were deleted, and recorded steps, which are .json.gz."""
+    names = ["step.json.gz", f"{A}.json.gz", ".x.tmp", "my.entry", f"{A[1:]}.entry", f"{A.upper()}.entry"]
+    names.append(f"{A}.entry/x")
+    for kind in cache.FOLDERS:
+        names += [f"{kind}/{name}" for name in ("file", "data/x", f"{A}/x", f"{STAND_IN}/x", ".x.tmp/x", f"{B}")]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 100)
+    for name, text in (("data", '{"name": "data"}'), (A, '{"name": "b"}'), (STAND_IN, "[1]")):
+        (tmp_path / "samples" / name / MANIFEST).write_text(text)
+    (tmp_path / "samples" / ("d" * 64)).symlink_to(kept_folder(tmp_path / "other", "samples", "d" * 64, make))
+    before = {*tmp_path.rglob("*")}
+    for path in before:
+        os.utime(path, (1, 1), follow_symlinks=False)
+    assert cache_size(tmp_path) == 0
+    evict(tmp_path, keep=tmp_path / "none", max_bytes=0)
+    assert {*tmp_path.rglob("*")} == before
 
 
 def test_a_folder_in_use_stays(tmp_path):
     paths = entries(tmp_path)
-    for age_s, path in ((IN_USE_S - 60, paths[3]), (IN_USE_S + 60, paths[4])):
+    for age_s, path in ((IN_USE_S - 60, paths[2]), (IN_USE_S + 60, paths[3])):
         os.utime(path, (time.time() - age_s,) * 2)
     evict(tmp_path, keep=tmp_path / "none", max_bytes=0)
-    assert [path.exists() for path in paths] == [False, False, False, True, False, False]
+    assert [path.exists() for path in paths] == [False, False, True, False, False]
 
 
 def test_each_use_counts(tmp_path):
-    folder = kept_folder(tmp_path, "samples", "key", make)
+    folder = kept_folder(tmp_path, "samples", A, make)
     for path in (folder, folder / ".manifest.json"):
         os.utime(path, (1, 1))
-    kept_folder(tmp_path, "samples", "key", pytest.fail)
+    kept_folder(tmp_path, "samples", A, pytest.fail)
     assert (folder / ".manifest.json").stat().st_mtime > 1
     evict(tmp_path, keep=Path("none"), max_bytes=0)
     assert folder.exists()
@@ -317,7 +367,7 @@ def test_each_use_counts(tmp_path):
 def test_what_is_written_evicts(tmp_path, monkeypatch):
     monkeypatch.setattr(evict, "__defaults__", (25_000,))
     for number in range(4):
-        write_entry(tmp_path, f"key{number}", b"x" * 10_000)
-        os.utime(tmp_path / f"key{number}.entry", (number, number))
-    assert {path.name for path in tmp_path.iterdir()} == {"key2.entry", "key3.entry"}
+        write_entry(tmp_path, f"{number}" * 64, b"x" * 10_000)
+        os.utime(tmp_path / f"{64 * str(number)}.entry", (number, number))
+    assert {path.name for path in tmp_path.iterdir()} == {f"{64 * number}.entry" for number in "23"}
     assert cache_size(tmp_path) < 25_000

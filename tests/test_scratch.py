@@ -1,8 +1,11 @@
 """Scratch folders: who made them, when they go, and that nothing else goes."""
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -112,7 +115,8 @@ def killed_maker(folder):
         place = Path(maker.stdout.readline().strip())
         maker.kill()
     for name in ("compile.log", "output/log/rank_0/info.log", "rank_0/om/analyze_fail.ir", "layers_4/dryrun.yaml",
-                 "layers_4/rank_0/tracker/rank_0/memory_block.csv", "strategy/ckpt_strategy_rank_0.ckpt"):  # fmt: skip
+                 "layers_4/rank_0/tracker/rank_0/memory_block.csv", "strategy/ckpt_strategy_rank_0.ckpt",
+                 "rank_0/kernel_meta/te_add_1.o", "kernel_meta/te_add_1.cce", "rank_table_8.txt"):  # fmt: skip
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).touch()
     return place
@@ -131,6 +135,47 @@ def test_a_copy_of_a_scratch_folder_is_the_users(temporary):
     before = set(temporary.rglob("*")) - {place, *place.rglob("*")}
     remove_abandoned()
     assert set(temporary.rglob("*")) == before
+
+
+@pytest.mark.parametrize("other", ["host", "boot"])
+def test_a_folder_of_another_host_or_boot_stays(temporary, monkeypatch, other):
+    """On a shared disk: its lock need not be seen from here, so nobody knows whether its maker lives."""
+    place = killed_maker(temporary)
+    (temporary / "boot_id").write_text("another\n")
+    before = set(temporary.rglob("*"))
+    with monkeypatch.context() as there:
+        if other == "host":
+            there.setattr(socket, "gethostname", lambda: "another")
+        else:
+            there.setattr(scratch, "_BOOT_ID", temporary / "boot_id")
+        remove_abandoned()
+        assert set(temporary.rglob("*")) == before
+    remove_abandoned()
+    assert not place.exists()
+
+
+def test_the_lock_is_taken_with_a_descriptor_for_writing(temporary, monkeypatch):
+    """NFS refuses an exclusive lock of one for reading."""
+    place, lock = killed_maker(temporary), fcntl.flock
+
+    def flock_of_nfs(descriptor, operation):
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    remove_abandoned()
+    assert not place.exists()
+
+
+def test_without_a_place_for_links_the_rest_is_removed(tmp_path, monkeypatch):
+    folder = tmp_path / "with blank"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    place = killed_maker(folder)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    remove_abandoned()
+    assert not place.exists()
 
 
 def test_files_that_mindspore_does_not_write_stay(temporary):

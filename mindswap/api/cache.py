@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from mindswap.check.doctor.software import installed_code
 from mindswap.config.nodes import Document
 from mindswap.environment import COMPILE_VARIABLES
-from mindswap.graph.cache import cached, make_key, open_cache
+from mindswap.graph.cache import cached, make_key, open_data_cache
 from mindswap.graph.lifetime import LayerSample
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sharding.collectives import Collective
@@ -57,7 +57,7 @@ def cached_result(
         question["stand_ins"] = document.value("mindswap", "cpu_stand_ins") is True
     asked = {"config": repr(counting), "policy": policy.to_config(), "question": question}
     key = make_key(**asked, versions=_versions(), environ=_compile_variables(os.environ))
-    return cached(open_cache(), key, {cls.__name__: cls for cls in classes}, make)
+    return cached(open_data_cache(), key, {cls.__name__: cls for cls in classes}, make)
 
 
 def _has_own_code(data: Any) -> bool:

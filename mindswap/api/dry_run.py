@@ -20,7 +20,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.errors import GraphError, LaunchError, MindswapError, SimulationError
 from mindswap.files import make_fresh
-from mindswap.graph.cache import make_key, open_cache
+from mindswap.graph.cache import make_key, open_samples_cache
 from mindswap.policy.convert import kept_layers
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
@@ -259,7 +259,7 @@ def _samples(document: Document) -> SyntheticData:
     key = make_key(
         seq_length=settings.seq_length, num_samples=num_samples, size=vocabulary_size(document), columns=columns
     )
-    kept = kept_folder(open_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1))
+    kept = kept_folder(open_samples_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1))
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 

@@ -9,7 +9,8 @@ examples:
 
 Sizes are of one micro-batch: with --rank as that rank has it, by the strategies that the model sets for
 tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
-What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
+What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or
+you cannot, in mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
 
 options:
   CONFIG         YAML of MindFormers, or a step that `mindswap trace` recorded (.json)

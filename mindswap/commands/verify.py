@@ -12,7 +12,8 @@ without weights, by MindSpore's own frontend with lazy_inline on, for one rank t
 the layers and sizes of --rank. With swap off, MindFormers' own recompute is compared with recompute_config.
 With --brief it is compiled once, under the policy, and without swap only if something is not as asked.
 With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
-is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
+is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or you cannot, in
+mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
 
 options:
   CONFIG     YAML of MindFormers

@@ -1,8 +1,9 @@
-"""Captures on disk, so that asking twice compiles once.
+"""The place of the cache, and captures in it, so that asking twice compiles once.
 
 An entry of the cache is named by a digest of everything that decides its content.
 """
 
+import functools
 import gzip
 import hashlib
 import json
@@ -14,9 +15,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mindswap.cache import find_danger, read_entry, require_private, write_entry
+from mindswap.cache import find_danger, read_entry, require_private, why_unused, write_entry
 from mindswap.environment import home_folder, private_folder
-from mindswap.errors import MindswapError
+from mindswap.errors import DataError, MindswapError
 
 # Captures as JSON and back: plain data in, the same frozen dataclasses out. Nothing in a file is executed.
 
@@ -75,16 +76,33 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder; in `private_folder` if that cannot be written, or
-    others can change it, as in containers whose home folder is open to every user id.
+    """Return `$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder; in `private_folder` if that is unfit.
 
     Raises:
         DataError: there is no place for one.
     """
-    if chosen := environ.get("MINDSWAP_CACHE"):
-        return Path(chosen).absolute()
-    folder = Path(environ.get("XDG_CACHE_HOME") or home_folder(environ) / ".cache").absolute() / "mindswap"
-    return folder if _is_writable(folder) and not find_danger(folder) else private_folder() / "cache"
+    chosen = _chosen_folder(environ)
+    return private_folder() / "cache" if find_unfit(environ) else chosen
+
+
+def _chosen_folder(environ: Mapping[str, str]) -> Path:
+    if named := environ.get("MINDSWAP_CACHE"):
+        return Path(named).absolute()
+    return Path(environ.get("XDG_CACHE_HOME") or home_folder(environ) / ".cache").absolute() / "mindswap"
+
+
+def find_unfit(environ: Mapping[str, str] = os.environ) -> str:
+    """Return why the cache is not in its default folder; "" if it is, or `$MINDSWAP_CACHE` names one.
+
+    As in containers whose home folder is open to every user id.
+
+    Raises:
+        DataError: as of `cache_folder`.
+    """
+    if environ.get("MINDSWAP_CACHE"):
+        return ""
+    folder = _chosen_folder(environ)
+    return find_danger(folder) or ("" if _is_writable(folder) else f"{folder} cannot be written")
 
 
 def _is_writable(folder: Path) -> bool:
@@ -94,14 +112,46 @@ def _is_writable(folder: Path) -> bool:
 
 
 def open_cache() -> Path:
-    """The folder of the cache, which only this user and root can change.
+    """Return the cache for what is executed: only this user and root can change it.
 
     Raises:
-        DataError: others can.
+        DataError: others can, or there is no place for one.
     """
     folder = cache_folder()
     require_private(folder)
+    if unfit := find_unfit():
+        _warn_once(
+            f"the cache is in {folder}, which other machines do not see: {unfit}\n"
+            "    fix:     take the others' permissions away (chmod go-w), or export MINDSWAP_CACHE=a folder of yours"
+        )
     return folder
+
+
+def open_data_cache() -> Path | None:
+    """Return the cache for results, which are data: None, with a warning, where `open_cache` refuses it."""
+    try:
+        return open_cache()
+    except DataError as error:
+        _warn_once(f"{error}")
+        return None
+
+
+def open_samples_cache() -> Path:
+    """Return the cache for samples; where others can change it, one in `private_folder`, with a warning.
+
+    Raises:
+        DataError: there is no place for one.
+    """
+    folder = cache_folder()
+    if danger := find_danger(folder):
+        _warn_once(why_unused(folder, danger))
+        return private_folder() / "cache"
+    return open_cache()
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def make_key(**parts: Any) -> str:
@@ -113,8 +163,13 @@ def make_key(**parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
-    """The value kept under a key of `make_key`, made of these dataclasses (by name); made and kept if there is none."""
+def cached(folder: Path | None, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
+    """Return the value kept under a key of `make_key`, made of these dataclasses (by name).
+
+    It is made and kept if there is none; without a cache it is made.
+    """
+    if folder is None:
+        return make()
     data = read_entry(folder, key)
     if data is not None:
         try:
@@ -124,6 +179,6 @@ def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[
     value = make()
     try:
         write_entry(folder, key, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
-    except (OSError, CodecError) as error:
+    except (OSError, CodecError, DataError) as error:  # the last: others can change it meanwhile
         logger.warning("not cached: %s", error)
     return value

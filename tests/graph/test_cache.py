@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.graph.cache import CodecError, cache_folder, cached, from_plain, make_key, to_plain
+from mindswap.graph.cache import (
+    CodecError,
+    _warn_once,
+    cache_folder,
+    cached,
+    from_plain,
+    make_key,
+    open_cache,
+    open_data_cache,
+    open_samples_cache,
+    to_plain,
+)
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sharding.collectives import Collective
 from tests.graph.builders import copy_in, copy_out, graph, node
@@ -124,6 +135,48 @@ def test_what_is_read_counts_as_used(tmp_path):
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     assert as_tuple(cached(tmp_path / "file" / "cache", "key", CLASSES, step)) == as_tuple(step())
+
+
+@pytest.fixture
+def warnings(caplog):
+    _warn_once.cache_clear()
+    yield caplog
+    _warn_once.cache_clear()
+
+
+def test_a_chosen_cache_that_others_can_change_is_not_used_for_data_and_refused_for_libraries(
+    tmp_path, monkeypatch, warnings
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    chosen = tmp_path / "open"
+    chosen.mkdir()
+    chosen.chmod(0o777)
+    monkeypatch.setenv("MINDSWAP_CACHE", str(chosen))
+    for _ in range(2):
+        assert open_data_cache() is None
+        assert cached(open_data_cache(), "key", CLASSES, lambda: (1, 2)) == (1, 2)
+        assert open_samples_cache() == tmp_path / f"mindswap-user-{os.geteuid()}" / "cache"
+    (record,) = warnings.records
+    assert f"others can write to {chosen} (mode 777)" in record.message and "fix:     " in record.message
+    with pytest.raises(DataError, match="others can write"):
+        open_cache()
+    assert [*chosen.iterdir()] == []
+
+
+def test_the_cache_in_the_temporary_folder_is_told_once_with_the_reason(tmp_path, monkeypatch, warnings):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o777)
+    for name in ("MINDSWAP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    expected = tmp_path / f"mindswap-user-{os.geteuid()}" / "cache"
+    for use in (open_cache, open_data_cache, open_samples_cache):
+        assert use() == expected
+    (record,) = warnings.records
+    assert f"the cache is in {expected}" in record.message and f"write to {tmp_path / 'home'}" in record.message
+    (tmp_path / "home").chmod(0o700)
+    assert open_cache() == tmp_path / "home/.cache/mindswap" and len(warnings.records) == 1
 
 
 def test_keys_tell_values_apart():

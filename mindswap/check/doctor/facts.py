@@ -80,6 +80,7 @@ class Machine:
     cache_folder: str = ""  # of mindswap
     cache_problem: str = ""  # why it cannot be written; "" if it can
     cache_danger: str = ""  # why others can change it; "" if they cannot
+    cache_unfit: str = ""  # why it is not in its default folder; "" if it is, or the user chose one
     cache_bytes: int = 0  # of its entries
     tmp_free_bytes: int | None = None  # in the folder for temporary files; None if unknown
     num_processors: int = 0  # on which this process may run; 0 if unknown

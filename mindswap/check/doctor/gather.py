@@ -14,7 +14,7 @@ from pathlib import Path
 from mindswap.cache import cache_size, find_danger
 from mindswap.check.doctor.facts import Machine, Package, Software
 from mindswap.check.doctor.software import count_cards
-from mindswap.graph.cache import cache_folder
+from mindswap.graph.cache import cache_folder, find_unfit
 from mindswap.version import __version__
 
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")
@@ -87,6 +87,7 @@ def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machin
         str(folder),
         _cache_problem(folder),
         find_danger(folder),
+        find_unfit(environ),
         cache_size(folder),
         _size(Path(environ.get("TMPDIR") or tempfile.gettempdir()), is_free=True),
         len(cpus),

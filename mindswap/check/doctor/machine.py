@@ -41,6 +41,8 @@ def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
         yield diagnosis("cache", folder=machine.cache_folder, problem=machine.cache_problem)
     if machine.cache_danger:
         yield diagnosis("cache-not-private", folder=machine.cache_folder, danger=machine.cache_danger)
+    if machine.cache_unfit:
+        yield diagnosis("cache-elsewhere", folder=machine.cache_folder, reason=machine.cache_unfit)
     if machine.tmp_free_bytes is not None and machine.tmp_free_bytes < MIN_TMP_BYTES:
         yield diagnosis("temporary-files", free=format_bytes(machine.tmp_free_bytes))
 

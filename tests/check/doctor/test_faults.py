@@ -192,6 +192,18 @@ def cache_is_a_file(computer):
     computer.write("cache", "")
 
 
+def cache_is_open(computer):
+    (computer.root / "cache").mkdir(mode=0o700)
+    (computer.root / "cache").chmod(0o777)
+
+
+def home_is_open(computer):
+    (computer.root / "home").mkdir()
+    (computer.root / "home").chmod(0o777)
+    del computer.environ["MINDSWAP_CACHE"]
+    computer.environ["HOME"] = str(computer.root / "home")
+
+
 def little_host_memory(computer):
     """8 workers swap 32 layers of 544 MiB: 136 GiB; of 160 GiB MindSpore pins 128."""
     computer.memory(160 << 20)
@@ -229,7 +241,8 @@ FAULTS = {
     small_memlock: "memlock", memlock_below_what_is_swapped: "memlock", bound_to_one_node: "numa",
     few_processors: "processors",
     pages_move: "numa-balancing", port_in_use: "master-port", hccl_port_in_use: "hccl-ports",
-    ports_not_reserved: "hccl-ports-not-reserved", cache_is_a_file: "cache", little_host_memory: "host-memory-swap",
+    ports_not_reserved: "hccl-ports-not-reserved", cache_is_a_file: "cache", cache_is_open: "cache-not-private",
+    home_is_open: "cache-elsewhere", little_host_memory: "host-memory-swap",
     little_memory_in_the_container: "host-memory-swap", checkpoint_too_large: "host-memory-checkpoint",
     of_mindformers_2: "pynative", mistakes_in_the_configuration: "configuration",
 }  # fmt: skip
@@ -327,7 +340,7 @@ def test_control_characters_of_a_file_name_do_not_reach_the_terminal(computer):
 
 
 def test_the_size_of_the_cache_is_said(computer):
-    computer.write("cache/one.json.gz", "x" * 1536)
+    computer.write(f"cache/{64 * '0'}.entry", "x" * 1536)
     facts = computer.facts()
     assert f"cache: 1.5 KiB of at most 2.0 GiB in {computer.root}/cache" in format_doctor(facts, ())
     assert doctor_to_json(facts, ())["machine"]["cache_bytes"] == 1536
