@@ -11,13 +11,13 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mindswap.commands import Parser, UsageError
 from mindswap.config.source import use_folder
-from mindswap.environment import home_folder
+from mindswap.environment import home_is_set
 from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
 from mindswap.scratch import forget_kept, remove_kept
 from mindswap.signals import LIFELINE, signals_raise
@@ -137,7 +137,6 @@ def main(argv: list[str] | None = None) -> int:
         argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
         _require_usable_python()
-        os.environ["HOME"] = str(home_folder(os.environ))  # libraries fail without one, or write to a folder "~"
         code = _run(command, argv)
         for folder in forget_kept():
             print_text(f"mindswap: kept {folder}: the log of an error", is_message=True)
@@ -171,8 +170,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(command: str | None, argv: list[str]) -> int:
     """Parse the words of a command and run it; gives its exit code."""
-    # A training handles signals as its script does; an adaptive run has a handler of its own.
-    with nullcontext() if command == "run" else signals_raise():
+    with ExitStack() as stack:
+        if command != "run":  # a training handles signals as its script does, and keeps the user's variables
+            stack.enter_context(home_is_set())
+            stack.enter_context(signals_raise())
         try:
             _end_with_parent(command)
             args = build_parser(command).parse_args(argv)

@@ -2,7 +2,8 @@
 
 A shell, a container or a job scheduler sets variables for a training: log levels, dumps, caches, ranks. They change
 what MindSpore, CANN and Python do and print, and with it what this package reads. So nothing of these libraries passes
-that is not listed here. A training (`mindswap run`) is the user's own and keeps the user's variables.
+that is not listed here. A training (`mindswap run`) is the user's own and keeps the user's variables; only one whose
+log this package reads (`--memory auto`) does without those of `_HIDES_LOG`.
 """
 
 import contextlib
@@ -21,29 +22,37 @@ _OF_LIBRARIES = (
     *("MS_", "MINDSPORE_", "GLOG_", "VLOG_", "logger_", "MINDDATA_", "DATASET_", "PROFILING_", "PERF_DUMP_"),
     *("ENABLE_", "RANK_", "DEVICE_", "LOCAL_RANK", "MSRUN_", "OMPI_", "PMIX_", "MINDX_", "BATCH_JOB_ID", "AITURBO"),
     *("KERNEL_META_DIR", "RUN_MODE", "RUNTIME_MODE", "CONTEXT_MODELCOMPILING", "GC_COLLECT_IN_CELL", "TE_PARALLEL_"),
-    *("STDOUT_DEVICES", "LOG_MF_PATH", "LOCAL_DEFAULT_PATH", "SHARED_PATHS", "REGISTER_PATH", "CPU_AFFINITY"),
+    *("STDOUT_DEVICES", "LOG_MF_PATH", "LOCAL_DEFAULT_PATH", "SHARED_PATHS", "CPU_AFFINITY"),
     *("CUSTOM_MATMUL_SHUFFLE", "REMOTE_SAVE_URL", "EXPERIMENTAL_KERNEL_", "NPU_ASD_ENABLE"),
     *("ASCEND", "CANN", "PYTHON", "LC_", "LANGUAGE"),
 )
 # With these the same network compiles to another graph, in a training too; part of the key of what is cached.
 COMPILE_VARIABLES = frozenset({
     "ENABLE_LAZY_INLINE", "ENABLE_LAZY_INLINE_NO_PIPELINE", "ENABLE_LESS_MEM_VPP", "ENABLE_RECOMPUTE_BEFORE_INLINE",
-    "MS_DEV_GRAPH_KERNEL_FLAGS", "MS_DEV_RUNTIME_CONF", "MS_DEV_SIDE_EFFECT_LOAD_ELIM",
+    "MS_CUSTOM_AOT_WHITE_LIST", "MS_DEV_GRAPH_KERNEL_FLAGS", "MS_DEV_RUNTIME_CONF", "MS_DEV_SIDE_EFFECT_LOAD_ELIM",
+    "MS_DEV_TENSOR_INDEX_BOOST", "MS_JIT_IGNORE_MODULES", "MS_JIT_MODULES",
 })  # fmt: skip
-# Where CANN is installed, where Python finds its packages, and what this package reads of the pool of device memory.
+# Where CANN writes kernels, data and logs: a site sets them where the home folder is small or read-only.
+_CANN_OUTPUT = ("ASCEND_CACHE_PATH", "ASCEND_WORK_PATH", "ASCEND_PROCESS_LOG_PATH")
+# Where CANN is installed and writes.
 CANN_VARIABLES = frozenset({
     "ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_AICPU_PATH", "ASCEND_CUSTOM_OPP_PATH",
-    "ASCEND_DRIVER_HOME", "ASCEND_DRIVER_PATH",
+    "ASCEND_DRIVER_HOME", "ASCEND_DRIVER_PATH", "ASCEND_TENSOR_COMPILER_INCLUDE", *_CANN_OUTPUT,
 })  # fmt: skip
+# Where Python finds its packages.
 _PYTHON = frozenset({
     "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX",
     "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
 })  # fmt: skip
-_PASSING = COMPILE_VARIABLES | CANN_VARIABLES | _PYTHON | {"MS_ALLOC_CONF"}
+# With the pool of device memory, which this package reads, and the code that `auto_register` names.
+_PASSING = COMPILE_VARIABLES | CANN_VARIABLES | _PYTHON | {"MS_ALLOC_CONF", "REGISTER_PATH"}
 # Messages in English, text in UTF-8.
 _SET = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
 # Folders: relative ones are of the folder in which the command was started.
-_FOLDERS = ("MINDSWAP_CACHE", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TMPDIR")
+_FOLDERS = (
+    *("MINDSWAP_CACHE", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TMPDIR"),
+    *("REGISTER_PATH", "MS_CUSTOM_AOT_WHITE_LIST", *_CANN_OUTPUT),
+)
 # With these a training writes its log elsewhere, or not the lines that are read: severity, steps, peaks of memory.
 _HIDES_LOG = ("GLOG_", "MS_SUBMODULE_LOG_v", "STDOUT_DEVICES", "logger_")
 
@@ -69,6 +78,21 @@ def home_folder(environ: Mapping[str, str]) -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         return private_folder()
+
+
+@contextlib.contextmanager
+def home_is_set() -> Iterator[None]:
+    """While this lasts, HOME is set, if it can be: libraries fail without one, or write to a folder "~"."""
+    before = os.environ.get("HOME")
+    if not before:
+        with contextlib.suppress(DataError):  # whoever needs the folder reports it
+            os.environ["HOME"] = str(home_folder(os.environ).absolute())
+    try:
+        yield
+    finally:
+        if not before:
+            os.environ.pop("HOME", None)
+            os.environ.update({} if before is None else {"HOME": before})
 
 
 def private_folder() -> Path:

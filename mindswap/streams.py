@@ -9,8 +9,9 @@ import logging
 import os
 import re
 import sys
+import unicodedata
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from mindswap.errors import MindswapError
 
@@ -49,7 +50,7 @@ def prepare_streams() -> None:
     """Make the standard streams of a command, before it opens anything else.
 
     A closed one is opened: the standard output such that writing fails, as in other programs. Characters that the
-    encoding of a stream has not are escaped.
+    encoding of a stream has not are escaped. Where Python runs unbuffered (`-u`), they are unbuffered as well.
     """
     for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         if _is_closed(descriptor):
@@ -67,19 +68,30 @@ def _text_stream(before: Any, file: io.FileIO, line_buffering: bool) -> io.TextI
     """Return the stream of a file, with the encoding of the one before; None was closed."""
     if before is not None:
         before.flush()
-    encoding = getattr(before, "encoding", None) or "utf-8"
-    return io.TextIOWrapper(io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=line_buffering)
+    is_unbuffered = getattr(before, "write_through", False)
+    return io.TextIOWrapper(
+        file if is_unbuffered else io.BufferedWriter(file),
+        getattr(before, "encoding", None) or "utf-8",
+        "backslashreplace",
+        line_buffering=line_buffering,
+        write_through=is_unbuffered,
+    )
 
 
-_UNUSUAL = re.compile(r"[^\n -~]")
+_UNUSUAL = re.compile(r"[^\t\n -~]")
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes in place of control characters, except line ends.
+    """Return a text with escapes in place of control characters, except line ends, tabs and blanks of any width.
 
     Names, files and logs may have any; a terminal would obey them.
     """
-    return _UNUSUAL.sub(lambda found: found[0] if found[0].isprintable() else _escaped(found[0]), text)
+    return _UNUSUAL.sub(lambda found: found[0] if _is_shown(found[0]) else _escaped(found[0]), text)
+
+
+def _is_shown(character: str) -> bool:
+    """Return whether a terminal shows a character: `isprintable` is not true of blanks (U+00A0, U+3000)."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def _escaped(character: str) -> str:
@@ -105,11 +117,11 @@ def write_message(descriptor: int, text: str) -> None:
         os.write(descriptor, text.encode(errors="backslashreplace"))
 
 
-def drop_output() -> None:
-    """Write the standard output to nowhere from now on, what is left in its buffer as well."""
+def drop_output(stream: TextIO | None = None) -> None:
+    """Write a stream to nowhere from now on, what is left in its buffer as well; default is the standard output."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, (stream or sys.stdout).fileno())
         os.close(null)
 
 

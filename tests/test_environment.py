@@ -1,11 +1,24 @@
 """Variables that a shell or a pod was left with do not reach what this package runs and reads."""
 
 import os
+import pwd
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
-from mindswap.environment import package_environment, readable_environment, replaced_environment, user_environment
+import pytest
 
+from mindswap.environment import (
+    home_is_set,
+    package_environment,
+    readable_environment,
+    replaced_environment,
+    user_environment,
+)
+
+ROOT = Path(__file__).parents[1]
+UNKNOWN_USER = ("unshare", "--user", "--map-user=12345", "--map-group=12345", "--")
 # What each does to a process of the package is in tests/test_hostile_environment.py.
 LEFT_BY_OTHERS = {
     "GLOG_v": "3", "GLOG_logtostderr": "0", "MS_SUBMODULE_LOG_v": "{RUNTIME_FRAMEWORK:4}", "VLOG_v": "1",
@@ -19,6 +32,10 @@ LEFT_BY_OTHERS = {
 OF_USE = {
     "HOME": "/home/user", "PATH": "/bin", "PYTHONPATH": "/code", "MS_DEV_RUNTIME_CONF": "switch_inline:False",
     "HCCL_BUFFSIZE": "50", "MS_ALLOC_CONF": "enable_vmm:False", "ASCEND_HOME_PATH": "/usr/local/Ascend",
+    "ASCEND_TENSOR_COMPILER_INCLUDE": "/usr/local/Ascend/include", "ASCEND_CACHE_PATH": "/disk/cache",
+    "ASCEND_WORK_PATH": "/disk/work", "ASCEND_PROCESS_LOG_PATH": "/disk/log", "REGISTER_PATH": "/code/research",
+    "MS_JIT_MODULES": "research", "MS_JIT_IGNORE_MODULES": "other", "MS_DEV_TENSOR_INDEX_BOOST": "1",
+    "MS_CUSTOM_AOT_WHITE_LIST": "/code/operators",
     "MINDSWAP_PROGRESS": "0",
 }  # fmt: skip
 OURS = {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
@@ -30,11 +47,10 @@ def test_only_listed_variables_of_the_libraries_pass():
 
 def test_folders_are_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    found = package_environment({"MINDSWAP_CACHE": "c", "XDG_CACHE_HOME": "./x", "TMPDIR": "/t", "HOME": "h"})
-    kept = {name: found[name] for name in ("MINDSWAP_CACHE", "XDG_CACHE_HOME", "TMPDIR", "HOME")}
-    assert kept == {
-        "MINDSWAP_CACHE": f"{tmp_path}/c", "XDG_CACHE_HOME": f"{tmp_path}/x", "TMPDIR": "/t", "HOME": f"{tmp_path}/h"
-    }  # fmt: skip
+    relative = ("MINDSWAP_CACHE", "XDG_CACHE_HOME", "HOME", "REGISTER_PATH", "MS_CUSTOM_AOT_WHITE_LIST")
+    names = (*relative, "ASCEND_CACHE_PATH", "ASCEND_WORK_PATH", "ASCEND_PROCESS_LOG_PATH")
+    found = package_environment({"TMPDIR": "/t", **{name: f"./{name}" for name in names}})
+    assert found == {"TMPDIR": "/t", **{name: f"{tmp_path}/{name}" for name in names}} | OURS
 
 
 def test_a_training_whose_log_is_read_keeps_all_but_what_hides_it():
@@ -60,6 +76,27 @@ def test_variables_are_replaced_while_mindspore_is_used(monkeypatch):
     assert os.environ.pop("LC_ALL") == "so does this"
     before.pop("LC_ALL", None)
     assert os.environ == before
+
+
+@pytest.mark.parametrize("given", [None, "", "/home/user", "relative"])
+def test_a_home_is_set_only_where_there_is_none_and_only_meanwhile(given, monkeypatch):
+    monkeypatch.delenv("HOME")
+    if given is not None:
+        monkeypatch.setenv("HOME", given)
+    before = dict(os.environ)
+    with home_is_set():
+        assert os.environ["HOME"] == (given or pwd.getpwuid(os.getuid()).pw_dir)
+    assert os.environ == before
+
+
+def test_a_command_that_needs_no_home_works_without(tmp_path):
+    """The user is unknown to the system, and the place for what such a user has is taken."""
+    (tmp_path / "mindswap-user-12345").touch()
+    environ = {name: text for name, text in os.environ.items() if name != "HOME"} | {"TMPDIR": str(tmp_path)}
+    code = "import os; from mindswap.cli import main; code = main(['--version']); print(code, os.environ.get('HOME'))"
+    command = [*UNKNOWN_USER, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT)
+    assert done.stdout.splitlines()[1:] == ["0 None"], done.stderr
 
 
 def test_children_of_other_threads_get_the_same_meanwhile(monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.streams import MessageFormatter
+from mindswap.streams import MessageFormatter, printable
 from mindswap.training.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
 from mindswap.training.adaptive.state import StateFile
 
@@ -101,6 +101,20 @@ def test_an_error_of_the_system_that_nobody_expected_is_a_message(tmp_path):
     assert "Traceback" in log.read_text()
 
 
+@pytest.mark.parametrize(("option", "variables"), [("-u", {}), ("-s", {"PYTHONUNBUFFERED": "1"}), ("-s", {})])
+def test_unbuffered_streams_stay_so(option, variables, tmp_path):
+    """A training that is killed, or crashes, has printed what it did until then."""
+    code = (
+        "import os; from mindswap.streams import prepare_streams; prepare_streams(); print('步 1', end=''); os._exit(1)"
+    )
+    log = tmp_path / "worker_0.log"
+    with log.open("wb") as file:
+        environ = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"} | variables
+        subprocess.run([sys.executable, option, "-c", code], stdout=file, cwd=ROOT, env=environ)
+    is_unbuffered = option == "-u" or bool(variables)
+    assert log.read_text("utf-8") == ("步 1" if is_unbuffered else "")
+
+
 # Names, files and logs may clear the screen, set the title, hide text, write over the line, go right to left.
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x1b[8m\r\x9b2K\u202e"
 SHOWN = r"\x1b[2J\x1b]0;title\x07\x1b[8m\r\x9b2K\u202e"
@@ -109,6 +123,10 @@ SHOWN = r"\x1b[2J\x1b]0;title\x07\x1b[8m\r\x9b2K\u202e"
 def controls(text: str) -> list[str]:
     """Characters that a terminal obeys."""
     return [character for character in text if not character.isprintable() and character != "\n"]
+
+
+def test_blanks_stay_as_they_are():
+    assert printable("a\tb\u00a0c\u3000d\ne\u2028\x0b") == "a\tb\u00a0c\u3000d\ne\\u2028\\x0b"
 
 
 def test_text_of_a_log_is_shown_and_not_obeyed(tmp_path):

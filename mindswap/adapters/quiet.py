@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TextIO
 
 from mindswap.environment import replaced_environment
-from mindswap.errors import MindswapError
+from mindswap.errors import DataError, MindswapError, system_errors_as
 from mindswap.scratch import remove_abandoned, scratch_folder
 from mindswap.signals import held_signals
-from mindswap.streams import write_message
+from mindswap.streams import OutputError, drop_output, write_message
 
 # A descriptor of stderr, as it was before it was redirected, while `tell` may say something; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
@@ -91,10 +91,11 @@ def quiet() -> Iterator[Path]:
 
     MindSpore prints from C++ too, so the file descriptors themselves are redirected, and with them what stands for them
     in a notebook; both packages write logs and graphs into the working folder, MindFormers as soon as it is imported.
-    The folder is deleted at the end; after an error it stays for a week, and the error carries the path of the log,
-    which is what this gives. Only `tell` gets through.
+    The folder is deleted at the end; after an error it is kept, until `mindswap.scratch.remove_kept` or for a week, and
+    the error carries the path of the log, which is what this gives. Only `tell` gets through.
     """
     remove_abandoned()
+    was_collecting = gc.isenabled()
     gc.disable()  # a quarter of the time of importing MindFormers is the collector walking over new modules
     try:
         with (
@@ -113,7 +114,18 @@ def quiet() -> Iterator[Path]:
                     error.add_note(f"full log: {folder / LOG_NAME}")
                 raise
     finally:
-        gc.enable()
+        if was_collecting:
+            gc.enable()
+
+
+def _flush_or_drop(stream: TextIO) -> None:
+    """Write what a stream has in its buffer; nowhere if that fails, or it would go where the stream writes later."""
+    try:
+        stream.flush()
+    except (OSError, ValueError, OutputError):
+        drop_output(stream)
+        with contextlib.suppress(OSError, ValueError, OutputError):
+            stream.flush()
 
 
 @contextlib.contextmanager
@@ -133,10 +145,13 @@ def _redirected(log_path: Path, descriptor: int) -> Iterator[None]:
             os.dup2(log.fileno(), 2)
         sys.stdout, sys.stderr = _writing_to(streams[0], 1), _writing_to(streams[1], 2)
         yield
+    except OutputError as error:  # the standard output is the log
+        with system_errors_as(DataError, f"{log_path}: cannot be written"):
+            raise error.__cause__ or error from None
     finally:
         with held_signals():
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                _flush_or_drop(stream)
             sys.stdout, sys.stderr = streams
             for original, copy in zip((1, 2), saved, strict=True):
                 os.dup2(copy, original)

@@ -2,9 +2,12 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -83,3 +86,32 @@ def test_what_takes_long_is_told_where_stderr_is_no_terminal_too():
 def test_nothing_is_told_where_stderr_is_no_terminal():
     result = subprocess.run(COMMAND, capture_output=True, check=True, cwd=ROOT)
     assert (result.stdout, result.stderr) == (b"", b"")
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_a_log_that_cannot_be_written_is_named_and_all_is_restored(is_flushed, tmp_path):
+    """As on a disk that is full: no file may grow while MindSpore is used."""
+    script = f"""
+import os, resource
+from mindswap.adapters.quiet import quiet
+from mindswap.streams import prepare_streams
+prepare_streams()
+folder, (_, most) = os.getcwd(), resource.getrlimit(resource.RLIMIT_FSIZE)
+try:
+    with quiet():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+        print("noise", flush={is_flushed})
+except Exception as error:
+    print(type(error).__name__, error)
+assert os.getcwd() == folder
+print("heard")
+"""
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "MINDSWAP_PROGRESS": "0"}
+    environ.pop("PYTHONUNBUFFERED", None)  # with it nothing is in a buffer
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    *errors, last = done.stdout.splitlines()
+    assert last == "heard" and bool(errors) == is_flushed
+    if is_flushed:
+        expected = rf"DataError {tmp_path}/mindswap-compile-\w+/compile.log: cannot be written: File too large"
+        assert re.fullmatch(expected, "\n".join(errors))
