@@ -36,6 +36,7 @@ from mindswap.config.render import block_lines
 from mindswap.config.source import BASE_CONFIG, load_document, with_model_of_folder
 from mindswap.config.step import StepSettings
 from mindswap.errors import MindswapError
+from mindswap.graph.cache import open_data_cache
 from mindswap.planner.balance import balance_stages, busy_of
 from mindswap.planner.problem import Plan
 from mindswap.planner.solvers.search import Stop
@@ -137,6 +138,8 @@ def plan_batches(
     else:
         space = strategy_space(document, batch, asked.sizes, asked.counts, asked.cards_per_node)
         wanted = list_strategies(asked.cards, space)
+    if options.use_cache:
+        open_data_cache()  # where it is unfit, this process tells it, and those of a pool do not
     search = _BatchSearch(document, text, options, folder, spread, say, tick, asked.moves_layers)
     list(search.look([search.candidate(*one) for one in wanted]))
     if asked.moves_layers:

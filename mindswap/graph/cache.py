@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import logging
+import multiprocessing
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -151,7 +152,8 @@ def open_samples_cache() -> Path:
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    logger.warning("%s", text)
+    if multiprocessing.parent_process() is None:  # a pool's processes would all tell it
+        logger.warning("%s", text)
 
 
 def make_key(**parts: Any) -> str:

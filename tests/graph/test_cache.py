@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import logging
+import multiprocessing
 import os
 import pwd
 import stat
@@ -177,6 +179,23 @@ def test_the_cache_in_the_temporary_folder_is_told_once_with_the_reason(tmp_path
     assert f"the cache is in {expected}" in record.message and f"write to {tmp_path / 'home'}" in record.message
     (tmp_path / "home").chmod(0o700)
     assert open_cache() == tmp_path / "home/.cache/mindswap" and len(warnings.records) == 1
+
+
+def warn_in_pool(folder):
+    logging.getLogger("mindswap").addHandler(logging.FileHandler(folder / "log"))
+    open_data_cache()
+
+
+def test_processes_of_a_pool_leave_the_warning_to_the_one_that_started_them(tmp_path, monkeypatch, warnings):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("MINDSWAP_CACHE", str(tmp_path / "open"))
+    process = multiprocessing.get_context("fork").Process(target=warn_in_pool, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0 and (tmp_path / "log").read_text() == ""
+    open_data_cache()
+    assert len(warnings.records) == 1
 
 
 def test_keys_tell_values_apart():
