@@ -14,7 +14,9 @@ from mindswap.config.problem import Location
 from mindswap.config.rules import Finding
 from mindswap.config.source import FOLDER_RULE
 
-TRAIN_MODES = (None, "train", "finetune")
+# Values of `run_mode` that do not train; MindFormers refuses what is neither here nor train or finetune.
+OTHER_MODES = ("eval", "predict", "predict_with_train_model")
+RUN_MODES = ("train", "finetune", *OTHER_MODES)
 # Values of `parallel.parallel_mode` in a file (mindformers/tools/utils.py, PARALLEL_MODE).
 PARALLEL_MODES = (0, 1, 2, 3, "DATA_PARALLEL", "SEMI_AUTO_PARALLEL", "AUTO_PARALLEL", "HYBRID_PARALLEL", "STAND_ALONE",
                   "MANUAL_PARALLEL")  # fmt: skip
@@ -23,6 +25,7 @@ DATA_MODES = (0, "DATA_PARALLEL", "data_parallel")
 AUTO_MODES = (2, "AUTO_PARALLEL", "auto_parallel")
 SPLIT_MODES = (1, "SEMI_AUTO_PARALLEL", "semi_auto_parallel", *AUTO_MODES)
 MODEL = "model.model_config."
+FLASH = "model.use_flash_attention"
 # Keys of model_config by which a legacy and a newer model are told the same.
 SYNONYMS = {
     "layers": ("num_hidden_layers", "num_layers"),
@@ -43,9 +46,10 @@ class Values:
     `model.x` stands for `model.model_config.x`, where x may be a word of `SYNONYMS`.
     """
 
-    def __init__(self, document: Document, is_swap_enabled: bool = False):
+    def __init__(self, document: Document, is_swap_enabled: bool = False, is_run: bool = False):
         self.document = document
         self.is_swap_enabled = is_swap_enabled
+        self.is_run = is_run  # options of the command line may replace values of the file
 
     def __call__(self, path: str, default: Any = None) -> Any:
         """Return the value at a path as plain data; `default` where it is missing or null."""
@@ -96,9 +100,14 @@ class Values:
         return not self.document.is_legacy
 
     @property
+    def is_parallel(self) -> bool:
+        """Whether MindFormers passes the section `parallel` on to MindSpore."""
+        return self("use_parallel") is not False
+
+    @property
     def is_split(self) -> bool:
         """Whether the strategies of the model are in force: semi-auto or auto parallel mode."""
-        return self("use_parallel") is not False and self("parallel.parallel_mode", 1) in SPLIT_MODES
+        return self.is_parallel and self("parallel.parallel_mode", 1) in SPLIT_MODES
 
     @property
     def stages(self) -> int:
@@ -170,17 +179,19 @@ class Refusal:
     message: Text  # what is wrong, without key path and value
     allowed: Text = ""
     fix: Text = ""  # `{key}` stands for the key that the problem is at
+    is_always_read: bool = False  # also with `use_parallel: False`, though it is at a key of `parallel`
 
 
 def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Finding]:
     """Yield a finding for each refusal whose condition holds in a configuration that trains."""
-    values = Values(context.document, context.settings.is_swap_enabled)
-    if values("run_mode") not in TRAIN_MODES:
+    values = Values(context.document, context.settings.is_swap_enabled, context.is_run)
+    if values("run_mode") in OTHER_MODES:
         return
     for refusal in refusals:
-        if not _holds(refusal.holds, values):
-            continue
         path, node, location = values.locate((refusal.at,) if isinstance(refusal.at, str) else refusal.at)
+        is_read = refusal.is_always_read or values.is_parallel or path.partition(".")[0] != "parallel"
+        if not is_read or not _holds(refusal.holds, values):
+            continue
         written = f" {show(node)}:" if node is not None and node.entries is None else ""
         message, allowed, fix = (_text(text, values) for text in (refusal.message, refusal.allowed, refusal.fix))
         fix = fix.replace("{key}", path.rpartition(".")[2])
@@ -239,9 +250,10 @@ WITH_DOT = "a number with a dot: 1.e-8; 1e-8 is a string in YAML"
 
 
 def with_dot(value: Any) -> str:
-    """Return a number such as 1e-5 as YAML 1.1 reads it: 1.0e-5."""
+    """Return the fix for a number without a dot, such as 1e-5: `{key}: 1.0e-5`; "" for what is no number."""
     mantissa, letter, exponent = str(value).lower().partition("e")
-    return f"{mantissa}.0e{exponent}" if letter and mantissa.isdecimal() else "1.0e-5"
+    is_number_text = mantissa.lstrip("+-").isdecimal() and (not letter or exponent.lstrip("+-").isdecimal())
+    return f"{{key}}: {mantissa}.0{letter}{exponent}" if is_number_text else ""
 
 
 def of_newer(
@@ -250,6 +262,11 @@ def of_newer(
     """Return the refusal of one value of a newer model; `holds` gets the value, where there is one."""
     path = f"model.{key}"
     return Refusal(name, path, lambda v: v.is_newer and v(path) is not None and holds(v(path)), message, allowed, fix)
+
+
+def lacks_flash(v: Values) -> bool:
+    """Return whether flash attention is off; legacy models have it off by default, newer ones on."""
+    return not v(FLASH, v.is_newer or not v.is_whole)
 
 
 def is_latent(v: Values) -> bool:

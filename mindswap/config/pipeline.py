@@ -172,7 +172,8 @@ def read_pipeline(document: Document) -> Pipeline:
     num_stages = _positive(document.get("parallel_config", "pipeline_stage"))
     num_chunks = read_num_chunks(document) if is_interleaved(document) else 1
     offset = _offset_data(document.get("model", "model_config", "offset"))
-    scheduler = document.get(*SCHEDULER_PATH)
+    # MindFormers takes the schedule from MindSpore's context, which has none without use_parallel.
+    scheduler = document.get(*SCHEDULER_PATH) if document.value("use_parallel") is not False else None
     name = "1f1b" if scheduler is None or scheduler.is_null else str(scheduler.value)
     return Pipeline(num_stages, num_chunks, offset, name)
 

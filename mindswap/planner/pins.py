@@ -15,6 +15,9 @@ from mindswap.simulator.step_model import StepModel
 
 # Of what is swapped where no distance is written, in operators.
 DEFAULT_DISTANCE = 10
+# Reasons of names without effect where the rewritten graphs give none.
+COPY_FREES_NOTHING = "its copy frees nothing: another name holds the same memory"
+RECOMPUTE_FREES_NOTHING = "its recompute frees nothing without that of another name"
 
 
 class Means(Enum):
@@ -190,11 +193,11 @@ def _idle_names(names: Mapping[Pin, Sequence[Name]], model: StepModel) -> dict[N
         reasons = {entry.entry: entry.reason.value for entry in foresee_effect(model, policy, layer_index).idle}
         for name in swapped:
             if name in faults.swap:
-                reason = reasons.get(exact_pattern(name), "its copy frees nothing: another name holds the same memory")
-                idle[kind, name] = reason
+                idle[kind, name] = reasons.get(exact_pattern(name), COPY_FREES_NOTHING)
         for name in recomputed:
             if name in faults.recompute:
-                idle[kind, name] = reasons[name]
+                # Only without another recompute that has no effect either: of that no reason is found.
+                idle[kind, name] = reasons.get(name, RECOMPUTE_FREES_NOTHING)
     return idle
 
 

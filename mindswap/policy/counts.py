@@ -15,6 +15,7 @@ from mindswap.units import format_count
 ALLOWED = (
     "True, False, a list with one count for each stage, or a list of such lists, one for each chunk (pp_interleave_num)"
 )
+ALLOWED_BY_ZERO_BUBBLE = "True, False, or a list of two lists, one for each chunk, with one count for each stage"
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,18 @@ def read_counts(node: DocumentNode, layout: Layout) -> Counts:
 
 def _meant_counts(node: DocumentNode, layout: Layout) -> str:
     """The list for one number: it counts layers of the only stage, or of each; "" if it is none."""
-    if not is_whole_number(node.value) or layout.is_zero_bubble_v:
+    if layout.is_zero_bubble_v:
+        return _empty_rows(layout)
+    if not is_whole_number(node.value):
         return ""
     num_stages = len(layout.sizes[0])
     counts = str([node.value] * num_stages)
     return counts if num_stages == 1 else f"{counts}, if each of {num_stages} stages recomputes so many layers"
+
+
+def _empty_rows(layout: Layout) -> str:
+    """Return a list of counts in the form of one row for each chunk."""
+    return f"{[[0] * len(row) for row in layout.sizes]}, with the counts that are meant"
 
 
 def _of_rows(rows: Sequence[Sequence[int]], warnings: Sequence[str] = ()) -> Counts:
@@ -74,7 +82,7 @@ def _check_zero_bubble(node: DocumentNode, layout: Layout) -> None:
     items = node.items or ()
     is_strings = all(isinstance(item.value, str) for item in items)
     if layout.is_zero_bubble_v and (len(items) < 2 or (items[1].items is None and not is_strings)):
-        raise CountsError(node, f"{show(node)}: zero_bubble_v takes one list for each chunk")
+        raise CountsError(node, f"{show(node)}: zero_bubble_v takes one list for each chunk", _empty_rows(layout))
 
 
 def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout: Layout) -> Counts:

@@ -15,7 +15,7 @@ from mindswap.config.nodes import Document, DocumentNode, key_text, show
 from mindswap.config.pipeline import SCHEDULER_PATH, Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
 from mindswap.config.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import PatternError, is_match, split_pattern
-from mindswap.policy.counts import ALLOWED, Counts, CountsError, read_counts
+from mindswap.policy.counts import ALLOWED, ALLOWED_BY_ZERO_BUBBLE, Counts, CountsError, read_counts
 from mindswap.policy.megatron.options import find_pasted_options, is_option_key
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import (
@@ -29,10 +29,12 @@ from mindswap.policy.schema import (
 )
 from mindswap.policy.settings import Statement, UnknownKey
 from mindswap.policy.words import last_key
+from mindswap.units import format_count
 
 RULE = "stage-recompute"
 EXCLUDE = "_exclude"
-LAYERS_NEED_SWAP = "one count for each stage; a list of layers needs swap_config.swap: True"
+NEEDS_SWAP = "a list of layers needs swap_config.swap: True"
+LAYERS_NEED_SWAP = f"one count for each stage; {NEEDS_SWAP}"
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
     path = "model.model_config.offset" if has_offset else "parallel_config.pipeline_stage"
     if pipeline.lacks_chunks:
         path = ".".join(SCHEDULER_PATH)
+    elif not has_offset and pipeline.num_stages * pipeline.num_chunks <= num_layers:
+        reason = (
+            f"{num_layers} layers cannot be spread evenly over {format_count(pipeline.num_stages, 'stage')} x "
+            f"{format_count(pipeline.num_chunks, 'chunk')}, and model.model_config.offset is missing"
+        )
     location = document.place(*path.split("."))
     allowed = "extra layers, one number for each stage"
     return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", allowed, _layout_fix(pipeline, num_layers))
@@ -178,12 +185,14 @@ class _Expansion:
         try:
             counts = read_counts(node, self.layout)
         except CountsError as error:
-            fix = f"{last_key(path)}: {error.fix}" if error.fix else LAYERS_NEED_SWAP
-            self.report(error.node.location, f"{path}: {error}", Level.ERROR, ALLOWED, fix)
+            advice = f"{ALLOWED_BY_ZERO_BUBBLE}; {NEEDS_SWAP}" if self.layout.is_zero_bubble_v else LAYERS_NEED_SWAP
+            fix = f"{last_key(path)}: {error.fix}" if error.fix else advice
+            allowed = ALLOWED_BY_ZERO_BUBBLE if self.layout.is_zero_bubble_v else ALLOWED
+            self.report(error.node.location, f"{path}: {error}", Level.ERROR, allowed, fix)
             return None
         rows = [list(row) for row in counts.rows]
         # The second row of zero_bubble_v is turned round before it is read.
-        meant = ALLOWED if self.layout.is_zero_bubble_v else rows if len(rows) > 1 else rows[0]
+        meant = ALLOWED_BY_ZERO_BUBBLE if self.layout.is_zero_bubble_v else rows if len(rows) > 1 else rows[0]
         for warning in counts.warnings:
             self.report(node.location, f"{path}: {warning}", Level.WARNING, fix=f"{last_key(path)}: {meant}")
         return counts

@@ -3,6 +3,7 @@
 import pytest
 
 from mindswap.check.check import check_document
+from mindswap.check.refusals import with_dot
 from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import with_model_of_folder
@@ -24,6 +25,80 @@ def test_the_names_that_a_run_has_for_parallel_modes_are_taken(mode: str) -> Non
     parallel = {"parallel_mode": mode, "enable_parallel_optimizer": mode != "data_parallel"}
     config = {"use_parallel": True, "parallel": parallel, "parallel_config": splits, "swap_config": {"swap": True}}
     assert check_document(document_from_data(config, "command line"), is_run=True).errors == ()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "parallel: {pipeline_config: {pipeline_scheduler: 1f1b}}\nrunner_config: {epochs: 1}\nmodel: {model_config: {}}",
+        "parallel: {gradients_mean: null, search_mode: null, pipeline_config: null}",
+        "parallel: {comm_fusion: {x: 1}, auto_pipeline: True, unknown: 1}",
+        "use_legacy: False\nparallel: {pipeline_config: {pipeline_interleave: False, pipeline_scheduler: zero_bubble_v}}\n"
+        "model: {model_config: {num_hidden_layers: 2}}\nrecompute_config: {recompute: [1]}",
+        "use_legacy: False\nparallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: zero_bubble_v}}\n"
+        "model: {model_config: {model_type: deepseek_v3, experimental_attention_variant: dsa, kv_lora_rank: 512,"
+        " multi_latent_attention: True}}\nrecompute_config: {recompute: [1]}",
+    ],
+)
+def test_without_use_parallel_mindspore_gets_nothing_of_the_section_parallel(section: str) -> None:
+    """With it each of these is an error."""
+    for is_parallel in (False, True):
+        problems = check_document(parse_document(f"use_parallel: {is_parallel}\n{section}", "x.yaml"))
+        rules = {problem.rule for problem in problems.errors} - {"pipeline-scheduler"}
+        assert bool(rules) == is_parallel, problems.errors
+
+
+def test_two_checks_read_the_section_parallel_without_use_parallel() -> None:
+    text = "use_parallel: False\nparallel: {parallel_mode: x, pipeline_config: {pipeline_scheduler: seqvpp}}"
+    errors = check_document(parse_document(text, "x.yaml")).errors
+    assert {"split-refused", "pipeline-refused"} <= {problem.rule for problem in errors}
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(1, True), (2, False)])
+def test_newer_models_have_flash_attention_by_default(mode: int, is_refused: bool) -> None:
+    """In semi-auto mode check_rules.py reads the file, whatever the default of the class."""
+    text = f"""
+use_legacy: False
+runner_config: {{epochs: 1}}
+parallel: {{parallel_mode: {mode}}}
+parallel_config: {{context_parallel: 2}}
+model: {{model_config: {{model_type: qwen3}}}}
+"""
+    errors = check_document(parse_document(text, "x.yaml")).errors
+    assert any("use_flash_attention" in problem.message for problem in errors) == is_refused
+
+
+def test_one_list_of_counts_for_two_chunks_is_one_error_with_a_fix_that_passes() -> None:
+    text = """
+use_legacy: False
+parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: zero_bubble_v}}
+parallel_config: {pipeline_stage: 4, micro_batch_num: 8}
+model: {model_config: {num_hidden_layers: 8, pp_interleave_num: 2}}
+recompute_config: {KEY: VALUE}
+"""
+    for key in ("recompute", "select_recompute"):
+        wrong = text.replace("KEY: VALUE", f"{key}: [1, 1, 1, 1]")
+        (error,) = check_document(parse_document(wrong, "x.yaml")).errors
+        fix, _, rest = error.fix.partition(", with")
+        assert rest and "one count for each stage, or" not in error.allowed
+        assert check_document(parse_document(text.replace("KEY: VALUE", fix), "x.yaml")).errors == ()
+
+
+def test_a_mistyped_run_mode_hides_no_other_mistake() -> None:
+    text = "run_mode: {}\noptimizer: {{type: AdamW, eps: 1e-8}}"
+    rules = {mode: check_document(parse_document(text.format(mode), "x.yaml")).errors for mode in ("trian", "predict")}
+    assert {problem.rule for problem in rules["trian"]} == {"run-refused", "optimizer-refused"}
+    assert rules["predict"] == ()
+
+
+def test_a_run_may_replace_the_mode_of_its_file() -> None:
+    document = parse_document("run_mode: pretrain\nswap_config: {swap: True}", "x.yaml")
+    assert check_document(document, is_run=True).errors == ()
+
+
+@pytest.mark.parametrize(("value", "fix"), [("1", "{key}: 1.0"), ("1e-8", "{key}: 1.0e-8"), ("3%", ""), (True, "")])
+def test_the_fix_for_a_number_without_a_dot_has_the_same_value(value: object, fix: str) -> None:
+    assert with_dot(value) == fix
 
 
 def test_a_model_in_a_folder_that_is_not_here_may_have_anything() -> None:

@@ -278,3 +278,10 @@ def test_a_section_that_aliases_blow_up_is_refused_at_once():
     )
     result = expand(f"\n{levels}\n        recompute_config: {{recompute: *l6}}\n", 4)
     assert [problem.message for problem in result.problems] == ["recompute_config: the section is too large"]
+
+
+def test_layers_without_an_offset_name_the_missing_key():
+    text = "parallel_config: {pipeline_stage: 4}\nmodel: {model_config: {num_layers: 9}}"
+    (problem,) = expand_stage_recompute(document(text), 9).problems
+    assert "model.model_config.offset is missing" in problem.message and "adds up" not in problem.message
+    assert problem.fix == "offset: [1, 0, 0, 0]"

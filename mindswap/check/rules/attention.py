@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_latent, of_newer
+from mindswap.check.refusals import FLASH, Refusal, Values, find_refusals, is_int, is_latent, lacks_flash, of_newer
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
-FLASH = "model.use_flash_attention"
 POSITIONS = ("rope", "yarn", "none", "relative", "learned_absolute", "partial_rope")
 # Sizes for which MindFormers has sparse attention (MLATransformerConfig).
 SPARSE_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "dsa_indexer_head_dim": 128, "dsa_indexer_n_heads": 64}
@@ -20,11 +19,6 @@ def _is_sparse(v: Values) -> bool:
 def _wrong_sparse_sizes(v: Values) -> dict[str, int]:
     """Return the sizes that sparse attention needs where the file has others."""
     return {key: size for key, size in SPARSE_SIZES.items() if v(f"model.{key}", size) != size}
-
-
-def _lacks_flash(v: Values) -> bool:
-    """Return whether flash attention is off; legacy models have it off by default, newer ones on."""
-    return not v(FLASH, v.is_newer or not v.is_whole)
 
 
 def _compresses(v: Values) -> bool:
@@ -69,14 +63,14 @@ REFUSALS = (
     Refusal(
         "mask-compression",
         ("model.use_eod_attn_mask_compression", "model.use_attn_mask_compression"),
-        lambda v: (v.is_newer or v.is_whole or v.is_written(FLASH)) and _lacks_flash(v) and _compresses(v),
+        lambda v: (v.is_newer or v.is_whole or v.is_written(FLASH)) and lacks_flash(v) and _compresses(v),
         "compressed masks need use_flash_attention: True",
         fix="use_flash_attention: True",
     ),
     Refusal(
         "ring-attention",
         "model.use_ring_attention",
-        lambda v: _lacks_flash(v) and bool(v("model.use_ring_attention")),
+        lambda v: lacks_flash(v) and bool(v("model.use_ring_attention")),
         "ring attention needs use_flash_attention: True",
         "False",
         "use_flash_attention: True, or {key}: False",

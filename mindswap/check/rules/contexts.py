@@ -133,7 +133,7 @@ REFUSALS = (
     Refusal(
         "parallel-keys",
         "parallel",
-        lambda v: v("use_parallel") is not False and bool(_unknown_parallel(v)),
+        lambda v: bool(_unknown_parallel(v)),
         lambda v: f"MindSpore knows no {', '.join(_unknown_parallel(v))} there",
         fix=lambda v: f"delete {', '.join(_unknown_parallel(v))}",
     ),

@@ -153,7 +153,7 @@ REFUSALS = (
         lambda v: _is_adamw(v) and v.is_written(EPS) and not isinstance(v(EPS), float),
         "MindFormers takes a float",
         WITH_DOT,
-        lambda v: "{key}: " + with_dot(v(EPS)),
+        lambda v: with_dot(v(EPS)),
     ),
     Refusal(
         "adamw-eps",

@@ -58,6 +58,7 @@ REFUSALS = (
         lambda v: v.scheduler == "seqvpp" and v("parallel_config.seq_split_num", 1) == 1,
         "MindFormers takes seqvpp with seq_split_num above 1 only",
         fix="pipeline_scheduler: seqpipe, or seq_split_num: 2",
+        is_always_read=True,
     ),
     Refusal(
         "seqvpp-stages",
@@ -111,7 +112,10 @@ REFUSALS = (
     Refusal(
         "zero-bubble-recompute",
         "recompute_config.recompute",
-        lambda v: v.is_newer and _is_zero_bubble(v) and _counts_stages_only(v),
+        # `stage-recompute` reports it where the number of layers is known.
+        lambda v: (
+            v.is_parallel and v.is_newer and _is_zero_bubble(v) and not v("model.layers") and _counts_stages_only(v)
+        ),
         "with zero_bubble_v MindFormers takes a list of counts for each of the two chunks",
         allowed="True, False, or [[counts of chunk 0], [counts of chunk 1]]",
         fix=lambda v: f"recompute: [{[0] * v.stages}, {[0] * v.stages}], with the counts that are meant",
@@ -126,7 +130,7 @@ REFUSALS = (
     Refusal(
         "pipeline-mode",
         "parallel.parallel_mode",
-        lambda v: v("use_parallel") is not False and not v.is_split and v.stages > 1,
+        lambda v: not v.is_split and v.stages > 1,
         lambda v: f"a pipeline of {v.stages} stages runs in semi-auto or auto parallel mode only",
         allowed="1 or SEMI_AUTO_PARALLEL, 2 or AUTO_PARALLEL",
         fix="{key}: 1",
@@ -159,7 +163,7 @@ REFUSALS = (
     Refusal(
         "automatic-stages",
         "parallel.auto_pipeline",
-        lambda v: v("use_parallel") is not False and bool(v("parallel.auto_pipeline")),
+        lambda v: bool(v("parallel.auto_pipeline")),
         "MindFormers 1.9 does not choose the number of stages",
         allowed="False",
         fix="{key}: False",
@@ -208,7 +212,7 @@ def pipeline_refused(context: Context) -> Iterator[Finding]:
     All conditions are in docs/internals/upstream_checks.md, each with the place that tests it. As everywhere, a run
     with swap off gets a warning, and MindFormers stops it.
 
-    PASS: parallel_config: {pipeline_stage: 4, micro_batch_num: 4}
-    FAIL: parallel_config: {pipeline_stage: 4, micro_batch_num: 2}
+    PASS (pp_interleave_num: 2, pipeline_interleave: True): parallel_config: {pipeline_stage: 4, micro_batch_num: 4}
+    FAIL (pp_interleave_num: 2, pipeline_interleave: True): parallel_config: {pipeline_stage: 4, micro_batch_num: 2}
     """
     yield from find_refusals(context, REFUSALS)

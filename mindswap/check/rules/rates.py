@@ -35,7 +35,7 @@ def _wrong_number(name: str, key: str) -> Refusal:
         lambda v: _warms(v) and v(path) is not None and not is_number(v(path)),
         "MindFormers takes a number",
         WITH_DOT,
-        lambda v: "{key}: " + with_dot(v(path)),
+        lambda v: with_dot(v(path)),
     )
 
 
@@ -163,7 +163,7 @@ REFUSALS = (
         ),
         "with lr_scale MindFormers takes a float",
         WITH_DOT,
-        lambda v: "{key}: " + with_dot(v(RATE)),
+        lambda v: with_dot(v(RATE)),
     ),
     Refusal(
         "scale-factor",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_number, is_positive, typed
+from mindswap.check.refusals import RUN_MODES, Refusal, Values, find_refusals, is_number, is_positive, typed
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -73,6 +73,15 @@ def _are_names(value: Any) -> bool:
 
 
 REFUSALS = (
+    Refusal(
+        "run-mode",
+        "run_mode",
+        # In a run an option replaces it, and MindFormers tests what it has then.
+        lambda v: not v.is_run and v.is_written("run_mode") and v("run_mode", "train") not in RUN_MODES,
+        "MindFormers knows no such mode",
+        ", ".join(RUN_MODES),
+        "{key}: train",
+    ),
     typed(
         "runner_config.gradient_accumulation_steps", is_positive, "an integer, 1 or more", "{key}: 1", takes_null=True
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import TRAIN_MODES
+from mindswap.check.refusals import OTHER_MODES
 from mindswap.config.nodes import DocumentNode, key_text, show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
@@ -23,7 +23,7 @@ def section_refused(context: Context) -> Iterator[Finding]:
     PASS: parallel_config: {data_parallel: 8}
     FAIL: parallel_config: {data_paralell: 8}
     """
-    if context.document.value("run_mode") not in TRAIN_MODES:
+    if context.document.value("run_mode") in OTHER_MODES:
         return
     sections = package_data("check/sections.yaml")
     known = sections["known"] | (sections["known_legacy"] if context.document.is_legacy else {})

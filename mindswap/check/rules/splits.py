@@ -7,6 +7,7 @@ from mindswap.check.context import Context
 from mindswap.check.refusals import (
     AUTO_MODES,
     DATA_MODES,
+    FLASH,
     PARALLEL_MODES,
     Refusal,
     Values,
@@ -14,6 +15,7 @@ from mindswap.check.refusals import (
     is_int,
     is_latent,
     is_positive,
+    lacks_flash,
     typed,
 )
 from mindswap.config.problem import Level
@@ -93,23 +95,25 @@ REFUSALS = (
         "MindFormers knows no such mode",
         allowed="0 to 3, DATA_PARALLEL, SEMI_AUTO_PARALLEL, AUTO_PARALLEL, HYBRID_PARALLEL, STAND_ALONE",
         fix="{key}: 1",
+        is_always_read=True,
     ),
     Refusal(
         "parallel-optimizer-mode",
         "parallel.enable_parallel_optimizer",
-        lambda v: v("use_parallel") is not False and not v.is_split and _cuts_no_states(v),
+        lambda v: not v.is_split and _cuts_no_states(v),
         "MindSpore refuses it for this optimizer outside of semi-auto and auto parallel mode",
         allowed="False",
         fix="{key}: False, or parallel_mode: 1",
     ),
     Refusal(
         "context-parallel-attention",
-        ("model.use_flash_attention", CONTEXT),
+        (FLASH, CONTEXT),
+        # check_rules.py reads the file in semi-auto mode; in auto mode the class of the model decides.
         lambda v: (
             v.is_split
             and v.context > 1
-            and not v("model.use_flash_attention")
-            and (v.is_whole or v.is_written("model.use_flash_attention"))
+            and (lacks_flash(v) if v(MODE, 1) in AUTO_MODES else not v(FLASH))
+            and (v.is_whole or v.is_written(FLASH))
         ),
         lambda v: f"with context_parallel {v.context} MindFormers wants use_flash_attention: True in model_config",
         allowed="use_flash_attention: True",
