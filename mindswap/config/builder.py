@@ -121,8 +121,13 @@ class Builder:
         found = WIDE.search(self._text, span.start, span.end)
         if found is None:
             return
-        before = self._text[: found.start()]
-        location = Location(self.file, before.count("\n") + 1, found.start() - before.rfind("\n"))
+        assert event.start_mark is not None
+        line, begin = event.start_mark.line + 1, event.start_mark.index
+        line += self._text.count("\n", begin, found.start())
+        # Counted from the last line break of the value, or from its start: the text before it may be long.
+        last_break = self._text.rfind("\n", begin, found.start())
+        column = found.start() - last_break if last_break >= 0 else event.start_mark.column + 1 + found.start() - begin
+        location = Location(self.file, line, column)
         path = path.removesuffix("?") + key_text(event.value) if is_key else path
         self._wide.append(WideCharacter(path, location, found[0], event.value, is_key))
 

@@ -7,6 +7,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import document_from_data
 from mindswap.config.rules import MAX_PER_LINE, count_equal
+from tests.cpu_time import cpu_ratio
 
 
 def test_the_model_of_a_file_of_2x_has_the_same_limits():
@@ -42,3 +43,9 @@ def test_as_many_as_are_told_are_not_counted():
 def test_problems_without_a_line_are_all_told():
     given = [problem(0, message=str(number)) for number in range(MAX_PER_LINE * 2)]
     assert list(count_equal(given)) == given
+
+
+def test_many_wide_characters_cost_as_much_as_their_values():
+    few, many = ("".join(f"x{i}: {'a' * 600}，\n" for i in range(number)) for number in (400, 4000))
+    ratio = cpu_ratio(lambda: parse_document(many, "x.yaml"), lambda: parse_document(few, "x.yaml"))
+    assert ratio < 30  # of a square: 100

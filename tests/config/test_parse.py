@@ -313,3 +313,9 @@ def test_generated_files_are_loaded_as_mindformers_loads_them():
         if parse.loader_for(text) is yaml.SafeLoader:
             assert repr(dict(sorted(to_data(document.root).items()))) == repr(data), text
     assert num_accepted > num_texts / 10
+
+
+def test_a_wide_character_is_placed_on_its_line_of_a_value():
+    text = "a: &x 'b\n  c\n   d，e'\nf: ['：']\n"
+    places = [(wide.location.line, wide.location.column) for wide in parse_document(text, "x.yaml").wide]
+    assert places == [(3, 5), (4, 6)]
