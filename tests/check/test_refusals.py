@@ -30,12 +30,15 @@ def test_the_names_that_a_run_has_for_parallel_modes_are_taken(mode: str) -> Non
 @pytest.mark.parametrize(
     "section",
     [
-        "parallel: {pipeline_config: {pipeline_scheduler: 1f1b}}\nrunner_config: {epochs: 1}\nmodel: {model_config: {}}",
+        "parallel: {pipeline_config: {pipeline_scheduler: 1f1b}}\n"
+        "runner_config: {epochs: 1}\nmodel: {model_config: {}}",
         "parallel: {gradients_mean: null, search_mode: null, pipeline_config: null}",
         "parallel: {comm_fusion: {x: 1}, auto_pipeline: True, unknown: 1}",
-        "use_legacy: False\nparallel: {pipeline_config: {pipeline_interleave: False, pipeline_scheduler: zero_bubble_v}}\n"
+        "use_legacy: False\n"
+        "parallel: {pipeline_config: {pipeline_interleave: False, pipeline_scheduler: zero_bubble_v}}\n"
         "model: {model_config: {num_hidden_layers: 2}}\nrecompute_config: {recompute: [1]}",
-        "use_legacy: False\nparallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: zero_bubble_v}}\n"
+        "use_legacy: False\n"
+        "parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: zero_bubble_v}}\n"
         "model: {model_config: {model_type: deepseek_v3, experimental_attention_variant: dsa, kv_lora_rank: 512,"
         " multi_latent_attention: True}}\nrecompute_config: {recompute: [1]}",
     ],
