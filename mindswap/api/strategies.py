@@ -8,7 +8,7 @@ from mindswap.config.parse import parse_document
 from mindswap.config.pipeline import Layout
 from mindswap.config.sections import rewrite_section
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.config.weight_sharding import STRATEGY_MODES
+from mindswap.config.weight_sharding import is_split
 from mindswap.errors import PlanError
 from mindswap.planner.strategies import Batch, Strategy, StrategySpace
 from mindswap.policy.read import find_num_layers
@@ -96,8 +96,7 @@ def strategy_space(
     Raises:
         PlanError: the configuration trains without strategies, or says nothing of its layers.
     """
-    mode = document.value("parallel", "parallel_mode")
-    if document.value("use_parallel") is False or mode not in STRATEGY_MODES:
+    if not is_split(document):
         raise PlanError(
             f"--strategy: {document.file}: parallel.parallel_mode takes no strategies\n"
             "    allowed: 1 (semi-auto parallel)\n    fix:     use_parallel: True, parallel: {parallel_mode: 1}"

@@ -13,6 +13,7 @@ from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.problem import Location
 from mindswap.config.rules import Finding
 from mindswap.config.source import FOLDER_RULE
+from mindswap.config.weight_sharding import is_split
 
 # Values of `run_mode` that do not train; MindFormers refuses what is neither here nor train or finetune.
 OTHER_MODES = ("eval", "predict", "predict_with_train_model")
@@ -22,8 +23,6 @@ PARALLEL_MODES = (0, 1, 2, 3, "DATA_PARALLEL", "SEMI_AUTO_PARALLEL", "AUTO_PARAL
                   "MANUAL_PARALLEL")  # fmt: skip
 # The same by what they do, with MindSpore's names, which MindFormers puts in their place when a run begins.
 DATA_MODES = (0, "DATA_PARALLEL", "data_parallel")
-AUTO_MODES = (2, "AUTO_PARALLEL", "auto_parallel")
-SPLIT_MODES = (1, "SEMI_AUTO_PARALLEL", "semi_auto_parallel", *AUTO_MODES)
 MODEL = "model.model_config."
 FLASH = "model.use_flash_attention"
 # Keys of model_config by which a legacy and a newer model are told the same.
@@ -107,7 +106,7 @@ class Values:
     @property
     def is_split(self) -> bool:
         """Whether the strategies of the model are in force: semi-auto or auto parallel mode."""
-        return self.is_parallel and self("parallel.parallel_mode", 1) in SPLIT_MODES
+        return is_split(self.document)
 
     @property
     def stages(self) -> int:

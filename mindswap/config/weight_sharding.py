@@ -12,8 +12,17 @@ from mindswap.errors import GraphError
 
 # Where a rank stands among the parallel splits of a configuration.
 
-# `parallel.parallel_mode`, as MindFormers reads it: in these the strategies of the model are in force.
-STRATEGY_MODES = (1, 2, "semi_auto_parallel", "auto_parallel")
+# `parallel.parallel_mode` with MindFormers' names, and with MindSpore's, by which a run replaces them.
+SEMI_AUTO_MODES = (1, "SEMI_AUTO_PARALLEL", "semi_auto_parallel")
+AUTO_MODES = (2, "AUTO_PARALLEL", "auto_parallel")
+STRATEGY_MODES = (*SEMI_AUTO_MODES, *AUTO_MODES)
+
+
+def is_split(document: Document) -> bool:
+    """Return whether the strategies of the model are in force: semi-auto mode, which is the default, or auto mode."""
+    mode = document.value("parallel", "parallel_mode")
+    is_mode = mode is None or (mode in STRATEGY_MODES and not isinstance(mode, bool))
+    return is_mode and document.value("use_parallel") is not False
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permi
         context_parallel=context,
         num_stages=pipeline.num_stages,
         has_seq_parallel=document.value("parallel_config", "use_seq_parallel") is True,
-        has_strategies=document.value("parallel", "parallel_mode") in STRATEGY_MODES,
+        has_strategies=is_split(document),
         stage=stage,
         layers=layers,
         expert_parallel=document.count("parallel_config", "expert_parallel"),
@@ -97,9 +106,8 @@ def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permi
 
 def gathers_sequence(document: Document) -> bool:
     """Sequence parallelism cuts what is between the layers over tensor parallel ranks."""
-    is_cut = document.value("parallel", "parallel_mode") in STRATEGY_MODES
     is_asked = document.value("parallel_config", "use_seq_parallel") is True
-    return is_cut and is_asked and document.count("parallel_config", "model_parallel") > 1
+    return is_split(document) and is_asked and document.count("parallel_config", "model_parallel") > 1
 
 
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
@@ -166,9 +174,7 @@ WHOLE = WeightSharding()  # nothing is cut
 
 def shards_weights(document: Document) -> bool:
     """Return whether the parallel optimizer is on, and the strategies of the model are in force."""
-    mode = document.value("parallel", "parallel_mode")
-    is_parallel = document.value("use_parallel") is not False and (mode is None or mode in STRATEGY_MODES)
-    return is_parallel and document.value("parallel", "enable_parallel_optimizer") is True
+    return is_split(document) and document.value("parallel", "enable_parallel_optimizer") is True
 
 
 def read_weight_sharding(document: Document) -> WeightSharding:

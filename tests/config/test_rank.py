@@ -2,9 +2,11 @@
 
 import pytest
 
+from mindswap.check.refusals import Values
+from mindswap.config.parse import parse_document
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.source import load_document
-from mindswap.config.weight_sharding import place_rank
+from mindswap.config.weight_sharding import gathers_sequence, is_split, place_rank, shards_weights
 from mindswap.errors import GraphError
 
 CONFIG = """\
@@ -47,3 +49,26 @@ def test_virtual_chunks_give_a_stage_several_runs_of_layers():
     assert [interleaved.stage_layers(stage, 8) for stage in (0, 1)] == [(0, 1, 4, 5), (2, 3, 6, 7)]
     v_shaped = Pipeline(num_stages=2, num_chunks=2, scheduler="zero_bubble_v")
     assert [v_shaped.stage_layers(stage, 8) for stage in (0, 1)] == [(0, 1, 6, 7), (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("section", "is_in_force"),
+    [
+        ("{}", True),  # MindFormers' default is 1
+        ("{parallel_mode: 1}", True),
+        ("{parallel_mode: SEMI_AUTO_PARALLEL}", True),
+        ("{parallel_mode: semi_auto_parallel}", True),
+        ("{parallel_mode: AUTO_PARALLEL}", True),
+        ("{parallel_mode: 2}", True),
+        ("{parallel_mode: 0}", False),
+        ("{parallel_mode: DATA_PARALLEL}", False),
+        ("{parallel_mode: True}", False),
+    ],
+)
+def test_all_names_of_a_mode_are_read_alike(section, is_in_force):
+    text = CONFIG.replace("{parallel_mode: 1}", section.replace("}", ", enable_parallel_optimizer: True}"))
+    text = text.replace("{, ", "{")
+    document = parse_document(text, "x.yaml")
+    assert place_rank(document, 0, 6).has_strategies == is_in_force
+    assert gathers_sequence(document) == shards_weights(document) == Values(document).is_split == is_in_force
+    assert not is_split(parse_document("use_parallel: False\n" + text, "x.yaml"))

@@ -5,7 +5,6 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.refusals import (
-    AUTO_MODES,
     DATA_MODES,
     FLASH,
     PARALLEL_MODES,
@@ -20,6 +19,7 @@ from mindswap.check.refusals import (
 )
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
+from mindswap.config.weight_sharding import AUTO_MODES
 
 TENSOR, CONTEXT, EXPERT = (f"parallel_config.{kind}_parallel" for kind in ("model", "context", "expert"))
 ALGORITHM, DEGREE = "parallel_config.context_parallel_algo", "parallel_config.ulysses_degree_in_cp"

@@ -10,6 +10,7 @@ from mindswap.check.check import TRAIN_MODES, check_before_network
 from mindswap.config.nodes import Document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import SEMI_AUTO_MODES
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.mindformers_2x.tables import refuse_pynative
 from mindswap.units import format_count
@@ -105,8 +106,6 @@ def check_configuration(command: list[str], num_workers: int) -> None:
     _check_workers(document, training.options, num_workers)
 
 
-# `parallel.parallel_mode` of semi-automatic parallel training (MindFormers' core/context/build_context.py).
-SEMI_AUTO = (1, "semi_auto_parallel", "SEMI_AUTO_PARALLEL")
 # What MindFormers multiplies and compares with the workers (`_check_parallel` of tools/check_rules.py, mindformers
 # 1.9.0). Experts are spread over data, tensor and context parallel ranks, so `expert_parallel` is not among them.
 FACTORS = ("data_parallel", "model_parallel", "context_parallel", "pipeline_stage")
@@ -117,7 +116,7 @@ def _check_workers(document: Document, options: list[str], num_workers: int) -> 
     stated = find_option(options, "--use_parallel")
     is_parallel = str(document.value("use_parallel") if stated is None else stated).lower() == "true"
     mode = document.value("parallel", "parallel_mode")
-    if not is_parallel or isinstance(mode, bool) or (mode is not None and mode not in SEMI_AUTO):
+    if not is_parallel or isinstance(mode, bool) or (mode is not None and mode not in SEMI_AUTO_MODES):
         return
     counts = [document.count("parallel_config", name) for name in FACTORS]
     num_ranks = prod(counts)
