@@ -1,13 +1,16 @@
 """Conditions of refusals with values that nobody expects."""
 
+import re
+
 import pytest
 
 from mindswap.check.check import check_document
 from mindswap.check.refusals import with_dot
+from mindswap.check.rules import find_rules
 from mindswap.config.parse import parse_document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import with_model_of_folder
-from tests.check.refusal_cases import MODULES, OTHERS, Case, assert_refused, read_cases
+from tests.check.refusal_cases import MODULES, OTHERS, Case, assert_refused, read_cases, rule_of
 
 ODD = ("null", "[]", "{}", "'x'", "-1", "1.0e+30", "True", "[[]]", "[null]", "{a: {b: c}}", "99999999999999999999")
 CASES = [case for module in MODULES for case in read_cases(module)]
@@ -135,3 +138,21 @@ def _with_value(case: Case, value: str) -> str:
         if depth < 0 or character == "\n" or (depth == 0 and character == ","):
             return before + value + after[position:]
     return before + value
+
+
+# What the examples of a rule say in brackets.
+INTERLEAVED = """
+parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: 1f1b}}
+model: {model_config: {pp_interleave_num: 2}}
+"""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_of_a_rule_with_a_table_pass_and_fail(module: str) -> None:
+    rule = rule_of(module)
+    examples = re.findall(r"^ *(PASS|FAIL)( \(.*?\))?: (.*)$", find_rules()[rule].text, re.MULTILINE)
+    assert {kind for kind, *_ in examples} == {"PASS", "FAIL"}
+    for kind, condition, text in examples:
+        document = parse_document(text + INTERLEAVED if condition else text, "x.yaml")
+        rules = {problem.rule for problem in check_document(document).errors}
+        assert (rule in rules) == (kind == "FAIL"), text

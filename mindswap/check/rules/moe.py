@@ -116,7 +116,7 @@ def moe_refused(context: Context) -> Iterator[Finding]:
 
     All conditions are in docs/internals/upstream_checks.md, each with the place that tests it.
 
-    PASS: moe_config: {expert_num: 8, num_experts_chosen: 2}
-    FAIL: moe_config: {expert_num: 8, num_experts_chosen: 9}
+    PASS: moe_config: {expert_num: 8, num_experts_chosen: 2, routing_policy: TopkRouterV2}
+    FAIL: moe_config: {expert_num: 8, num_experts_chosen: 9, routing_policy: TopkRouterV2}
     """
     yield from find_refusals(context, REFUSALS)
