@@ -196,7 +196,7 @@ def _idle_names(names: Mapping[Pin, Sequence[Name]], model: StepModel) -> dict[N
                 idle[kind, name] = reasons.get(exact_pattern(name), COPY_FREES_NOTHING)
         for name in recomputed:
             if name in faults.recompute:
-                # Only without another recompute that has no effect either: of that no reason is found.
+                # `reasons` has none for a name that is idle only once other idle names are left out.
                 idle[kind, name] = reasons.get(name, RECOMPUTE_FREES_NOTHING)
     return idle
 

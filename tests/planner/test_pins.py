@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import PlanError
+from mindswap.planner.effect import Faults, Foresight
 from mindswap.planner.pins import DEFAULT_DISTANCE, Means, Pin, pinned_policy, read_pin
 from mindswap.planner.planner import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
@@ -156,3 +157,11 @@ def test_beside_a_pin_the_rest_is_still_planned(free_bytes):
 def test_what_nothing_fits_beside_says_so(free_bytes):
     plan = planned(free_bytes - 3 * MB, "mlp=keep", "attn=keep")
     assert not plan.fits and plan.policy.op_swap == plan.policy.select_recompute == ()
+
+
+def test_a_recompute_that_is_idle_only_without_another_has_a_reason(monkeypatch):
+    """`Foresight.faults` goes on until nothing more is idle; the reasons are of its first round."""
+    idle = Faults(frozenset(), frozenset({"attn.exp"}))
+    monkeypatch.setattr(Foresight, "faults", lambda *_: idle)
+    with pytest.raises(PlanError, match="its recompute frees nothing without that of another name"):
+        pinned_policy([read_pin(r"attn\.exp=recompute")], small_model(), DEFAULT_ALLOW)
