@@ -11,6 +11,9 @@ from tests.strength import NIGHTLY
 # process be that a test starts: the tests of Ctrl-C would have nothing to interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same of `nohup make test`: what is ignored stays ignored in the commands.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Every simulation reads it: figures that tests expect are those without.
 os.environ.pop("HCCL_BUFFSIZE", None)

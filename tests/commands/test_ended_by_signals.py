@@ -74,7 +74,8 @@ def processes_of(mark: str) -> list[str]:
     return [words for words in found if words]  # a zombie has none
 
 
-def all_gone(mark: str, timeout_s: float = 0) -> bool:
+def all_gone(mark: str, timeout_s: float = 2) -> bool:
+    """Check that no such process is left; Python's own resource tracker ends when it sees that its parent has."""
     limit_s = time.monotonic() + timeout_s
     while processes_of(mark) and time.monotonic() < limit_s:
         time.sleep(0.05)
