@@ -57,6 +57,8 @@ _FOLDERS = (
 _HIDES_LOG = ("GLOG_", "MS_SUBMODULE_LOG_v", "STDOUT_DEVICES", "logger_")
 
 _lock = threading.Lock()
+# What MindSpore and MindFormers set once, when they are imported or first used, for all compiles of this process.
+_set_by_libraries: dict[str, str] = {}
 _users: dict[str, str] | None = None  # the user's variables, while others are in their place
 
 
@@ -144,7 +146,7 @@ def replaced_environment() -> Iterator[None]:
     with _lock:
         before, outer = dict(os.environ), _users
         _users = before if outer is None else outer
-        ours = package_environment(before)
+        ours = package_environment(before) | _set_by_libraries
         _update(before, ours)
     try:
         yield
@@ -152,6 +154,9 @@ def replaced_environment() -> Iterator[None]:
         with _lock:
             _users = outer
             now = dict(os.environ)
+            _set_by_libraries.update(
+                {name: text for name, text in now.items() if name.startswith(_OF_LIBRARIES) and ours.get(name) != text}
+            )
             changed = {name for name in before.keys() | ours.keys() if before.get(name) != ours.get(name)}
             untouched = {name for name in changed if now.get(name) == ours.get(name)}
             _update(now, {name: text for name, text in now.items() if name not in untouched}

@@ -118,3 +118,15 @@ def test_children_of_other_threads_get_the_same_meanwhile(monkeypatch):
     thread.join()
     assert found and all(one == expected for one in found)
     assert Path.cwd()
+
+
+def test_a_variable_that_a_library_set_is_there_the_next_time(monkeypatch):
+    """MindFormers sets MS_DEV_JIT_SYNTAX_LEVEL once: the second compile of a newer model failed without it."""
+    monkeypatch.setattr("mindswap.environment._set_by_libraries", {})
+    monkeypatch.delenv("MS_OF_A_LIBRARY", raising=False)
+    monkeypatch.setenv("MS_OF_THE_USER", "1")
+    with replaced_environment():
+        os.environ["MS_OF_A_LIBRARY"] = "0"
+    with replaced_environment():
+        assert os.environ["MS_OF_A_LIBRARY"] == "0" and "MS_OF_THE_USER" not in os.environ
+    monkeypatch.delenv("MS_OF_A_LIBRARY", raising=False)

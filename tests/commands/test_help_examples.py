@@ -78,7 +78,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         shutil.copy(config, tmp_path / name)
     shutil.copy(tmp_path / "counts.yaml", tmp_path / "old.yaml")
     shutil.copy(tmp_path / "launch.sh", tmp_path / "pretrain_gpt.sh")
-    (tmp_path / "config_2x.yaml").write_text(OF_2X, "utf-8")
+    (tmp_path / "config_2x.yaml").write_text(f"training: {{}}\nparallelism: {{}}\n{OF_2X}", "utf-8")
     write_profile(tmp_path / "profile", KERNELS, COPIES, STEPS, rank="host_20260101_ascend_ms")
     of_cann = tmp_path / "PROF_000001_20260101" / "mindstudio_profiler_output"
     write_csv(of_cann / "op_summary_20260101.csv", SUMMARY_COLUMNS, [summary(entry) for entry in KERNELS])
