@@ -225,7 +225,7 @@ def cells(row: Row, effect: Effect, language: str = "en") -> list[str]:
 
 
 def table(rows: Sequence[tuple[Row, Effect]], language: str) -> str:
-    """In Markdown, with the rules that are held otherwise behind it."""
+    """Return the table in Markdown, followed by the rules that are verified elsewhere."""
     header = PAGES[language][1]
     lines = [header, ["---"] * len(header), *(cells(row, effect, language) for row, effect in rows)]
     reasons = (f"- `{rule}`: {texts[language]}\n" for rule, texts in declared()["elsewhere"].items())
@@ -243,7 +243,7 @@ def faults(rows: Sequence[tuple[Row, Effect]]) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Compare the rows that were asked for."""
+    """Compare the selected rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rules", nargs="*", help="default is all")
     parser.add_argument("--again", action="store_true", help="dry run rows that are known, too")
