@@ -101,7 +101,7 @@ class Values:
     @property
     def is_parallel(self) -> bool:
         """Whether MindFormers passes the section `parallel` on to MindSpore."""
-        return self("use_parallel") is not False
+        return self.document.is_parallel
 
     @property
     def is_split(self) -> bool:

@@ -181,6 +181,11 @@ class Document:
         """The model is of the legacy families: `use_legacy` is not False."""
         return self.value("use_legacy") is not False
 
+    @property
+    def is_parallel(self) -> bool:
+        """Whether MindFormers passes the section `parallel` on to MindSpore: `use_parallel` is not False."""
+        return self.value("use_parallel") is not False
+
 
 def expanded_size(node: DocumentNode, weigh: Callable[[DocumentNode], int] = lambda node: 1) -> int:
     """Number of values that a node stands for when every alias is written out; `weigh`: what a value itself counts."""

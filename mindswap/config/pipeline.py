@@ -173,7 +173,7 @@ def read_pipeline(document: Document) -> Pipeline:
     num_chunks = read_num_chunks(document) if is_interleaved(document) else 1
     offset = _offset_data(document.get("model", "model_config", "offset"))
     # MindFormers takes the schedule from MindSpore's context, which has none without use_parallel.
-    scheduler = document.get(*SCHEDULER_PATH) if document.value("use_parallel") is not False else None
+    scheduler = document.get(*SCHEDULER_PATH) if document.is_parallel else None
     name = "1f1b" if scheduler is None or scheduler.is_null else str(scheduler.value)
     return Pipeline(num_stages, num_chunks, offset, name)
 

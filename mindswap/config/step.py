@@ -109,8 +109,7 @@ def read_step_settings(document: Document) -> StepSettings:
         num_micro_batches = document.count("runner_config", "gradient_accumulation_steps")
     is_accumulating = num_micro_batches > 1
     num_micro_batches *= document.count("micro_batch_interleave_num")
-    is_parallel = document.value("use_parallel") is not False
-    data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
+    data_parallel = document.count("parallel_config", "data_parallel") if document.is_parallel else 1
     sharding = read_weight_sharding(document)
     optimizer = document.value("optimizer", "type")
     # MindFormers takes the class of one kernel then (core/optim/build_optim.py, get_actual_adamw_cls).
@@ -142,7 +141,7 @@ def read_step_settings(document: Document) -> StepSettings:
         # The cell for several micro-batches clips by default, the other does not.
         is_clipping=is_clipping if isinstance(is_clipping, bool) else is_accumulating,
         is_accumulating=is_accumulating,
-        shares_casts=is_parallel
+        shares_casts=document.is_parallel
         and document.value("parallel", "enable_parallel_optimizer") is True
         and num_micro_batches > 1
         and level != "level3",

@@ -22,7 +22,7 @@ def is_split(document: Document) -> bool:
     """Return whether the strategies of the model are in force: semi-auto mode, which is the default, or auto mode."""
     mode = document.value("parallel", "parallel_mode")
     is_mode = mode is None or (mode in STRATEGY_MODES and not isinstance(mode, bool))
-    return is_mode and document.value("use_parallel") is not False
+    return is_mode and document.is_parallel
 
 
 @dataclass(frozen=True)

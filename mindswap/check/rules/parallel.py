@@ -43,7 +43,7 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     FAIL (there is no level4): parallel: {parallel_optimizer_config: {optimizer_level: level4}}
     """
     section = context.document.get(*OPTIMIZER_CONFIG)
-    if section is None or section.is_null:
+    if section is None or section.is_null or not context.document.is_parallel:
         return
     level, path = context.stop_level, ".".join(OPTIMIZER_CONFIG)
     if section.entries is None:
@@ -167,7 +167,7 @@ def pipeline_scheduler(context: Context) -> Iterator[Finding]:
     """
     # As `set_pipeline_config` of MindSpore 2.9.0 judges it (parallel/_auto_parallel_context.py).
     node = context.document.get(*SCHEDULER_PATH)
-    if node is None or node.is_null:
+    if node is None or node.is_null or not context.document.is_parallel:
         return
     path, name = ".".join(SCHEDULER_PATH), show(node)
     interleave = context.document.get(*SCHEDULER_PATH[:-1], "pipeline_interleave")
