@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.config.nodes import Document, DocumentNode, is_whole_number, show, to_data
+from mindswap.check.parts import Part, find_part
+from mindswap.config.nodes import Document, DocumentNode, is_whole_number, to_data
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.problem import Location
 from mindswap.config.rules import Finding
@@ -179,6 +180,7 @@ class Refusal:
     allowed: Text = ""
     fix: Text = ""  # `{key}` stands for the key that the problem is at
     is_always_read: bool = False  # also with `use_parallel: False`, though it is at a key of `parallel`
+    parts: Callable[[Values], list[Part]] | None = None  # what is wrong in the list or mapping; None is all of it
 
 
 def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Finding]:
@@ -189,24 +191,69 @@ def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Fin
     for refusal in refusals:
         path, node, location = values.locate((refusal.at,) if isinstance(refusal.at, str) else refusal.at)
         is_read = refusal.is_always_read or values.is_parallel or path.partition(".")[0] != "parallel"
-        if not is_read or not _holds(refusal.holds, values):
+        if not is_read or not _is_so(refusal.holds, values):
             continue
-        written = f" {show(node)}:" if node is not None and node.entries is None else ""
         message, allowed, fix = (_text(text, values) for text in (refusal.message, refusal.allowed, refusal.fix))
-        fix = fix.replace("{key}", path.rpartition(".")[2])
-        yield Finding(location, f"{path}:{written} {message}", allowed, fix, context.stop_level)
+        for part in refusal.parts(values) if refusal.parts is not None and node is not None else [Part(())]:
+            part_path, written, place = find_part(part, path, node, location)
+            part_fix = fix.replace("{key}", part_path.rpartition(".")[2])
+            yield Finding(
+                place, f"{part_path}:{written} {message}", part.allowed or allowed, part_fix, context.stop_level
+            )
 
 
-def _holds(condition: Condition, values: Values) -> bool:
+def _is_so(condition: Callable[[Any], bool], argument: Any) -> bool:
     """Return whether a condition holds; with a value of a wrong type it does not: types are refused by themselves."""
     try:
-        return bool(condition(values))
+        return bool(condition(argument))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ZeroDivisionError, OverflowError):
         return False
 
 
 def _text(text: Text, values: Values) -> str:
     return text if isinstance(text, str) else text(values)
+
+
+def of_parts(
+    name: str,
+    at: str,
+    parts: Callable[[Values], list[Part]],
+    message: Text,
+    allowed: Text = "",
+    fix: Text = "",
+) -> Refusal:
+    """Return the refusal of parts of a list or mapping: each is a problem at its place."""
+    return Refusal(name, at, lambda v: bool(parts(v)), message, allowed, fix, parts=parts)
+
+
+def of_elements(
+    name: str,
+    at: str,
+    is_wrong: Callable[[Any], bool],
+    message: Text,
+    allowed: Text = "",
+    fix: Text = "",
+    key: str = "",
+    where: Condition = lambda v: True,
+) -> Refusal:
+    """Return the refusal of elements of a list.
+
+    Args:
+        name, at, message, allowed, fix: of the refusal.
+        is_wrong: whether the training stops at an element; one of a wrong type counts as right.
+        key: of a value in the element where that is wrong.
+        where: whether the list is read at all.
+    """
+
+    def parts(v: Values) -> list[Part]:
+        elements = v(at)
+        if not isinstance(elements, list) or not where(v):
+            return []
+        return [
+            Part((index, key) if key else (index,)) for index, item in enumerate(elements) if _is_so(is_wrong, item)
+        ]
+
+    return of_parts(name, at, parts, message, allowed, fix)
 
 
 # Types of single values, as MindFormers and MindSpore check them.

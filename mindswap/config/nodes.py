@@ -93,7 +93,7 @@ class DocumentNode:
         """The entries of a mapping that count, one per key."""
         return tuple(self._entry_of.values())
 
-    def entry(self, key: str) -> "MappingEntry | None":
+    def entry(self, key: object) -> "MappingEntry | None":
         """The entry with this key; None if there is none or this is not a mapping."""
         return self._entry_of.get(key)
 

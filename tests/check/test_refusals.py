@@ -152,3 +152,36 @@ def test_the_examples_of_a_rule_with_a_table_pass_and_fail(module: str) -> None:
         document = parse_document(text + INTERLEAVED if condition else text, "x.yaml")
         rules = {problem.rule for problem in check_document(document).errors}
         assert (rule in rules) == (kind == "FAIL"), text
+
+
+def test_each_wrong_part_of_a_list_or_mapping_is_a_problem_at_its_line() -> None:
+    text = """\
+callbacks:
+  - type: MFLossMonitor
+  - type: CheckpointMonitor
+    prefix: rank_0
+  - {type: CheckpointMonitor, prefix: llama}
+  - {type: CheckpointMonitor, prefix: my_rank}
+parallel:
+  full_batch: True
+  pipeline_stage: 2
+  comm_fusion:
+    allreduce: {mode: auto, config: null}
+    allgather: {mode: index, config: null}
+  stages: 2
+optimizer:
+  type: AdamW
+  betas:
+    - 0.9
+    - 1.5
+"""
+    errors = check_document(parse_document(text, "x.yaml")).errors
+    assert [(problem.location.line, problem.message.partition(": ")[0]) for problem in errors] == [
+        (4, "callbacks[1].prefix"),
+        (6, "callbacks[3].prefix"),
+        (9, "parallel.pipeline_stage"),
+        (12, "parallel.comm_fusion.allgather.mode"),
+        (13, "parallel.stages"),
+        (18, "optimizer.betas[1]"),
+    ]
+    assert errors[0].fix == "prefix: checkpoint" and "'rank_0'" in errors[0].message

@@ -1,10 +1,11 @@
 """Rule for settings of MindSpore's context at which MindSpore stops."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_positive, typed
+from mindswap.check.parts import Part
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_number, is_positive, of_parts, typed
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.config.step import GRAPH, PYNATIVE
@@ -32,6 +33,7 @@ ASCEND_VALUES: dict[str, tuple[Any, ...]] = {
     "topo_order": (dict,),
     "op_debug_option": (str,),
 }
+FUSION_FORM, FUSION_FIX = "{mode: auto, config: null}", "{key}: {mode: auto, config: null}"
 FUSIONS = {"allreduce": ("auto", "size", "index"), "allgather": ("auto", "size"), "reducescatter": ("auto", "size")}
 
 
@@ -43,35 +45,41 @@ def _is_ascend_value(key: str, value: Any) -> bool:
     return isinstance(value, allowed[0]) or (value is None and allowed[0] is str)
 
 
-def _wrong_ascend(v: Values) -> list[str]:
-    return [key for key, value in v(ASCEND, {}).items() if not _is_ascend_value(key, value)]
+def _wrong_ascend(v: Values) -> list[Part]:
+    """Return the values of `ascend_config` that MindSpore does not take."""
+    return [
+        Part((key,), allowed=" or ".join(getattr(value, "__name__", str(value)) for value in ASCEND_VALUES[key]))
+        for key, value in v(ASCEND, {}).items()
+        if not _is_ascend_value(key, value)
+    ]
 
 
-def _unknown_parallel(v: Values) -> list[str]:
-    """Return the keys of `parallel` that MindSpore does not take."""
-    return sorted(set(map(str, v("parallel", {}))) - set(package_data("check/sections.yaml")["parallel"]))
+def _fusion(
+    name: str, is_wrong: Callable[[str, Any], bool], message: str, allowed: str, fix: str = "", key: str = ""
+) -> Refusal:
+    """Return the refusal of one of the fusions of communication; `key` is that of the wrong value in it."""
+
+    def parts(v: Values) -> list[Part]:
+        fusions = [(kind, fusion) for kind, fusion in v(FUSION, {}).items() if kind in FUSIONS]
+        return [Part((kind, key) if key else (kind,)) for kind, fusion in fusions if is_wrong(kind, fusion)]
+
+    return of_parts(f"fusion-{name}", FUSION, parts, message, allowed, fix)
 
 
-def _fusions(is_wrong: Callable[[str, Any], bool]) -> Callable[[Values], bool]:
-    """Return the condition that one of the fusions of communication is wrong."""
-    return lambda v: any(is_wrong(name, fusion) for name, fusion in v(FUSION, {}).items() if name in FUSIONS)
-
-
-def _unknown(name: str, path: str, known: frozenset[str]) -> Refusal:
+def _unknown(name: str, path: str, known: Collection[str], allowed: str = "") -> Refusal:
     """Return the refusal of keys of a section that MindSpore does not know."""
 
-    def unknown(v: Values) -> list[str]:
+    def parts(v: Values) -> list[Part]:
         section = v(path)
-        return sorted(set(map(str, section)) - known) if isinstance(section, dict) else []
+        return [Part((key,), is_key=True) for key in section if key not in known] if isinstance(section, dict) else []
 
-    return Refusal(
-        name,
-        path,
-        lambda v: bool(unknown(v)),
-        lambda v: f"MindSpore knows no {', '.join(unknown(v))} there",
-        ", ".join(sorted(known)),
-        lambda v: f"delete {', '.join(unknown(v))}",
+    return of_parts(
+        name, path, parts, "MindSpore does not know this key", allowed or ", ".join(sorted(known)), "delete it"
     )
+
+
+def _has_threshold(fusion: Any) -> bool:
+    return isinstance(fusion, dict) and fusion.get("mode") == "size" and is_number(fusion.get("config"))
 
 
 REFUSALS = (
@@ -119,23 +127,9 @@ REFUSALS = (
         "{key}: 'off'",
     ),
     _unknown("ascend-keys", ASCEND, frozenset(ASCEND_VALUES)),
-    Refusal(
-        "ascend-values",
-        ASCEND,
-        lambda v: bool(_wrong_ascend(v)),
-        lambda v: f"MindSpore stops at {', '.join(_wrong_ascend(v))}",
-        lambda v: "; ".join(
-            f"{key}: {' or '.join(getattr(value, '__name__', str(value)) for value in ASCEND_VALUES[key])}"
-            for key in _wrong_ascend(v)
-        ),
-        lambda v: f"delete {', '.join(_wrong_ascend(v))}",
-    ),
-    Refusal(
-        "parallel-keys",
-        "parallel",
-        lambda v: bool(_unknown_parallel(v)),
-        lambda v: f"MindSpore knows no {', '.join(_unknown_parallel(v))} there",
-        fix=lambda v: f"delete {', '.join(_unknown_parallel(v))}",
+    of_parts("ascend-values", ASCEND, _wrong_ascend, "MindSpore stops at this value", fix="delete it"),
+    _unknown(
+        "parallel-keys", "parallel", package_data("check/sections.yaml")["parallel"], "keys of MindSpore's context"
     ),
     Refusal(
         "accumulation-step",
@@ -173,33 +167,29 @@ REFUSALS = (
     ),
     _unknown("fusion-keys", FUSION, frozenset({"openstate", *FUSIONS})),
     typed(f"{FUSION}.openstate", lambda value: isinstance(value, bool), "True or False", "{key}: True"),
-    Refusal(
-        "fusion-form",
-        FUSION,
-        _fusions(lambda name, fusion: not isinstance(fusion, dict)),
-        "one of the fusions is no mapping",
-        "{mode: auto, config: None}",
+    _fusion("form", lambda kind, fusion: not isinstance(fusion, dict), "it is no mapping", FUSION_FORM, FUSION_FIX),
+    _fusion(
+        "incomplete",
+        lambda kind, fusion: isinstance(fusion, dict) and not {"mode", "config"} <= set(fusion),
+        "it lacks mode or config",
+        FUSION_FORM,
+        FUSION_FIX,
     ),
-    Refusal(
-        "fusion-incomplete",
-        FUSION,
-        _fusions(lambda name, fusion: not {"mode", "config"} <= set(fusion)),
-        "one of the fusions lacks mode or config",
-        "{mode: auto, config: None}",
-    ),
-    Refusal(
-        "fusion-mode",
-        FUSION,
-        _fusions(lambda name, fusion: "mode" in fusion and fusion["mode"] not in FUSIONS[name]),
-        "one of the fusions has a mode that MindSpore does not know",
+    _fusion(
+        "mode",
+        lambda kind, fusion: isinstance(fusion, dict) and "mode" in fusion and fusion["mode"] not in FUSIONS[kind],
+        "MindSpore does not know this mode",
         "auto, size; index for allreduce",
+        "{key}: auto",
+        "mode",
     ),
-    Refusal(
-        "fusion-threshold",
-        FUSION,
-        _fusions(lambda name, fusion: fusion.get("mode") == "size" and fusion.get("config") < 0),
-        "one of the fusions has a size below 0",
-        "config: 0 or more (MB)",
+    _fusion(
+        "threshold",
+        lambda kind, fusion: _has_threshold(fusion) and fusion["config"] < 0,
+        "a size is 0 or more",
+        "0 or more (MB)",
+        "{key}: 64",
+        "config",
     ),
 )
 

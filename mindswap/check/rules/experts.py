@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number, of_elements
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -222,18 +222,14 @@ REFUSALS = (
         lambda v: f"{v(LAYERS)} numbers, 0 or 1",
         "{key}: 1",
     ),
-    Refusal(
+    of_elements(
         "frequency-numbers",
         FREQUENCY,
-        lambda v: (
-            _has(v, FREQUENCY, LAYERS)
-            and not v(DENSE)
-            and len(v(FREQUENCY)) == v(LAYERS)
-            and any(number not in (0, 1) for number in v(FREQUENCY))
-        ),
+        lambda number: number not in (0, 1),
         "MindFormers takes 0 and 1 only",
         "0 for a dense layer, 1 for one with experts",
-        "{key}: 1",
+        "1",
+        where=lambda v: _has(v, LAYERS) and not v(DENSE) and len(v(FREQUENCY)) == v(LAYERS),
     ),
     Refusal(
         "relocation-dispatcher",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number, of_newer
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number, of_elements, of_newer
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -63,15 +63,10 @@ def _is_fraction(value: Any) -> bool:
     return isinstance(value, float) and 0 <= value < 1
 
 
-def _initial_std(name: str, is_wrong: Any, message: str, allowed: str) -> Refusal:
-    """Return the refusal of an entry of `param_init_std_rules`."""
+def _initial_std(name: str, is_wrong: Any, message: str, allowed: str, key: str = "", fix: str = "") -> Refusal:
+    """Return the refusal of an entry of `param_init_std_rules`, or of the value of `key` in it."""
     path = "model.param_init_std_rules"
-
-    def holds(v: Values) -> bool:
-        rules = v(path)
-        return v.is_newer and isinstance(rules, list) and any(map(is_wrong, rules))
-
-    return Refusal(name, path, holds, message, allowed)
+    return of_elements(name, path, is_wrong, message, allowed, fix, key, where=lambda v: v.is_newer)
 
 
 def _has_target(entry: Any) -> bool:
@@ -187,44 +182,54 @@ REFUSALS = (
     _initial_std(
         "init-rule",
         lambda entry: not isinstance(entry, dict),
-        "one of its entries is no mapping",
-        "{target: ..., init_method_std: ...}",
+        "MindFormers takes a mapping",
+        "a mapping with target and init_method_std",
+        fix="{target: '.*', init_method_std: 0.02}",
     ),
     _initial_std(
         "init-target",
         lambda entry: isinstance(entry, dict) and not _has_target(entry),
-        "target is no string in one of its entries",
-        "target: a regular expression",
+        "it needs a string, target",
+        "a regular expression",
+        "target",
+        "target: '.*'",
     ),
     _initial_std(
         "init-std",
         lambda entry: _has_target(entry) and not is_number(entry.get("init_method_std")),
-        "init_method_std is no number in one of its entries",
+        "it needs a number, init_method_std",
         "a number, 0 or more",
+        "init_method_std",
+        "init_method_std: 0.02",
     ),
     _initial_std(
         "init-std-sign",
         lambda entry: _has_target(entry) and entry["init_method_std"] < 0,
-        "init_method_std is below 0 in one of its entries",
+        "a deviation is 0 or more",
         "a number, 0 or more",
+        "init_method_std",
+        "init_method_std: 0.02",
     ),
     _initial_std(
         "init-target-length",
         lambda entry: _has_target(entry) and len(entry["target"]) > MAX_PATTERN_LENGTH,
-        "target is too long in one of its entries",
+        "the expression is too long",
         f"{MAX_PATTERN_LENGTH} characters at most",
+        "target",
     ),
     _initial_std(
         "init-target-syntax",
         lambda entry: _has_target(entry) and any(token in entry["target"] for token in UNSAFE),
-        "target looks ahead or behind in one of its entries",
+        "MindFormers takes no expression that looks ahead or back",
         "a plain regular expression",
+        "target",
     ),
     _initial_std(
         "init-target-nested",
         lambda entry: _has_target(entry) and NESTED.search(entry["target"]) is not None,
-        "target repeats what is repeated in one of its entries",
+        "MindFormers takes no repetition of a repetition",
         "a plain regular expression",
+        "target",
     ),
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_positive
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_positive, of_elements
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -91,13 +91,14 @@ REFUSALS = (
         "a list",
         "{key}: [expert]",
     ),
-    _refused(
+    of_elements(
         "moe-loss-types",
         TYPES,
-        lambda v: isinstance(v(TYPES), list) and bool(set(v(TYPES)) - set(LOSSES)),
+        lambda loss: loss not in LOSSES,
         "MindFormers knows no such loss",
         ", ".join(LOSSES),
-        "{key}: [expert]",
+        "expert",
+        where=lambda v: v.document.is_legacy,
     ),
     _refused(
         "moe-routing",

@@ -4,7 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import WITH_DOT, Refusal, Values, find_refusals, is_positive, with_dot
+from mindswap.check.parts import Part
+from mindswap.check.refusals import (
+    WITH_DOT,
+    Refusal,
+    Values,
+    find_refusals,
+    is_positive,
+    of_elements,
+    of_parts,
+    with_dot,
+)
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -15,17 +25,16 @@ BETAS, EPS, DECAY = "optimizer.betas", "optimizer.eps", "optimizer.weight_decay"
 ADAMW = ("AdamW", "PmaAdamW")
 ADAMW_OPTIONS = frozenset({"type", "params", "betas", "eps", "learning_rate", "weight_decay", "swap", "use_fused"})
 FUSED_OPTIONS = frozenset({"amsgrad", "maximize"})
-FORMER_OPTIONS = ("amsgrad", "maximize", "beta1", "beta2")  # of Adam, and of older releases
 
 
 def _is_plain(v: Values) -> bool:
     return v(TYPE) in ADAMW and not v("optimizer.use_fused")
 
 
-def _unknown_options(v: Values) -> list[str]:
+def _unknown_options(v: Values) -> list[Part]:
     """Return the arguments that the class AdamW does not have."""
     known = ADAMW_OPTIONS | (FUSED_OPTIONS if v("optimizer.use_fused") else frozenset())
-    return sorted(set(map(str, v("optimizer"))) - known)
+    return [Part((key,), is_key=True) for key in v("optimizer") if key not in known] if v(TYPE) == "AdamW" else []
 
 
 def _is_adamw(v: Values) -> bool:
@@ -107,13 +116,13 @@ REFUSALS = (
         allowed=lambda v: f"1 to {v.data}",
         fix=lambda v: f"{{key}}: {v.data}",
     ),
-    Refusal(
+    of_parts(
         "adamw-options",
-        tuple(f"optimizer.{key}" for key in FORMER_OPTIONS) + ("optimizer",),
-        lambda v: v(TYPE) == "AdamW" and bool(_unknown_options(v)),
-        lambda v: f"AdamW takes no {', '.join(_unknown_options(v))}" + ("" if v("optimizer.use_fused") else " here"),
-        allowed="betas, eps, learning_rate, weight_decay, swap, use_fused; with use_fused: True amsgrad, maximize",
-        fix=lambda v: f"delete {', '.join(_unknown_options(v))}",
+        "optimizer",
+        _unknown_options,
+        lambda v: "AdamW takes no such argument" + ("" if v("optimizer.use_fused") else " here"),
+        "betas, eps, learning_rate, weight_decay, swap, use_fused; with use_fused: True amsgrad, maximize",
+        "delete it",
     ),
     Refusal(
         "pma-options",
@@ -131,21 +140,23 @@ REFUSALS = (
         "two numbers with a dot, above 0.0 and below 1.0",
         "{key}: [0.9, 0.95]",
     ),
-    Refusal(
+    of_elements(
         "adamw-beta-range",
         BETAS,
-        lambda v: _is_plain(v) and _are_betas(v(BETAS)) and not all(0 < beta < 1 for beta in v(BETAS)),
-        "one of them is not between 0.0 and 1.0",
+        lambda beta: not 0 < beta < 1,
+        "it is not between 0.0 and 1.0",
         "above 0.0 and below 1.0",
-        "{key}: [0.9, 0.95]",
+        "0.9",
+        where=lambda v: _is_plain(v) and _are_betas(v(BETAS)),
     ),
-    Refusal(
+    of_elements(
         "fused-beta-range",
         BETAS,
-        lambda v: _is_adamw(v) and not _is_plain(v) and _are_betas(v(BETAS)) and not all(0 <= b < 1 for b in v(BETAS)),
-        "one of them is not between 0.0 and 1.0",
+        lambda beta: not 0 <= beta < 1,
+        "it is not between 0.0 and 1.0",
         "0.0 or more, and below 1.0",
-        "{key}: [0.9, 0.95]",
+        "0.9",
+        where=lambda v: _is_adamw(v) and not _is_plain(v) and _are_betas(v(BETAS)),
     ),
     Refusal(
         "adamw-eps-type",
@@ -247,13 +258,14 @@ REFUSALS = (
     _came("beta1", float, 0.0, 1.0),
     _came("beta3", float, 0.0, 1.0),
     _came("scale_parameter", bool, 0.0, 1.0),
-    Refusal(
+    of_elements(
         "came-eps-values",
         EPS,
-        lambda v: v(TYPE) == "Came" and not all(isinstance(eps, float) and eps >= 0 for eps in v(EPS, [])),
+        lambda eps: not (isinstance(eps, float) and eps >= 0),
         "Came takes floats of 0.0 or more",
-        "three numbers with a dot",
-        "{key}: [1.e-30, 1.e-3, 1.e-16]",
+        "a number with a dot, 0.0 or more",
+        "1.e-16",
+        where=lambda v: v(TYPE) == "Came",
     ),
     Refusal(
         "came-eps",

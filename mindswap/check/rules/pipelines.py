@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, typed
+from mindswap.check.parts import Part
+from mindswap.check.refusals import Refusal, Values, find_refusals, of_parts, typed
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -142,13 +143,13 @@ REFUSALS = (
         "MindSpore reads both pipeline_interleave and pipeline_scheduler, and one of them is missing",
         fix="{key}: {pipeline_interleave: True, pipeline_scheduler: 1f1b}",
     ),
-    Refusal(
+    of_parts(
         "pipeline-config-unknown",
         CONFIG,
-        lambda v: bool(set(v(CONFIG)) - CONFIG_KEYS),
-        lambda v: f"MindSpore knows no {min(set(v(CONFIG)) - CONFIG_KEYS)} there",
-        allowed="pipeline_interleave, pipeline_scheduler",
-        fix="delete the other keys",
+        lambda v: [Part((key,), is_key=True) for key in v(CONFIG) if key not in CONFIG_KEYS],
+        "MindSpore does not know this key",
+        "pipeline_interleave, pipeline_scheduler",
+        "delete it",
     ),
     typed(INTERLEAVE, lambda value: isinstance(value, bool), "True or False", "{key}: True"),
     typed(CONFIG, lambda value: isinstance(value, dict), "a mapping", "delete it"),

@@ -4,7 +4,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import WITH_DOT, Refusal, Values, find_refusals, is_int, is_number, is_positive, with_dot
+from mindswap.check.refusals import (
+    WITH_DOT,
+    Refusal,
+    Values,
+    find_refusals,
+    is_int,
+    is_number,
+    is_positive,
+    of_elements,
+    with_dot,
+)
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -134,15 +144,14 @@ REFUSALS = (
     _annealing("CosineAnnealingLR", "t_max"),
     _annealing("CosineAnnealingWarmRestarts", "t_0"),
     _annealing("CosineAnnealingWarmRestarts", "t_mult"),
-    Refusal(
+    of_elements(
         "grouped-rates",
         "grouped_lr_schedule.grouped",
-        lambda v: any(
-            not isinstance(group.get("params"), list) or not group["params"]
-            for group in v("grouped_lr_schedule.grouped")
-        ),
-        "each group needs a list of names, params",
-        "a list of {type: ..., params: [...]}",
+        lambda group: not isinstance(group.get("params"), list) or not group["params"],
+        "a group needs a list of names, params",
+        "a list of patterns of parameters",
+        "params: ['.*']",
+        "params",
     ),
     Refusal(
         "layer-scale",

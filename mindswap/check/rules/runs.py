@@ -5,7 +5,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import RUN_MODES, Refusal, Values, find_refusals, is_number, is_positive, typed
+from mindswap.check.parts import Part
+from mindswap.check.refusals import (
+    RUN_MODES,
+    Refusal,
+    Values,
+    find_refusals,
+    is_number,
+    is_positive,
+    of_elements,
+    of_parts,
+    typed,
+)
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -13,6 +24,7 @@ LOADER = "train_dataset.data_loader"
 MEGATRON, HF = "BlendedMegatronDatasetDataLoader", ("HFDataLoader", "CommonDataLoader")
 NUMBER = re.compile("[.0-9]+")
 SINK, FORMATS = "runner_config.sink_size", ("ckpt", "safetensors")
+MONITOR_FORMATS = ("tensorboard", "log")
 FORMAT_KEYS = (
     "local_norm_format", "local_loss_format", "device_local_norm_format", "device_local_loss_format",
     "optimizer_state_format", "weight_state_format", "max_attention_logit_format",
@@ -24,8 +36,8 @@ def _monitors(v: Values) -> bool:
     return v("monitor_config.monitor_on") is True
 
 
-def _checkpoint_monitors(v: Values) -> list[dict[str, Any]]:
-    return [callback for callback in v("callbacks", []) if callback.get("type") == "CheckpointMonitor"]
+def _is_checkpoint_monitor(callback: dict[str, Any]) -> bool:
+    return callback.get("type") == "CheckpointMonitor"
 
 
 def _is_new_format(v: Values) -> bool:
@@ -64,8 +76,21 @@ def _saved(key: str) -> Refusal:
     )
 
 
-def _is_format(value: Any) -> bool:
-    return set([value] if isinstance(value, str) else value) <= {"tensorboard", "log"}
+def _monitor_format(key: str) -> Refusal:
+    """Return the refusal of a place that TrainingStateMonitor does not write to."""
+    path = f"monitor_config.{key}"
+
+    def parts(v: Values) -> list[Part]:
+        value = v(path)
+        if not _monitors(v) or not isinstance(value, str | list):
+            return []
+        if isinstance(value, str):
+            return [] if value in MONITOR_FORMATS else [Part(())]
+        return [Part((index,)) for index, place in enumerate(value) if place not in MONITOR_FORMATS]
+
+    return of_parts(
+        f"monitor-{key}", path, parts, "TrainingStateMonitor does not write there", "tensorboard, log", "log"
+    )
 
 
 def _are_names(value: Any) -> bool:
@@ -191,16 +216,14 @@ REFUSALS = (
         "it needs size and dataset_state_dir",
         fix="size: ..., dataset_state_dir: ...",
     ),
-    Refusal(
+    of_elements(
         "hf-process",
         f"{LOADER}.process",
-        lambda v: (
-            v(f"{LOADER}.type") == "HFDataLoader"
-            and isinstance(v(f"{LOADER}.process"), list)
-            and any("type" not in step for step in v(f"{LOADER}.process"))
-        ),
-        "each step needs its type",
-        "a list of {type: ...}",
+        lambda step: "type" not in step,
+        "a step needs its type",
+        "a list of mappings with type",
+        "type: take",
+        where=lambda v: v(f"{LOADER}.type") == "HFDataLoader",
     ),
     Refusal(
         "mock-columns",
@@ -225,25 +248,28 @@ REFUSALS = (
         "a list of {type: ...}",
         "- type: MFLossMonitor",
     ),
-    Refusal(
+    of_elements(
         "checkpoint-prefix",
         "callbacks",
-        lambda v: any("rank" in callback.get("prefix", "") for callback in _checkpoint_monitors(v)),
+        lambda callback: _is_checkpoint_monitor(callback) and "rank" in callback["prefix"],
         "the prefix of a CheckpointMonitor must not contain 'rank'",
-        fix="prefix: another name",
+        "a name without 'rank'",
+        "{key}: checkpoint",
+        "prefix",
     ),
-    Refusal(
+    of_elements(
         "checkpoint-redundancy",
         "callbacks",
-        lambda v: (
-            v.document.is_legacy
-            and any(
-                callback.get("remove_redundancy") and callback.get("checkpoint_format", "ckpt") == "ckpt"
-                for callback in _checkpoint_monitors(v)
-            )
+        lambda callback: (
+            _is_checkpoint_monitor(callback)
+            and callback.get("remove_redundancy")
+            and callback.get("checkpoint_format", "ckpt") == "ckpt"
         ),
         "CheckpointMonitor removes redundancy in safetensors only",
-        fix="checkpoint_format: safetensors, or remove_redundancy: False",
+        "False",
+        "checkpoint_format: safetensors, or {key}: False",
+        "remove_redundancy",
+        where=lambda v: v.document.is_legacy,
     ),
     Refusal(
         "checkpoint-format",
@@ -290,16 +316,7 @@ REFUSALS = (
         )
         for key in FORMAT_KEYS
     ),
-    *(
-        _monitored(
-            key,
-            key,
-            lambda value: not isinstance(value, str | list) or _is_format(value),
-            "tensorboard, log, or a list of both",
-            "{key}: log",
-        )
-        for key in FORMAT_KEYS
-    ),
+    *map(_monitor_format, FORMAT_KEYS),
     Refusal(
         "monitor-aggregation",
         "monitor_config.stable_rank_config.do_aggregation",
