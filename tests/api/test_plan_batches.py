@@ -1,12 +1,16 @@
 """Other batches and stages of a configuration: bounded, planned and sorted; only the network is that of a test."""
 
+import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mindswap.api import plan_batches as api
+from mindswap.api.plan import make_plan
 from mindswap.api.plan_batches import AskedBatches, plan_batches
 from mindswap.api.spread import Spread
+from mindswap.api.step import load_step
 from mindswap.api.step_tasks import StepOptions
 from mindswap.planner.strategies import Batch
 from tests.simulator.steps import captured
@@ -55,6 +59,33 @@ def test_stages_have_their_layers_where_others_are_looked_for(planned):
     assert all(one.layout is not None and sum(one.layout.sizes[0]) == NUM_LAYERS for one in found)
     fixed, _ = planned(TWO_STAGES, AskedBatches(sizes=(2,), counts=(4,)))
     assert [one.layout for one in fixed] == [None]
+
+
+def test_layers_move_from_the_stage_with_more_work_only_where_that_is_wanted(planned):
+    """Five of the six layers are in the first stage, so the other one waits."""
+    text = TWO_STAGES.replace("seq_length: 16", "seq_length: 16, offset: [2, -2]")
+    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    moved, _ = planned(text, asked)
+    first = next(one for one in moved if one.layout.sizes == ((5, 1),))
+    assert moved[0].tokens_per_s > first.tokens_per_s and moved[0].layout.sizes[0][0] < 5
+    (fixed,), _ = planned(text, replace(asked, moves_layers=False))
+    assert (fixed.layout, fixed.tokens_per_s) == (None, first.tokens_per_s)
+
+
+def test_one_stage_has_no_layers_to_move(planned):
+    found, said = planned(ONE_STAGE, AskedBatches(sizes=(2,), counts=(1,), moves_layers=True))
+    assert [(one.layout, one.found is not None) for one in found] == [(None, True)]
+    assert not any("layers" in line for line in said)
+
+
+def test_a_task_is_loaded_and_planned_as_the_functions_do_it_that_it_calls():
+    """Options that nobody gives are the defaults of `load_step` and `make_plan`."""
+    loads, plans = (inspect.signature(function).parameters for function in (load_step, make_plan))
+    options = StepOptions()
+    assert (options.device, options.use_cache, options.expert_skew) == tuple(
+        loads[name].default for name in ("device", "use_cache", "expert_skew")
+    )
+    assert (options.allow, options.is_simple) == (plans["allow"].default, plans["simple"].default)
 
 
 def test_what_cannot_be_captured_is_behind_the_plans_with_its_reason(planned):

@@ -182,6 +182,8 @@ def test_a_copy_of_a_network_trains_without_swap_or_with_one_of_its_own(odd, num
     other, results = train(twin, inputs)
     assert are_equal(results, expected) and other.totals == swap.totals and other.totals.offloaded_bytes > 0
     assert idle_hooks(twin) == []
+    for _, cell in twin.cells_and_names():  # with the number of its hook, another one would be called as that was
+        assert not cell._forward_pre_hook_with_kwargs and not cell._forward_hook_with_kwargs
     with pytest.raises(ApplyError, match="runs on this network already"):
         mindswap.apply(network, SWAP_ALL, layers="layers")
     swap.remove()

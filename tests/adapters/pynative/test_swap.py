@@ -154,6 +154,7 @@ def test_three_micro_batches_with_one_backward_pass(parts, in_layers):
     assert swap.executor.num_passes == 2 and swap.executor.num_deviations == 0
     assert swap.totals == swap.predicted and swap.totals.offloaded_bytes > 0
     assert swap.totals.device_bytes[-1] == 0 and swap.copies.host_bytes == 0
+    assert not swap.report.is_audited  # only layers that swap are seen
     assert network(single).asnumpy() is not None  # an evaluation between two steps
     assert parts.networks.are_equal(step(inputs), expected) and swap.executor.num_passes == 3
     swap.remove()

@@ -46,20 +46,55 @@ def test_without_hyper_parallel_the_error_names_what_to_install(monkeypatch):
         engine()
 
 
-def test_a_release_without_the_swap_for_mindspore_is_named(tmp_path, monkeypatch):
+@pytest.fixture
+def release(tmp_path, monkeypatch):
+    """Make a release of `hyper_parallel` with such names and nothing in them."""
+
+    def imported():
+        return [name for name in sys.modules if name.split(".")[0] == "hyper_parallel"]
+
+    def make(*names):
+        folder = tmp_path.joinpath(*MODULE.split("."))
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(f"{' = '.join(names)} = object\n")
+        for name in imported():
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield make
+    for name in imported():
+        del sys.modules[name]
+
+
+def test_a_release_without_the_swap_for_mindspore_is_named(release):
     """That of March 2026 has `SwapManager` and no `swap_wrapper`."""
-    folder = tmp_path.joinpath(*MODULE.split("."))
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("SwapManager = CheckpointPolicy = object\n")
-    for name in [name for name in sys.modules if name.split(".")[0] == "hyper_parallel"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
+    release("SwapManager", "CheckpointPolicy")
     with pytest.raises(
         ApplyError, match=r"activation_checkpoint.__init__\.py has no swap_wrapper\n.*hyper-parallel 1\.0"
     ):
         engine()
-    for name in [name for name in sys.modules if name.split(".")[0] == "hyper_parallel"]:
-        del sys.modules[name]
+
+
+def test_a_network_takes_one_swap(networks, release, monkeypatch):
+    """A swap of either engine counts; on a CPU the engine is refused before that."""
+    import mindspore as ms
+    from mindspore import nn
+
+    import mindswap
+
+    release("SwapManager", "CheckpointPolicy", "swap_wrapper")
+    fresh, swapped, wrapped = (networks.Network(2) for _ in range(3))
+    mindswap.apply(swapped, LAYER_0, with_lazy_inline=False)
+    wrapped.layers[1].norm = nn.Identity()
+    wrapped.layers[1].norm._swap_group_name = "group 0"  # as `SwapManager` names the cells that it pairs
+    copies = engine()
+    with monkeypatch.context() as on_device:
+        on_device.setattr(ms, "get_context", lambda name: "Ascend")
+        copies.check(fresh)
+        for network in (swapped, wrapped):
+            with pytest.raises(ApplyError, match=r"a swap runs on this network already\n.*just built"):
+                copies.check(network)
+    mindswap.running_swap(swapped).remove()
 
 
 def test_a_cell_is_replaced_wherever_it_is_held(networks):
