@@ -154,7 +154,7 @@ def plan_batches(
 def _move_layers(search: "_BatchSearch") -> None:
     """Hands layers of the busiest stage of the best plan to others, as long as a plan gets faster."""
     best = max(search.plans, key=lambda one: one.tokens_per_s)
-    if best.found is None or best.layout is None:
+    if best.found is None:
         return
 
     def faster(best: BatchPlan, layouts: Sequence[Layout]) -> BatchPlan | None:

@@ -32,12 +32,13 @@ TWO_STAGES += "use_parallel: True\n"
 def planned(monkeypatch, tmp_path):
     """Plans of a configuration whose network is the step of `tests.simulator.steps`; none can be captured else."""
 
-    def plan(text, asked, capture=lambda task, tick: captured(NUM_LAYERS)):
+    def plan(text, asked, capture=lambda task, tick: captured(NUM_LAYERS), overrides=()):
         monkeypatch.setattr(api, "capture_of_task", capture)
         config = tmp_path / "x.yaml"
         config.write_text(text)
         said = []
-        found = plan_batches(str(config), asked, StepOptions("generic"), Path(tmp_path), Spread(), said.append)
+        options = StepOptions("generic", dict(overrides))
+        found = plan_batches(str(config), asked, options, Path(tmp_path), Spread(), said.append)
         return found, said
 
     return plan
@@ -70,6 +71,12 @@ def test_layers_move_from_the_stage_with_more_work_only_where_that_is_wanted(pla
     assert moved[0].tokens_per_s > first.tokens_per_s and moved[0].layout.sizes[0][0] < 5
     (fixed,), _ = planned(text, replace(asked, moves_layers=False))
     assert (fixed.layout, fixed.tokens_per_s) == (None, first.tokens_per_s)
+
+
+def test_where_no_plan_is_found_no_layers_move(planned):
+    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    (failed,), _ = planned(TWO_STAGES, asked, overrides={"memory": "1KiB"})
+    assert (failed.found, failed.layout.sizes) == (None, ((3, 3),)) and "alone need 4.0 KiB" in failed.reason
 
 
 def test_one_stage_has_no_layers_to_move(planned):
