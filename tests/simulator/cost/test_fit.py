@@ -72,16 +72,6 @@ def test_contention_is_time_alone_by_time_together():
     assert fit_contention(copies((0, 100_000, MB)) + copies((50_000, 100_000, MB), is_out=False), out, out) is None
 
 
-@pytest.mark.parametrize(("times_longer", "permille"), [(500, 2), (1000, 1), (5000, 1)])
-def test_copies_that_nearly_stop_together_keep_a_thousandth_of_their_rate(times_longer, permille):
-    """A rate of 0 would make each copy of the simulation endless."""
-    out = fit_link(one_after_another({MB: 100_000, 2 * MB: 200_000, 4 * MB: 400_000}), True)
-    duration = 100_000 * times_longer
-    starts = [position * 2 * duration for position in range(3)]
-    together = [ProfiledCopy(start, duration, MB, way) for start in starts for way in (True, False)]
-    assert fit_contention(together, out, out) == (permille, 6)
-
-
 def test_a_copy_that_was_held_up_moves_nothing():
     # The middle of 100, 100 and 9000 us is 100 us: 10 GB/s.
     fit = fit_link(copies((0, 100_000, MB), (200_000, 9_000_000, MB), (20_000_000, 100_000, MB)), True)
