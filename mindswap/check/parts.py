@@ -13,6 +13,7 @@ class Part:
     steps: tuple[object, ...]  # keys and indices from the list or mapping to it
     is_key: bool = False  # the key is wrong, not its value
     allowed: str = ""  # in place of that of the refusal
+    fix: str = ""  # likewise
 
 
 def find_part(part: Part, path: str, node: DocumentNode | None, location: Location) -> tuple[str, str, Location]:

@@ -159,7 +159,7 @@ class Values:
 
 
 def _spellings(path: str) -> tuple[str, ...]:
-    if not path.startswith("model.") or path.startswith(MODEL):
+    if not path.startswith("model.") or f"{path}.".startswith(MODEL):
         return (path,)
     key = path.removeprefix("model.")
     return tuple(MODEL + spelling for spelling in SYNONYMS.get(key, (key,)))
@@ -196,7 +196,7 @@ def find_refusals(context: Context, refusals: Sequence[Refusal]) -> Iterator[Fin
         message, allowed, fix = (_text(text, values) for text in (refusal.message, refusal.allowed, refusal.fix))
         for part in refusal.parts(values) if refusal.parts is not None and node is not None else [Part(())]:
             part_path, written, place = find_part(part, path, node, location)
-            part_fix = fix.replace("{key}", part_path.rpartition(".")[2])
+            part_fix = (part.fix or fix).replace("{key}", part_path.rpartition(".")[2])
             yield Finding(
                 place, f"{part_path}:{written} {message}", part.allowed or allowed, part_fix, context.stop_level
             )

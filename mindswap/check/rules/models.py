@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number, of_elements, of_newer
+from mindswap.check.parts import Part
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number, of_elements, of_newer, of_parts
+from mindswap.config.nodes import show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
+from mindswap.files import package_data
 
+MODEL_CONFIG = "model.model_config"
 DTYPES = ("params_dtype", "compute_dtype", "layernorm_compute_dtype", "rotary_dtype", "softmax_compute_dtype")
 # Names of `ms_dtype_mapping` (parallel_core/transformer_config.py).
 DTYPE_NAMES = frozenset(
@@ -35,28 +39,31 @@ DTYPE_NAMES = frozenset(
     ]
 )
 ACTIVATIONS = ("gelu", "swiglu", "silu", "fusedswiglu")
-# Names in TransformerConfig that each newer class fills from a key of its own; both together are a conflict.
-OWN_KEYS = {
-    "kv_channels": "head_dim",
-    "add_qkv_bias": "attention_bias",
-    "num_layers": "num_hidden_layers",
-    "layernorm_epsilon": "rms_norm_eps",
-    "ffn_hidden_size": "intermediate_size",
-    "num_query_groups": "num_key_value_heads",
-    "init_method_std": "initializer_range",
-    "rotary_base": "rope_theta",
-    "virtual_pipeline_model_parallel_size": "pp_interleave_num",
-}
 MAX_PATTERN_LENGTH = 256
 UNSAFE = ("(?=", "(?!", "(?<=", "(?<!", "(?>", "\\g<")
 NESTED = re.compile(r"\((?:[^()\\]|\\.)*(?:[*+]|\{\d+(?:,\d*)?\})(?:[^()\\]|\\.)*\)\s*(?:[*+]|\{\d+(?:,\d*)?\})")
 
 
-def _conflicts(v: Values) -> Iterator[tuple[str, str]]:
-    """Yield names of TransformerConfig in the file, each with the key that fills them as well."""
-    for name, own in OWN_KEYS.items():
-        if v.is_written(f"model.{name}") and v.is_written(f"model.{own}"):
-            yield name, own
+def _conflicts(v: Values) -> list[Part]:
+    """Return names of TransformerConfig in the model of which the class of the model has another key."""
+    tables = package_data("check/model_keys.yaml")
+    config = v(MODEL_CONFIG)
+    if not v.is_newer or not isinstance(config, dict):
+        return []
+    architectures = v("model.architectures")
+    names = {v("model.model_type"), *(architectures if isinstance(architectures, list) else [architectures])}
+    models = [model for model in tables["models"] if names.intersection(model["names"])]
+    refused = tables["every"] | {name: key for model in models for name, key in model["with_default"].items()}
+    # Of a class that is not known, only what the file has twice.
+    kinds = ("without_default",) if models else ("without_default", "with_default")
+    doubled = {
+        n: key for m in models or tables["models"] for kind in kinds for n, key in m[kind].items() if key in config
+    }
+    return [
+        Part((name,), is_key=True, allowed=key, fix="delete it" if key in config else f"{key}: {show(config[name])}")
+        for name, key in (refused | doubled).items()
+        if name in config
+    ]
 
 
 def _is_fraction(value: Any) -> bool:
@@ -161,16 +168,11 @@ REFUSALS = (
         lambda v: f"num_encoder_layers and num_decoder_layers are not the {v('model.layers')} layers together",
         fix=lambda v: f"{{key}}: {v('model.layers') - v('model.num_decoder_layers')}",
     ),
-    Refusal(
+    of_parts(
         "key-conflict",
-        tuple(f"model.{name}" for name in OWN_KEYS),
-        lambda v: v.is_newer and next(_conflicts(v), None) is not None,
-        lambda v: (
-            "MindFormers reads "
-            + " and ".join(f"{name} and {own}" for name, own in _conflicts(v))
-            + " as the same, and stops at both"
-        ),
-        fix=lambda v: "delete " + ", ".join(name for name, _ in _conflicts(v)),
+        MODEL_CONFIG,
+        _conflicts,
+        "the model has another key for it with a value, and MindFormers stops at both",
     ),
     of_newer(
         "init-rules",
