@@ -15,7 +15,7 @@ from mindformers.tools.utils import parse_value, str2bool, str2bool_or_str
 from mindformers.trainer import Trainer
 
 from mindswap.adapters.versions import set_output_path
-from mindswap.check.check import TRAIN_MODES
+from mindswap.check.refusals import TRAIN_MODES
 from mindswap.errors import LaunchError
 from mindswap.files import package_data
 

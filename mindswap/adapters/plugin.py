@@ -30,7 +30,8 @@ from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_
 from mindswap.adapters.mindformers import set_policy, trees_of_network
 from mindswap.adapters.mindspore import enable_lazy_inline, find_lazy_inline_cell
 from mindswap.adapters.versions import builds_form, require_pynative
-from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
+from mindswap.check.check import check_before_network, check_document
+from mindswap.check.refusals import TRAIN_MODES
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
 from mindswap.config.step import asks_for_pynative

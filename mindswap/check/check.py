@@ -26,8 +26,6 @@ from mindswap.policy.read import NUM_LAYERS_KEYS, build_policy, find_num_layers,
 from mindswap.policy.settings import PolicySettings
 from mindswap.policy.words import closest_names
 
-# The run modes in which there is something to swap.
-TRAIN_MODES = ("train", "finetune")
 # What these rules find by the table of a model family may not hold for the real network.
 MODEL_RULES = frozenset({"plain-dot", "unmatched-pattern"})
 # Keys of `model.model_config` by which MindFormers finds the class (models/build_config.py, get_model_config).

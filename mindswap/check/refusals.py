@@ -16,9 +16,10 @@ from mindswap.config.rules import Finding
 from mindswap.config.source import FOLDER_RULE
 from mindswap.config.weight_sharding import is_split
 
-# Values of `run_mode` that do not train; MindFormers refuses what is neither here nor train or finetune.
+# Values of `run_mode`, first those in which there is something to swap; MindFormers refuses others.
+TRAIN_MODES = ("train", "finetune")
 OTHER_MODES = ("eval", "predict", "predict_with_train_model")
-RUN_MODES = ("train", "finetune", *OTHER_MODES)
+RUN_MODES = (*TRAIN_MODES, *OTHER_MODES)
 # Values of `parallel.parallel_mode` in a file (mindformers/tools/utils.py, PARALLEL_MODE).
 PARALLEL_MODES = (0, 1, 2, 3, "DATA_PARALLEL", "SEMI_AUTO_PARALLEL", "AUTO_PARALLEL", "HYBRID_PARALLEL", "STAND_ALONE",
                   "MANUAL_PARALLEL")  # fmt: skip
@@ -289,7 +290,7 @@ def typed(path: str, is_right: Callable[[Any], bool], allowed: str, fix: str, ta
         _, node = v.find(path)
         return node is not None and not (takes_null and node.is_null) and not is_right(to_data(node))
 
-    return Refusal(f"type of {path}", path, holds, "MindFormers or MindSpore stops at it", allowed, fix)
+    return Refusal(f"type of {path}", path, holds, f"it is not {allowed}", allowed, fix)
 
 
 WITH_DOT = "a number with a dot: 1.e-8; 1e-8 is a string in YAML"

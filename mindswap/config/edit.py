@@ -141,7 +141,7 @@ class Editor:
         colon = _COLON.match(self.text, key.end)
         if colon is None and not parent.is_flow:
             message = f"'{key.text}' cannot be changed: it is written with `?`"
-            raise edit_error(self._location(key.start), message, f"{key.text}: ...")
+            raise edit_error(self._location(key.start), message, f"write it as `{key.text}:` with its value")
         colon_end = colon.end() if colon is not None else key.end
         if parent.is_flow or (is_inline(new) and is_on_key_line):
             if old.end > old.start:

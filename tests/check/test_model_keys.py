@@ -1,4 +1,4 @@
-"""`data/check/model_keys.yaml`: names that newer models take from keys of their own, against the installed MindFormers."""
+"""`data/check/model_keys.yaml` (names that newer models have under other keys) against the installed MindFormers."""
 
 import importlib
 from typing import Any
@@ -76,13 +76,13 @@ CASES = [
 @pytest.mark.mindspore
 def test_mindformers_stops_at_names_that_have_a_key() -> None:
     """One test of all, for its cost is the import."""
-    from tests.check.upstream_calls import by_name, parallel, read
+    from tests.check.upstream_calls import build_parallel_config, by_name, parallel, read
 
     config = read("use_legacy: False")
-    parallel_config: dict[str, Any] = {"recompute": {}, **config.parallel_config}
+    build_parallel_config(config)
 
     def is_conflict(model: str, **values: Any) -> bool:
-        made = by_name(f"mindformers.models.{CLASSES[model]}")(**values, parallel_config=parallel_config)
+        made = by_name(f"mindformers.models.{CLASSES[model]}")(**values, parallel_config=config.parallel_config)
         try:
             with parallel(config):
                 made.convert_to_transformer_config(is_mla_model=bool(getattr(made, "multi_latent_attention", False)))

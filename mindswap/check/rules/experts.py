@@ -142,7 +142,7 @@ REFUSALS = (
         CHOSEN_GROUPS,
         lambda v: v.is_newer and bool(v(CHOSEN_GROUPS)) and v.is_written(GROUPS) and not v(GROUPS),
         "groups of experts are chosen, and n_group is missing",
-        fix="n_group: ...",
+        fix=lambda v: f"n_group: {v(CHOSEN_GROUPS)}",
     ),
     Refusal(
         "groups-divisor",
@@ -166,7 +166,10 @@ REFUSALS = (
         lambda v: v.is_newer and bool(v(CHOSEN_GROUPS)) and v(CHOSEN) % v(CHOSEN_GROUPS) != 0,
         lambda v: f"it cannot be divided by the {v(CHOSEN_GROUPS)} chosen groups",
         lambda v: f"a multiple of {v(CHOSEN_GROUPS)}",
-        lambda v: f"{{key}}: {v(CHOSEN_GROUPS)}",
+        lambda v: (
+            f"{{key}}: {v(CHOSEN) - v(CHOSEN) % v(CHOSEN_GROUPS) or v(CHOSEN_GROUPS)}, "
+            f"or topk_group: a divisor of {v(CHOSEN)}"
+        ),
     ),
     Refusal(
         "dense-frequency",
@@ -199,7 +202,7 @@ REFUSALS = (
         lambda v: _has(v, DENSE, LAYERS) and v(DENSE) > v(LAYERS),
         lambda v: f"the model has {v(LAYERS)} layers only",
         lambda v: f"0 to {v(LAYERS)}",
-        lambda v: f"{{key}}: {v(LAYERS)}",
+        lambda v: f"{{key}}: {v(LAYERS)}, or more layers",
     ),
     Refusal(
         "frequency-layers",

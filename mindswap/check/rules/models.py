@@ -153,7 +153,7 @@ REFUSALS = (
             and v("model.num_decoder_layers") is None
         ),
         "yoco needs num_encoder_layers or num_decoder_layers",
-        fix="num_encoder_layers: ...",
+        fix=lambda v: f"num_decoder_layers: {v('model.layers', 1)}",
     ),
     Refusal(
         "coder-layers",
@@ -179,7 +179,8 @@ REFUSALS = (
         "param_init_std_rules",
         lambda value: bool(value) and not isinstance(value, list),
         "MindFormers takes a list",
-        "a list of {target: ..., init_method_std: ...}",
+        "a list of mappings with target and init_method_std",
+        "{key}: [{target: '.*', init_method_std: 0.02}]",
     ),
     _initial_std(
         "init-rule",

@@ -22,7 +22,7 @@ def _moe(key: str, is_right: Callable[[Any], bool], allowed: str, fix: str) -> R
         f"moe-{key}",
         path,
         lambda v: v.document.is_legacy and v.is_written(path) and not is_right(v(path)),
-        "MindFormers stops at it",
+        f"it is not {allowed}",
         allowed,
         fix,
     )

@@ -52,7 +52,7 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     for entry in section.unique_entries():
         key = str(entry.key)
         if key not in OPTIMIZER_VALUES:
-            fix = f"{closest_names(key, OPTIMIZER_VALUES)[0]}: ..."
+            fix = f"{closest_names(key, OPTIMIZER_VALUES)[0]}: {show(entry.value)}"
             yield Finding(entry.location, f"{path}.{key}: unknown key", ", ".join(OPTIMIZER_VALUES), fix, level)
         elif not OPTIMIZER_VALUES[key][1](entry.value.value):
             message = f"{path}.{key}: {show(entry.value)} does not fit"

@@ -62,7 +62,7 @@ def _monitored(name: str, key: str, is_right: Any, allowed: str, fix: str = "del
         f"monitor-{name}",
         path,
         lambda v: _monitors(v) and v(path) is not None and not is_right(v(path)),
-        "TrainingStateMonitor stops at it",
+        f"it is not {allowed}",
         allowed,
         fix,
     )
@@ -203,7 +203,7 @@ REFUSALS = (
             v(f"{LOADER}.type") == "HFDataLoader" and v(f"{LOADER}.load_func") is None and v(f"{LOADER}.load") is None
         ),
         "HFDataLoader needs a mapping, load",
-        fix="load: {type: load_dataset, path: ...}",
+        fix="load: {type: load_dataset, path: FOLDER}",
     ),
     Refusal(
         "hf-streaming",
@@ -214,7 +214,8 @@ REFUSALS = (
             and (v(f"{LOADER}.size") is None or v(f"{LOADER}.dataset_state_dir") is None)
         ),
         "it needs size and dataset_state_dir",
-        fix="size: ..., dataset_state_dir: ...",
+        "False; True with size and dataset_state_dir",
+        "{key}: False",
     ),
     of_elements(
         "hf-process",
@@ -245,7 +246,7 @@ REFUSALS = (
         "callbacks",
         lambda v: v.is_written("callbacks") and v("callbacks") is not None and not isinstance(v("callbacks"), list),
         "MindFormers takes a list",
-        "a list of {type: ...}",
+        "a list of mappings with type",
         "- type: MFLossMonitor",
     ),
     of_elements(

@@ -10,6 +10,15 @@ from mindswap.config.rules import Finding, rule
 from mindswap.files import package_data
 from mindswap.policy.words import closest_names
 
+# Values of required keys, for fixes.
+EXAMPLES = {
+    "trainer": "CausalLanguageModelingTrainer",
+    "train_dataset_task": "CausalLanguageModelDataset",
+    "model": "{model_type: qwen3}",
+    "runner_wrapper": "MFTrainOneStepCell",
+    "optimizer": "AdamW",
+    "lr_schedule": "CosineWithWarmUpLR",
+}
 MAX_DEPTH = 10  # YAML_MAX_NESTING_DEPTH of mindformers/tools/check_rules.py
 
 
@@ -34,7 +43,7 @@ def section_refused(context: Context) -> Iterator[Finding]:
         section = context.document.get(name)
         if section is not None and section.entries and section.get(key) is None:
             message = f"{name}: MindFormers needs {key} there"
-            yield Finding(section.location, message, fix=f"{key}: ...", level=context.stop_level)
+            yield Finding(section.location, message, fix=f"{key}: {EXAMPLES[name]}", level=context.stop_level)
 
 
 def _unknown_keys(context: Context, name: str, keys: list[str]) -> Iterator[Finding]:
@@ -43,13 +52,17 @@ def _unknown_keys(context: Context, name: str, keys: list[str]) -> Iterator[Find
         return
     if section.entries is None and name != "swap_config":
         message = f"{name}: {show(section)} is {section.kind}"
-        yield Finding(section.location, message, "a mapping", f"{name}: {{{keys[0]}: ...}}", context.stop_level)
+        yield Finding(section.location, message, "a mapping", "delete it, or make it a mapping", context.stop_level)
     reported = {unknown.entry.location for unknown in context.settings.unread.unknown_keys}  # by `unknown-key`
     for entry in section.unique_entries():
         is_added = not entry.location.line  # by MindFormers, while a run begins
         if entry.key not in keys and entry.location not in reported and not is_added:
             key = key_text(entry.key)
-            fix = f"{closest_names(key, keys)[0]}: ..." if closest_names(key, keys, least=0.7) else "delete it"
+            fix = (
+                f"{closest_names(key, keys)[0]}: {show(entry.value)}"
+                if closest_names(key, keys, least=0.7)
+                else "delete it"
+            )
             yield Finding(entry.location, f"{name}.{key}: no such key", ", ".join(keys), fix, context.stop_level)
 
 

@@ -211,7 +211,10 @@ REFUSALS = (
         lambda v: not is_latent(v) and v("model.hidden_size") % v("model.heads") != 0,
         lambda v: f"it cannot be divided by the {v('model.heads')} attention heads",
         allowed=lambda v: f"a multiple of {v('model.heads')}",
-        fix=lambda v: f"{{key}}: {v('model.hidden_size') // v('model.heads') * v('model.heads')}",
+        fix=lambda v: (
+            f"num_attention_heads: a divisor of {v('model.hidden_size')}, or "
+            f"{{key}}: {v('model.hidden_size') // v('model.heads') * v('model.heads') or v('model.heads')}"
+        ),
     ),
     Refusal(
         "hidden-size-ranks",
@@ -234,7 +237,7 @@ REFUSALS = (
         STRATEGY,
         _strategy_is_another,
         lambda v: f"its first number is not data_parallel, {v.data}",
-        fix=lambda v: f"{{key}}: [[{v.data}, 1], ...]",
+        fix=lambda v: f"{{key}}: {[[v.data, *row[1:]] for row in v(STRATEGY)]}",
     ),
     Refusal(
         "dataset-strategy-form",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from mindswap.check.check import TRAIN_MODES, check_before_network
+from mindswap.check.check import check_before_network
+from mindswap.check.refusals import TRAIN_MODES
 from mindswap.config.nodes import Document
 from mindswap.config.problem import find_errors
 from mindswap.config.source import load_document
