@@ -301,6 +301,23 @@ def test_gradients_twice_of_one_forward_pass_and_gradients_of_gradients(parts):
     swap.remove()
 
 
+@pytest.mark.parametrize("num_passes", [0, 3])
+def test_a_training_that_ends_behind_a_forward_pass_leaves_nothing_on_the_host(parts, num_passes):
+    """Without a pass before, that one is recorded, and nothing has moved."""
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    decisions = decisions_of(SWAP_ALL, network.layers)
+    swap, step = parts.swap.Swap(network, list(network.layers), decisions), parts.networks.gradients(network)
+    for _ in range(num_passes):
+        step(inputs)
+    network.set_grad(True)
+    network(inputs)
+    network.set_grad(False)
+    assert (swap.executor is not None and swap.executor.is_unfinished) == (num_passes > 0)
+    report = swap.finish()
+    assert (report.left_bytes, report.num_passes) == (0, max(num_passes - 1, 0))
+    swap.remove()
+
+
 def test_a_recomputed_layer_saves_in_backward_what_stays(parts):
     network, inputs = parts.networks.Network(), parts.networks.batch()
     expected = parts.networks.gradients(network)(inputs)
