@@ -1,12 +1,13 @@
 """The plan of a proof, where `mindswap plan` answers as it is told."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from mindswap.api import prove as api
 from mindswap.api.prove import ProofRequest
 from mindswap.training.launch.children import Answer
 from mindswap.training.measure.config import RunOptions
-from mindswap.training.measure.proof import Simulated
+from mindswap.training.measure.proof import Proof, Simulated
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
 OFF = Simulated(100, 1000, 0, 0, 0)
@@ -48,3 +49,20 @@ def test_a_plan_that_does_not_fit_or_is_refused_by_the_compiler_does_not_run(mon
     refused = {"ok": False, "status": "feasible", "smallest_budget_bytes": 900, "verdict": "the graph does not"}
     variant, _ = planned(monkeypatch, tmp_path, {800: refused})
     assert (variant.skipped, variant.simulated) == ("the graph does not", None)
+
+
+def test_each_run_has_the_simulation_of_its_own_file(monkeypatch, tmp_path):
+    """Without swap 1000 bytes, as the configuration asks 900; the device is that of the command line."""
+    peaks, seen = {"off": 1000, "yaml": 900}, []
+
+    def ask(words):
+        seen.append(words)
+        return Answer(0, {**STEP, "peak_bytes": peaks[Path(words[2]).stem]}, "")
+
+    monkeypatch.setattr(api, "ask", ask)
+    options, device = RunOptions(3, 2), ("--device", "a")
+    request = ProofRequest(tmp_path, CONFIG, ("off", "yaml"), options, None, False, device, lambda text: None)
+    proof = api._simulate_all(request, Proof(str(CONFIG), "CPU", "", 2, 3))
+    assert [(run.name, run.simulated.peak_bytes) for run in proof.variants] == [("off", 1000), ("yaml", 900)]
+    assert proof == replace(Proof(str(CONFIG), "CPU", "a card", 2, 3), variants=proof.variants)
+    assert seen == [["simulate", "--json", str(tmp_path / f"{name}.yaml"), *device] for name in peaks]
