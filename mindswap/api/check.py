@@ -130,7 +130,7 @@ def _with_real_names(
     document: Document, num_layers: int | None, ignore: Collection[str], names: NameSource, can_build: bool
 ) -> tuple[CheckResult, list[str]]:
     """Findings of the rules, by the operators of a table or of the real network, and what could not be looked at."""
-    result = check_document(document, num_layers, environ=os.environ, silence=ignore)
+    result = check_document(document, num_layers, silence=ignore)
     is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:
         return result, []
@@ -146,7 +146,7 @@ def _with_real_names(
         else:
             if not trees.uses and result.trees is not None:
                 trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
-            return check_document(document, num_layers, trees, os.environ, silence=ignore), []
+            return check_document(document, num_layers, trees, silence=ignore), []
     if result.num_layers is None:
         place, _, fix = missing_num_layers(document).partition("\n    fix:     ")
         fix += "" if "--num-layers" in fix else ", or use --num-layers"
@@ -189,7 +189,7 @@ def explain_config(document: Document, num_layers: int | None = None) -> Explain
         has_errors, problems = bool(checked_2x.errors), checked_2x.problems
         text = format_settings_effect(checked_2x.effect, has_errors)
         return ExplainedConfig(text, settings_effect_to_json(checked_2x.effect, problems), problems, has_errors)
-    checked = check_document(document, num_layers, environ=dict(os.environ))
+    checked = check_document(document, num_layers)
     policy, stages = checked.require_policy(), None
     if not checked.is_swap_enabled:
         num_layers = require_num_layers(document, checked.num_layers)
@@ -206,7 +206,7 @@ def list_names(document: Document, num_layers: int | None = None) -> list[dict[s
         GraphError: the model is not known here.
     """
     if find_form(document) is not Form.PYNATIVE:
-        return list_paths(_find_trees(document, check_document(document, num_layers, environ=dict(os.environ))))
+        return list_paths(_find_trees(document, check_document(document, num_layers)))
     checked = check_pynative(document, num_layers)
     if document.root is None:
         raise PolicyError(checked.problems)

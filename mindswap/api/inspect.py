@@ -52,7 +52,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
     if is_trace_path(file_name(path)):
         return _inspect_trace(file_name(path))
     document = load_document(path)
-    checked = check_document(document, environ=dict(os.environ))
+    checked = check_document(document)
     policy = checked.require_policy()
     require_compilable(document)
     placement = place_asked_rank(document, rank, checked.num_layers)

@@ -98,7 +98,7 @@ def load_step(
     recorded = None
     if document is None:
         recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
-    checked = check_document(document, environ=dict(os.environ))
+    checked = check_document(document)
     if recorded is None and not checked.errors:
         require_compilable(document)
     policy = policy_of(document, checked)

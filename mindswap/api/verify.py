@@ -87,7 +87,7 @@ def verify(
     """
     config = file_name(path)
     document = load_document(config)
-    checked = check_document(document, environ=dict(os.environ))
+    checked = check_document(document)
     asked = checked.require_policy()
     workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
     policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)

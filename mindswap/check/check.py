@@ -14,6 +14,7 @@ from mindswap.config.problem import Problem, find_errors, sort_problems
 from mindswap.config.render import document_from_data
 from mindswap.config.rules import misused_ignore, split_ignored
 from mindswap.config.source import FOLDER_KEY, FOLDER_RULE, load_document
+from mindswap.environment import user_environment
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
 from mindswap.policy.coverage import Coverage
@@ -85,7 +86,7 @@ def check_document(
         document: the configuration.
         num_layers: layers of the model; None takes what the configuration states, then what `trees` has.
         trees: the real layers; None takes the table of the model family, if there is one.
-        environ: environment variables of the run; None leaves them unchecked.
+        environ: environment variables of the run; None takes those of the user's shell.
         ignore: rules whose problems are left out.
         silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
         is_run: a training begins; with swap off, what MindFormers refuses is then at most a warning.
@@ -102,7 +103,8 @@ def check_document(
     if trees is None and num_layers is not None and is_whole:
         trees = load_layer_trees(model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
-    return _judge(Context(document, settings, coverage, environ or {}, is_run), find_rules(), ignore, silence)
+    variables = user_environment() if environ is None else environ
+    return _judge(Context(document, settings, coverage, variables, is_run), find_rules(), ignore, silence)
 
 
 def check_shape(document: Document, num_layers: int | None = None) -> CheckResult:
@@ -160,7 +162,7 @@ READERS.update(file=load_policy, data=policy_of_data)
 
 def policy_of_document(document: Document) -> Policy:
     """As `load_policy`, of what was read."""
-    return check_document(document, is_run=True).require_policy()
+    return check_document(document, environ={}, is_run=True).require_policy()
 
 
 def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:
