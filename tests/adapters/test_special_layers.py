@@ -44,6 +44,20 @@ def test_a_tied_table_is_one_parameter(tmp_path):
     assert own["parameters"] - tied["parameters"] == VOCAB * HIDDEN * FLOAT32
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "places"), [(1, [1]), (2, [1, -1]), (3, [1, -2, -1]), (6, [1, 0, 0, 0, -2, -1])]
+)
+def test_layers_in_two_halves_differ_at_the_begin_and_at_the_end_of_the_model(num_layers, places):
+    """As `construct` of the layer tells them apart by `layer_id`, and by it less `num_layers`."""
+    from mindformers.models.llama.llama_interleave import LLamaDecodeLayerInterleave
+
+    from mindswap.adapters.experts import place_in_model
+
+    sizes = {"dim": 16, "n_heads": 2}
+    layers = [LLamaDecodeLayerInterleave(1, 8, i, num_layers=num_layers, **sizes) for i in range(num_layers)]
+    assert list(map(place_in_model, layers)) == places
+
+
 def test_communication_of_both_halves_is_found_in_backward(tmp_path):
     report = simulated(tmp_path, **{f"{MODEL}.fine_grain_interleave": 2, "parallel_config.use_seq_parallel": True})
     assert not [note for note in report["notes"] if "communication in backward is not found" in note]
