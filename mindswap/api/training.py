@@ -43,7 +43,6 @@ class PluggedTraining:
         """Train; its own failures come as they are."""
         if self.script:
             sys.argv = [str(self.script), *self.options]
-            sys.path.insert(0, str(self.script.resolve().parent))
             runpy.run_path(str(self.script), run_name="__main__")
         else:
             from mindswap.adapters.entry import train
@@ -62,6 +61,8 @@ def prepare_training(words: list[str]) -> PluggedTraining:
     training = parse_training(words)
     _refuse_true_in_options(training.options)
     document = load_trainable(training.config_path)
+    if training.script:  # as `python SCRIPT` has it: MindFormers itself may be beside the script
+        sys.path.insert(0, str(training.script.resolve().parent))
     require_mindformers()
     _quiet_cpu(document)
     gc.disable()  # a quarter of the time of importing MindFormers, as in `adapters.quiet`

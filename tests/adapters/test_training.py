@@ -1,5 +1,6 @@
 """Trainings for real, each in a process of its own: with the plugin, without it, and where it must stop."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -349,3 +350,21 @@ def test_a_script_that_never_builds_a_context_is_stopped(base, data):
     run = train(folder, config, data, start=("-m", "mindswap", "run", str(script)), fork=True)
     assert run.exit_code == 1 and run.losses == []
     assert "call build_context(config) first" in run.log, run.log[-3000:]
+
+
+def test_a_script_imports_what_is_beside_it_as_python_would(tmp_path):
+    """As a checkout of MindFormers is beside its run_mindformer.py."""
+    installed = importlib.util.find_spec("mindformers").submodule_search_locations[0]
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (checkout / "mindformers").symlink_to(installed)
+    (checkout / "own.py").write_text("where = __file__")
+    script = checkout / "script.py"
+    script.write_text("import sys, mindformers, own\nprint(sys.path[0], mindformers.__file__, own.where, sys.argv)\n")
+    config = write_config(tmp_path, {**SMALL, **SWAP_AND_RECOMPUTE})
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "mindswap", "run", "checkout/script.py", "--config", str(config)],
+        cwd=tmp_path, timeout=600, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    words = ["checkout/script.py", "--config", str(config)]
+    assert ran.stdout.splitlines()[-1] == f"{checkout} {checkout}/mindformers/__init__.py {checkout}/own.py {words}"
