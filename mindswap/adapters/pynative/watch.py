@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from mindspore import nn
 
 from mindswap.adapters.pynative.kept import KeptTensor, frames
+from mindswap.adapters.pynative.threads import SoleThread
 from mindswap.adapters.pynative.values import tensors_in
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
@@ -126,7 +126,7 @@ class Watch:
         for index, layer in enumerate(layers):
             by_cell.setdefault(id(layer), _LayerCalls(layer, [], index)).indices.append(index)
         self._calls = tuple(by_cell.values())
-        self._thread: int | None = None  # the one that called the network last
+        self._thread = SoleThread()
         self._last_backward: int | None = None  # layer that began backward last
         self._hooks: list[Hook] = []
         self._handles: list[Any] = []
@@ -186,12 +186,8 @@ class Watch:
         self._hooks.append(Hook(function))
         self._handles.append(register(self._hooks[-1], **options))
 
-    def _is_watched(self) -> bool:
-        """Return whether this thread called the network; not so in a step in the middle of which the hooks were put."""
-        return self._thread == threading.get_ident()
-
     def _begin(self, cell, args, kwargs) -> None:
-        self._thread = threading.get_ident()
+        self._thread.begin()
         for calls in self._calls:
             calls.num_calls = 0
         self.before_pass()
@@ -199,11 +195,25 @@ class Watch:
 
     def _end(self, cell, args, outputs) -> None:
         if self._is_watched():
+            self._thread.end_forward()
             self.observer.end_forward(outputs)
 
+    def _is_watched(self) -> bool:
+        """Return whether this thread called the network; not so in a step in the middle of which the hooks were put.
+
+        Raises:
+            ApplyError: it did, and another thread runs a network meanwhile.
+        """
+        if self._thread.is_this:
+            self._thread.require()
+            return True
+        return False
+
     def _pack(self, tensor, calls: _LayerCalls) -> tuple[Any, Any]:
-        observer = self.observer if self._is_watched() else _UNWATCHED
-        return observer, observer.save(tensor, calls.index)
+        if not self._thread.is_this:
+            self._thread.disturb()
+            return _UNWATCHED, _UNWATCHED.save(tensor, calls.index)
+        return self.observer, self.observer.save(tensor, calls.index)
 
     def _hook(self, calls: _LayerCalls) -> None:
         own = weakref.ref(self)  # MindSpore never forgets the hooks of the last step: they must hold nothing
@@ -222,6 +232,7 @@ class Watch:
             def begin_backward(gradient):
                 watch = own() if waiting else None
                 if watch is not None:
+                    watch._thread.require()
                     watch._last_backward = waiting.pop()
                     watch.observer.pass_boundary(EventKind.BACKWARD_BEGIN, watch._last_backward)
 

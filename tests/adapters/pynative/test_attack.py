@@ -2,6 +2,7 @@
 
 import gc
 
+import numpy as np
 import pytest
 
 from mindswap.errors import ApplyError
@@ -112,7 +113,13 @@ WRITES = {
     "array": lambda t, x: t.asnumpy().__setitem__(..., 0.5),
     "storage": lambda t, x: t.untyped_storage().copy_(x.untyped_storage(), False),
     "assign": lambda t, x: __import__("mindspore").ops.assign(t, x),
+    "assign_add": lambda t, x: __import__("mindspore").ops.assign_add(t, x),
+    "scatter_update": lambda t, x: __import__("mindspore").ops.ScatterUpdate()(t, first_row(), x[:1]),
+    "numpy": lambda t, x: np.asarray(t).__setitem__(0, 0.5),
+    "dlpack": lambda t, x: __import__("mindspore").utils.dlpack.from_dlpack(t.to_dlpack()).copy_(x),
+    "data of data": lambda t, x: t.data.copy_(x),
     "add_": lambda t, x: t.add_(x),
+    "mul_": lambda t, x: t.mul_(2.0),
     "view": lambda t, x: t.reshape(-1).__setitem__(slice(2, 5), 0.5),
     "freed and filled again": lambda t, x: refill(t.untyped_storage(), x),
 }
@@ -120,13 +127,21 @@ REFUSED = {
     "all items": lambda t, x: t.__setitem__(..., x),
     "one item": lambda t, x: t.__setitem__(0, 0.5),
     "by a mask": lambda t, x: t.__setitem__(t > 0, 0.5),
+    "every second item": lambda t, x: t.__setitem__((0, slice(None, None, 2)), 0.5),
     "copy_": lambda t, x: t.copy_(x),
+    "copy_ of a view": lambda t, x: t.view(-1).copy_(x.view(-1)),
+    "copy_ of the same tensor": lambda t, x: __import__("mindspore").Tensor(t).copy_(x),
     "set_": lambda t, x: t.set_(x.untyped_storage(), 0, x.shape, x.stride()),
     "data": lambda t, x: setattr(t, "data", x),
     "assign_value": lambda t, x: t.assign_value(x),
     "freed": lambda t, x: t.untyped_storage().resize_(0),
     "larger": lambda t, x: t.untyped_storage().resize_(2 * t.untyped_storage().size()),
 }
+
+
+def first_row():
+    """The index of a row, as a tensor."""
+    return __import__("mindspore").Tensor([0])
 
 
 def refill(storage, other):

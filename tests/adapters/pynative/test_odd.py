@@ -208,6 +208,19 @@ def test_passes_of_several_threads(odd):
     assert report.num_passes > 0 and report.num_passes == report.num_as_predicted and report.left_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [("trains", True), ("trains", False), ("evaluates", True), ("evaluates", False), ("trains without swap", False)],
+)
+def test_two_threads_at_the_same_time_are_refused_and_no_number_is_wrong(other, is_same):
+    """In a process of its own, as MindSpore keeps a function that broke off while it was differentiated."""
+    ran = forked.run(["-m", "tests.adapters.pynative.two_threads", other, str(int(is_same))], cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["wrong"] == 0 and found["after"] and found["refused"] > 0
+    assert all("two threads ran a network" in line and "fix:     a lock" in line for line in found["messages"])
+
+
 REMOVALS = ("removed behind forward", "removed in backward", "removed in forward", "removed by a hook")
 
 

@@ -1,0 +1,85 @@
+"""Refuse a pass during which another thread runs a network.
+
+MindSpore 2.9.0 records operators for autograd, and switches recording off while it calls a hook, by one state for all
+threads of a process. Operators of another thread get into that record, or some of this one are missing from it: losses
+and gradients are wrong without an error, with swap and without.
+"""
+
+import sys
+import threading
+
+from mindspore import nn
+
+from mindswap.adapters.pynative.kept import frames
+from mindswap.adapters.versions import pynative_executor
+from mindswap.errors import ApplyError
+
+_CALL, _GRADIENT_NAME = nn.Cell.__call__.__code__, "after_grad"  # of ops/composite/base.py: forward and backward
+
+_disturbed: set[int] = set()  # `get_ident` of threads during whose pass another one ran a network
+
+
+class SoleThread:
+    """The thread of the pass that runs, which has to be the only one that runs a network."""
+
+    def __init__(self) -> None:
+        self.ident: int | None = None  # of the thread that called the network last
+        self._is_recorded = True  # MindSpore recorded for autograd when the pass began
+
+    @property
+    def is_this(self) -> bool:
+        """Return whether the pass is one of the thread that asks."""
+        return self.ident == threading.get_ident()
+
+    def begin(self) -> None:
+        """A pass begins in this thread.
+
+        Raises:
+            ApplyError: another thread runs a network.
+        """
+        _disturbed.discard(threading.get_ident())
+        self._require_no_other()
+        self.ident = threading.get_ident()
+        self._is_recorded = pynative_executor.enable_grad()
+
+    def require(self) -> None:
+        """Hold this thread against the others, where a layer begins or ends.
+
+        Raises:
+            ApplyError: another thread runs a network, or ran one during this pass.
+        """
+        self._require_no_other()
+        if threading.get_ident() in _disturbed:
+            raise _refusal()
+
+    def end_forward(self) -> None:
+        """Forward of the network is over: MindSpore has to record as it did when it began.
+
+        Raises:
+            ApplyError: another thread switched that off.
+        """
+        if pynative_executor.enable_grad() != self._is_recorded:
+            raise _refusal()
+
+    def disturb(self) -> None:
+        """Another thread than that of the pass was seen in one of its layers."""
+        if self.ident is not None:
+            _disturbed.add(self.ident)
+
+    def _require_no_other(self) -> None:
+        own = threading.get_ident()
+        others = {ident for ident, frame in sys._current_frames().items() if ident != own and any(
+            each.f_code is _CALL or each.f_code.co_name == _GRADIENT_NAME for each in frames(frame)
+        )}  # fmt: skip
+        if others:
+            _disturbed.update(others)
+            raise _refusal()
+
+
+def _refusal() -> ApplyError:
+    return ApplyError(
+        "two threads ran a network at the same time, and one of them swaps: MindSpore has one record for autograd in a "
+        "process, so losses and gradients would be wrong\n"
+        "    allowed: threads that take turns: a step, an evaluation ends before the next one begins\n"
+        "    fix:     a lock around each step and each evaluation, or a process for each"
+    )
