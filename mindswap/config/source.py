@@ -96,7 +96,7 @@ def with_form(document: Document) -> Document:
         return document
     keys = [key_text(entry.key) for entry in root.unique_entries()]
     known = package_data("check/top_level.yaml")
-    if any(difflib.get_close_matches(key, known, 1, 0.75) for key in keys):
+    if not set(known).isdisjoint(keys) or any(difflib.get_close_matches(key, known, 1, 0.75) for key in keys):
         return document
     what = f"its keys are {', '.join(keys[:MAX_SHOWN_KEYS])}" if keys else "it is empty"
     message = f"the file is no configuration of MindFormers: {what}"

@@ -7,6 +7,7 @@ from mindswap.check.check import require_num_layers
 from mindswap.config.nodes import to_data
 from mindswap.config.source import FOLDER_RULE, load_document, use_folder
 from mindswap.errors import GraphError
+from mindswap.files import package_data
 
 
 @pytest.fixture
@@ -192,3 +193,26 @@ def test_every_command_refuses_a_file_that_is_no_configuration(command, tmp_path
 )
 def test_a_part_of_a_configuration_is_one(write, text):
     assert rules(write(main=text)) == []
+
+
+@pytest.mark.parametrize(
+    "key", ["processor", "metric", "grouped_lr_schedule", "load_ckpt_format", "profile", "swap_confg", "paralell"]
+)
+def test_a_fragment_of_one_key_is_a_configuration(tmp_path, key):
+    (tmp_path / "a.yaml").write_text(f"{key}: {{a: 1}}\n")
+    assert load_document(tmp_path / "a.yaml").problems == ()
+
+
+def test_other_keys_alone_are_no_configuration(tmp_path):
+    (tmp_path / "a.yaml").write_text("name: x\nservices: {}\n")
+    (problem,) = load_document(tmp_path / "a.yaml").problems
+    assert problem.rule == "no-configuration"
+
+
+@pytest.mark.mindspore
+def test_every_key_that_mindformers_has_at_the_top_level_is_known():
+    from mindformers.tools.register.template import ConfigTemplate, GeneralConfig
+
+    parts = ("general_configs", "train_configs", "do_eval_configs", "predict_configs", "eval_configs")
+    sections = {name for part in parts for name in getattr(ConfigTemplate, part)} - {"general_config"}
+    assert sections | set(GeneralConfig.keys()) <= set(package_data("check/top_level.yaml"))
