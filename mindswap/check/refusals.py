@@ -260,9 +260,9 @@ def of_elements(
 # Types of single values, as MindFormers and MindSpore check them.
 
 
-def is_int(value: object) -> bool:
-    """Return whether a value is a whole number and no bool."""
-    return is_whole_number(value)
+def is_bool(value: object) -> bool:
+    """Return whether a value is True or False."""
+    return isinstance(value, bool)
 
 
 def is_positive(value: object) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import FLASH, Refusal, Values, find_refusals, is_int, is_latent, lacks_flash, of_newer
+from mindswap.check.refusals import FLASH, Refusal, Values, find_refusals, is_latent, lacks_flash, of_newer
+from mindswap.config.nodes import is_whole_number
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -134,7 +135,7 @@ REFUSALS = (
     of_newer(
         "nope-interval",
         "nope_layer_interval",
-        lambda value: not is_int(value) or value <= 0,
+        lambda value: not is_whole_number(value) or value <= 0,
         "MindFormers takes a positive integer",
         "an integer, 1 or more",
         "delete it",

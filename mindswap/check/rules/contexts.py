@@ -5,7 +5,7 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.parts import Part
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_number, is_positive, of_parts, typed
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_bool, is_number, is_positive, of_parts, typed
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.config.step import GRAPH, PYNATIVE
@@ -140,9 +140,9 @@ REFUSALS = (
         "runner_config.gradient_accumulation_steps",
     ),
     typed("parallel.pipeline_segments", is_positive, "an integer, 1 or more", "{key}: 1"),
-    typed("parallel.pipeline_result_broadcast", lambda value: isinstance(value, bool), "True or False", "{key}: False"),
-    typed("parallel.loss_repeated_mean", lambda value: isinstance(value, bool), "True or False", "{key}: True"),
-    typed("parallel.force_fp32_communication", lambda value: isinstance(value, bool), "True or False", "{key}: False"),
+    typed("parallel.pipeline_result_broadcast", is_bool, "True or False", "{key}: False"),
+    typed("parallel.loss_repeated_mean", is_bool, "True or False", "{key}: True"),
+    typed("parallel.force_fp32_communication", is_bool, "True or False", "{key}: False"),
     typed(
         "parallel.communi_parallel_mode",
         lambda value: value in ("all_group_parallel", "same_server_group_parallel", "no_group_parallel"),
@@ -151,7 +151,7 @@ REFUSALS = (
     ),
     typed(
         "parallel.optimizer_weight_shard_aggregated_save",
-        lambda value: isinstance(value, bool),
+        is_bool,
         "True or False",
         "{key}: False",
     ),
@@ -161,12 +161,12 @@ REFUSALS = (
     typed(f"{STRATEGIES}.save_file", lambda value: isinstance(value, str), "a file", "{key}: ./ckpt_strategy.ckpt"),
     typed(
         f"{STRATEGIES}.only_trainable_params",
-        lambda value: isinstance(value, bool),
+        is_bool,
         "True or False",
         "{key}: False",
     ),
     _unknown("fusion-keys", FUSION, frozenset({"openstate", *FUSIONS})),
-    typed(f"{FUSION}.openstate", lambda value: isinstance(value, bool), "True or False", "{key}: True"),
+    typed(f"{FUSION}.openstate", is_bool, "True or False", "{key}: True"),
     _fusion("form", lambda kind, fusion: not isinstance(fusion, dict), "it is no mapping", FUSION_FORM, FUSION_FIX),
     _fusion(
         "incomplete",

@@ -6,8 +6,8 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.parts import Part
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_number, of_elements, of_newer, of_parts
-from mindswap.config.nodes import show
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_number, of_elements, of_newer, of_parts
+from mindswap.config.nodes import is_whole_number, show
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.files import package_data
@@ -106,7 +106,7 @@ REFUSALS = (
     of_newer(
         "prediction-layers",
         "prediction_layers",
-        lambda value: not is_int(value) or value < 0 or value > 1,
+        lambda value: not is_whole_number(value) or value < 0 or value > 1,
         "MindFormers 1.9 trains at most one layer for multi-token prediction",
         "0 or 1",
         "{key}: 1",

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindswap.check.context import Context
-from mindswap.check.refusals import Refusal, Values, find_refusals, is_int, is_positive, of_elements
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_bool, is_positive, of_elements
+from mindswap.config.nodes import is_whole_number
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -28,12 +29,8 @@ def _moe(key: str, is_right: Callable[[Any], bool], allowed: str, fix: str) -> R
     )
 
 
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_count(value: Any) -> bool:
-    return is_int(value) and value >= 0
+    return is_whole_number(value) and value >= 0
 
 
 def _is_float(value: Any) -> bool:
@@ -50,7 +47,7 @@ TYPES, FACTORS = "moe_config.aux_loss_types", "moe_config.aux_loss_factors"
 
 REFUSALS = (
     *(_moe(key, is_positive, "an integer, 1 or more", "{key}: 1") for key in COUNTS),
-    *(_moe(key, _is_bool, "True or False", "{key}: False") for key in FLAGS),
+    *(_moe(key, is_bool, "True or False", "{key}: False") for key in FLAGS),
     *(_moe(key, _is_count, "an integer, 0 or more", "{key}: 0") for key in ("cur_layer", "hot_expert_num")),
     _moe("expert_group_size", lambda size: size is None or is_positive(size), "an integer, 1 or more", "delete it"),
     _moe("aux_loss_factor", lambda factor: _is_float(factor) and factor > 0, "a float above 0.0", "{key}: 0.05"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.check.parts import Part
-from mindswap.check.refusals import Refusal, Values, find_refusals, of_parts, typed
+from mindswap.check.refusals import Refusal, Values, find_refusals, is_bool, of_parts, typed
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -151,7 +151,7 @@ REFUSALS = (
         "pipeline_interleave, pipeline_scheduler",
         "delete it",
     ),
-    typed(INTERLEAVE, lambda value: isinstance(value, bool), "True or False", "{key}: True"),
+    typed(INTERLEAVE, is_bool, "True or False", "{key}: True"),
     typed(CONFIG, lambda value: isinstance(value, dict), "a mapping", "delete it"),
     Refusal(
         "interleave-lazy-inline",

@@ -9,12 +9,12 @@ from mindswap.check.refusals import (
     Refusal,
     Values,
     find_refusals,
-    is_int,
     is_number,
     is_positive,
     of_elements,
     with_dot,
 )
+from mindswap.config.nodes import is_whole_number
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 
@@ -109,7 +109,7 @@ REFUSALS = (
         lambda v: (
             _fixed_warmup(v)
             and v.is_written("lr_schedule.warmup_steps")
-            and (not is_int(v("lr_schedule.warmup_steps")) or v("lr_schedule.warmup_steps") < 0)
+            and (not is_whole_number(v("lr_schedule.warmup_steps")) or v("lr_schedule.warmup_steps") < 0)
         ),
         "MindFormers takes an integer of 0 or more",
         "an integer, 0 or more",
@@ -128,7 +128,7 @@ REFUSALS = (
         "lr_schedule.warmup_epochs",
         lambda v: (
             bool(v("lr_schedule.warmup_epochs"))
-            and (not is_int(v("lr_schedule.warmup_epochs")) or v("lr_schedule.warmup_epochs") < 0)
+            and (not is_whole_number(v("lr_schedule.warmup_epochs")) or v("lr_schedule.warmup_epochs") < 0)
         ),
         "MindFormers takes an integer of 0 or more",
         "an integer, 0 or more",
@@ -191,7 +191,7 @@ REFUSALS = (
         "{key}: 1.0",
     ),
     _loss_scale("windows", lambda high, low: low <= 0 or high <= low),
-    _loss_scale("window-types", lambda high, low: not (is_int(high) and is_int(low))),
+    _loss_scale("window-types", lambda high, low: not (is_whole_number(high) and is_whole_number(low))),
 )
 
 

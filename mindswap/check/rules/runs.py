@@ -11,6 +11,7 @@ from mindswap.check.refusals import (
     Refusal,
     Values,
     find_refusals,
+    is_bool,
     is_number,
     is_positive,
     of_elements,
@@ -118,9 +119,9 @@ REFUSALS = (
         "{key}: False",
         takes_null=True,
     ),
-    typed("auto_trans_ckpt", lambda value: isinstance(value, bool), "True or False", "{key}: False", takes_null=True),
-    typed("train_precision_sync", lambda value: isinstance(value, bool), "True or False", "delete it", takes_null=True),
-    typed("infer_precision_sync", lambda value: isinstance(value, bool), "True or False", "delete it", takes_null=True),
+    typed("auto_trans_ckpt", is_bool, "True or False", "{key}: False", takes_null=True),
+    typed("train_precision_sync", is_bool, "True or False", "delete it", takes_null=True),
+    typed("infer_precision_sync", is_bool, "True or False", "delete it", takes_null=True),
     typed("seed", lambda value: value is not None, "an integer", "{key}: 42"),
     Refusal(
         "sink-size",
@@ -304,8 +305,8 @@ REFUSALS = (
     _monitored("iterations", "stable_rank_config.power_iteration_num", is_positive, "an integer, 1 or more"),
     _monitored("spikes", "global_norm_spike_count_threshold", is_positive, "an integer, 1 or more"),
     _monitored("target", "target", _are_names, "a list of strings", "{key}: ['.*']"),
-    _monitored("invert", "invert", lambda value: isinstance(value, bool), "True or False", "{key}: False"),
-    _monitored("struct", "print_struct", lambda value: isinstance(value, bool), "True or False", "{key}: False"),
+    _monitored("invert", "invert", is_bool, "True or False", "{key}: False"),
+    _monitored("struct", "print_struct", is_bool, "True or False", "{key}: False"),
     _monitored("throughput", "throughput_baseline", lambda value: is_number(value) and value > 0, "a number above 0"),
     *(
         _monitored(

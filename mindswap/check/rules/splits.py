@@ -11,12 +11,13 @@ from mindswap.check.refusals import (
     Refusal,
     Values,
     find_refusals,
-    is_int,
+    is_bool,
     is_latent,
     is_positive,
     lacks_flash,
     typed,
 )
+from mindswap.config.nodes import is_whole_number
 from mindswap.config.problem import Level
 from mindswap.config.rules import Finding, rule
 from mindswap.config.weight_sharding import AUTO_MODES
@@ -40,7 +41,7 @@ def _heads(v: Values) -> Any:
 
 def _num_experts(v: Values) -> int:
     experts = v("moe_config.expert_num", 1) if v.document.is_legacy else v("model.experts", 0)
-    return experts if is_int(experts) else 0
+    return experts if is_whole_number(experts) else 0
 
 
 def _other_mode(v: Values) -> bool:
@@ -77,12 +78,9 @@ REFUSALS = (
         typed(f"parallel_config.{key}", is_positive, "an integer, 1 or more", "{key}: 1")
         for key in ("micro_batch_num", "seq_split_num")
     ),
+    *(typed(f"parallel.{key}", is_bool, "True or False", "{key}: False") for key in FLAGS),
     *(
-        typed(f"parallel.{key}", lambda value: isinstance(value, bool), "True or False", "{key}: False")
-        for key in FLAGS
-    ),
-    *(
-        typed(f"parallel_config.{key}", lambda value: isinstance(value, bool), "True or False", "{key}: False")
+        typed(f"parallel_config.{key}", is_bool, "True or False", "{key}: False")
         for key in ("use_seq_parallel", "vocab_emb_dp")
     ),
     typed("parallel_config.gradient_aggregation_group", is_positive, "an integer, 1 or more", "{key}: 4"),
