@@ -123,7 +123,7 @@ def run_stages(
     require_mindformers()
     settings = read_step_settings(document)
     num_stages = settings.pipeline.num_stages
-    ranks = options.ranks or tuple(range(0, settings.num_cards, max(settings.num_cards // num_stages, 1)))
+    ranks = options.ranks or first_ranks(settings)
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
@@ -305,6 +305,11 @@ def choose_micro_batches(
         if all(abs(few.peak_bytes - every.peak_bytes) <= SAME_PART * every.peak_bytes for every, few in pairs):
             return count
     return None
+
+
+def first_ranks(settings: StepSettings) -> tuple[int, ...]:
+    """The first rank of each pipeline stage."""
+    return tuple(range(0, settings.num_cards, settings.num_cards // settings.pipeline.num_stages))
 
 
 def choose_depths(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.api.dry_run import DryRunOptions, _Depth, _mismatch, choose_depths, choose_micro_batches
+from mindswap.api.dry_run import DryRunOptions, _Depth, _mismatch, choose_depths, choose_micro_batches, first_ranks
 from mindswap.config.parse import parse_document
 from mindswap.config.step import read_step_settings
 from mindswap.errors import LaunchError
@@ -88,14 +88,26 @@ def test_of_many_micro_batches_so_many_are_run_as_the_peak_takes(num_micro_batch
     assert choose_micro_batches(settings(text), 32, simulate) == expected
 
 
-def test_with_few_micro_batches_more_layers_are_run():
-    policy = Policy(op_swap=(OpSwap("attention", Layers((1, 4, 9, 20)), 1),))
-    found = [
-        choose_depths(DryRunOptions(), settings(PIPELINE), 32, policy, has_few_micro_batches=is_short)[0]
+@pytest.mark.parametrize(("num_stages", "in_stage"), [(2, 6), (4, 6), (6, 2), (8, 2)])
+def test_with_few_micro_batches_more_layers_are_run(num_stages, in_stage):
+    """Up to 24 of all stages: 6 in each of 4 are nearer to the line than 2; in each of 6 they would be too many."""
+    layers = Layers(tuple(16 * stage + index for stage in range(num_stages) for index in (1, 4, 9)))
+    policy = Policy(op_swap=(OpSwap("attention", layers, 1),))
+    step = settings(PIPELINE.replace("pipeline_stage: 2", f"pipeline_stage: {num_stages}"))
+    of_many, of_few = (
+        choose_depths(DryRunOptions(), step, 16 * num_stages, policy, has_few_micro_batches=is_short)[0]
         for is_short in (False, True)
-    ]
-    few, many = (max(len(depth.kept) for depth in depths) for depths in found)
-    assert few <= 2 * 3 and many == 2 * 6
+    )
+    assert max(len(depth.kept) for depth in of_many) <= 3 * num_stages
+    assert max(len(depth.kept) for depth in of_few) == in_stage * num_stages
+
+
+@pytest.mark.parametrize(
+    ("data_parallel", "num_stages", "ranks"), [(2, 2, (0, 2)), (1, 4, (0, 1, 2, 3)), (4, 1, (0,)), (1, 1, (0,))]
+)
+def test_by_default_one_rank_of_each_stage_is_run(data_parallel, num_stages, ranks):
+    parallel = f"{{data_parallel: {data_parallel}, pipeline_stage: {num_stages}, micro_batch_num: {num_stages}}}"
+    assert first_ranks(settings(f"use_parallel: True\nparallel_config: {parallel}\n")) == ranks
 
 
 def test_one_stage_runs_all_its_micro_batches():
