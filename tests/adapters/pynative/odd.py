@@ -370,6 +370,9 @@ def attack(seeds, say=lambda line: None) -> Attack:
         if isinstance(plain[0], str):
             say(f"{seed}: fails without swap, too: {plain[0].splitlines()[0]}")
             continue
+        if not all(np.isfinite(each).all() for each in plain):
+            say(f"{seed}: not finite without swap, either")
+            continue
         try:
             swapped, reports = train(seed, True)
         except Exception as error:
