@@ -36,7 +36,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 test: check $(VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (16 min)
 	$(CHECK_VENV)/bin/pytest -q -n 3 -m "long and not mindspore" $$(grep -rl mark.long tests --include="test_*.py")
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
-	$(VENV)/bin/pytest -q tests/training/data tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
+	$(VENV)/bin/pytest -q tests/runtime/data tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
 
 test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)
 	MINDSWAP_NIGHTLY=1 $(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
@@ -45,12 +45,12 @@ test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: 
 test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
 	$(PYTHON) -m venv .venv-ms210
 	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
-	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/api/test_network.py
+	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/steps/test_network.py
 
 test-ray:  ## faults of adaptive runs and of plan --ray on three Ray nodes of this machine; as root also real trainings in networks of their own (12 min, and once 3 min to install)
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install --quiet -e '.[cpu,test,ray]'
-	.venv-ray/bin/pytest -q tests/training/launch/test_cluster.py tests/training/adaptive/test_ray.py tests/training/adaptive/test_ray_network.py tests/api/test_spread.py
+	.venv-ray/bin/pytest -q tests/runtime/test_ray_cluster.py tests/runtime/attempt/test_ray.py tests/runtime/attempt/test_ray_network.py tests/features/plan/test_spread.py
 
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)
 	$(VENV)/bin/python tools/matrix.py --write

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from log_speed import LOGS, STEP
 
-from mindswap.report.logs import format_logs
-from mindswap.training.logs.compare import compare_logs
-from mindswap.training.logs.read import read_worker_logs
+from mindswap.features.verify.log_comparison import compare_logs
+from mindswap.features.verify.log_report import format_logs
+from mindswap.runtime.logs.read import read_worker_logs
 
 PER_NODE, STAGES, DISTINCT = 8, 8, 16
 MAX_SECONDS, MAX_BYTES = 60, 10**9
-SET = "2026-11-21 01:12:51,271 - mindformers/output/log[mindswap/adapters/apply.py:47] - INFO - "
+SET = "2026-11-21 01:12:51,271 - mindformers/output/log[mindswap/adapters/graph/apply.py:47] - INFO - "
 EXPECTED = [[f"Set op_swap at layer {layer}: .attention, value=20, .feed_forward, value=15"] for layer in range(80)]
 
 

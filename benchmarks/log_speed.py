@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mindswap.training.logs.read import read_worker_log
+from mindswap.runtime.logs.read import read_worker_log
 
 STEP = (
     "2026-11-21 01:13:50,011 - mindformers/output/log[mindformers/core/callback/callback.py:747] - INFO - { Epoch:[  1/"

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from other_systems import STRATEGIES
 
-from mindswap.api.step import Step, load_step
+from mindswap.features.step import Step, load_step
 from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
-from mindswap.planner.planner import Planner
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Plan, PlanProblem
-from mindswap.planner.solvers.search import ENTRY_PPM
+from mindswap.planner.solver.search import ENTRY_PPM
 from mindswap.policy.model import Policy
 from mindswap.report.tables import format_table
 from mindswap.simulator.step_model import StepModel

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from plan_quality import run_self
 
-from mindswap.api.step import Step, load_step
-from mindswap.planner.planner import Planner
+from mindswap.features.step import Step, load_step
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Plan, PlanProblem
 
 FOLDER = Path(__file__).resolve().parent / "models"
@@ -46,7 +46,7 @@ SHARES = (0.04, 0.15, 0.4, 0.75)
 CLOSE_GAP, MOST_GAP = 0.01, 0.03
 # So many plans are to be that close, next to the least memory aside, where the bound is farthest from what can be done.
 CLOSE_SHARE, TIGHTEST = 0.9, SHARES[0]
-# What a plan for more memory may be slower (`planner.curve.ENOUGH_PART`).
+# What a plan for more memory may be slower (`planner.plan_cache.ENOUGH_PART`).
 SLACK_PPM = 5000
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import yaml
 
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import check_document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.tables import format_table
+from mindswap.rules.checker import check_document
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml"
@@ -72,10 +72,10 @@ def write_config(folder: Path) -> Path:
 def measure(path: Path) -> dict[str, float]:
     """Seconds of each stage, in the order in which the plugin runs them, on a network of its own."""
     with quiet():
-        from mindswap.adapters.apply import read_tree
-        from mindswap.adapters.build import build_network
-        from mindswap.adapters.mindformers import set_policy
-        from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+        from mindswap.adapters.graph.apply import read_tree
+        from mindswap.adapters.graph.build import build_network
+        from mindswap.adapters.graph.mindformers import set_policy
+        from mindswap.adapters.graph.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
         from mindswap.policy.model import Policy
 
         network, config = build_network(str(path), Policy(is_swap_enabled=True))

@@ -26,8 +26,8 @@ from pathlib import Path
 from held_out import held_out, write_config
 from published_memory import as_published
 
-from mindswap.api.step import Step, load_step
 from mindswap.errors import MindswapError
+from mindswap.features.step import Step, load_step
 from mindswap.graph.ops import OpClass, classify
 from mindswap.policy.coverage import baseline_policy
 from mindswap.policy.model import Layers, Policy

@@ -14,10 +14,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.api.step import Step, load_step
 from mindswap.errors import MindswapError
-from mindswap.report.simulation.bars import MEMORY_STYLES
+from mindswap.features.step import Step, load_step
 from mindswap.report.tables import format_table
+from mindswap.report.timeline_bars import MEMORY_STYLES
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.step_model import StepModel

@@ -26,12 +26,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from mindswap.adapters.apply import read_tree
+from mindswap.adapters.graph.apply import read_tree
 from mindswap.adapters.pynative.copies import ThreadCopies
 from mindswap.adapters.pynative.dispatch import recording
 from mindswap.adapters.pynative.executor import Executor
+from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.record import Recorder, record
-from mindswap.adapters.pynative.watch import Watch
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.schedule import find_distances, make_schedule

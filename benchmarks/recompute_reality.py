@@ -32,7 +32,7 @@ from pathlib import Path
 
 import yaml
 
-from mindswap.api.step import load_step
+from mindswap.features.step import load_step
 from mindswap.report.tables import format_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from reference.program_bounds import lower_bound_ns
 
-from mindswap.api.step import load_step
-from mindswap.check.doctor.software import require_mindformers
 from mindswap.errors import MindswapError
-from mindswap.graph.lifetime import LayerSample
+from mindswap.features.step import load_step
+from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
 from mindswap.report.tables import format_table
+from mindswap.rules.machine.software import require_mindformers
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import peak_memory, profile_memory
 from mindswap.simulator.program import Copies, Intervals, MemoryKind, OpKind, Ops, Program

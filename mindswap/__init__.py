@@ -5,14 +5,14 @@ YAML -> Policy -> attributes on cells -> Graph (from the compiler), see CONTRIBU
 
 from typing import TYPE_CHECKING, Any
 
-from mindswap.api.network import apply, capture, running_swap
-from mindswap.check.check import load_policy
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.rules.checker import load_policy
+from mindswap.steps.network import apply, capture, running_swap
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
-    from mindswap.api.step import capture_step, load_step
-    from mindswap.api.verify import verify
+    from mindswap.features.step import capture_step, load_step
+    from mindswap.features.verify import verify
 
 __all__ = [
     "LayerSwap", "Layers", "OpRecompute", "OpSwap", "Policy", "__version__", "apply", "capture", "capture_step",
@@ -28,4 +28,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'mindswap' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(f"mindswap.api.{_LAZY[name]}"), name)
+    return getattr(import_module(f"mindswap.features.{_LAZY[name]}"), name)

@@ -1,4 +1,4 @@
-"""The command line: this module parses and dispatches, `mindswap.commands` does the work."""
+"""The command line: this module parses and dispatches, `mindswap.command_line` does the work."""
 
 import argparse
 import ast
@@ -15,19 +15,19 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mindswap.commands import Parser, UsageError
+from mindswap.command_line.parser import Parser, UsageError
 from mindswap.config.source import use_folder
-from mindswap.environment import home_is_set
 from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
-from mindswap.scratch import forget_kept, remove_kept
-from mindswap.signals import LIFELINE, signals_raise
-from mindswap.streams import MessageFormatter, OutputError, drop_output, prepare_streams, print_text
+from mindswap.system.environment import home_is_set
+from mindswap.system.scratch import forget_kept, remove_kept
+from mindswap.system.signals import LIFELINE, signals_raise
+from mindswap.system.streams import MessageFormatter, OutputError, drop_output, prepare_streams, print_text
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
     from mindswap.config.problem import Problem
 
-# Each is a module of `mindswap.commands` with run(args) -> exit code. Its docstring is what `--help` says: a sentence,
+# Each is a module `mindswap.features.*.cli`, run(args) -> exit code. Its docstring is what `--help` says: a sentence,
 # examples, and options, about some of which `ARGUMENTS` says more; `{name}` in it stands for what `WORDS` has.
 COMMANDS = (
     "check",
@@ -68,9 +68,9 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         for name in COMMANDS:
             subparsers.add_parser(name, help=_read_help(name))
         return parser
-    from mindswap.commands.options import add_options
+    from mindswap.command_line.options import add_options
 
-    module = importlib.import_module(f"mindswap.commands.{asked.replace('-', '_')}")
+    module = importlib.import_module(f"mindswap.command_line.{asked.replace('-', '_')}")
     text = module.__doc__ or ""
     for name, words in getattr(module, "WORDS", {}).items():
         text = text.replace(f"{{{name}}}", words)
@@ -193,7 +193,7 @@ def _run(command: str | None, argv: list[str]) -> int:
 def _end_with_parent(command: str | None) -> None:
     """End with the process of this package that started this one, if there is one, even if it is killed."""
     if LIFELINE in os.environ and command != "run":  # a training holds it as well, until it is killed
-        from mindswap.training.launch.children import hold_lifeline
+        from mindswap.system.children import hold_lifeline
 
         hold_lifeline(os.environ, signal.SIGTERM)
 

@@ -5,10 +5,10 @@
 #       8 8 <ip> 8118 0 output/msrun False 300
 #
 # Same arguments as MindFormers' msrun_launcher.sh; all forms: bash scripts/msrun_launch.sh --help
-# This script only finds Python (PYTHON names another one); mindswap/training/launch does the work.
+# This script only finds Python (PYTHON names another one); mindswap/runtime/launch does the work.
 
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
-if [ -f "$here/../mindswap/training/launch/__main__.py" ]; then # in a checkout: use it, installed or not
+if [ -f "$here/../mindswap/features/run/__main__.py" ]; then # in a checkout: use it, installed or not
     root=$(realpath "$here/..")
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 fi
@@ -19,5 +19,5 @@ if [ -z "$python" ]; then
     exit 1
 fi
 # As -P, which Python 3.10 lacks: a folder named mindswap here is not ours.
-run="import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module('mindswap.training.launch', run_name='__main__', alter_sys=True)"
+run="import runpy, sys; sys.path[:] = filter(None, sys.path); runpy.run_module('mindswap.features.run', run_name='__main__', alter_sys=True)"
 exec "$python" -c "$run" "$@"

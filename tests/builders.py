@@ -2,10 +2,10 @@
 
 from textwrap import dedent
 
-from mindswap.check.check import CheckResult, check_document
 from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.rules.checker import CheckResult, check_document
 
 # A layer like that of the legacy Llama; `*` marks a primitive. 12 operators.
 LLAMA = """

@@ -31,15 +31,15 @@ settings.load_profile("day")
 LONGEST = (
     "tests/test_demo.py",
     "tests/adapters/test_rewrites.py",
-    "tests/training/adaptive/test_training.py",
+    "tests/runtime/attempt/test_training.py",
     "tests/adapters/test_training.py",
     "tests/test_docs.py",
     "tests/test_family_tables.py",
-    "tests/commands/test_prove.py",
-    "tests/commands/test_plan_end_to_end.py",
-    "tests/commands/test_verify.py",
+    "tests/features/prove/test_cli.py",
+    "tests/features/plan/test_end_to_end.py",
+    "tests/features/verify/test_cli.py",
     "tests/adapters/test_megatron.py",
-    "tests/commands/test_inspect_rank.py",
+    "tests/features/inspect/test_rank.py",
 )
 
 

@@ -72,9 +72,9 @@ def _serve() -> None:
     with quiet():
         import mindformers  # noqa: F401 imports MindSpore
 
-        import mindswap.api.inspect  # noqa: F401
-        import mindswap.api.plan  # noqa: F401
-        import mindswap.api.verify  # noqa: F401
+        import mindswap.features.inspect  # noqa: F401
+        import mindswap.features.plan  # noqa: F401
+        import mindswap.features.verify  # noqa: F401
     gc.freeze()
     for line in sys.stdin:
         if (child := os.fork()) == 0:

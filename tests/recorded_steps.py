@@ -15,17 +15,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mindswap.api.compiled import STEP_CLASSES
-from mindswap.graph.cache import from_plain
-from mindswap.simulator.captured import CapturedStep
+from mindswap.graph.capture_cache import from_plain
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.steps.compiled import STEP_CLASSES
 
 FOLDER = Path(__file__).resolve().parent / "data" / "steps"
 NAMES = ("sequences", "experts")
 # Modules with `FACTS`: name -> what makes facts of a captured step, as JSON has them.
 MODULES = (
     "tests.simulator.test_recorded_steps", "tests.graph.test_recorded_graphs",
-    "tests.graph.rewrite.test_recorded_rewrites", "tests.graph.sharding.test_recorded_gathers",
-    "tests.graph.effect.test_recorded_effects",
+    "tests.graph.passes.test_recorded_rewrites", "tests.graph.sharding.test_recorded_gathers",
+    "tests.graph.analysis.test_recorded_effects",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def test_what_simulates_does():
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_is_that_of_the_module(name):
-    module = importlib.import_module(f"mindswap.commands.{name.replace('-', '_')}")
+    module = importlib.import_module(f"mindswap.command_line.{name.replace('-', '_')}")
     parser = cli.build_parser(None)
     (choices,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     assert {choice.dest: choice.help for choice in choices._choices_actions}[name] == module.__doc__.splitlines()[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mindswap.training.adaptive.command import parse_command
+from mindswap.runtime.attempt.command import parse_command
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples" / "cluster"

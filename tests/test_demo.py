@@ -58,7 +58,7 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph(result
 PEAKS = {"swap and recompute off": 8816, "case1_default_swap": 8656, "case4_swap_and_recompute": 7661}
 
 
-@pytest.mark.skipif(not is_nightly(), reason="5 min; smaller ones by day: tests/training/measure/test_backend.py")
+@pytest.mark.skipif(not is_nightly(), reason="5 min; smaller ones by day: tests/features/dryrun/test_on_backend.py")
 def test_the_cases_on_the_ascend_backend(tmp_path):
     program = (
         f"import sys; from pathlib import Path; sys.path.insert(0, {str(ROOT / 'tools')!r})\n"

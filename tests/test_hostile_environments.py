@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.files import DATA
-from mindswap.graph.cache import cache_folder
+from mindswap.graph.capture_cache import cache_folder
 from tests.adapters.graphs import ROOT
 
 COMMANDS = {

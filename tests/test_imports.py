@@ -36,7 +36,7 @@ ORDER = (
     "__main__",
 )
 # Starts a program: it may import what it starts.
-ENTRIES = ("training/launch/__main__.py",)
+ENTRIES = ("features/run/__main__.py",)
 HEAVY = ("mindspore", "mindformers", "torch")
 
 

@@ -75,8 +75,8 @@ def test_its_own_tests_are_tried_first_and_once(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "test_calibrate.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    own = "tests/simulator/cost/test_calibrate.py"
-    assert list(load().rounds(Path("mindswap/simulator/cost/calibrate.py"), ["tests/planner"])) == [
+    own = "tests/simulator/profile/test_calibration.py"
+    assert list(load().rounds(Path("mindswap/simulator/profile/calibration.py"), ["tests/planner"])) == [
         ("its own tests", [own]),
         ("its folder", ["tests/simulator/cost", f"--ignore={own}"]),
         ("the others", ["tests/planner", f"--ignore={own}"]),
@@ -87,6 +87,6 @@ def test_without_a_folder_of_its_own_the_tests_of_the_folder_above_are_met(tmp_p
     """Else a mutant there would meet no test, and survive."""
     (tmp_path / "tests" / "planner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    module = Path("mindswap/planner/bound/facts.py")
+    module = Path("mindswap/planner/lower_bound/inputs.py")
     assert list(load().rounds(module, [])) == [("its folder", ["tests/planner"])]
     assert list(load().rounds(Path("mindswap/pynative/trace.py"), [])) == []

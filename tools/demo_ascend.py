@@ -8,14 +8,14 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mindswap.api.dry_run import NOT_BUILT, DryRunOptions, run_stages
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
+from mindswap.features.dryrun import NOT_BUILT, DryRunOptions, run_stages
+from mindswap.features.dryrun.memory_pool import LAYER, DryRun, Kernel
 from mindswap.report.tables import format_table
-from mindswap.training.measure.config import switched_off
-from mindswap.training.measure.pool import LAYER, DryRun, Kernel
+from mindswap.runtime.short_run import switched_off
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "llama2_7b"
 HEADER = [

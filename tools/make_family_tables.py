@@ -205,10 +205,10 @@ def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
     Returns:
         The trees, and primitive path -> sorted paths of the primitives that use its output, in any of the layers.
     """
-    from mindswap.adapters.apply import iterate_primitives
-    from mindswap.adapters.build import build_network
-    from mindswap.adapters.mindformers import compile_network, trees_of_network
-    from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+    from mindswap.adapters.graph.apply import iterate_primitives
+    from mindswap.adapters.graph.build import build_network
+    from mindswap.adapters.graph.mindformers import compile_network, trees_of_network
+    from mindswap.adapters.graph.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
     from mindswap.graph.load import PATH_TAG
     from mindswap.policy.cell_tree import LayerTrees
     from mindswap.policy.model import Policy

@@ -15,22 +15,22 @@ PAGE = ROOT / "docs" / "rules.md"
 PAGE_CN = ROOT / "docs" / "rules_CN.md"
 sys.path.insert(0, str(ROOT))
 
-from mindswap.check.rules import find_rules  # noqa: E402 the checkout must be importable, installed or not
-from mindswap.check.rules_2x import find_rules_2x  # noqa: E402
-from mindswap.config.rules import Rule  # noqa: E402
+from mindswap.config.findings import Rule  # noqa: E402
+from mindswap.rules.mindformers1 import find_rules  # noqa: E402 the checkout must be importable, installed or not
+from mindswap.rules.mindformers2 import find_rules_2x  # noqa: E402
 from tools.rules_cn import CHINESE  # noqa: E402
 
 HEADER = """\
 # The rules of `mindswap check`
 
-Written by `tools/make_rule_docs.py` from the docstrings in `mindswap/check/rules/`; edit those.
+Written by `tools/make_rule_docs.py` from the docstrings in `mindswap/rules/mindformers1/`; edit those.
 `mindswap check` prints the name of the rule in brackets at the end of each problem. An error stops
 `mindswap run` before training starts, a warning does not.
 """
 PYNATIVE_HEADER = """\
 # Rules for files of MindFormers 2.x
 
-From the docstrings in `mindswap/check/rules_2x/`. `mindswap check` uses these for a file with `training` and
+From the docstrings in `mindswap/rules/mindformers2/`. `mindswap check` uses these for a file with `training` and
 `parallelism`, and without `trainer` and `runner_config`. MindFormers 2.1.0 is what they are held against.
 """
 READING = {

@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.check.doctor.software import ANY_VERSION, PAIRS, Pair
 from mindswap.report.tables import format_table
+from mindswap.rules.machine.software import ANY_VERSION, PAIRS, Pair
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = Path(os.environ.get("MINDSWAP_MATRIX") or Path.home() / ".cache" / "mindswap-matrix")
@@ -155,7 +155,7 @@ def try_training(folder: Path) -> tuple[str, str]:
 
 def try_alone(folder: Path) -> tuple[str, str]:
     """MindSpore without MindFormers: the tests that capture and apply on networks of MindSpore itself."""
-    words = ["-m", "pytest", "-q", "-m", "mindspore", "tests/graph/test_load.py", "tests/api/test_network.py"]
+    words = ["-m", "pytest", "-q", "-m", "mindspore", "tests/graph/test_load.py", "tests/steps/test_network.py"]
     last = run([str(folder / "bin" / "python"), *words], "tests", CELL_S).strip().splitlines()[-1]
     return "-", f"capture and apply: {last.split(' in ')[0].strip('= ')}"
 

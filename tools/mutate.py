@@ -1,9 +1,9 @@
 """Changes one thing at a time in the code and says which changes no test notices.
 
-    python tools/mutate.py mindswap/policy mindswap/training/adaptive/decide.py --sample 200 --results /tmp/mutants.json
+    python tools/mutate.py mindswap/policy mindswap/features/adaptive/decide.py --sample 200 --results /tmp/mutants.json
 
-A mutant meets the test files of its name first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`), what is
-left the rest of their folder, what is still left the tests of `--then`.
+A mutant meets the test files of its name first (`tests/policy/test_resolve*.py` for `mindswap/policy/resolve.py`),
+what is left the rest of their folder, what is still left the tests of `--then`.
 Each runs in a fork of its own, which imports the changed module wherever it is asked for. With `--results` a run goes
 on where the last one stopped.
 A survivor is a missing test, or a change without a meaning, or its tests took too long to say: try those `--again`.

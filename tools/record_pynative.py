@@ -1,4 +1,4 @@
-"""Write down what mindformers 2.1.0 answers to `tests/policy/mindformers_2x/cases.py`.
+"""Write down what mindformers 2.1.0 answers to `tests/policy/formats/mindformers2/cases.py`.
 
 pip download --no-deps mindformers==2.1.0 -d /tmp/mf2x && unzip -d /tmp/mf2x /tmp/mf2x/*.whl
 python tools/record_pynative.py /tmp/mf2x                  # writes expected.json
@@ -21,12 +21,12 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mindswap.check.check import check_pynative  # noqa: E402 the checkout must be importable
 from mindswap.config.parse import parse_document  # noqa: E402
-from mindswap.policy.mindformers_2x.effect import log_lines  # noqa: E402
-from tests.policy.mindformers_2x.builders import MODEL  # noqa: E402
-from tests.policy.mindformers_2x.cases import CASES, HEADER, OUTLINE, text_of  # noqa: E402
-from tests.policy.mindformers_2x.random_sections import random_sections  # noqa: E402
+from mindswap.policy.formats.mindformers2.effect import log_lines  # noqa: E402
+from mindswap.rules.checker import check_pynative  # noqa: E402 the checkout must be importable
+from tests.policy.formats.mindformers2.builders import MODEL  # noqa: E402
+from tests.policy.formats.mindformers2.cases import CASES, HEADER, OUTLINE, text_of  # noqa: E402
+from tests.policy.formats.mindformers2.random_sections import random_sections  # noqa: E402
 
 
 class Cell:
@@ -194,7 +194,7 @@ def main() -> int:
     paths = module._get_modules_and_ops_list(build_model())[0]
     cases = {name: answer(text_of(name), base, train_config, module) for name in CASES}
     data = {"recorded_with": "mindformers 2.1.0", "paths": paths, "cases": cases}
-    target = ROOT / "tests/policy/mindformers_2x/expected.json"
+    target = ROOT / "tests/policy/formats/mindformers2/expected.json"
     target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     print(f"{len(cases)} cases, {sum('error' in case for case in cases.values())} refused")
     return 0

@@ -28,8 +28,8 @@ from typing import Any
 import yaml
 
 from mindswap.config.parse import parse_document
-from mindswap.config.sections import rewrite_section
-from mindswap.policy.convert import rewrite_for_swap
+from mindswap.config.section_edits import rewrite_section
+from mindswap.policy.equivalence import rewrite_for_swap
 from mindswap.units import SIZE_UNITS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,7 +24,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.check.refusal_cases import MODULES, OTHERS, Case, read_cases, rule_of  # noqa: E402
+from tests.rules.refusal_cases import MODULES, OTHERS, Case, read_cases, rule_of  # noqa: E402
 
 LIST = ROOT / "tools" / "upstream_checks.yaml"
 PAGES = {"en": ROOT / "docs/internals/upstream_checks.md", "cn": ROOT / "docs/internals/upstream_checks_CN.md"}

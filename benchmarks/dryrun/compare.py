@@ -27,10 +27,10 @@ from typing import Any
 import yaml
 
 from mindswap.config.render import document_from_data
-from mindswap.config.step import read_step_settings
-from mindswap.graph.cache import make_key
+from mindswap.config.step_settings import read_step_settings
+from mindswap.graph.capture_cache import make_key
+from mindswap.runtime.short_run import format_config
 from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE
-from mindswap.training.measure.config import format_config
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]

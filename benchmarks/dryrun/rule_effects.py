@@ -33,12 +33,12 @@ from benchmarks.dryrun.compare import (  # noqa: E402 the checkout must be impor
     merged,
     write_table,
 )
-from mindswap.check.check import check_document  # noqa: E402
 from mindswap.config.render import document_from_data  # noqa: E402
-from mindswap.policy.expand import expand_stage_recompute  # noqa: E402
-from mindswap.policy.read import build_policy  # noqa: E402
+from mindswap.policy.formats.mindformers1.read import build_policy  # noqa: E402
+from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS  # noqa: E402
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute  # noqa: E402
 from mindswap.policy.resolve import resolve_layer, with_recompute_only  # noqa: E402
-from mindswap.policy.schema import RECOMPUTE_FLAGS  # noqa: E402
+from mindswap.rules.checker import check_document  # noqa: E402
 
 # The pages, and the words of their tables.
 PAGES = {

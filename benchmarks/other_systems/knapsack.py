@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mindswap.policy.cell_tree import SEPARATOR
 from mindswap.policy.model import Layers, OpRecompute, Policy
-from mindswap.simulator.build import StageLayout
+from mindswap.simulator.program_builder import StageLayout
 from mindswap.simulator.step_model import StepModel
 from other_systems.layer_profile import LayerSetting, list_settings, tensors_of
 from other_systems.saved import saved_tensors, swap_policy

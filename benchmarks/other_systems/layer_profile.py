@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from mindswap.policy.cell_tree import SEPARATOR, CellNode
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulator.block import Block
+from mindswap.simulator.layer_block import Block
 from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
 from other_systems.saved import SavedTensor, saved_tensors

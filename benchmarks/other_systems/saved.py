@@ -10,7 +10,7 @@ from mindswap.graph.ops import VIEW_OPS, is_kernel
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
-from mindswap.simulator.block import BlockTensor, Source, Uses
+from mindswap.simulator.layer_block import BlockTensor, Source, Uses
 from mindswap.simulator.program import NO_OP, Program
 from mindswap.simulator.step_model import StepModel
 

@@ -11,7 +11,7 @@ import time
 from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
 from mindspore.train.callback import Callback
 
-from mindswap.adapters.entry import train
+from mindswap.adapters.training_entry import train
 
 
 @MindFormerRegister.register(MindFormerModuleType.CALLBACK)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.planner.solvers.search import Progress, Search, Stop
-from mindswap.planner.space import KEEP, Figures, Space
+from mindswap.planner.solver.search import Progress, Search, Stop
+from mindswap.planner.stage_problem import KEEP, Figures, Space
 
 __all__ = ["DISTANCES", "count_choices", "enumerate_all", "solve_relaxed"]
 

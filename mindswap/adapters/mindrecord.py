@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindswap.config.nodes import Document
-from mindswap.config.step import read_step_settings
-from mindswap.environment import package_environment
+from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import DataError, LaunchError
-from mindswap.training.data.samples import cut_columns, data_columns, vocabulary_size
-from mindswap.training.launch.children import module_command, started
-from mindswap.training.measure.config import SyntheticData
+from mindswap.runtime.short_run import SyntheticData
+from mindswap.runtime.text.samples import cut_columns, data_columns, vocabulary_size
+from mindswap.system.children import module_command, started
+from mindswap.system.environment import package_environment
 
 INDEX_SUFFIX = ".db"
 SYNTHETIC_NAME = "synthetic.mindrecord"

@@ -7,7 +7,7 @@
    switched off; with swap off, both sections go to MindFormers as they would without the plugin.
 3. When the network is built, the policy is set on it: before any compile, on every path. In graph mode the compiler
    swaps then, in PyNative mode mindswap itself (`adapters/pynative/`), and says in the end what it moved.
-4. With `mindswap: {cpu_stand_ins: True}`, cells that have no CPU kernel get one (`adapters/cpu.py`).
+4. With `mindswap: {cpu_stand_ins: True}`, cells that have no CPU kernel get one (`adapters/graph/cpu_stand_ins.py`).
 """
 
 import contextlib
@@ -26,20 +26,25 @@ from mindformers.tools.register.register import MindFormerModuleType
 from mindformers.trainer.base_trainer import BaseTrainer
 from mindspore.train.callback import Callback
 
-from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_swap_sections, replace_swap_sections
-from mindswap.adapters.mindformers import set_policy, trees_of_network
-from mindswap.adapters.mindspore import enable_lazy_inline, find_lazy_inline_cell
+from mindswap.adapters.graph.mindformers import set_policy, trees_of_network
+from mindswap.adapters.graph.mindspore import enable_lazy_inline, find_lazy_inline_cell
+from mindswap.adapters.graph.run_config import (
+    has_swap_sections,
+    install_stand_ins,
+    keep_swap_sections,
+    replace_swap_sections,
+)
 from mindswap.adapters.versions import builds_form, require_pynative
-from mindswap.check.check import check_before_network, check_document
-from mindswap.check.refusals import TRAIN_MODES
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
-from mindswap.config.step import asks_for_pynative
+from mindswap.config.step_settings import asks_for_pynative
 from mindswap.errors import LaunchError
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
-from mindswap.training.logs.scan import REPORT_MEMORY
-from mindswap.training.logs.step_report import ReportedStep, format_step
+from mindswap.rules.checker import check_before_network, check_document
+from mindswap.rules.refusals import TRAIN_MODES
+from mindswap.runtime.logs.scan import REPORT_MEMORY
+from mindswap.runtime.logs.step_report import ReportedStep, format_step
 
 if TYPE_CHECKING:
     from mindswap.adapters.pynative.swap import Swap

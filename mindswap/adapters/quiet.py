@@ -14,11 +14,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
-from mindswap.environment import replaced_environment
 from mindswap.errors import DataError, MindswapError, system_errors_as
-from mindswap.scratch import remove_abandoned, scratch_folder
-from mindswap.signals import held_signals
-from mindswap.streams import OutputError, drop_output, write_message
+from mindswap.system.environment import replaced_environment
+from mindswap.system.scratch import remove_abandoned, scratch_folder
+from mindswap.system.signals import held_signals
+from mindswap.system.streams import OutputError, drop_output, write_message
 
 # A descriptor of stderr, as it was before it was redirected, while `tell` may say something; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
@@ -91,8 +91,8 @@ def quiet() -> Iterator[Path]:
 
     MindSpore prints from C++ too, so the file descriptors themselves are redirected, and with them what stands for them
     in a notebook; both packages write logs and graphs into the working folder, MindFormers as soon as it is imported.
-    The folder is deleted at the end; after an error it is kept, until `mindswap.scratch.remove_kept` or for a week, and
-    the error carries the path of the log, which is what this gives. Only `tell` gets through.
+    The folder is deleted at the end; after an error it is kept, until `remove_kept` of `system.scratch` or for a
+    week, and the error carries the path of the log, which is what this gives. Only `tell` gets through.
     """
     remove_abandoned()
     was_collecting = gc.isenabled()

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import mindspore as ms
 
-from mindswap.check.doctor.software import installed_version
 from mindswap.errors import LaunchError
+from mindswap.rules.machine.software import installed_version
 
 # 2.7.1 and 2.7.2 have a package `mindspore.graph`, but no `api` in it.
 if find_spec("mindspore.graph") is not None and find_spec("mindspore.graph.api") is not None:

@@ -6,8 +6,8 @@ They keep mistyped and hostile files from taking all memory; no machine or model
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from mindswap.config.findings import Finding
 from mindswap.config.nodes import Document, DocumentNode, is_whole_number, show
-from mindswap.config.rules import Finding
 
 
 @dataclass(frozen=True)

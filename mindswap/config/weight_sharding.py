@@ -1,13 +1,13 @@
 """Cuts of weights by the parallel optimizer, as a configuration says it.
 
-`graph.sharding.gather` says what that does to a step, and names the sources.
+`graph.passes.gather` says what that does to a step, and names the sources.
 """
 
 import math
 from dataclasses import dataclass
 
 from mindswap.config.nodes import Document, is_whole_number
-from mindswap.config.pipeline import read_pipeline
+from mindswap.config.pipeline_layout import read_pipeline
 from mindswap.errors import GraphError
 
 # Where a rank stands among the parallel splits of a configuration.

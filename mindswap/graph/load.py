@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.errors import GraphError
-from mindswap.graph.layer_places import MTP_CELL, place_forward, place_gradients
+from mindswap.graph.layer_paths import MTP_CELL, place_forward, place_gradients
 from mindswap.graph.model import RECOMPUTE_SCOPE, Graph, Node, Saved, TensorType
 from mindswap.graph.ops import WEIGHT_OPS
-from mindswap.graph.sharding.gather import weight_name
+from mindswap.graph.passes.gather import weight_name
 
 # The layer of operators that no cell owns: `x + y` or `ops.gelu(x)` in `construct`.
 #

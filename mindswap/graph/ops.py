@@ -70,7 +70,7 @@ class Trait(Flag):
     # The output is the memory of the first input.
     VIEW = auto()
     # A weight is read through it. The copy that TensorMove makes is memory only where several micro-batches have one
-    # each, and backward reads it (`simulator.blocks.BlockMaker`).
+    # each, and backward reads it (`simulator.partition.BlockMaker`).
     READS_WEIGHT = auto()
     # Ties values into a tuple, and takes one out again.
     BUNDLES = auto()

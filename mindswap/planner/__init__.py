@@ -2,5 +2,5 @@
 
 In: a `StepModel` and a budget. Out: a policy, replayed by the simulator, and a lower bound of any policy's time.
 `solvers/` search, `bound/` proves.
-Open first: `planner/planner.py`, then `space.py` and `evaluate.py`.
+Open first: `planner/planning.py`, then `space.py` and `evaluate.py`.
 """

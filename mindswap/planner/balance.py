@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mindswap.config.pipeline import Layout
+from mindswap.config.pipeline_layout import Layout
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.timeline import StallCause, Timeline, find_waits

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import product
 
-from mindswap.graph.memory import Names, OperatorNames, find_handed_on, merged_readers
+from mindswap.graph.analysis.saved_tensors import Names, OperatorNames, find_handed_on, merged_readers
 from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
+from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.sequences import cache_readers
-from mindswap.graph.sharding.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode, is_within
 

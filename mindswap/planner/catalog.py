@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.graph.memory import Names
+from mindswap.graph.analysis.saved_tensors import Names
 from mindswap.planner.candidates import Item, find_items
 from mindswap.planner.effect import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 from mindswap.policy.cell_tree import CellNode, exact_pattern, match_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulator.block import Block, Role, Source
 from mindswap.simulator.compiled_layers import HELD
+from mindswap.simulator.layer_block import Block, Role, Source
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.step_model import StepModel
 

@@ -1,13 +1,13 @@
 """Parts of a policy that the compiler would leave without effect, or copy for nothing: foreseen on the rewritten graph.
 
-`mindswap verify` asks the compiler the same; a planner asks too often for that, and asks `graph.rewrite` instead.
+`mindswap verify` asks the compiler the same; a planner asks too often for that, and asks `graph.passes` instead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from mindswap.graph.effect.swap import IdleReason, LayerEffect, compare_effect
-from mindswap.graph.memory import merged_readers, operator_uses
+from mindswap.graph.analysis.saved_tensors import merged_readers, operator_uses
+from mindswap.graph.analysis.swap_effect import IdleReason, LayerEffect, compare_effect
 from mindswap.policy.cell_tree import exact_pattern, is_within
 from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
@@ -112,7 +112,7 @@ def find_uses(model: StepModel) -> tuple[Uses, ...]:
 def find_merged_uses(model: StepModel) -> tuple[Uses, ...]:
     """Of these, the uses by operators that the graph does not have.
 
-    If such a user is recomputed, the value is copied out, and back never, for nothing (`graph.rewrite.rewrite`): no
+    If such a user is recomputed, the value is copied out, and back never, for nothing: no
     plan swaps it then, whatever the version makes of coupling rule 2.
     """
     trees = model.captured.trees

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.graph.memory import Label
+from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.storage import Placement
 from mindswap.planner.evaluate import short_model
 from mindswap.planner.problem import Plan
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
-from mindswap.policy.words import format_layers
-from mindswap.simulator.block import Block, BlockTensor
+from mindswap.policy.wording import format_layers
+from mindswap.simulator.layer_block import Block, BlockTensor
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.timeline import Timeline

@@ -7,12 +7,12 @@ as the budget allows.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from mindswap.planner.bound import facts_of, least_step_ns
 from mindswap.planner.evaluate import Candidate, evaluate, evaluate_short, short_model
-from mindswap.planner.planner import plan_of
+from mindswap.planner.lower_bound import facts_of, least_step_ns
+from mindswap.planner.planning import plan_of
 from mindswap.planner.problem import Compared, Plan, PlanProblem
 from mindswap.planner.simple import evenly
-from mindswap.planner.solvers.search import Interruptible, Progress, Stop
+from mindswap.planner.solver.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, Policy
 
 # More layers on the way at once take more memory, and each is waited for all the same.

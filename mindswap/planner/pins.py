@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.config.step import LAYERS_NOT_INLINED, MOST_INLINED_MICRO_BATCHES
+from mindswap.config.step_settings import LAYERS_NOT_INLINED, MOST_INLINED_MICRO_BATCHES
 from mindswap.errors import PlanError
 from mindswap.planner.effect import Foresight, foresee_effect
 from mindswap.planner.problem import Allow
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, Match, PatternError, exact_pattern, is_within, match_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
-from mindswap.policy.words import closest_names
+from mindswap.policy.wording import closest_names
 from mindswap.simulator.step_model import StepModel
 
 # Of what is swapped where no distance is written, in operators.

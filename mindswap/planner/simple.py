@@ -13,7 +13,7 @@ from itertools import product
 from mindswap.errors import SimulationError
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short
 from mindswap.planner.problem import Allow, PlanProblem
-from mindswap.planner.solvers.search import Interruptible, Stop
+from mindswap.planner.solver.search import Interruptible, Stop
 from mindswap.policy.cell_tree import CellNode, match_pattern
 from mindswap.policy.model import ENTRY_FIELDS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator.step_model import StepModel

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from mindswap.planner.catalog import Catalog
+from mindswap.planner.layer_assignments import Rows
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.rows import Rows
-from mindswap.planner.solvers import fast
-from mindswap.planner.solvers.improve import LEAST_REARRANGED, forward_time_ns, improve
-from mindswap.planner.solvers.search import Progress, Search, Stop
-from mindswap.planner.space import KEEP, Figures, Score
-from mindswap.planner.step_space import StepSpace, WholeSpace, idle_times_ns
+from mindswap.planner.solver import fast
+from mindswap.planner.solver.improve import LEAST_REARRANGED, forward_time_ns, improve
+from mindswap.planner.solver.search import Progress, Search, Stop
+from mindswap.planner.stage_problem import KEEP, Figures, Score
+from mindswap.planner.step_problem import StepSpace, WholeSpace, idle_times_ns
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from mindswap.planner.planner import Planner
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Plan, PlanProblem
-from mindswap.planner.solvers.search import Progress
+from mindswap.planner.solver.search import Progress
 from mindswap.policy.coverage import KEEP_ALL
 
 # Plans to make, most where the step time changes most with memory; some more where a common setting would lie below.

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from mindswap.config.nodes import Document
-from mindswap.config.sections import rewrite_section
+from mindswap.config.section_edits import rewrite_section
 from mindswap.planner.problem import Plan
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, match_pattern, split_pattern
-from mindswap.policy.convert import policy_sections
+from mindswap.policy.equivalence import policy_sections
 from mindswap.policy.model import ENTRY_FIELDS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from mindswap.config.problem import Location
 from mindswap.policy.cell_tree import CellNode, LayerTrees, Match, exact_pattern, match_pattern
+from mindswap.policy.formats.mindformers1.settings import Statement
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.resolve import LayerDecisions, Treatment, matches_of, resolve_layer
-from mindswap.policy.settings import Statement
 
 # Of communication both forms exclude operators only.
 EXCLUDE = "select_recompute_exclude"

@@ -10,8 +10,8 @@ from typing import Any
 
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode, LayerTrees, Match, PatternError, match_pattern
+from mindswap.policy.formats.mindformers1.schema import default_operators
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, Policy
-from mindswap.policy.schema import default_operators
 
 
 class Coverage:

@@ -1,6 +1,6 @@
 """The normalised policy: what each operator of each layer does with its activations.
 
-One immutable object, made by `policy.read` from any accepted spelling, serves applying,
+One immutable object, made by `policy.formats.mindformers1.read` from any accepted spelling, serves applying,
 simulating and planning alike. `Policy.to_config()` writes it as MindFormers spells it; read
 back, that gives an equal policy.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from mindswap.errors import MindswapError
-from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
+from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 
 __all__ = [
     "ALL_LAYERS", "NO_LAYERS", "DEFAULT_SWAP_PATTERNS", "Layers", "LayerSwap", "OpSwap", "OpRecompute", "Policy",
@@ -163,7 +163,8 @@ class Policy:
     Attributes:
         is_swap_enabled: `swap: True`; not given, it is on where any layer or operator is named. When False, every
             other swap field is empty, and so are the recompute fields, because MindFormers does its own (stage
-            count) recompute then. Only `policy.expand` fills them with swap off, to say what that is.
+            count) recompute then. Only `policy.formats.mindformers1.stage_recompute` fills them with
+            swap off, to say what that is.
         default_prefetch: distance of the default strategy; None where it does not act. `op_swap` then holds its
             patterns, which need not be given.
         layer_swap: whole layers to offload.
@@ -263,7 +264,7 @@ class Policy:
         return config
 
 
-# What reads a policy, by what it reads: `check.check` puts it here, as reading takes the rules, and users look for
+# What reads a policy, by what it reads: `rules.checker` puts it here, as reading takes the rules, and users look for
 # it on the class. Importing `mindswap` brings it along.
 READERS: dict[str, Callable[[Any], Policy]] = {}
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from mindswap.policy.cell_tree import CellNode, Match, match_pattern
+from mindswap.policy.formats.mindformers1.schema import SELECT_OPTIONS
 from mindswap.policy.model import OpRecompute, Policy
-from mindswap.policy.schema import SELECT_OPTIONS
 
 # Attribute names from the layer down; () is the layer itself.
 Path = tuple[str, ...]
@@ -215,7 +215,7 @@ def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
 
 
 def with_recompute_only(policy: Policy) -> Policy:
-    """With swap disabled, what acts in a training: nothing moves, MindFormers itself recomputes (`policy.expand`)."""
+    """With swap disabled, what acts in a training: nothing moves, MindFormers itself recomputes."""
     if policy.is_swap_enabled:
         return policy
     return replace(policy, is_swap_enabled=True, default_prefetch=None, layer_swap=(), op_swap=())

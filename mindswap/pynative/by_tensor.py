@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.policy.cell_tree import is_within
-from mindswap.policy.mindformers_2x.convert import Swapped
-from mindswap.policy.mindformers_2x.effect import SettingsEffect
-from mindswap.policy.mindformers_2x.renaming import to_2x_path
-from mindswap.policy.mindformers_2x.tables import LayerPaths
+from mindswap.policy.formats.mindformers2.conversion import Swapped
+from mindswap.policy.formats.mindformers2.effect import SettingsEffect
+from mindswap.policy.formats.mindformers2.renaming import to_2x_path
+from mindswap.policy.formats.mindformers2.tables import LayerPaths
 from mindswap.policy.resolve import LayerDecisions
-from mindswap.policy.words import name_indices
+from mindswap.policy.wording import name_indices
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.sharding.gather import WEIGHT_MARK
+from mindswap.graph.passes.gather import WEIGHT_MARK
 from mindswap.pynative.trace import EventKind, Operator, Trace, Value
 
 # Names of PyNative kernels whose work is that of an operator of the table.

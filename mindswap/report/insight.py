@@ -10,8 +10,6 @@ a tick of MindSpore's memory tracker.
 import csv
 import io
 import json
-import pickle
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mindswap.files import package_data, require_folder, write_new
-from mindswap.training.measure.overlap import union
-from mindswap.training.measure.pool import DryRun
-from mindswap.training.measure.stages import DryRunReport
 
 START_US = 1_000_000  # of the step; readers take 0 for "no time"
 HARDWARE = 1  # process of the trace
@@ -65,48 +58,6 @@ def write_folders(folder: Path, ranks: Iterable[tuple[int, Files]], title: str, 
         write_new(top / f"profiler_info_{rank}.json", json.dumps(about, indent=1) + "\n", overwrite=True)
         for name, text in files.items():
             write_new(top / "ASCEND_PROFILER_OUTPUT" / name, text, overwrite=True)
-
-
-def write_dry_run(report: DryRunReport, folder: Path) -> None:
-    """The ranks of a dry run; of a long model, its longest run.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    ranks = ((stage.run.rank, dry_run_files(stage.run, report.title)) for stage in report.stages)
-    what = (
-        "dry run without a card: sizes and order of operators, no times; 1 us is a tick of MindSpore's memory tracker"
-    )
-    write_folders(folder, ranks, report.title, what)
-
-
-def dry_run_files(run: DryRun, title: str) -> Files:
-    """Facts of a dry run: memory, and the order of operators as a trace in which each takes one tick."""
-    ticks = sorted(run.operators)
-    last = max([*ticks, *(tick for tick, _ in run.curve)], default=0) + 1
-    nodes = np.array(ticks or [0])
-
-    def node(tick: int) -> int:
-        return max(int(np.searchsorted(nodes, tick, side="right")) - 1, 0)
-
-    pieces = [
-        Piece(
-            block.name, block.size_bytes, START_US + block.start,
-            None if block.end == sys.maxsize else START_US + block.end,
-            node(block.start), node(min(block.end, last)), block.stream,
-        )
-        for block in sorted(run.blocks, key=lambda block: (block.start, block.end))
-    ]  # fmt: skip
-    events = [
-        {"ph": "X", "name": name, "pid": HARDWARE, "tid": 0, "ts": START_US + tick, "dur": 1,
-         "args": {"Task Type": "order only, no time", "Stream Id": 0, "Task Id": position}}
-        for position, (tick, name) in enumerate(sorted(run.operators.items()))
-    ]  # fmt: skip
-    names = trace_names({HARDWARE: HARDWARE_NAME}, [(HARDWARE, 0, "Stream 0: order of operators, no times")])
-    return {
-        "trace_view.json": json.dumps([*names, *events]),
-        **memory_files(pieces, run.rank, title, START_US + last),
-    }
 
 
 def trace_names(processes: Mapping[int, str], threads: Iterable[tuple[int, int, str]]) -> list[dict[str, Any]]:
@@ -158,94 +109,3 @@ def csv_files(tables: Mapping[str, Iterable[Sequence[Any]]]) -> Files:
 
 
 # The memory of a dry run as a snapshot of torch, which pytorch.org/memory_viz and MindStudio Insight open.
-
-
-_FIRST = 2**40  # address of the first block
-
-
-def write_snapshot(report: DryRunReport, path: Path) -> None:
-    """One device for each rank of the report; of a long model, the longest run.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    write_new(path, pickle.dumps(snapshot([stage.run for stage in report.stages]), protocol=4), overwrite=True)
-
-
-def snapshot(runs: list[DryRun]) -> dict[str, Any]:
-    """Allocations and frees by tick, in the form of `torch.cuda.memory._snapshot()`; a device is a run.
-
-    MindSpore's tables have no addresses, so blocks are put into the first hole that is large enough: sizes and order
-    are of the dry run, addresses and fragments are not. All is in one segment.
-    """
-    devices = [_events(run) for run in runs]
-    return {
-        "segments": [_segment(device, run) for device, run in enumerate(runs)],
-        "device_traces": devices,
-        "allocator_settings": {},
-    }
-
-
-def _changes(run: DryRun) -> list[tuple[int, bool, int]]:
-    """Tick, whether a block is taken then, and which; what is given back makes room for what is taken."""
-    real = [(i, block) for i, block in enumerate(run.blocks) if block.start < block.end and block.size_bytes]
-    given = [(block.end, False, i) for i, block in real if block.end != sys.maxsize]
-    return sorted([*given, *((block.start, True, i) for i, block in real)])
-
-
-def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
-    """Address of each block, and the end of them all."""
-    holes: list[tuple[int, int]] = []  # begin and end, rising
-    found: dict[int, int] = {}
-    end = _FIRST
-    for _, is_taken, i in _changes(run):
-        size = run.blocks[i].size_bytes
-        if not is_taken:
-            holes = union([*holes, (found[i], found[i] + size)])
-            continue
-        fitting = next((k for k, (first, last) in enumerate(holes) if last - first >= size), None)
-        if fitting is None:
-            found[i], end = end, end + size
-        else:
-            first, last = holes[fitting]
-            found[i] = first
-            holes[fitting : fitting + 1] = [(first + size, last)] if last - first > size else []
-    return found, end
-
-
-def _frames(run: DryRun, position: int) -> list[dict[str, Any]]:
-    block = run.blocks[position]
-    return [{"name": block.name, "filename": run.part(block), "line": max(block.start, 0)}]
-
-
-def _events(run: DryRun) -> list[dict[str, Any]]:
-    addresses, _ = _addresses(run)
-    events = []
-    for tick, is_taken, i in _changes(run):
-        block = run.blocks[i]
-        about = {"addr": addresses[i], "size": block.size_bytes, "stream": block.stream, "time_us": tick}
-        for action in ("alloc",) if is_taken else ("free_requested", "free_completed"):
-            events.append({"action": action, **about, "frames": _frames(run, i)})
-    return events
-
-
-def _segment(device: int, run: DryRun) -> dict[str, Any]:
-    """Blocks at the end, and the holes between."""
-    addresses, end = _addresses(run)
-    stays = sorted((address, i) for i, address in addresses.items() if run.blocks[i].end == sys.maxsize)
-    blocks: list[dict[str, Any]] = []
-    at = _FIRST
-    for address, i in [*stays, (end, None)]:
-        if address > at:
-            blocks.append(_block(at, address - at, "inactive", []))
-        if i is not None:
-            at = address + run.blocks[i].size_bytes
-            blocks.append(_block(address, run.blocks[i].size_bytes, "active_allocated", _frames(run, i)))
-    held = sum(run.blocks[i].size_bytes for _, i in stays)
-    sizes = {"total_size": end - _FIRST, **dict.fromkeys(("allocated_size", "active_size", "requested_size"), held)}
-    place = {"device": device, "address": _FIRST, "stream": 0, "segment_type": "large", "is_expandable": False}
-    return {**place, **sizes, "frames": [], "blocks": blocks}
-
-
-def _block(address: int, size: int, state: str, frames: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"address": address, "size": size, "requested_size": size, "state": state, "frames": frames}

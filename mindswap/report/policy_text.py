@@ -18,7 +18,7 @@ from mindswap.policy.resolve import (
     matches_of,
     resolve_layer,
 )
-from mindswap.policy.words import format_layers
+from mindswap.policy.wording import format_layers
 from mindswap.report.problems import escape
 from mindswap.units import format_count
 

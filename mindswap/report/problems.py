@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mindswap.config.problem import Level, Problem, sort_problems
-from mindswap.streams import printable
+from mindswap.system.streams import printable
 from mindswap.units import format_count
 
 # Nobody reads more at once, and a file can have a hundred thousand.

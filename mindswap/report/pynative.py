@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.config.problem import Problem
-from mindswap.policy.mindformers_2x.effect import LayerOutcome, SettingsEffect, log_lines
-from mindswap.policy.mindformers_2x.tables import Form
-from mindswap.policy.words import format_indices, name_indices
+from mindswap.policy.formats.mindformers2.effect import LayerOutcome, SettingsEffect, log_lines
+from mindswap.policy.formats.mindformers2.tables import Form
+from mindswap.policy.wording import format_indices, name_indices
 from mindswap.pynative.ledger import SwapReport
 from mindswap.report.problems import escape
 from mindswap.report.tables import group_equal

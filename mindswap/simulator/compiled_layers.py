@@ -9,21 +9,21 @@ The compiler merges equal operators only where a policy sets the same on them, s
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
-from mindswap.config.step import StepSettings
+from mindswap.config.step_settings import StepSettings
 from mindswap.errors import SimulationError
-from mindswap.graph.layer_places import assign_layer_indices
-from mindswap.graph.memory import Label, Names, find_handed_on
+from mindswap.graph.analysis.saved_tensors import Label, Names, find_handed_on
+from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.rewrite.fusion import merge_equal
-from mindswap.graph.rewrite.rewrite import name_saved, rewrite_graph, settings_of_policy
+from mindswap.graph.passes.fusion import merge_equal
+from mindswap.graph.passes.gather import gather_weights
+from mindswap.graph.passes.interleaved_halves import order_halves
+from mindswap.graph.passes.swap_recompute import name_saved, rewrite_graph, settings_of_policy
 from mindswap.graph.sequences import cache_readers
-from mindswap.graph.sharding.gather import gather_weights
-from mindswap.graph.sharding.overlap import order_halves
-from mindswap.graph.sharding.stage import share_casts
+from mindswap.graph.sharding.pipeline_stage import share_casts
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
-from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.captured_step import CapturedStep
 
 # In place of the operator paths that stand for a name: no swap takes it away.
 HELD = ("",)
@@ -132,7 +132,7 @@ def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
     """For each value of forward that backward holds, the operators whose gradients read it; "" for one that runs again.
 
     Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more
-    (`graph.rewrite.rewrite`).
+    (`graph.passes.swap_recompute`).
     """
     forward_names = graph.index.forward_names
     gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}

@@ -11,8 +11,7 @@ Source of the rules: facts-mindspore.md section 4 (Ascend backend of MindSpore 2
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.simulator.program import NO_OP, Program
-from mindswap.simulator.state import (
+from mindswap.simulator.engine_state import (
     COMMUNICATION,
     COMPUTE,
     IN,
@@ -24,6 +23,7 @@ from mindswap.simulator.state import (
     compiled,
     initial_state,
 )
+from mindswap.simulator.program import NO_OP, Program
 from mindswap.simulator.timeline import StallCause, Timeline
 
 WORK_PER_NS = 1000  # a copy of 1 ns is 1000 units of work, so that rates in thousandths stay integers

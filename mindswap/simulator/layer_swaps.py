@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.policy.model import Layers, LayerSwap, Policy
-from mindswap.simulator.block import Block, BlockTensor, Role, Source
+from mindswap.simulator.layer_block import Block, BlockTensor, Role, Source
 from mindswap.simulator.program import NO_OP, ONE_WAY, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulator.step_model import StepModel
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
+from mindswap.config.pipeline_layout import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulator.schedules import SCHEDULES, find_schedule, order_passes
 from mindswap.simulator.schedules.rounds import WITH_PIECES, Pass, PassWork, Shape

@@ -1,6 +1,6 @@
 """Program of the simulator: the operators of one step in issue order, their copies, their memory. Pure data.
 
-Flat arrays, because a step of a pipeline has hundreds of thousands of operators. `simulator.build` makes
+Flat arrays, because a step of a pipeline has hundreds of thousands of operators. `simulator.program_builder` makes
 them from captured layers; tests make them by hand.
 """
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mindswap.graph.memory import Label
+from mindswap.graph.analysis.saved_tensors import Label
 
 NO_OP = -1  # "no operator" in an array of operator positions
 ONE_WAY = -1  # number of copies of a tensor that is copied out once and never comes back

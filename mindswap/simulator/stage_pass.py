@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mindswap.graph.memory import Label
-from mindswap.simulator.block import Block, Columns, Read, Source
+from mindswap.graph.analysis.saved_tensors import Label
+from mindswap.simulator.layer_block import Block, Columns, Read, Source
 from mindswap.simulator.program import NO_OP, OpKind
 
 # Where backward is cut, positions in the half of the weight gradients are this plus the position there.

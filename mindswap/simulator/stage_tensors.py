@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mindswap.simulator.block import Block, BlockTensor, Columns, Read, Role, Uses, tensor_arrays, use_rows
+from mindswap.simulator.layer_block import Block, BlockTensor, Columns, Read, Role, Uses, tensor_arrays, use_rows
 from mindswap.simulator.program import NO_OP, MemoryKind
 from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSections, neighbour_reads, shift, tensor_rows
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from mindswap.config.step import StepSettings
+from mindswap.config.step_settings import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.constants import constant_bytes, made_bytes
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes
-from mindswap.simulator.captured import (
+from mindswap.simulator.captured_step import (
     CapturedStep,
     GradientRule,
     find_parameters,

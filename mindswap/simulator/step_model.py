@@ -8,28 +8,28 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mindswap.config.step import StepSettings
+from mindswap.config.step_settings import StepSettings
 from mindswap.errors import SimulationError
-from mindswap.graph.memory import Label
+from mindswap.graph.analysis.collectives import Collective
+from mindswap.graph.analysis.saved_tensors import Label
+from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.ops import ComputeUnit, classify
-from mindswap.graph.sharding.collectives import Collective
-from mindswap.graph.sharding.gather import is_gathering
-from mindswap.graph.work import measure_work
+from mindswap.graph.passes.gather import is_gathering
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import layer_key, moves_any, with_recompute_only
-from mindswap.simulator.block import Block
-from mindswap.simulator.blocks import BlockMaker
-from mindswap.simulator.build import build_program
-from mindswap.simulator.captured import CapturedStep, list_doubts
+from mindswap.simulator.captured_step import CapturedStep, list_doubts
 from mindswap.simulator.compiled_layers import CompiledLayers
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import StaticMemory, communication_bytes, list_communicators
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.cost.transfer import collective_ns, copy_ns, send_ns
 from mindswap.simulator.engine import run_program
+from mindswap.simulator.layer_block import Block
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.partition import BlockMaker
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import Program
+from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.stage_weights import update_terms, weigh_stages
 from mindswap.simulator.timeline import (
     StepTerm,

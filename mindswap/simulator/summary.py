@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.policy.model import Layers
-from mindswap.policy.words import format_layers
+from mindswap.policy.wording import format_layers
 from mindswap.simulator.cost.static_memory import StaticMemory
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind
-from mindswap.simulator.summary_model import Cause, LayerRow, Moment, PeakContributor, StageReport
+from mindswap.simulator.report_data import Cause, LayerRow, Moment, PeakContributor, StageReport
 from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline, find_waits
 
 # Host memory that swapped activations take.

@@ -26,12 +26,12 @@ def main():
 
 
 def run_job(config, how, device_target="Ascend", compiles=True):
-    from mindswap.adapters import mindformers as adapter
-    from mindswap.adapters.build import build_network
-    from mindswap.adapters.mindspore import find_layers, find_lazy_inline_cell, has_lazy_inline
-    from mindswap.check.check import load_policy
-    from mindswap.graph.lifetime import LayerSample
+    from mindswap.adapters.graph import mindformers as adapter
+    from mindswap.adapters.graph.build import build_network
+    from mindswap.adapters.graph.mindspore import find_layers, find_lazy_inline_cell, has_lazy_inline
+    from mindswap.graph.analysis.liveness import LayerSample
     from mindswap.policy.model import Policy
+    from mindswap.rules.checker import load_policy
 
     if how == "capture":
         only_ours = Policy(is_swap_enabled=True)

@@ -10,10 +10,10 @@ import sys
 from collections import Counter
 
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import check_document
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import place_rank
 from mindswap.graph.storage import classify_saved
+from mindswap.rules.checker import check_document
 
 
 def main():
@@ -25,7 +25,7 @@ def run_job(config, rank):
     checked = check_document(document)
     placement = None if rank is None else place_rank(document, rank, checked.num_layers)
     with quiet():
-        from mindswap.adapters.mindformers import capture
+        from mindswap.adapters.graph.mindformers import capture
 
         compiled = capture(config, checked.policy, placement=placement)
     saved = classify_saved(compiled.graph)

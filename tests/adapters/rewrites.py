@@ -13,21 +13,21 @@ from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
 from mindswap.config.source import load_document
-from mindswap.config.step import read_step_settings
-from mindswap.graph.layer_places import assign_layer_indices
-from mindswap.graph.lifetime import LayerSample
+from mindswap.config.step_settings import read_step_settings
+from mindswap.graph.analysis.liveness import LayerSample
+from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.ops import is_kernel
-from mindswap.graph.rewrite.fusion import merge_equal
-from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
+from mindswap.graph.passes.fusion import merge_equal
+from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_policy
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.resolve import resolve_layer
-from mindswap.simulator.build import build_program
-from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import peak_memory
 from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.step_model import StepModel
 from tests.adapters import rewrite_policies
 from tests.simulator.builders import cut_blocks
@@ -46,7 +46,7 @@ def main():
 
 @cache
 def compiled_under(config, policy, sample):
-    from mindswap.adapters.mindformers import capture
+    from mindswap.adapters.graph.mindformers import capture
 
     return assign_layer_indices(capture(config, policy, sample).graph)
 
@@ -65,9 +65,9 @@ def compare_rewrites(config, plain, family):
 
 def capture_whole(config):
     """A step of which every layer is compiled."""
-    from mindswap.adapters.build import build_network
-    from mindswap.adapters.mindformers import capture
-    from mindswap.adapters.mindspore import find_layers
+    from mindswap.adapters.graph.build import build_network
+    from mindswap.adapters.graph.mindformers import capture
+    from mindswap.adapters.graph.mindspore import find_layers
     from mindswap.policy.model import Policy
 
     plain = Policy(True)
@@ -101,7 +101,7 @@ def is_again(node):
 
 
 def compare_assembled(config, whole, family):
-    from mindswap.adapters.mindformers import capture_step
+    from mindswap.adapters.graph.mindformers import capture_step
 
     document = load_document(config)
     settings = replace(read_step_settings(document), num_micro_batches=1)

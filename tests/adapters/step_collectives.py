@@ -8,10 +8,10 @@ import json
 import sys
 
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import check_document
 from mindswap.config.source import load_document
 from mindswap.config.weight_sharding import place_rank
 from mindswap.graph.storage import classify_saved
+from mindswap.rules.checker import check_document
 
 
 def main():
@@ -26,7 +26,7 @@ def communication(config):
     document = load_document(config)
     num_layers = check_document(document).num_layers
     with quiet():
-        from mindswap.adapters.mindformers import capture_step
+        from mindswap.adapters.graph.mindformers import capture_step
 
         step = capture_step(config, num_layers, place_rank(document, 0, num_layers))
     rows = []

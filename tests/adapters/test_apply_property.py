@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mindswap.adapters.apply import apply_policy, iterate_primitives, read_tree
+from mindswap.adapters.graph.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.errors import ApplyError
+from mindswap.policy.formats.mindformers1.schema import SELECT_OPTIONS
 from mindswap.policy.resolve import Treatment, resolve_layer
-from mindswap.policy.schema import SELECT_OPTIONS
 from tests.policy.test_resolve_readers import NUM_LAYERS, cases, names
 from tests.strength import examples
 

@@ -28,7 +28,7 @@ def test_models_find_themselves_on_a_rank_of_a_stage():
     from mindspore import get_auto_parallel_context
     from mindspore.communication import create_group, get_group_size, get_rank
 
-    from mindswap.adapters.build import on_rank
+    from mindswap.adapters.graph.build import on_rank
 
     before, environ = values(), dict(os.environ)
     with on_rank(11, 8):  # the second stage of eight ranks each
@@ -45,7 +45,7 @@ def test_models_find_themselves_on_a_rank_of_a_stage():
 
 
 def test_an_error_leaves_nothing_behind():
-    from mindswap.adapters.build import on_rank
+    from mindswap.adapters.graph.build import on_rank
 
     before = values()
     with pytest.raises(KeyError), on_rank(0, 2):

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.mindspore
 def shapes(model_type: str, batch_size=2, **model_config):
     from mindformers.tools.register import MindFormerConfig
 
-    from mindswap.adapters.build import example_inputs
+    from mindswap.adapters.graph.build import example_inputs
 
     config = MindFormerConfig(
         use_legacy=True,

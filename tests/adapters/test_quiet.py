@@ -94,7 +94,7 @@ def test_a_log_that_cannot_be_written_is_named_and_all_is_restored(is_flushed, t
     script = f"""
 import os, resource
 from mindswap.adapters.quiet import quiet
-from mindswap.streams import prepare_streams
+from mindswap.system.streams import prepare_streams
 prepare_streams()
 folder, (_, most) = os.getcwd(), resource.getrlimit(resource.RLIMIT_FSIZE)
 try:

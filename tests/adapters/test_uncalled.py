@@ -1,6 +1,6 @@
 """Which cells a model never calls, from the source of its classes."""
 
-from mindswap.adapters.apply import find_uncalled
+from mindswap.adapters.graph.apply import find_uncalled
 
 
 class Base:

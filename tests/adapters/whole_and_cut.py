@@ -7,16 +7,16 @@ import json
 import sys
 from collections import Counter
 
-from mindswap.adapters.mindformers import capture, capture_step
+from mindswap.adapters.graph.mindformers import capture, capture_step
 from mindswap.adapters.quiet import quiet
 from mindswap.config.source import load_document
-from mindswap.config.step import read_step_settings
-from mindswap.graph.lifetime import LayerSample
+from mindswap.config.step_settings import read_step_settings
+from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
-from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.step_model import StepModel
 
 PLAIN = Policy(is_swap_enabled=True)

@@ -5,7 +5,7 @@ import yaml
 
 from benchmarks.dryrun.compare import FOLDER, Row, cells, configuration, is_good, merged, summary
 from mindswap.config.render import document_from_data
-from mindswap.config.step import read_step_settings
+from mindswap.config.step_settings import read_step_settings
 
 DECLARED = yaml.safe_load((FOLDER / "set.yaml").read_text(encoding="utf-8"))
 

@@ -8,9 +8,9 @@ from other_systems.layer_profile import LayerSetting, list_settings, lossless_mo
 from other_systems.longest_gap import longest_gap
 from other_systems.saved import SavedTensor, Turn, find_turns, saved_tensors, swap_policy
 
-from mindswap.check.check import check_shape
 from mindswap.config.render import document_from_data
 from mindswap.policy.model import NO_LAYERS, Layers, OpSwap, Policy
+from mindswap.rules.checker import check_shape
 from mindswap.simulator.cost.hardware import Link
 from tests.adapters.graphs import ROOT
 from tests.planner.loading import capture_apart

@@ -12,9 +12,9 @@ from benchmarks.recompute_reality import (
     relative_times,
     write_config,
 )
-from mindswap.check.check import check_document
 from mindswap.config.source import load_document
-from mindswap.policy.expand import expand_stage_recompute
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
+from mindswap.rules.checker import check_document
 from mindswap.simulator.cost.device_file import load_device
 
 POOL = "Common mem pool info: Total allocated mem:1024M, peak used mem:{}M, in used mem:0M"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dryrun.rule_effects import PAGES, ROOT, Effect, declared, faults, recorded_effect, rows_of, table
-from mindswap.check.rules import find_rules
+from mindswap.rules.mindformers1 import find_rules
 
 MINDSPORE = "2.9.0"  # of the recorded dry runs
 # Words by which a rule states what an entry does or does not do to a step.

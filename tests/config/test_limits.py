@@ -1,12 +1,12 @@
 """Numbers that decide how much is built, and how many problems of one line are told."""
 
-from mindswap.check.check import check_pynative
 from mindswap.config import builder
+from mindswap.config.findings import MAX_PER_LINE, count_equal
 from mindswap.config.limits import MODEL_LIMITS
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level, Location, Problem
 from mindswap.config.render import document_from_data
-from mindswap.config.rules import MAX_PER_LINE, count_equal
+from mindswap.rules.checker import check_pynative
 from tests.cpu_time import cpu_ratio
 
 

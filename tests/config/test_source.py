@@ -3,11 +3,11 @@ import json
 import pytest
 
 from mindswap import cli
-from mindswap.check.check import require_num_layers
 from mindswap.config.nodes import to_data
 from mindswap.config.source import FOLDER_RULE, load_document, use_folder
 from mindswap.errors import GraphError
 from mindswap.files import package_data
+from mindswap.rules.checker import require_num_layers
 
 
 @pytest.fixture

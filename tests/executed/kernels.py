@@ -12,9 +12,9 @@ import numpy as np
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore.ops.primitive import Primitive, _run_op
 
-from mindswap.adapters.build import build_network, example_inputs, make_input
-from mindswap.adapters.mindformers import set_policy
-from mindswap.adapters.mindspore import compile_training_model, enable_lazy_inline, find_lazy_inline_cell
+from mindswap.adapters.graph.build import build_network, example_inputs, make_input
+from mindswap.adapters.graph.mindformers import set_policy
+from mindswap.adapters.graph.mindspore import compile_training_model, enable_lazy_inline, find_lazy_inline_cell
 from mindswap.errors import GraphError
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph, TensorType

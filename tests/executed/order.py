@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 from mindswap.graph.model import Graph, Node, depending
 from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
-from mindswap.graph.sharding.gather import WEIGHT_MARK
+from mindswap.graph.passes.gather import WEIGHT_MARK
 
 # Attributes that say how an operator is treated, not what it computes.
 POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute")

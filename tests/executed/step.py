@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import load_policy
 from mindswap.policy.model import Policy
+from mindswap.rules.checker import load_policy
 from tests.executed.compare import Execution, Witness, compare_runs, make_reference, relative_difference
 from tests.executed.kernels import CpuKernels, Runnable, compile_runnable, eager, make_values, run_by_mindspore
 from tests.executed.load_code import Instruction, StepCode

@@ -4,19 +4,19 @@ from collections import Counter
 from collections.abc import Iterable
 
 from mindswap.config.weight_sharding import WeightSharding
-from mindswap.graph.effect.recompute import compare_recompute
-from mindswap.graph.effect.swap import compare_effect
-from mindswap.graph.lifetime import find_peak
-from mindswap.graph.memory import find_handed_on, measure_layer_memory, operator_uses
+from mindswap.graph.analysis.liveness import find_peak
+from mindswap.graph.analysis.recompute_effect import compare_recompute
+from mindswap.graph.analysis.saved_tensors import find_handed_on, measure_layer_memory, operator_uses
+from mindswap.graph.analysis.swap_effect import compare_effect
+from mindswap.graph.analysis.work import Work, measure_work
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.rewrite.fusion import find_unwritten, fuse_work, least_work_again, merge_equal, readers_of_saved
-from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
-from mindswap.graph.sharding.gather import gather_weights
+from mindswap.graph.passes.fusion import find_unwritten, fuse_work, least_work_again, merge_equal, readers_of_saved
+from mindswap.graph.passes.gather import gather_weights
+from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_policy
 from mindswap.graph.storage import classify_saved
-from mindswap.graph.work import Work, measure_work
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
-from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.captured_step import CapturedStep
 
 POLICIES = {
     "swap": Policy(True, op_swap=(OpSwap(r".*\.(matmul|cast|reshape|mul|softmax|add)", ALL_LAYERS, 5),)),

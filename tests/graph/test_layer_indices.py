@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.layer_places import assign_layer_indices, find_weight_gradients
+from mindswap.graph.layer_paths import assign_layer_indices, find_weight_gradients
 from tests.graph.builders import graph, node
 
 

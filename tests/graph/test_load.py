@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.adapters.apply import apply_policy
+from mindswap.adapters.graph.apply import apply_policy
 from mindswap.errors import GraphError
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import TensorType
@@ -27,7 +27,7 @@ def ms():
     import mindspore
     from mindspore import Parameter, Tensor, nn, ops
 
-    from mindswap.adapters import mindspore as adapter
+    from mindswap.adapters.graph import mindspore as adapter
 
     def weight(name, shape=(8, 8)):
         return Parameter(Tensor(shape=shape, dtype=mindspore.float32, init=mindspore.common.initializer.Zero()), name)

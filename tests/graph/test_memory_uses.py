@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.memory import find_handed_on, merged_readers, operator_uses
+from mindswap.graph.analysis.saved_tensors import find_handed_on, merged_readers, operator_uses
 from tests.builders import layer
 from tests.graph.builders import node
 from tests.graph.cut_graphs import graph, op

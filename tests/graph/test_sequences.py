@@ -2,15 +2,10 @@
 
 from dataclasses import replace
 
+from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import TensorType
-from mindswap.graph.sequences import (
-    cache_bytes,
-    cache_readers,
-    is_sequence_state,
-    with_cache_gradients,
-)
-from mindswap.graph.work import measure_work
+from mindswap.graph.sequences import cache_bytes, cache_readers, is_sequence_state, with_cache_gradients
 from tests.graph.builders import graph, node
 
 CACHE = "\u25b8CR_model.layers.0.attention.key_cache"

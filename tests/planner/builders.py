@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.planner.space import KEEP, Figures, Score, Space, Worth
-from mindswap.simulator.block import Block, BlockOp, BlockTensor, Uses
+from mindswap.planner.stage_problem import KEEP, Figures, Score, Space, Worth
+from mindswap.simulator.layer_block import Block, BlockOp, BlockTensor, Uses
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, OpKind

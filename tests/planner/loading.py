@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from mindswap.api.step import load_step
+from mindswap.features.step import load_step
 from mindswap.simulator.step_model import StepModel
 from tests import forked
 from tests.adapters.edits import edited

@@ -9,15 +9,15 @@ two 3 us, and a copy 100 us.
     mlp.tanh    d = tanh(c)      kept, read first by backward operator 0; the next layer reads it in forward
 """
 
-from mindswap.config.pipeline import Pipeline
-from mindswap.config.step import StepSettings
+from mindswap.config.pipeline_layout import Pipeline
+from mindswap.config.step_settings import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
-from mindswap.graph.lifetime import LayerSample
+from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.policy.cell_tree import CellNode
-from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.hardware import Device
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.step_model import StepModel
 from tests.simulator.cost.builders import GENERIC
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.config.pipeline import Layout, Pipeline
+from mindswap.config.pipeline_layout import Layout, Pipeline
 from mindswap.planner.balance import _parts_ns, balance_stages, busy_of, moved_layers, split_bubble
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.engine import run_program

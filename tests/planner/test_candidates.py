@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.graph import memory
+from mindswap.graph.analysis import saved_tensors as memory
 from mindswap.planner.candidates import Item, _Walker, _with_across
 from mindswap.planner.catalog import collect_items, recompute_policy
-from mindswap.planner.planner import Planner
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.cell_tree import CellNode, exact_pattern
 from mindswap.policy.model import NO_LAYERS

@@ -3,7 +3,7 @@
 import pytest
 
 from mindswap.planner.catalog import backward_ns
-from mindswap.simulator.block import Block, BlockOp
+from mindswap.simulator.layer_block import Block, BlockOp
 from tests.simulator.builders import KINDS
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from plan_sweeps import MODELS
 
-from mindswap.api.compiled import STEP_CLASSES, capture_config
-from mindswap.api.plan import make_plan, planned_text
-from mindswap.api.step import Step, load_step, settings_of
-from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.parse import parse_document
 from mindswap.config.source import load_document
-from mindswap.graph.cache import from_plain, to_plain
-from mindswap.planner.bound import facts_of, least_budget_bytes
+from mindswap.features.plan import make_plan, planned_text
+from mindswap.features.step import Step, load_step, settings_of
+from mindswap.graph.capture_cache import from_plain, to_plain
 from mindswap.planner.evaluate import short_model
+from mindswap.planner.lower_bound import facts_of, least_budget_bytes
 from mindswap.planner.problem import Allow
+from mindswap.policy.formats.mindformers1.read import find_num_layers
 from mindswap.policy.model import Policy
-from mindswap.policy.read import find_num_layers
+from mindswap.rules.checker import check_document, require_num_layers
+from mindswap.steps.compiled import STEP_CLASSES, capture_config
 from tests.strength import is_nightly
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindswap.planner.solvers import column_generation
-from mindswap.planner.solvers.column_generation import ColumnGeneration, _options, front_loaded, interleaved
-from mindswap.planner.space import Figures, Worth
+from mindswap.planner.solver import column_generation
+from mindswap.planner.solver.column_generation import ColumnGeneration, _options, front_loaded, interleaved
+from mindswap.planner.stage_problem import Figures, Worth
 from tests.planner.builders import Tensor, ToySpace
 
 # Two layers: 100 bytes that take 10 ns to make again, and 50 bytes that take 20 ns and cannot be swapped; a byte takes

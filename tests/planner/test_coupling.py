@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindswap.api.plan import planned_text
-from mindswap.api.step import load_step
-from mindswap.check.check import check_document
 from mindswap.config.parse import parse_document
+from mindswap.features.plan import planned_text
+from mindswap.features.step import load_step
 from mindswap.planner.effect import ALL_OPERATORS, find_uses, idle_swaps, is_coupled
-from mindswap.planner.planner import Planner
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.space import KEEP, Figures
+from mindswap.planner.stage_problem import KEEP, Figures
 from mindswap.planner.write import compact_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.rules.checker import check_document
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml"
 USES = {"mlp.w1": frozenset({"mlp.silu"}), "mlp.silu": frozenset({"mlp.mul"}), "mlp.mul": frozenset({"mlp.w2"})}

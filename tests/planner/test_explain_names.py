@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from mindswap.planner.explain import _Found, _kept_lines, _names, _wasted_line
 from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
-from mindswap.simulator.block import BlockTensor, Uses
+from mindswap.simulator.layer_block import BlockTensor, Uses
 from mindswap.simulator.program import NO_OP
 from tests.builders import trees
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mindswap.planner.bound.flow import flows_of
 from mindswap.planner.catalog import collect_items
 from mindswap.planner.effect import Foresight
+from mindswap.planner.lower_bound.tensor_graph import flows_of
 from mindswap.policy.model import Policy
 from tests.planner.loading import capture_experts
 

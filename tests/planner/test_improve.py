@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.planner.solvers import improve
-from mindswap.planner.solvers.search import Search
+from mindswap.planner.solver import improve
+from mindswap.planner.solver.search import Search
 from tests.planner.builders import Tensor, ToySpace
 
 

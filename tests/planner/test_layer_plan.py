@@ -7,7 +7,7 @@ import pytest
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_plan import ARRANGEMENTS, layer_policy, plan_layers
 from mindswap.planner.problem import Allow, PlanProblem
-from mindswap.planner.solvers.search import Stop
+from mindswap.planner.solver.search import Stop
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.layer_swaps import LayerSwapModel

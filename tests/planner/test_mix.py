@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindswap.planner.space import KEEP, Figures, Score
+from mindswap.planner.stage_problem import KEEP, Figures, Score
 from mindswap.planner.stages import best_mix, mixed, orders_of, stretched
 
 LEAN, RICH = np.full((4, 1), -1), np.full((4, 1), KEEP)

@@ -5,14 +5,14 @@ import pytest
 
 from mindswap.errors import PlanError
 from mindswap.planner.catalog import collect_items
+from mindswap.planner.layer_assignments import Rows, number_distances
 from mindswap.planner.pins import Means, Pin, pinned_policy, read_pin
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
-from mindswap.planner.rows import Rows, number_distances
-from mindswap.planner.space import KEEP
-from mindswap.planner.step_space import WholeSpace
+from mindswap.planner.stage_problem import KEEP
+from mindswap.planner.step_problem import WholeSpace
 from mindswap.policy.cell_tree import exact_pattern
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.step_model import StepModel
 from tests.planner.models import small_model
 from tests.recorded_steps import captured

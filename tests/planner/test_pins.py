@@ -7,9 +7,9 @@ import pytest
 from mindswap.errors import PlanError
 from mindswap.planner.effect import Faults, Foresight
 from mindswap.planner.pins import DEFAULT_DISTANCE, Means, Pin, pinned_policy, read_pin
-from mindswap.planner.planner import Planner
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
-from mindswap.planner.solvers import fast
+from mindswap.planner.solver import fast
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from tests.planner.models import MB, small_model

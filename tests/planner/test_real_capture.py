@@ -7,10 +7,10 @@ import pytest
 from reference.exact import enumerate_all
 
 from mindswap.planner.catalog import Catalog, collect_items
-from mindswap.planner.rows import Rows
-from mindswap.planner.solvers.fast import solve
-from mindswap.planner.solvers.search import Search
-from mindswap.planner.step_space import StepSpace
+from mindswap.planner.layer_assignments import Rows
+from mindswap.planner.solver.fast import solve
+from mindswap.planner.solver.search import Search
+from mindswap.planner.step_problem import StepSpace
 from tests.adapters.graphs import ROOT
 from tests.planner.loading import capture_apart
 from tests.strength import is_nightly

@@ -13,21 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindswap.planner import planner
-from mindswap.planner.bound import least_step_ns
+from mindswap.planner import planning as planner
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.layer_plan import plan_layers
-from mindswap.planner.planner import Planner
+from mindswap.planner.lower_bound import least_step_ns
+from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
-from mindswap.planner.solvers.fast import solve
-from mindswap.planner.solvers.search import Search
+from mindswap.planner.solver.fast import solve
+from mindswap.planner.solver.search import Search
 from mindswap.planner.sweep import bound_curve
 from mindswap.policy.model import Policy
-from mindswap.policy.words import format_layers
+from mindswap.policy.wording import format_layers
 from mindswap.simulator.layer_swaps import LayerSwapModel
 from tests.planner.builders import Tensor, ToySpace, random_space
 from tests.planner.models import MB, small_model
-from tests.planner.test_curve import with_links
+from tests.planner.test_plan_cache import with_links
 
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "planner" / "recorded.json"
 PLENTY = 2**50

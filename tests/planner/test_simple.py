@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from mindswap.planner.evaluate import Candidate, evaluate
-from mindswap.planner.planner import Planner, plan_of
+from mindswap.planner.planning import Planner, plan_of
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, PlanProblem
 from mindswap.planner.simple import (
     DISTANCES,
@@ -120,7 +120,7 @@ def test_a_full_plan_has_few_entries_up_to_a_number_of_them(number, monkeypatch)
         replace(ON, select_recompute=tuple(OpRecompute("mlp", Layers([layer])) for layer in range(number))),
     )
     found, full = ((policy, evaluate(problem, policy), 1) for policy in (everything, some))
-    monkeypatch.setattr("mindswap.planner.planner.find_simple", lambda *_: found)
+    monkeypatch.setattr("mindswap.planner.planning.find_simple", lambda *_: found)
     keep_ns = evaluate(problem, Policy()).step_time_ns
     plan = planner.plan_simple(
         problem, plan_of(problem, planner.facts, keep_ns, *full[:2], compared=(), num_evaluations=0)

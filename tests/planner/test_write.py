@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.api.device import find_costs
-from mindswap.check.check import check_document, check_shape
 from mindswap.config.parse import parse_document
 from mindswap.planner.problem import Plan
 from mindswap.planner.write import compact_policy, plan_comment, write_plan
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.expand import expand_stage_recompute
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.rules.checker import check_document, check_shape
+from mindswap.simulator.cost.device_costs import find_costs
 
 SOME = Layers((0, 1))
 

@@ -1,5 +1,5 @@
+from mindswap.policy.formats.mindformers1.read import build_policy, read_settings
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.read import build_policy, read_settings
 from tests.builders import document
 
 

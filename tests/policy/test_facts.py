@@ -5,9 +5,9 @@ One test per line that concerns the policy, named after the line.
 
 import pytest
 
-from mindswap.check.check import check_shape
 from mindswap.config.render import document_from_data
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap
+from mindswap.rules.checker import check_shape
 from tests.builders import LLAMA_USES, QWEN, check, found, trees
 
 

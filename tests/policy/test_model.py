@@ -5,8 +5,8 @@ import pytest
 import mindswap
 from mindswap import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.errors import MindswapError, PolicyError
+from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, NO_LAYERS
-from mindswap.policy.schema import RECOMPUTE_FLAGS
 
 
 def test_layers_are_a_set_of_indices():

@@ -4,12 +4,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindswap.check.check import check_before_network, check_document, check_shape
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level
 from mindswap.config.render import document_from_data
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_problems
+from mindswap.rules.checker import check_before_network, check_document, check_shape
 from tests.builders import LLAMA_USES, trees
 from tests.strength import examples
 

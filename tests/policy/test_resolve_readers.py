@@ -11,23 +11,23 @@ from types import SimpleNamespace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindswap.check.context import Context
 from mindswap.config.render import document_from_data
-from mindswap.graph.effect.recompute import COMM_ATTRIBUTE, compare_recompute, decisions_by_place
-from mindswap.graph.effect.swap import IdleReason, compare_effect
-from mindswap.graph.memory import OperatorNames
+from mindswap.graph.analysis.recompute_effect import COMM_ATTRIBUTE, compare_recompute, decisions_by_place
+from mindswap.graph.analysis.saved_tensors import OperatorNames
+from mindswap.graph.analysis.swap_effect import IdleReason, compare_effect
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
+from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_policy
 from mindswap.planner.effect import is_coupled
 from mindswap.planner.explain import _names
 from mindswap.policy.applied import format_log_lines, recomputed_operators
 from mindswap.policy.cell_tree import CellNode, LayerTrees, exact_pattern
 from mindswap.policy.coverage import Coverage
+from mindswap.policy.formats.mindformers1.read import read_settings
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.read import read_settings
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.pynative.schedule import find_distances
 from mindswap.report.policy_text import StepKind, group_layers
+from mindswap.rules.context import Context
 from tests.pynative.builders import chain
 from tests.strength import examples
 

@@ -12,8 +12,8 @@ import pytest
 from mindswap.config.render import document_from_data
 from mindswap.policy.applied import as_applied, recomputed_operators
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.expand import expand_stage_recompute
-from mindswap.policy.schema import RECOMPUTE_FLAGS
+from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 from tests.builders import layer
 from tests.strength import examples
 

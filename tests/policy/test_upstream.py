@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.check.check import check_shape
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.render import document_from_data
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.counts import layers_of_stage_counts
+from mindswap.policy.formats.mindformers1.stage_counts import layers_of_stage_counts
 from mindswap.policy.resolve import resolve_layer
+from mindswap.rules.checker import check_shape
 from tests.builders import document
 
 pytestmark = pytest.mark.mindspore

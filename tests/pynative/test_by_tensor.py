@@ -6,14 +6,14 @@ copy, and makes M, 2 `feed_forward.w2.matmul` saves M. Q, its copy and M have 16
 
 from dataclasses import replace
 
-from mindswap.check.check import check_pynative
 from mindswap.config.parse import parse_document
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.mindformers_2x.tables import Model, paths_from_outline
+from mindswap.policy.formats.mindformers2.tables import Model, paths_from_outline
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.by_tensor import choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x
 from mindswap.pynative.trace import Operator, Save, Trace, TracedStorage, Value
+from mindswap.rules.checker import check_pynative
 
 COPY, PRODUCT = 0, 1  # numbers of the saved storages
 MATMUL, MUL = CellNode("matmul", "MatMul", True), CellNode("mul", "Mul", True)

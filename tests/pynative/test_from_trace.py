@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import DataError
+from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.storage import classify_saved
-from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.pynative.from_trace import graph_of_trace
 from mindswap.pynative.trace import RecordedStep, dump_trace, load_trace

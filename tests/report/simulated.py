@@ -15,8 +15,8 @@ import numpy as np
 from mindswap.simulator.cost.static_memory import StaticMemory
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import MemoryKind, OpKind, Program
+from mindswap.simulator.report_data import DeviceFigure, SimulationReport
 from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
-from mindswap.simulator.summary_model import DeviceFigure, SimulationReport
 from mindswap.simulator.timeline import StepTerm
 from tests.simulator.builders import Copy, Op, Span, program_of
 

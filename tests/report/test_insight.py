@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.report.insight import dry_run_files, snapshot, write_dry_run, write_snapshot
-from mindswap.report.simulation.insight import simulated_files, write_simulated
-from mindswap.training.measure.pool import PoolBlock
-from mindswap.training.measure.stages import DryRunReport, stage_run
+from mindswap.features.dryrun.insight import dry_run_files, write_dry_run
+from mindswap.features.dryrun.memory_pool import PoolBlock
+from mindswap.features.dryrun.snapshot import snapshot, write_snapshot
+from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
+from mindswap.features.simulate.insight import simulated_files, write_simulated
+from tests.features.dryrun.test_stage_runs import model, run_of
 from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report
-from tests.training.measure.test_stages import model, run_of
 
 STATIC_MIB = 4 * 1024
 START_US = 1_000_000

@@ -1,14 +1,14 @@
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.graph.lifetime import Peak
-from mindswap.graph.memory import LayerMemory, OperatorMemory
+from mindswap.features.inspect.report import LayerMemoryReport
+from mindswap.graph.analysis.liveness import Peak
+from mindswap.graph.analysis.saved_tensors import LayerMemory, OperatorMemory
 from mindswap.graph.model import Node, TensorType
 from mindswap.planner.problem import Compared
 from mindswap.report import plots
-from mindswap.report.memory import LayerMemoryReport
 from mindswap.report.plots import plot_tradeoffs
-from mindswap.report.simulation.bars import MEMORY_STYLES
+from mindswap.report.timeline_bars import MEMORY_STYLES
 from mindswap.simulator.program import MemoryKind
 from tests.report.simulated import GIB, MS
 

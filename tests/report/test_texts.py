@@ -3,19 +3,19 @@ from dataclasses import replace
 import pytest
 
 from mindswap.config.problem import Level, Location, Problem
-from mindswap.graph.lifetime import Peak
-from mindswap.graph.memory import LayerMemory, OperatorMemory
-from mindswap.report.effect import format_effect, format_recompute_effect, recompute_effect_to_json
-from mindswap.report.logs import format_logs
-from mindswap.report.memory import LayerMemoryReport, format_memory, one_way_notes
+from mindswap.features.inspect.report import LayerMemoryReport, format_memory, one_way_notes
+from mindswap.features.verify.log_comparison import LogFinding, LogReport
+from mindswap.features.verify.log_report import format_logs
+from mindswap.features.verify.report import format_effect, format_recompute_effect, recompute_effect_to_json
+from mindswap.graph.analysis.liveness import Peak
+from mindswap.graph.analysis.saved_tensors import LayerMemory, OperatorMemory
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.report.tables import format_table, group_equal
-from mindswap.training.logs.compare import LogFinding, LogReport
-from mindswap.training.logs.oom import MemoryStatistics
+from mindswap.runtime.logs.oom import MemoryStatistics
+from tests.graph.analysis import test_recompute_effect as recompute
+from tests.graph.analysis import test_swap_effect as swap
+from tests.graph.analysis.test_saved_tensors import names_of
 from tests.graph.builders import copy_out, graph, node
-from tests.graph.effect import test_recompute as recompute
-from tests.graph.effect import test_swap as swap
-from tests.graph.test_memory import names_of
 
 # The effect of a policy as text: equal layers once, sizes in one unit, the verdict.
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindswap.training.launch.arguments import Job
-from mindswap.training.launch.msrun import msrun_arguments
-from mindswap.training.launch.processes import descendants
+from mindswap.runtime.launcher_arguments import Job
+from mindswap.runtime.msrun import msrun_arguments
+from mindswap.system.process_tree import descendants
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "msrun_launch.sh"
 # In the folder of a worker this package comes first: `mindswap run SCRIPT ARGS` without the plugin.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindswap.graph.model import Graph
-from mindswap.simulator.block import Block
-from mindswap.simulator.blocks import BlockMaker
+from mindswap.simulator.layer_block import Block
+from mindswap.simulator.partition import BlockMaker
 from mindswap.simulator.program import NO_OP, Copies, Intervals, MemoryKind, OpKind, Ops, Program
 from mindswap.simulator.timeline import Timeline
 

@@ -19,13 +19,13 @@ So each layer keeps three tensors: matmul, gelu, and h_i, which the layer before
 
 from dataclasses import replace
 
-from mindswap.config.pipeline import Pipeline
-from mindswap.config.step import StepSettings
+from mindswap.config.pipeline_layout import Pipeline
+from mindswap.config.step_settings import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
-from mindswap.graph.lifetime import LayerSample
+from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.model import Graph
-from mindswap.simulator.captured import CapturedStep
-from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.step_model import StepModel
 from tests.builders import layer
 from tests.graph.builders import graph, node

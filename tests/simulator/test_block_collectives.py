@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.graph.memory import Names, OperatorNames
+from mindswap.graph.analysis.collectives import Collective
+from mindswap.graph.analysis.saved_tensors import Names, OperatorNames
 from mindswap.graph.ops import is_kernel
-from mindswap.graph.sharding.collectives import Collective
 from mindswap.policy.model import Policy
-from mindswap.simulator.block import make_arrays
-from mindswap.simulator.build import build_program
+from mindswap.simulator.layer_block import make_arrays
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, ONE_WAY, OpKind
+from mindswap.simulator.program_builder import build_program
 from tests.graph.builders import KIB
 from tests.simulator.builders import cut_blocks
 from tests.simulator.steps import TREE, hand_graph, model

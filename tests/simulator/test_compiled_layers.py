@@ -1,6 +1,6 @@
-from mindswap.graph.lifetime import LayerSample
+from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.policy.model import Policy
-from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.captured_step import CapturedStep
 from mindswap.simulator.compiled_layers import CompiledLayers
 from tests.builders import layer
 from tests.graph.builders import graph, node

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.graph.model import TensorType
 from mindswap.policy.model import Policy
-from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.step_model import StepModel

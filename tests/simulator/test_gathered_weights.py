@@ -11,15 +11,15 @@ import pytest
 from other_systems.saved import find_turns
 
 from benchmarks.reference.program_check import check_program
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
-from mindswap.planner.bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.planner.candidates import find_items
+from mindswap.planner.lower_bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.planner.problem import Allow
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel

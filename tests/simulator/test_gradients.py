@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks.reference.program_check import check_program
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import ALL_LAYERS, Policy
-from mindswap.simulator.captured import GradientRule
+from mindswap.simulator.captured_step import GradientRule
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import Parameter
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import interval_times, profile_memory
 from mindswap.simulator.program import MemoryKind, OpKind, Program

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pytest
 
-from mindswap.simulator.state import compiled
+from mindswap.simulator.engine_state import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +34,7 @@ def test_what_an_earlier_version_left_on_disk_is_made_anew(tmp_path):
     """Its index names a class that is gone: numba itself fails with an AttributeError."""
     program = """
 from typing import NamedTuple
-from mindswap.simulator.state import compiled
+from mindswap.simulator.engine_state import compiled
 
 class {name}(NamedTuple):
     number: int

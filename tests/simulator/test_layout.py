@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulator.layout import lay_out_stages, require_schedule
 from mindswap.simulator.schedules.rounds import LESS_MEMORY

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.config.pipeline import Pipeline
-from mindswap.config.step import StepSettings
+from mindswap.config.pipeline_layout import Pipeline
+from mindswap.config.step_settings import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.captured_step import CapturedStep
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.layer_swaps import LayerSwapModel
 from mindswap.simulator.step_model import StepModel
 from mindswap.simulator.summary import find_causes, measure_layers, measure_stages

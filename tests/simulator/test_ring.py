@@ -1,8 +1,8 @@
 """Ring attention as operators of a block, by hand."""
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.sharding.overlap import RingKernel, Round, list_rounds, ring_flops
-from mindswap.simulator.block import BlockOp, ring_buffers, ring_ops
+from mindswap.graph.passes.interleaved_halves import RingKernel, Round, list_rounds, ring_flops
+from mindswap.simulator.layer_block import BlockOp, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
 
 CONCAT, SPLIT, ADD = RingKernel("Concat", 2), RingKernel("Split", 3), RingKernel("Add", 5)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.config.pipeline import Pipeline
-from mindswap.graph.sharding.collectives import Collective
+from mindswap.config.pipeline_layout import Pipeline
+from mindswap.graph.analysis.collectives import Collective
 from mindswap.policy.model import ALL_LAYERS, Policy
-from mindswap.simulator.block import Uses, use_rows
+from mindswap.simulator.layer_block import Uses, use_rows
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass, cut_backward
 from mindswap.simulator.step_model import StepModel

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.policy.model import Policy
-from mindswap.simulator.captured import find_tied_parameters, gradient_key
+from mindswap.simulator.captured_step import find_tied_parameters, gradient_key
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.static_memory import Parameter
-from mindswap.simulator.cost.table import CostTable
 from mindswap.simulator.stage_weights import least_exchange_ns
 from mindswap.simulator.step_model import StepModel
 from tests.graph.builders import KIB

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from reference.program_bounds import compute_only_ns, lower_bound_ns
 
 from benchmarks.reference.program_check import check_program
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Saved, TensorType
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.simulator import step_model
-from mindswap.simulator.blocks import BlockMaker
-from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.transfer import send_ns
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.partition import BlockMaker
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import MemoryKind, OpKind
 from mindswap.simulator.step_model import StepModel

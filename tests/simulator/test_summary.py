@@ -7,8 +7,8 @@ import numpy as np
 
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.report_data import Cause, LayerRow, Moment, PeakContributor
 from mindswap.simulator.summary import group_layer_rows, host_bytes_per_node, measure_layers, peak_host_bytes
-from mindswap.simulator.summary_model import Cause, LayerRow, Moment, PeakContributor
 from mindswap.simulator.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report
 from tests.simulator.builders import Span, program_of

@@ -17,7 +17,7 @@ from mindformers.parallel_core.training_graph.transformer.mlp import MLP, MLPInt
 from mindformers.parallel_core.training_graph.transformer.moe import ffn, router, shared_experts, token_dispatcher
 from mindspore import nn, ops
 
-from mindswap.adapters.cpu import CpuFlashAttention
+from mindswap.adapters.graph.cpu_stand_ins import CpuFlashAttention
 
 
 class CpuFlashAttentionScore(CpuFlashAttention):

@@ -8,8 +8,8 @@ from typing import Protocol
 import mindspore as ms
 from mindspore.utils.ms_dispatch import _DispatchGuardStack as DispatchStack
 
+from mindswap.adapters.pynative.hooks import Hook
 from mindswap.adapters.pynative.paths import CallPaths
-from mindswap.adapters.pynative.watch import Hook
 
 
 class OperatorObserver(Protocol):

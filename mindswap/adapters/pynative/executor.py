@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import mindspore as ms
 
 from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
-from mindswap.adapters.pynative.kept import KeptTensor, is_differentiated, is_nested, only_these_hold
+from mindswap.adapters.pynative.saved_tensors import KeptTensor, is_differentiated, is_nested, only_these_hold
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals

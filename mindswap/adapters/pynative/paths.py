@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from mindspore import nn
 
-from mindswap.adapters.apply import cells_below, iterate_primitives
+from mindswap.adapters.graph.apply import cells_below, iterate_primitives
 
 Path = tuple[str, ...]  # names from the layer down
 T = TypeVar("T")

@@ -16,10 +16,10 @@ from mindspore import nn
 from mindspore.ops import Primitive
 
 from mindswap.adapters.pynative.dispatch import recording
-from mindswap.adapters.pynative.kept import KeptTensor
+from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.paths import CallPaths
+from mindswap.adapters.pynative.saved_tensors import KeptTensor
 from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
-from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
 from mindswap.pynative.trace import BACKWARD_KINDS, HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
 

@@ -12,9 +12,9 @@ from mindspore import nn
 from mindswap.adapters.pynative.copies import CopyEngine, default_copies
 from mindswap.adapters.pynative.dispatch import leave_closed_modes, recording
 from mindswap.adapters.pynative.executor import Executor
-from mindswap.adapters.pynative.kept import places
+from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.record import Recorder
-from mindswap.adapters.pynative.watch import Watch
+from mindswap.adapters.pynative.saved_tensors import places
 from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.ledger import SwapReport, Totals, predict

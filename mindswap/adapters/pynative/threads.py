@@ -10,7 +10,7 @@ import threading
 
 from mindspore import nn
 
-from mindswap.adapters.pynative.kept import frames
+from mindswap.adapters.pynative.saved_tensors import frames
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 

@@ -8,9 +8,9 @@ import numpy as np
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import ops
 
-from mindswap.adapters.apply import read_tree
-from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs, make_input
-from mindswap.adapters.mindspore import find_layers
+from mindswap.adapters.graph.apply import read_tree
+from mindswap.adapters.graph.build import NOTES_KEY, build_network, example_inputs, make_input
+from mindswap.adapters.graph.mindspore import find_layers
 from mindswap.adapters.pynative.record import record
 from mindswap.errors import ApplyError, GraphError
 from mindswap.policy.model import Policy

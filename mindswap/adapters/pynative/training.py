@@ -11,9 +11,9 @@ import mindspore as ms
 from mindformers.core.context.build_context import Context
 from mindspore import nn
 
-from mindswap.adapters.apply import read_tree
-from mindswap.adapters.mindformers import set_policy
-from mindswap.adapters.mindspore import find_layers
+from mindswap.adapters.graph.apply import read_tree
+from mindswap.adapters.graph.mindformers import set_policy
+from mindswap.adapters.graph.mindspore import find_layers
 from mindswap.adapters.pynative.copies import StreamCopies, ThreadCopies
 from mindswap.adapters.pynative.swap import Swap
 from mindswap.policy.model import Policy

@@ -1,5 +1,5 @@
 // Functions of CANN whose answer matters in a dry run; everything else that the wheel asks for returns 0 and stands
-// below, written by training/measure/stand_ins.py, which takes the names that are defined here from the text.
+// below, written by features/dryrun/cann_stand_ins.py, which takes the names that are defined here from the text.
 #include <stdlib.h>
 #include <string.h>
 struct three { void *a[3]; };

@@ -1,6 +1,6 @@
 """Experts in a captured step: names that the capture replaced, and what has the sizes of one rank already.
 
-`adapters.experts` says what they stand for.
+`adapters.graph.experts` says what they stand for.
 """
 
 import math

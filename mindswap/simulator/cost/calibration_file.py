@@ -14,9 +14,9 @@ from mindswap.config.nodes import DocumentNode, to_data
 from mindswap.config.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.graph.model import BYTES_PER_ELEMENT
+from mindswap.simulator.cost.cost_table import MeasuredKey, Measurement, Shapes
 from mindswap.simulator.cost.device_file import find_device_file
 from mindswap.simulator.cost.hardware import FIGURES, Device, Figure, figure_values, unit_keys
-from mindswap.simulator.cost.table import MeasuredKey, Measurement, Shapes
 
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 

@@ -11,9 +11,9 @@ from mindswap.config.parse import parse_file
 from mindswap.config.problem import Level, Problem
 from mindswap.errors import CostError
 from mindswap.files import DATA, file_name
-from mindswap.policy.schema import HOMES, MINDSWAP_KEYS
-from mindswap.policy.settings import UnknownKey
-from mindswap.policy.words import closest_names
+from mindswap.policy.formats.mindformers1.schema import HOMES, MINDSWAP_KEYS
+from mindswap.policy.formats.mindformers1.settings import UnknownKey
+from mindswap.policy.wording import closest_names
 from mindswap.simulator.cost.hardware import (
     FIGURES,
     OPTIONS,
@@ -29,7 +29,7 @@ from mindswap.units import format_bytes
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = DATA / "hardware"
-# What `mindswap calibrate` adds; read by `simulator.cost.table`.
+# What `mindswap calibrate` adds; read by `simulator.cost.cost_table`.
 MEASURED_KEYS = ("calibration", "measured")
 
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mindswap.config.step import StepSettings
+from mindswap.config.step_settings import StepSettings
 from mindswap.errors import CostError
 from mindswap.graph.model import Node
 from mindswap.graph.ops import ComputeUnit, classify
-from mindswap.policy.words import closest_names
+from mindswap.policy.wording import closest_names
 from mindswap.simulator.cost.hardware import Device
 from mindswap.units import ceil_div
 

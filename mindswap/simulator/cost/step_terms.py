@@ -8,7 +8,7 @@ neighbours are one kernel (`clusterable_ops_with_level_dvm` of graph_kernel_clus
 
 from collections.abc import Iterable, Sequence
 
-from mindswap.config.step import StepSettings
+from mindswap.config.step_settings import StepSettings
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.cost.static_memory import (
     FLOAT32_BYTES,

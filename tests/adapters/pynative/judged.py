@@ -15,12 +15,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
-from mindswap.adapters.apply import read_tree
-from mindswap.adapters.mindspore import find_layers
+from mindswap.adapters.graph.apply import read_tree
+from mindswap.adapters.graph.mindspore import find_layers
 from mindswap.adapters.pynative.copies import ThreadCopies
 from mindswap.adapters.pynative.executor import Executor
+from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.record import record
-from mindswap.adapters.pynative.watch import Watch
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.ledger import predict
@@ -78,7 +78,7 @@ def build(name):
         return Network(), [(batch(seed=seed),) for seed in (1, 2, 3)], ("norm", "feed_forward")
     from mindformers.wrapper.wrapper import DataOrderWrapperCell
 
-    from mindswap.adapters.build import build_network, example_inputs
+    from mindswap.adapters.graph.build import build_network, example_inputs
     from mindswap.adapters.pynative.cpu_cells import replace_cpu_cells
     from mindswap.adapters.pynative.trace_config import fill_inputs
 

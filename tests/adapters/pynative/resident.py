@@ -16,8 +16,8 @@ from mindspore import nn, ops
 
 from mindswap.adapters.pynative.copies import ThreadCopies
 from mindswap.adapters.pynative.executor import Executor
+from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.record import record
-from mindswap.adapters.pynative.watch import Watch
 from mindswap.pynative.schedule import Distance, make_schedule
 
 NUM_LAYERS, NUM_FLOATS, NUM_RECORDED = 8, 4 * 2**20, 16

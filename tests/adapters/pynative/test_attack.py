@@ -27,7 +27,7 @@ def test_nothing_of_a_swap_outlives_its_training():
     import mindspore as ms
 
     # MindFormers keeps the frames of who imports it first, by an exception of its own; not those of the training.
-    import mindswap.adapters.network  # noqa: F401
+    import mindswap.adapters.graph.network  # noqa: F401
     from mindswap.adapters.pynative.executor import Executor
     from tests.adapters.pynative import attack
 

@@ -167,7 +167,7 @@ def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
     """Another tensor, a view, an array, a storage, one set on its memory; a parameter has its own."""
     import mindspore as ms
 
-    from mindswap.adapters.pynative import kept
+    from mindswap.adapters.pynative import saved_tensors as kept
     from mindswap.adapters.versions import pynative_executor
     from tests.adapters.pynative.attack import HOLDS
 
@@ -194,7 +194,7 @@ def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
 @pytest.mark.parametrize("holder", ["first", "second", "address", "memory", None])
 def test_of_two_tensors_in_the_same_memory_each_must_be_held_by_nobody_else(holder):
     """Shared pointers as mindspore 2.9.0 has them: one for each tensor, four for the address of both."""
-    from mindswap.adapters.pynative.kept import _are_sole
+    from mindswap.adapters.pynative.saved_tensors import _are_sole
 
     first, second = object(), object()
     # address of a pointer -> where it points to, and where its holders are counted, 8 bytes further
@@ -223,7 +223,7 @@ def test_a_copy_between_storages_that_waits_for_its_turn_is_there_when_nobody_el
 
     from mindswap.adapters.pynative.copies import ThreadCopies
     from mindswap.adapters.pynative.executor import _Live
-    from mindswap.adapters.pynative.kept import KeptTensor, places
+    from mindswap.adapters.pynative.saved_tensors import KeptTensor, places
 
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     places()  # found once, which waits

@@ -154,7 +154,7 @@ def test_recompute_of_one_of_the_layers_that_share_a_cell_is_refused_by_name(odd
 
 
 def idle_hooks(network):
-    from mindswap.adapters.pynative.watch import Hook
+    from mindswap.adapters.pynative.hooks import Hook
 
     tables = [table for _, cell in network.cells_and_names()
               for table in (cell._lazy_forward_pre_hook, cell._lazy_forward_hook) if table]  # fmt: skip

@@ -32,7 +32,7 @@ def parts():
 
 
 def decisions_of(policy, layers):
-    from mindswap.adapters.apply import read_tree
+    from mindswap.adapters.graph.apply import read_tree
     from mindswap.policy.resolve import resolve_layer
 
     return [resolve_layer(policy, index, read_tree(layer)) for index, layer in enumerate(layers)]
@@ -376,7 +376,7 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
     """No call of MindSpore 2.9.0 reads a save again behind the pass; a later one that does gets the tensor whole."""
     import numpy as np
 
-    from mindswap.adapters.pynative.watch import Watch
+    from mindswap.adapters.pynative.hooks import Watch
     from mindswap.pynative.schedule import find_distances, make_schedule
 
     network, step, _, trace = recorded
@@ -399,7 +399,7 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
 @settings(max_examples=examples(50, 200))
 @given(policy=policies, in_layers=st.booleans())
 def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
-    from mindswap.adapters.pynative.watch import Watch
+    from mindswap.adapters.pynative.hooks import Watch
     from mindswap.pynative.ledger import predict
     from mindswap.pynative.schedule import find_distances, make_schedule
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mindswap.graph.analysis.collectives import Collective, find_collectives
+from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.model import Saved
-from mindswap.graph.sharding.collectives import Collective, find_collectives
-from mindswap.graph.sharding.sharding import shard_graph, with_arrivals
-from mindswap.graph.work import measure_work
+from mindswap.graph.sharding.rank_sizes import shard_graph, with_arrivals
 from tests.graph.builders import graph, node
 from tests.graph.cut_graphs import graph as cut_graph
 from tests.graph.cut_graphs import op, shapes

@@ -1,9 +1,9 @@
 """Names that a capture replaced, and what has the sizes of one rank as it was compiled."""
 
+from mindswap.graph.analysis.collectives import Collective, find_collectives
 from mindswap.graph.model import HOST_COPY, Graph, Node, Saved, TensorType
-from mindswap.graph.sharding.collectives import Collective, find_collectives
 from mindswap.graph.sharding.experts import LocalNames, is_exchange, num_copies, restore_names
-from mindswap.graph.sharding.sharding import shard_graph
+from mindswap.graph.sharding.rank_sizes import shard_graph
 
 
 def tensor(*shape):

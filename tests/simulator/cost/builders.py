@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from mindswap.config.render import document_from_data
-from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Node, TensorType
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.cost.hardware import Device
-from mindswap.simulator.cost.profile import ProfiledKernel
+from mindswap.simulator.profile.profile import ProfiledKernel
 from tests.graph.builders import node
 
 # 100 TFLOPS matrix, 10 TFLOPS vector (float16), 1 TB/s memory, 10 GB/s links; no losses, no latencies.

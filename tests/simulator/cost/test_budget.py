@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from mindswap.features.plan.report import _row
 from mindswap.planner.problem import Compared
-from mindswap.report.plan_text import _row
-from mindswap.report.simulation.words import describe_budget
+from mindswap.report.simulation_text import describe_budget
 from mindswap.simulator.cost.budget import Fit, MemoryBudget, budget_of_device
 from mindswap.simulator.cost.device_file import load_device
 from mindswap.simulator.cost.hardware import SET_BY_USER

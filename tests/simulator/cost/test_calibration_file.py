@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import CostError
-from mindswap.graph.work import count_work
+from mindswap.graph.analysis.work import count_work
 from mindswap.simulator.cost.calibration_file import format_device_file, load_measured
+from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import list_devices, load_device
 from mindswap.simulator.cost.hardware import figure_values, with_figures
-from mindswap.simulator.cost.profile import measure
-from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.profile.profile import measure
 from tests.simulator.cost.builders import GENERIC, device, matmul, mul, operator, tensor
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindswap.simulator.cost.calibrate import LARGE_BYTES, LinkFit, _overlaps, fit_contention, fit_link, fit_share
-from mindswap.simulator.cost.profile import ProfiledCopy, Transfer
+from mindswap.simulator.profile.calibration import LARGE_BYTES, LinkFit, _overlaps, fit_contention, fit_link, fit_share
+from mindswap.simulator.profile.profile import ProfiledCopy, Transfer
 
 MB = 10**6
 GB_PER_S = 10**9

@@ -3,9 +3,9 @@
 import pytest
 
 from mindswap.errors import CostError
-from mindswap.simulator.cost import profile_tables
-from mindswap.simulator.cost.profile import Transfer
-from mindswap.simulator.cost.profile_tables import read_transfers
+from mindswap.simulator.profile import tables as profile_tables
+from mindswap.simulator.profile.profile import Transfer
+from mindswap.simulator.profile.tables import read_transfers
 from tests.simulator.cost.profiles import collective, write_json
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mindswap.errors import CostError
-from mindswap.simulator.cost.calibrate import calibrate
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.profile_files import load_profile
+from mindswap.simulator.profile.calibration import calibrate
+from mindswap.simulator.profile.files import load_profile
 
 FOLDER = os.environ.get("MINDSWAP_REAL_PROFILES", "")
 pytestmark = pytest.mark.skipif(not FOLDER, reason="MINDSWAP_REAL_PROFILES names no folder")

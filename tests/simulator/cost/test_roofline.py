@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.work import Work
+from mindswap.graph.analysis.work import Work
+from mindswap.simulator.cost.cost_table import CostTable, measured_key, moving_ns, operator_ns
 from mindswap.simulator.cost.device_file import load_device
-from mindswap.simulator.cost.table import CostTable, measured_key, moving_ns, operator_ns
 from tests.simulator.cost.builders import GENERIC, device, operator, tensor
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.policy.schema import DEVICE_KEYS, MINDSWAP_KEYS
+from mindswap.policy.formats.mindformers1.schema import DEVICE_KEYS, MINDSWAP_KEYS
 from mindswap.simulator.cost.device_file import CostSettings, list_devices, read_cost_settings
 from mindswap.simulator.cost.hardware import OPTIONS
 from tests.builders import document

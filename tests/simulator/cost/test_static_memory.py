@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.config.pipeline import Pipeline
+from mindswap.config.pipeline_layout import Pipeline
 from mindswap.errors import CostError
 from mindswap.simulator.cost.static_memory import (
     OPTIMIZERS,

@@ -1,11 +1,11 @@
 """Pipelines of one operator per pass, to see schedules alone: transfers take no time."""
 
-from mindswap.simulator.block import Block, BlockOp, BlockTensor, Uses
-from mindswap.simulator.build import build_program
 from mindswap.simulator.engine import run_program
+from mindswap.simulator.layer_block import Block, BlockOp, BlockTensor, Uses
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.program_builder import build_program
 from mindswap.simulator.schedules import order_passes
 from mindswap.simulator.schedules.rounds import Pass, PassWork, Shape
 from mindswap.simulator.timeline import Timeline

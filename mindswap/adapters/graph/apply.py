@@ -1,0 +1,288 @@
+"""Decisions -> attributes on cells and primitives, through MindSpore's own calls.
+
+Nothing is imported from MindSpore here: the cells bring their methods along.
+"""
+
+import ast
+import copy
+import functools
+import inspect
+import logging
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindswap.errors import ApplyError
+from mindswap.policy.applied import format_log_lines
+from mindswap.policy.cell_tree import CellNode, Match, match_pattern
+from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS, default_operators
+from mindswap.policy.model import OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import LayerDecisions, Treatment, matches_of, resolve_layer
+
+# `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
+RECOMPUTE_CELL = "_recompute_cell"
+
+
+def apply_policy(
+    layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None,
+    is_swap_per_call: bool = False,
+) -> tuple[LayerDecisions, ...]:  # fmt: skip
+    """Set a policy on the layers of a network, before its first compile; one with swap disabled changes nothing.
+
+    Args:
+        layers: in order (`CellList` or any sequence of cells).
+        policy: normalised.
+        logger: gets the lines of the specification; default is this module's logger.
+        indices: layer index of each, where they are some of a model that `check_layers` has seen; default all layers.
+        is_swap_per_call: swap may differ between the layers that share a cell, as in PyNative mode.
+
+    Returns:
+        What was set, one entry per layer.
+
+    Raises:
+        ApplyError: if a pattern names nothing in any layer it is meant for, or layers share a cell and the policy
+            treats it in two ways.
+        PatternError: if a pattern is not a regular expression.
+    """
+    if not policy.is_swap_enabled:
+        return ()
+    logger = logger or logging.getLogger(__name__)
+    _unshare_primitives(layers)
+    trees = [read_tree(layer) for layer in layers]
+    if indices is None:
+        indices = range(len(layers))
+        check_layers(policy, len(layers))
+    _check_patterns(policy, indices, trees, logger)
+    decisions = tuple(resolve_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
+    _check_shared(layers, decisions, is_swap_per_call)
+    for layer, decided in zip(layers, decisions, strict=True):
+        _apply_layer(layer, decided, policy)
+        for line in format_log_lines(decided):
+            logger.info(line)
+    return decisions
+
+
+def check_layers(policy: Policy, num_layers: int) -> None:
+    """Refuse layers that the network does not have: what is asked of them would have no effect.
+
+    Raises:
+        ApplyError: there are such.
+    """
+    layers = [policy.layer_recompute, policy.output_recompute]
+    for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
+        layers += [entry.layers for entry in entries]
+    beyond = sorted({index for entry in layers for index in entry.indices or () if index >= num_layers})
+    if beyond:
+        raise ApplyError(f"the network has layers 0 to {num_layers - 1}, the policy names {beyond}")
+
+
+def read_tree(cell, name: str = "") -> CellNode:
+    """The cells and primitives below `cell` as plain data."""
+    # Two tables of MindSpore's Cell; public calls give primitives only without their names.
+    primitives = getattr(cell, "_primitives", {})
+    children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
+    uncalled = find_uncalled(cell.__class__)
+    children += [replace(read_tree(child, key), is_called=key not in uncalled) for key, child in _children(cell)]
+    return CellNode(name, type(cell).__name__, children=tuple(children))
+
+
+def cells_below(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every cell below another with its path from there, parents first."""
+    for name, child in _children(cell):
+        yield (name,), child
+        yield from (((name, *path), inner) for path, inner in cells_below(child))
+
+
+def iterate_primitives(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every primitive in a cell and below it, with its path."""
+    for path, holder in (((), cell), *cells_below(cell)):
+        for name, primitive in holder._primitives.items():
+            if primitive is not None:
+                yield (*path, name), primitive
+
+
+def _children(cell) -> Iterator[tuple[str, Any]]:
+    return ((name, child) for name, child in cell._cells.items() if child is not None and name != RECOMPUTE_CELL)
+
+
+def _unshare_primitives(layers: Sequence[Any]) -> None:
+    """Of a primitive that several layers share, a copy for each: what is set on one would act in all of them.
+
+    MindFormers 1.9.0 has one for the gating of all its routers (`GATING_ACTIVATION` of moe/router.py).
+    """
+    seen: set[int] = set()
+    for layer in layers:
+        own = set()
+        for _, cell in layer.cells_and_names():
+            if id(cell) in seen:  # a cell that layers share keeps its primitives
+                continue
+            own.add(id(cell))
+            for name, primitive in list(cell._primitives.items()):
+                if primitive is not None and id(primitive) in seen:
+                    setattr(cell, name, _clone_primitive(primitive))
+                own.add(id(cell._primitives[name]))
+        seen |= own
+
+
+def _clone_primitive(primitive: Any) -> Any:
+    """Return a copy with the same attributes; `Primitive._clone` of MindSpore fails for some, such as `BiasAdd`."""
+    clone = copy.deepcopy(primitive)
+    for name, value in primitive.attrs.items():
+        clone.add_prim_attr(name, value)
+    if hasattr(primitive, "instance_name"):
+        clone.set_prim_instance_name(primitive.instance_name)
+    return clone
+
+
+def _check_shared(layers: Sequence[Any], decisions: Sequence[LayerDecisions], is_swap_per_call: bool) -> None:
+    """Refuse a policy that treats a cell otherwise in one layer than in another, where both layers are or hold it.
+
+    Raises:
+        ApplyError: what is set on the cell would act in all of them.
+    """
+    uses: dict[int, list[tuple[LayerDecisions, tuple[str, ...]]]] = {}
+    for layer, decided in zip(layers, decisions, strict=True):
+        for path, primitive in iterate_primitives(layer):
+            uses.setdefault(id(primitive), []).append((decided, path))
+    problems = {}
+    for shared in uses.values():
+        settings: dict[object, tuple[int, tuple[str, ...]]] = {}
+        for decided, path in shared if len({decided.layer_index for decided, _ in shared}) > 1 else ():
+            decision = decided.of(path)
+            setting = (decision.treatment is Treatment.RECOMPUTE, None if is_swap_per_call else decision.prefetch)
+            settings.setdefault(setting, (decided.layer_index, path))
+        if len(settings) > 1:
+            first, other = list(settings.values())[:2]
+            problems[first[0], other[0]] = (first, other)
+    if problems:
+        lines = [f"    layer {one}: {'.'.join(path)} is also layer {other}: {'.'.join(other_path)}"
+                 for (one, path), (other, other_path) in problems.values()]  # fmt: skip
+        raise ApplyError(
+            "layers share cells, and the policy treats the same cell in two ways:\n"
+            + "\n".join(lines)
+            + "\n    fix:     name all layers that share a cell, or none"
+        )
+
+
+def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[CellNode], logger: logging.Logger) -> None:
+    """Refuse patterns that name nothing in any layer they are for; of default patterns, one has to name something.
+
+    As in `mindswap check`, the default strategy has to find something, and default operators to recompute need not:
+    that is a warning.
+    """
+    for option in ("op_swap", *SELECT_OPTIONS):
+        entries: Sequence[OpSwap | OpRecompute] = getattr(policy, option)
+        unmatched = [entry.pattern for entry in entries if not _has_match(entry, indices, trees)]
+        if _has_defaults(policy, option):
+            has_none = len(unmatched) == len(entries)
+            if has_none and option == "op_swap":
+                raise ApplyError(
+                    "the default strategy finds no flash attention in this network; name operators in op_swap"
+                )
+            if has_none:
+                logger.warning("%s: none of the default operators is in this network, so it has no effect", option)
+        elif unmatched:
+            patterns = ", ".join(f"'{pattern}'" for pattern in dict.fromkeys(unmatched))
+            raise ApplyError(f"{option} names no operator of this network: {patterns}")
+
+
+def _has_match(entry: OpSwap | OpRecompute, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
+    """True if it names something in one of its layers, or none of them is here: not all may have been built."""
+    layers = {tree for index, tree in zip(indices, trees, strict=True) if index in entry.layers}
+    return not layers or any(match_pattern(entry.pattern, tree) for tree in layers)
+
+
+def _has_defaults(policy: Policy, option: str) -> bool:
+    """True if the patterns of an option are those that `True` stands for."""
+    if option == "op_swap":
+        return policy.default_prefetch is not None
+    patterns = {entry.pattern for entry in getattr(policy, option)}
+    return any(patterns == set(default_operators(option, use_legacy)) for use_legacy in (True, False))
+
+
+def _apply_layer(layer, decided: LayerDecisions, policy: Policy) -> None:
+    if decided.is_fully_recomputed:
+        options = _recompute_options(policy)
+        if decided.is_output_recomputed:
+            options["output_recompute"] = True
+        layer.recompute(**options)
+    for match in matches_of(decided.recomputes):
+        target = resolve_path(layer, match.path)
+        if match.node.is_primitive:
+            _recompute_primitive(target)
+        else:
+            target.recompute(**_recompute_options(policy))
+    for match in matches_of(decided.comm_recomputes):
+        resolve_path(layer, match.path).add_prim_attr("recompute_comm_op", True)
+    for primitive in _primitives(layer, matches_of(decided.excludes)):
+        _recompute_primitive(primitive, False)
+    for primitive in _primitives(layer, matches_of(decided.comm_excludes)):
+        primitive.add_prim_attr("recompute_comm_op", False)
+    if decided.layer_prefetch is not None:
+        layer.offload(backward_prefetch=decided.layer_prefetch)
+    for swap in decided.op_swaps:
+        for primitive in _primitives(layer, (swap.match,)):
+            primitive._offload(backward_prefetch=swap.entry.prefetch)
+
+
+def _recompute_primitive(primitive, mode: bool = True) -> None:
+    """Through the class: a primitive that was set before has its own attribute `recompute`, a bool."""
+    type(primitive).recompute(primitive, mode)
+
+
+def _recompute_options(policy: Policy) -> dict[str, bool]:
+    """Only what differs from the defaults, which MindSpore shares: each option set touches every primitive."""
+    asked = {name: bool(getattr(policy, name)) for name in RECOMPUTE_FLAGS}
+    return {name: value for name, value in asked.items() if value != RECOMPUTE_FLAGS[name]}
+
+
+def resolve_path(cell, path: tuple[str, ...]) -> Any:
+    """The cell or primitive at a path below a cell."""
+    for name in path:
+        cell = getattr(cell, name) if not name.isdecimal() else cell._cells[name]
+    return cell
+
+
+def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
+    """The primitives that the matches name, those below a matched cell included."""
+    for match in matches:
+        target = resolve_path(layer, match.path)
+        if match.node.is_primitive:
+            yield target
+        else:
+            yield from (primitive for _, primitive in iterate_primitives(target))
+
+
+# Cells of which a model calls only methods: `self.attention.cal_attn(...)` of interleaved Llama and TeleChat2.
+#
+# With lazy_inline MindSpore recomputes what the function of a marked cell runs (`FUNC_GRAPH_RECOMPUTE_K_GRAPH`), and
+# such a cell has no function in the graph: recompute of it does nothing, while cells in it that are called can be
+# recomputed.
+
+
+@functools.cache
+def find_uncalled(cell_type: Any) -> frozenset[str]:
+    """Attributes of which a class of cells uses nothing but methods, outside `__init__`; where its code can be read."""
+    methods: set[str] = set()
+    others: set[str] = set()
+    for node, parent in _reads_of_self(cell_type):
+        (methods if isinstance(parent, ast.Attribute) else others).add(node.attr)
+    return frozenset(methods - others)
+
+
+def _reads_of_self(cell_type: type) -> Iterator[tuple[ast.Attribute, ast.AST]]:
+    """Every `self.name` with what it is a part of."""
+    for owner in cell_type.__mro__:
+        if owner.__module__.partition(".")[0] in ("builtins", "mindspore"):
+            continue
+        try:
+            source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+        except (OSError, TypeError, SyntaxError):  # a class that was typed in, or made by a program
+            continue
+        for function in ast.walk(source):
+            if isinstance(function, ast.FunctionDef) and function.name != "__init__":
+                for parent in ast.walk(function):
+                    for node in ast.iter_child_nodes(parent):
+                        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                            yield node, parent

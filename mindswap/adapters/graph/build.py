@@ -1,0 +1,302 @@
+"""Networks of MindFormers, built from a YAML file without weights, without device, without workers."""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindformers.core.context import build_context
+from mindformers.core.parallel_config import build_parallel_config
+from mindformers.models.build_config import merge_model_config
+from mindformers.models.build_model import build_network as build_model_network
+from mindformers.tools.register import MindFormerConfig
+from mindspore.common.initializer import Zero
+from mindspore.communication import GlobalComm
+from mindspore.nn.utils import no_init_parameters
+
+from mindswap.adapters.graph.expert_exchange import set_exchange
+from mindswap.adapters.graph.experts import layers_as_in_model
+from mindswap.adapters.graph.file_recompute import recompute_by_stage
+from mindswap.adapters.graph.frontend_limits import masks_without_values, use_broadcast_products, use_rope_slices
+from mindswap.adapters.graph.network import use_whole_tensors
+from mindswap.adapters.graph.run_config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.versions import builds_form, replaced
+from mindswap.config.source import given_folder
+from mindswap.config.step_settings import DEFAULT_SEQ_LENGTHS
+from mindswap.config.weight_sharding import RankPlacement
+from mindswap.errors import GraphError
+from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS
+from mindswap.policy.model import Policy
+from mindswap.runtime.text.samples import TAKES_COLUMNS
+
+# One rank of many without any other, so that models of MindFormers set their strategies while they are built.
+#
+# The newer models ask for their rank and make groups of ranks meanwhile. Nothing is ever sent: the network is built
+# and compiled as far as the frontend goes. Names are those of mindspore 2.9.0 and mindformers 1.9.0.
+
+GPT = "mindformers.parallel_core.training_graph"
+PARALLEL_STATE = "mindformers.parallel_core.inference.parallel_state"
+MANAGEMENT = "mindspore.communication.management"  # what `get_rank`, `get_group_size`, `create_group` ask
+# Where MindFormers remembers groups and splits, for the whole process.
+MEMORIES = (
+    (f"{GPT}.device_matrix", "layout"),
+    (f"{GPT}.device_matrix", "layout_moe"),
+    (f"{GPT}.tensor_parallel.utils", "_TP_GROUP_NAME"),
+    (f"{GPT}.transformer.moe.utils", "GROUP_NAME"),
+    (f"{GPT}.communication", "OP_GROUP_NAME"),
+    (f"{GPT}.communication", "CP_GROUP_NAME"),
+    (f"{GPT}.communication", "DP_GROUP_NAME"),
+)
+
+
+@contextlib.contextmanager
+def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
+    """While this lasts, models are built as on one of the ranks of a pipeline stage, in semi-auto parallel mode.
+
+    `rank` is its number in the training: the stages number their ranks alike.
+    """
+    rank %= num_ranks
+    environ = dict(os.environ)
+    os.environ.update(RANK_SIZE=str(num_ranks), RANK_ID=str(rank))  # what the models check
+    ms.set_auto_parallel_context(
+        parallel_mode="semi_auto_parallel", device_num=num_ranks, global_rank=rank, full_batch=True
+    )
+    try:
+        with _without_communication(rank, num_ranks):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environ)
+        # semi_auto_parallel cannot be compiled for a CPU. The strategies are on the primitives by now.
+        ms.reset_auto_parallel_context()
+
+
+@contextlib.contextmanager
+def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
+    """Answers in place of the communication library, which remember the groups that are made."""
+    groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
+    management, state = importlib.import_module(MANAGEMENT), importlib.import_module(PARALLEL_STATE)
+    known = [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]
+    answers = {
+        "_get_rank_helper": lambda group: groups[group].index(rank),
+        "_get_size_helper": lambda group: len(groups[group]),
+        "_create_group_helper": lambda group, ranks, options=None: groups.update({group: list(ranks)}),
+    }
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(replaced(management, **answers))
+        undo.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(known)))
+        for module_name, name in MEMORIES:
+            _forget(undo, getattr(importlib.import_module(module_name), name))
+        yield
+
+
+def _forget(undo: contextlib.ExitStack, memory: object) -> None:
+    """Empty a dict, or the attributes of an object, until the end."""
+    entries = memory if isinstance(memory, dict) else vars(memory)
+    undo.callback(entries.update, dict(entries))
+    undo.callback(entries.clear)  # runs before the update
+    entries.clear()
+
+
+# Virtual chunks of each pipeline stage in model_config.
+CHUNKS_KEYS = ("pp_interleave_num", "virtual_pipeline_model_parallel_size")
+# Where `_build` leaves its notes in the configuration.
+NOTES_KEY = "mindswap_notes"
+
+
+def build_network(
+    config_path: str, policy: Policy, layers: Sequence[int] | None = None, placement: RankPlacement | None = None
+):
+    """The training network of a YAML file without weights, and the configuration as MindFormers completed it.
+
+    Args:
+        config_path: MindFormers YAML.
+        policy: when it has swap enabled, MindFormers' own swap and recompute stay off.
+        layers: build only these layers of the model, on one pipeline stage; default all.
+        placement: let the model set its strategies, as on this rank; default is one rank without splits.
+
+    Raises:
+        GraphError: if MindFormers refuses the configuration; the text is its own.
+    """
+    try:
+        return _build(config_path, policy, layers, placement)
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, OSError, ImportError) as error:
+        raise GraphError(f"MindFormers could not build the network of {config_path}: {error}") from error
+
+
+def _build(config_path, policy, layers, placement):
+    keep_swap_sections()
+    config = MindFormerConfig(config_path, run_mode="train")
+    _read_model_folder(config)
+    _leave_out_checkpoint(config)
+    replace_swap_sections(config, policy)
+    install_stand_ins(config)
+    num_layers = _cut_layers(config, layers) if layers is not None else 0
+    is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
+    keep_stages: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not config.get("use_legacy", True):
+        if layers is None and not policy.is_swap_enabled:
+            keep_stages = recompute_by_stage(**_stage_arguments(config))
+        _put_on_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
+        if not is_cut:
+            _use_one_rank(config)
+    # One process without workers: the newer models start communication in any other mode.
+    config.use_parallel = False
+    config.context.device_target = "CPU"
+    config.context.mode = ms.GRAPH_MODE  # in PyNative the newer models ask for hyper_parallel; the cells are the same
+    config.context.pop("ascend_config", None)
+    config.context.pop("max_device_memory", None)
+    build_context(config)
+    if not builds_form(bool(config.get("use_legacy", True))):
+        raise GraphError("MindFormers builds legacy and newer models only in different processes")
+    build_parallel_config(config)
+    _set_pipeline(config, is_whole=layers is None)
+    one_of_many = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
+    keep_places = layers_as_in_model(layers, num_layers) if layers is not None else contextlib.nullcontext()
+    with one_of_many, no_init_parameters(), masks_without_values(), keep_places, keep_stages:
+        network = build_model_network(
+            config.model,
+            default_args={
+                "parallel_config": config.parallel_config,
+                "moe_config": config.moe_config,
+                "dataset_config": config.train_dataset,
+            },
+        )
+    if config.parallel_config.seq_split_num > 1 and not hasattr(network, "clear_kv_cache"):
+        raise GraphError(
+            f"parallel_config.seq_split_num: {type(network).__name__} has no caches of keys and values, which pieces "
+            "of sequences need\n    allowed: 1\n    fix:     seq_split_num: 1"
+        )
+    notes = use_rope_slices(network)
+    use_broadcast_products(network)
+    if is_cut:
+        notes += _set_exchange(network, config, placement)
+        use_whole_tensors(network)
+    config[NOTES_KEY] = notes
+    return network, config
+
+
+def _leave_out_checkpoint(config) -> None:
+    """Let a network be built without weights: legacy models look for the file, which need not be on this machine.
+
+    `load_checkpoint` of `PreTrainedModel` in modeling_utils.py of mindformers 1.9.0 reads nothing if the name is empty.
+    """
+    model = (config.get("model") or {}).get("model_config")
+    if model and model.get("checkpoint_name_or_path"):
+        model["checkpoint_name_or_path"] = ""
+
+
+def _read_model_folder(config) -> None:
+    """Lay the model of the YAML over the `config.json` of `pretrained_model_dir`, as its trainer does."""
+    folder = given_folder() or config.get("pretrained_model_dir")
+    if folder:
+        model = config.get("model") or MindFormerConfig()
+        model.model_config = MindFormerConfig(**merge_model_config(folder, model.get("model_config")))
+        config.model = model
+
+
+def _set_pipeline(config, is_whole: bool) -> None:
+    """Let MindFormers spread the layers over stages and chunks as in the training, if they are all there."""
+    settings = (config.get("parallel") or {}).get("pipeline_config") if is_whole else None
+    ms.set_auto_parallel_context(
+        pipeline_config=dict(settings or {"pipeline_interleave": False, "pipeline_scheduler": "1f1b"})
+    )
+
+
+def _cut_layers(config, layers: Sequence[int]) -> int:
+    """Layers that the model has without the cut."""
+    model = config.model.model_config
+    keys = [key for key in NUM_LAYERS_KEYS if key in model]
+    before = max((model[key] for key in keys), default=len(layers))
+    model.update(dict.fromkeys(keys, len(layers)))
+    _cut_kinds(model, layers)
+    _put_on_one_stage(config)
+    return before
+
+
+def _cut_kinds(model, layers: Sequence[int]) -> None:
+    """Which layers have experts, told of all layers of the model, told of these alone.
+
+    The first `first_k_dense_replace` have none; `moe_layer_freq` is of how many one has some, or a list of 0 and 1.
+    """
+    num_dense, frequency = model.get("first_k_dense_replace"), model.get("moe_layer_freq")
+    if num_dense:
+        model.first_k_dense_replace = sum(index < num_dense for index in layers)
+    if isinstance(frequency, int) and frequency > 1:
+        frequency = [int(index % frequency == 0) for index in range(max(layers) + 1)]
+    if isinstance(frequency, list) and len(frequency) > max(layers):
+        model.moe_layer_freq = [frequency[index] for index in layers]
+
+
+def _stage_arguments(config) -> dict[str, Any]:
+    """Arguments of `recompute_by_stage` that the configuration has."""
+    model = config.model.model_config
+    chunks = next((model[key] for key in CHUNKS_KEYS if model.get(key)), 1)
+    return {"num_stages": config.parallel_config.pipeline_stage or 1, "num_chunks": chunks, "offset": model.offset or 0}
+
+
+def _put_on_one_stage(config) -> None:
+    model = config.model.model_config
+    model.offset = 0
+    # MindFormers spreads layers over chunks on one stage too.
+    model.update({key: 1 for key in CHUNKS_KEYS if key in model})
+    config.parallel_config.pipeline_stage = 1
+
+
+def _set_exchange(network, config, placement) -> list[str]:
+    """Set the tokens that the rank has and exchanges; nothing without experts. Gives notes for the user."""
+    experts = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
+    if experts is None:
+        return []
+    batch, length = config.runner_config.batch_size or 1, experts.config.seq_length
+    num_tokens = batch * length // (placement.model_parallel * placement.context_parallel)
+    return set_exchange(experts, num_tokens, placement.expert_skew_permille)
+
+
+def _use_one_rank(config) -> None:
+    """The newer models ask for communication groups in any mode as soon as they are cut."""
+    for key in ("data_parallel", "model_parallel", "context_parallel", "expert_parallel"):
+        if key in config.parallel_config:
+            config.parallel_config[key] = 1
+    if "use_seq_parallel" in config.parallel_config:
+        config.parallel_config.use_seq_parallel = False
+    if "moe_token_dispatcher_type" in config.model.model_config:  # tokens stay where they are; the only one it takes
+        config.model.model_config.moe_token_dispatcher_type = "alltoall"
+
+
+def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
+    """The columns of the data set as the network takes them, without values; one micro-batch of all ranks."""
+    batch = (config.runner_config.batch_size or 1) * data_parallel
+    is_legacy = config.get("use_legacy", True)
+    default_length = DEFAULT_SEQ_LENGTHS["legacy" if is_legacy else "newer"]
+    seq_length = config.model.model_config.get("seq_length") or default_length
+    seq_length //= config.parallel_config.seq_split_num  # a piece, as modules/seq_pipe.py cuts it
+    takes_columns = config.model.model_config.get("type") in TAKES_COLUMNS or not is_legacy
+    if not takes_columns and not config.model.model_config.get("input_sliced_sig"):
+        return {"input_ids": _empty((batch, seq_length + 1), ms.int32)}
+    data = config.train_dataset or {}
+    columns = data.get("construct_args_key") or data.get("input_columns") or ["input_ids", "labels"]
+    columns = list(dict.fromkeys([*columns, "labels"]))
+    shapes = {
+        "attention_mask": ((batch, 1, seq_length, seq_length), ms.uint8),
+        "loss_mask": ((batch, seq_length), ms.float32),
+    }
+    return {name: _empty(*shapes.get(name, ((batch, seq_length), ms.int32))) for name in columns}
+
+
+def _empty(shape, dtype):
+    return ms.Tensor(shape=shape, dtype=dtype, init=Zero())
+
+
+def make_input(name: str, shape: tuple[int, ...], random: np.random.Generator, vocab_size: int) -> np.ndarray:
+    """Values of a column of the data set: tokens below the size of the vocabulary, masks, positions."""
+    if name == "position_ids":
+        return np.broadcast_to(np.arange(shape[-1]), shape)
+    if name == "loss_mask":
+        return np.ones(shape)
+    if name == "attention_mask":
+        return np.broadcast_to(np.triu(np.ones(shape[-2:]), 1), shape)
+    return random.integers(3, vocab_size, shape)

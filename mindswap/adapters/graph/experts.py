@@ -1,0 +1,164 @@
+"""Experts of the newer models: what the frontend compiles for them, on one rank and on one of several.
+
+MindFormers writes the exchange of tokens between ranks in `Morph`s, functions for what one rank has. Here the layer
+of experts stays so: `ToLocal` takes a tensor of all ranks to the part of one, `FromLocal` back, and what is between
+them has the sizes of a rank. `expert_exchange` has the communication. `graph.sharding.experts` takes them out again.
+Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
+"""
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterator, Sequence
+
+from mindformers.models.llama import llama
+from mindspore import Tensor, nn
+from mindspore.common import dtype as mstype
+from mindspore.ops import functional as F
+from mindspore.ops._grad_experimental.grad_base import bprop_getters
+from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
+from mindspore.ops.operations import Morph
+from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
+
+from mindswap.adapters.graph.expert_exchange import use_known_sizes
+from mindswap.adapters.versions import replaced
+from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
+
+STRATEGY_ATTRIBUTES = ("in_strategy", "out_strategy", "in_layout", "out_layout")
+
+
+class _Shaped(PrimitiveWithInfer):
+    """Gives its first operand the shape of its last."""
+
+    def __infer__(self, x, *rest):
+        return {"shape": rest[-1]["value"], "dtype": x["dtype"], "value": None}
+
+
+class ToLocal(_Shaped):
+    """The part of one rank; `parts` cut the first dimension, where no strategy before says how it is cut."""
+
+    @prim_attr_register
+    def __init__(self, parts=1):
+        super().__init__(TO_LOCAL)
+        if parts > 1:
+            self.add_prim_attr("in_strategy", ((parts, 1),))
+
+
+class FromLocal(_Shaped):
+    """The tensor of all ranks that a part belongs to."""
+
+    @prim_attr_register
+    def __init__(self):
+        super().__init__(FROM_LOCAL)
+
+
+def _gradient_is(kind):
+    """The gradient of one is the other, to the shape that came in."""
+
+    def make(self):
+        back = kind()
+
+        def bprop(x, shape, out, dout):
+            return back(dout, F.shape(x)), zeros_like(shape)
+
+        return bprop
+
+    return make
+
+
+bprop_getters.register(ToLocal)(_gradient_is(FromLocal))
+bprop_getters.register(FromLocal)(_gradient_is(ToLocal))
+
+
+def turn_moe_layer(cell: nn.Cell) -> None:
+    """The layer of experts: router and experts work on what a rank has."""
+    config = cell.config
+    cell.mindswap_ranks = config.data_parallel_size * config.tensor_model_parallel_size * config.context_parallel_size
+    _replace(cell, "local_reshape_permute", _to_tokens, _to_tokens_shape)
+    _replace(cell, "local_reshape_unpermute", _from_tokens, _from_tokens_shape)
+    router = cell.router
+    router.dp = router.original_tp = 1
+    router.ones_sp = router.ones_dp = Tensor([[[1.0]]], mstype.float32)
+    for _, part in router.cells_and_names():
+        for primitive in part._primitives.values():
+            for name in STRATEGY_ATTRIBUTES:
+                if primitive is not None and name in primitive.attrs:
+                    primitive.del_prim_attr(name)
+
+
+def turn_experts(cell: nn.Cell) -> None:
+    """The experts: a rank has its part of their weights."""
+    use_known_sizes(cell)
+    _replace(cell, "morphed_forward", _forward_with_own_weights, _first)
+
+
+def _replace(cell, name, function, infer_shape):
+    """Another function for a Morph, under the same name."""
+    bound, shape = types.MethodType(function, cell), types.MethodType(infer_shape, cell)
+    delattr(cell, name)
+    setattr(cell, name, Morph(bound, shape, types.MethodType(_first, cell)))
+
+
+def _first(self, first, *rest):
+    return first
+
+
+def _to_tokens(self, x, shape):
+    return ToLocal()(x, (1, x.shape[0] * x.shape[1] // self.mindswap_ranks, x.shape[2]))
+
+
+def _to_tokens_shape(self, x, *rest):
+    return (1, x[0] * x[1] // self.mindswap_ranks, x[2])
+
+
+def _from_tokens(self, x, shape):
+    return FromLocal()(x, (x.shape[1] * self.mindswap_ranks // self.seq_length, self.seq_length, x.shape[2]))
+
+
+def _from_tokens_shape(self, x, *rest):
+    return (x[1] * self.mindswap_ranks // self.seq_length, self.seq_length, x[2])
+
+
+def _forward_with_own_weights(self, tokens, probs, routing_map, w1, w2, num_tokens_per_expert=None):
+    own1 = ToLocal(self.ep)(w1, (w1.shape[0] // self.ep, w1.shape[1]))
+    own2 = ToLocal(self.ep)(w2, (w2.shape[0] // self.ep, w2.shape[1]))
+    return self.forward_func(tokens, probs, routing_map, own1, own2, num_tokens_per_expert)
+
+
+# Layers of `fine_grain_interleave`, which compute in two halves so that communication of one hides behind the other.
+#
+# They differ by their place in the model: the first makes query, key and value of the whole, the last computes the
+# whole behind attention, and the last but one hands on what is gathered. Names are those of mindformers 1.9.0,
+# models/llama/llama_interleave.py.
+
+CLASS_NAME = "LLamaDecodeLayerInterleave"
+# Layers from the end that are unlike those before them.
+NUM_LAST = 2
+
+
+def place_in_model(layer: nn.Cell) -> int:
+    """Kind of the place of a layer: 0 any, 1 it is the first, -1 the last, -2 the last but one.
+
+    Layers that do not interleave are alike everywhere.
+    """
+    if type(layer).__name__ != CLASS_NAME:
+        return 0
+    if layer.layer_id == 0:
+        return 1
+    return max(-NUM_LAST, layer.layer_id - layer.num_layers) if layer.layer_id >= layer.num_layers - NUM_LAST else 0
+
+
+@contextlib.contextmanager
+def layers_as_in_model(indices: Sequence[int], num_layers: int) -> Iterator[None]:
+    """While this lasts, a network of some layers builds each as the layer of the whole model that it stands for.
+
+    `indices` are the numbers in the model of the layers that are built, `num_layers` the layers of the model.
+    """
+    original = getattr(llama, CLASS_NAME)
+
+    @functools.wraps(original, updated=())
+    def build(batch_size: int, seq_length: int, layer_id: int, **settings: object) -> nn.Cell:
+        return original(batch_size, seq_length, indices[layer_id], **{**settings, "num_layers": num_layers})
+
+    with replaced(llama, **{CLASS_NAME: build}):
+        yield

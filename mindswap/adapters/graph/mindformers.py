@@ -1,0 +1,305 @@
+"""Networks of MindFormers under a policy: compiled without weights, without device, without workers."""
+
+import contextlib
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mindformers.wrapper.wrapper import DataOrderWrapperCell
+from mindspore import nn
+
+from mindswap.adapters.graph.apply import apply_policy, check_layers, read_tree
+from mindswap.adapters.graph.build import NOTES_KEY, build_network, example_inputs
+from mindswap.adapters.graph.expert_exchange import compiled_experts
+from mindswap.adapters.graph.experts import place_in_model
+from mindswap.adapters.graph.file_recompute import (
+    OwnRecompute,
+    has_kinds_of,
+    read_own_recompute,
+    recompute_as_in_model,
+    set_on_layer,
+)
+from mindswap.adapters.graph.mindspore import (
+    compile_training_graph,
+    enable_lazy_inline,
+    find_layers,
+    find_lazy_inline_cell,
+    tag_primitives,
+)
+from mindswap.adapters.quiet import tell
+from mindswap.config.weight_sharding import RankPlacement
+from mindswap.errors import GraphError
+from mindswap.graph.analysis.collectives import Collective, find_collectives
+from mindswap.graph.analysis.liveness import LayerSample, sample_layers
+from mindswap.graph.model import Graph
+from mindswap.graph.ops import REDISTRIBUTION_OPS
+from mindswap.graph.passes.fusion import merge_gathers
+from mindswap.graph.sequences import with_cache_gradients
+from mindswap.graph.sharding.experts import is_exchange, restore_names
+from mindswap.graph.sharding.pipeline_stage import cut_embedding, drop_head, load_embedding
+from mindswap.graph.sharding.rank_sizes import shard_graph
+from mindswap.graph.sharding.split_table import Unresolved
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import LayerDecisions, resolve_layer
+from mindswap.simulator.captured_step import CapturedStep
+
+
+def set_policy(
+    network: nn.Cell, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
+) -> tuple[LayerDecisions, ...]:
+    """Set a policy on a network of MindFormers: its layers, and its MTP layers as the last layer.
+
+    MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
+    around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
+    `indices` are the layers of the model that those of the network stand for; default 0, 1, 2, ...
+    """
+    layers = list(find_layers(network))
+    if indices is None:
+        check_layers(policy, len(layers))
+    indices = list(indices or range(len(layers)))
+    mtp_layers = _prediction_layers(network)
+    return apply_policy(layers + mtp_layers, policy, logger, indices + indices[-1:] * len(mtp_layers))
+
+
+def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
+    """The cells and primitives of every layer of the network that a YAML file describes.
+
+    Raises:
+        GraphError: if MindFormers cannot build the network.
+    """
+    network, _ = build_network(config_path, Policy(is_swap_enabled=True))  # without MindFormers' own recompute
+    trees = trees_of_network(network, {})
+    if len(trees.layers) != num_layers:
+        raise GraphError(f"the network has {len(trees.layers)} layers, the configuration says {num_layers}")
+    return trees
+
+
+def trees_of_network(network: nn.Cell, uses: dict[str, tuple[str, ...]]) -> LayerTrees:
+    """The cells and primitives of every layer of a network of MindFormers."""
+    layers = tuple(read_tree(layer) for layer in find_layers(network))
+    prediction = next((read_tree(layer) for layer in _prediction_layers(network)), None)
+    return LayerTrees(layers, uses, "the real network", prediction)
+
+
+def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
+    mtp = getattr(getattr(network, "model", None), "mtp", None)
+    return list(getattr(mtp, "layers", ()))
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A network under a policy, compiled."""
+
+    sample: LayerSample  # layers of the model that were compiled
+    layers: tuple[CellNode, ...]  # tree of each compiled layer
+    graph: Graph  # forward and backward as the compiler leaves them; `layer_index` counts compiled layers
+    notes: tuple[str, ...]  # where the compiled network differs from the one that trains, in words
+    # tensor parallel communication, by name of the operator that it belongs to
+    collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuiltLayers:
+    """The layers of a model, built whole without a policy; none of them compiled."""
+
+    trees: tuple[CellNode, ...]
+    places: tuple[int, ...]  # kind of the place of each, as of `place_in_model`
+
+
+def build_layers(config_path: str) -> BuiltLayers:
+    """The layers of the network of a YAML file, with swap on and nothing set on them.
+
+    Raises:
+        GraphError: if MindFormers cannot build the network.
+    """
+    tell("building the network")
+    layers = find_layers(build_network(config_path, Policy(is_swap_enabled=True))[0])
+    return BuiltLayers(tuple(map(read_tree, layers)), tuple(map(place_in_model, layers)))
+
+
+def choose_layers(
+    policy: Policy, built: BuiltLayers, placement: RankPlacement | None = None, with_peak: bool = True
+) -> LayerSample:
+    """The layers that have to be compiled to know all of them under a policy with swap enabled.
+
+    With a placement only the layers on the stage of this rank, in `layer_map` too; `with_peak` as of `sample_layers`.
+    """
+    check_layers(policy, len(built.trees))
+    indices = placement.layers if placement else tuple(range(len(built.trees)))
+    if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
+        return LayerSample(indices, tuple(range(len(indices))))
+    decided = {index: resolve_layer(policy, index, built.trees[index]) for index in indices}
+    # What has no effect tells no layers apart.
+    acting = {index: replace(own, layer_index=0, overridden=(), silent=()) for index, own in decided.items()}
+    asked = [(own.layer, built.places[index], own) for index, own in acting.items()]
+    return _sampled(asked, indices, with_peak)
+
+
+def _choose_own_layers(
+    config_path: str, placement: RankPlacement | None, with_peak: bool
+) -> tuple[LayerSample, OwnRecompute]:
+    """The same with swap off, and what MindFormers sets on the layers by itself."""
+    tell("building the network")
+    network, _ = build_network(config_path, Policy())
+    layers = find_layers(network)
+    own = read_own_recompute(network, layers)
+    indices = placement.layers if placement else tuple(range(len(layers)))
+    if own.setting is None:
+        _require_all_layers(indices, own.trees, "MindFormers cannot be asked what it recomputes in single layers")
+        return LayerSample(indices, indices), own
+    asked = [(own.trees[index], place_in_model(layers[index]), set_on_layer(layers[index])) for index in indices]
+    return _sampled(asked, indices, with_peak), own
+
+
+def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
+    """Refuse one of several pipeline stages. Raises GraphError: these are not all layers of the model."""
+    if len(indices) < len(trees):
+        raise GraphError(
+            f"--rank: the layers of one pipeline stage cannot be built alone: {reason} (this model)\n"
+            "    fix: leave out --rank"
+        )
+
+
+def _sampled(kinds: Sequence[Hashable], indices: Sequence[int], with_peak: bool) -> LayerSample:
+    """The layers to compile of these of the model, whose kinds are given, in the numbers that they have there."""
+    sample = sample_layers(kinds, with_peak)
+    return replace(sample, indices=tuple(indices[position] for position in sample.indices))
+
+
+def capture(
+    config_path: str,
+    policy: Policy,
+    sample: LayerSample | None = None,
+    with_tags: bool = False,
+    placement: RankPlacement | None = None,
+    with_all_tags: bool = False,
+    with_peak: bool = True,
+    built: BuiltLayers | None = None,
+) -> Capture:
+    """Compile the network of a YAML file under a policy, with lazy_inline on.
+
+    Args:
+        config_path: MindFormers YAML.
+        policy: what to set; a policy with swap disabled leaves recompute to MindFormers.
+        sample: layers to compile; default is what `choose_layers` gives, with swap off the only one there is.
+        with_tags: let primitives that share cell and type with another carry their path (`PATH_TAG`).
+        placement: sizes as on this rank, and only the layers of its stage; default is one rank without splits.
+        with_all_tags: let every primitive carry its path; then the compiler merges no two of them.
+        with_peak: without a sample, compile what `find_peak` needs, too.
+        built: the layers of the model, where they are known.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+        ApplyError: if the policy does not fit the network.
+    """
+    own = None
+    known = built.trees if built is not None else ()
+    if sample is None and policy.is_swap_enabled:
+        built = built or build_layers(config_path)
+        sample, known = choose_layers(policy, built, placement, with_peak), built.trees
+    elif sample is None:
+        sample, own = _choose_own_layers(config_path, placement, with_peak)
+        known = own.trees
+    is_cut = not sample.is_whole or placement is not None
+    as_in_model = recompute_as_in_model(own, sample.indices) if own and is_cut else contextlib.nullcontext()
+    with as_in_model:
+        network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)
+    layers = find_layers(network)
+    trees = tuple(read_tree(layer) for layer in layers)
+    if known and not has_kinds_of(known, sample.indices, trees):
+        stage = placement.layers if placement is not None else range(len(known))
+        _require_all_layers(stage, known, "the kind of a layer depends on its number")
+        everything = tuple(range(len(known)))
+        return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
+    set_policy(network, policy, indices=sample.indices)
+    if with_tags or with_all_tags:
+        for layer in layers:
+            tag_primitives(layer, every_primitive=with_all_tags)
+    enable_lazy_inline(find_lazy_inline_cell(network))
+    how = "without swap and recompute" if policy == Policy(is_swap_enabled=True) else "as configured"
+    tell(f"compiling {len(sample.indices)} of {len(sample.layer_map)} layers {how}")
+    notes = tuple(config.get(NOTES_KEY, ()))
+    if placement is None:
+        return Capture(sample, trees, compile_network(network, config), notes)
+    graph = compile_network(network, config, placement.data_parallel if placement.has_strategies else 1)
+    return _as_on_rank(Capture(sample, trees, graph, notes), placement)
+
+
+def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
+    """The sizes of one rank, and nothing that is on another stage only."""
+    sharding = shard_graph(whole.graph)
+    collectives, unmatched = find_collectives(sharding)
+    token_ranks = placement.data_parallel * placement.context_parallel if placement.has_strategies else 1
+    graph = cut_embedding(sharding.graph, placement.model_parallel if placement.has_strategies else 1, token_ranks)
+    notes = [*whole.notes, *_describe_unresolved((*sharding.unresolved, *unmatched))]
+    inserted = (node for node in graph.forward if node.op in REDISTRIBUTION_OPS and not is_exchange(node))
+    if any(node.layer_index is not None for node in inserted):
+        notes.append(
+            "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
+            "what names that Reshape is for them, of several Reshapes of one tensor what names the last; "
+            "select_comm_recompute of it has its AllGather run again"
+        )
+    if placement.expert_parallel > 1 and any(is_exchange(node) for node in graph.forward):
+        skew = placement.expert_skew_permille
+        how = "as many tokens as it sends out" if skew == 1000 else f"{skew / 1000:g} times that"
+        notes.append(f"assumed: the rank's experts receive {how} (--expert-skew of simulate, plan and compare)")
+    if not placement.has_strategies:
+        notes.append("parallel.parallel_mode is not semi-auto: the model is not cut, every rank has all of it")
+    if placement.num_stages > 1:
+        notes.append("sizes are of one micro-batch; a pipeline stage holds several at a time")
+    if placement.stage > 0:
+        notes.append("what stands for the embedding is the tensor that the stage before sends")
+    if not placement.is_last_stage:
+        graph = drop_head(graph)
+        notes.append("head and loss are on another stage; their part is left out")
+    return replace(whole, graph=graph, notes=tuple(notes), collectives=collectives)
+
+
+def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
+    """Operators of one cell for one reason in one line, those of several layers together."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for entry in unresolved:
+        groups.setdefault((entry.node.cell_path, entry.reason), []).append(entry.node.op)
+    notes = []
+    for (cell, reason), ops in groups.items():
+        where = f"{cell}.{'|'.join(dict.fromkeys(ops))}".strip(".")
+        notes.append(f"not resolved per rank: {where} (x{len(ops)}): {reason}")
+    return notes
+
+
+def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
+    """Forward and backward of a network of MindFormers, for the columns of its data set.
+
+    Raises:
+        GraphError: if the compiler refuses the network.
+    """
+    inputs = example_inputs(config, data_parallel)
+    with compiled_experts():
+        graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
+    return load_embedding(restore_names(graph))
+
+
+# A configuration -> the captured step that simulations start from.
+
+
+def capture_step(
+    config_path: str, num_layers: int, placement: RankPlacement | None = None, built: BuiltLayers | None = None
+) -> CapturedStep:
+    """Compile the network of a YAML file, of so many layers, without swap and recompute.
+
+    With a placement tensors are cut as for a rank of it; all pipeline stages are captured, whichever it is on. `built`
+    as of `capture`.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    plain = Policy(is_swap_enabled=True)
+    if placement is not None and placement.num_stages > 1:
+        all_layers = tuple(range(num_layers))
+        placement = replace(
+            placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
+        )
+    found = capture(config_path, plain, placement=placement, with_all_tags=True, built=built)
+    graph = with_cache_gradients(merge_gathers(found.graph))
+    return CapturedStep(found.sample, found.layers, graph, found.collectives, found.notes, has_all_tags=True)

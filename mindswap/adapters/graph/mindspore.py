@@ -1,0 +1,215 @@
+"""MindSpore: compile a training cell as far as the frontend goes, and hand its graph over.
+
+The export-phase compile runs parsing, autodiff, recompute and offload, and no backend. It needs
+no device, and with `no_init_parameters` no memory for weights.
+"""
+
+import contextlib
+import gc
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn, ops
+from mindspore.ops import Primitive
+from mindspore.train.mind_ir_pb2 import ModelProto
+
+from mindswap.adapters.graph.apply import iterate_primitives
+from mindswap.adapters.versions import cell_graph_executor
+from mindswap.errors import NOT_COMPILED, ApplyError, GraphError, require
+from mindswap.graph.constants import restore_constants
+from mindswap.graph.load import PATH_TAG, load_graph
+from mindswap.graph.model import Graph
+
+LAZY_INLINE_PREFIX = "lazy_inline_"
+# An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
+SOURCE_PLACE = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
+# Attribute names under which models hold their transformer layers.
+LAYER_LISTS = ("layers", "blocks", "h")
+# MindSpore keeps one compiled graph per value of `cell_init_args`; two networks must not share one.
+_lazy_inline_ids = itertools.count()
+
+
+def has_lazy_inline(cell: nn.Cell) -> bool:
+    """True if the compiler keeps `cell` as functions of its own, the condition of any offload."""
+    return getattr(cell, "_cell_init_args", "").startswith(LAZY_INLINE_PREFIX)
+
+
+def is_pynative() -> bool:
+    """True if operators run one by one, not as a compiled graph."""
+    return ms.get_context("mode") == ms.PYNATIVE_MODE
+
+
+def enable_lazy_inline(cell: nn.Cell) -> None:
+    """Mark `cell` as the `lazy_inline` decorator of MindSpore does, also after it was built."""
+    if not has_lazy_inline(cell):
+        cell.cell_init_args = f"{LAZY_INLINE_PREFIX}{type(cell).__name__}_mindswap_{next(_lazy_inline_ids)}"
+
+
+def find_layers(network: nn.Cell) -> nn.CellList:
+    """The list of transformer layers of a network (`model.layers`, `model.decoder.layers`, ...).
+
+    Raises:
+        ApplyError: if there is none.
+    """
+    require("network", network, nn.Cell)
+    lists = [
+        (name.count("."), -len(cell), name, cell)
+        for name, cell in network.cells_and_names()
+        if isinstance(cell, nn.CellList) and name.rsplit(".", 1)[-1] in LAYER_LISTS and ".mtp." not in f".{name}."
+    ]
+    if not lists:
+        raise ApplyError(
+            f"no list of layers in {type(network).__name__}; name it: mindswap.apply(network, policy, layers='...')"
+        )
+    return min(lists)[-1]
+
+
+def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
+    """The cell that is or should be lazy_inline: the one that MindFormers' models decorate, else the network."""
+    cells = [cell for _, cell in network.cells_and_names()]
+    decorated = next((cell for cell in cells if has_lazy_inline(cell)), None)
+    return decorated or next((cell for cell in cells if type(cell).__name__ == "GPTModel"), network)
+
+
+def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, int]:
+    """Make lazy_inline the cell around all layers, and no other; gives how many of each class no longer are.
+
+    Where the layers are lazy_inline themselves, MindSpore compiles equal ones as one function: what is set on the first
+    of them then acts on all, what is set on another on none. `layers` is empty where they are not known.
+    """
+    decorated = [cell for _, cell in network.cells_and_names() if has_lazy_inline(cell)]
+    within = {id(cell) for layer in layers for _, cell in layer.cells_and_names()}
+    needed = {id(cell) for cell in layers or decorated}
+    around = [
+        cell
+        for cell in decorated
+        if id(cell) not in within and {id(child) for _, child in cell.cells_and_names()} >= needed
+    ]
+    others = [cell for cell in decorated if cell not in around[:1]]
+    for cell in others:
+        cell.cell_init_args = ""
+    enable_lazy_inline(around[0] if around else find_lazy_inline_cell(network))
+    return dict(Counter(type(cell).__name__ for cell in others))
+
+
+def tag_primitives(layer: nn.Cell, every_primitive: bool) -> list[Primitive]:
+    """Let primitives carry their path (`PATH_TAG`); a tag keeps the compiler from merging equal ones.
+
+    Without `every_primitive` only where cell and type do not say which it is. Gives the primitives that now carry it.
+    """
+    by_key: dict[tuple[object, ...], list[Any]] = {}
+    for path, primitive in iterate_primitives(layer):
+        by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
+    chosen = [entry for group in by_key.values() if every_primitive or len(group) > 1 for entry in group]
+    for path, primitive in chosen:
+        primitive.add_prim_attr(PATH_TAG, ".".join(path))
+    return [primitive for _, primitive in chosen]
+
+
+class _GradientCell(nn.Cell):
+    """Gradients of a network by its trainable parameters: all that decides what is saved."""
+
+    def __init__(self, network: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.weights = ms.ParameterTuple(network.trainable_params())
+        self.grad = ops.GradOperation(get_by_list=True)
+
+    def init_parameters_data(self, auto_parallel_mode=False):
+        """Leave the weights without values: MindSpore would fill them in after the compile."""
+        return {}
+
+    def construct(self, *inputs):
+        return self.grad(self.network, self.weights)(*inputs)
+
+
+def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_list: str | None = None) -> Graph:
+    """Forward and backward of `network` as the frontend leaves them; arguments as of `compile_training_model`.
+
+    `layer_list` is the name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None takes the
+    layer of an operator from its scope.
+
+    Raises:
+        GraphError: if the compiler refuses the network.
+    """
+    return restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
+
+
+# What the compiler says -> what to write instead, where that is known.
+FIXES = {
+    "multiple U Monad": "name in recompute_config either whole layers and cells, or operators that read what another "
+    r"cell with weights gives (self_attention\.split_qkv that of linear_qkv), not both"
+}
+
+
+def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
+    """Forward and backward of `network`, which returns its loss, as the frontend leaves them, in MindSpore's own form.
+
+    lazy_inline stays as it is. `inputs` are of the right shape and dtype; their values do not matter.
+
+    Raises:
+        GraphError: if the compiler refuses the network; the text is the compiler's own.
+    """
+    require("network", network, nn.Cell)
+    require("inputs", inputs, list, tuple)
+    network.set_train(True)
+    cell = _GradientCell(network)
+    cell.set_train(True)
+    try:
+        with _old_objects_left_alone(), swaps_paused(network):
+            phase, _ = cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
+        serialized = cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
+    except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError, OSError) as error:
+        raise GraphError(f"{NOT_COMPILED}: {_describe_failure(error)}") from error
+    finally:
+        _forget_lazy_inline()
+    model = ModelProto()
+    model.ParseFromString(serialized)
+    return model
+
+
+def _forget_lazy_inline() -> None:
+    """After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows."""
+    cell_graph_executor.compile(_Nothing(), ms.Tensor(0.0, ms.float32), phase="export.mindir", do_convert=False)
+
+
+class _Nothing(nn.Cell):
+    """A cell without lazy_inline."""
+
+    def construct(self, x):
+        return x
+
+
+@contextlib.contextmanager
+def _old_objects_left_alone() -> Iterator[None]:
+    """MindSpore collects garbage before each compile, and walks 300,000 objects of imported modules for it (0.2 s)."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _describe_failure(error: Exception) -> str:
+    """The fault, the innermost line of the model's source, and the way out if it is known; no stacks of calls."""
+    text = str(error).strip()
+    what = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
+    fix = "".join(f"\n    fix:     {fix}" for fault, fix in FIXES.items() if fault in what)
+    places = SOURCE_PLACE.findall(text)
+    if not places:
+        return what + fix
+    *_, (place, code) = places
+    return f"{what}\n    at {place}: {code.strip()}{fix}"
+
+
+def swaps_paused(network) -> contextlib.AbstractContextManager[object]:
+    """While this lasts, no swap in PyNative mode acts on the network."""
+    if not hasattr(ms, "MsDispatchMode"):
+        return contextlib.nullcontext()
+    from mindswap.adapters.pynative import swap
+
+    return swap.swaps_paused(network)

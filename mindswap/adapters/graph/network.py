@@ -1,0 +1,200 @@
+"""Any network of MindSpore -> the captured step that simulations start from."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import mindspore as ms
+from mindspore import nn
+from mindspore.ops.operations import Morph
+
+from mindswap.adapters.graph.apply import iterate_primitives, read_tree
+from mindswap.adapters.graph.mindspore import compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
+from mindswap.errors import ApplyError, GraphError, require
+from mindswap.graph.analysis.liveness import LayerSample
+from mindswap.graph.load import PATH_TAG
+from mindswap.graph.sharding.splits import LOCAL_MARK, read_strategy
+from mindswap.simulator.captured_step import CapturedStep
+
+# Attributes that a policy sets on primitives (`Primitive._offload`, `Primitive.recompute`).
+POLICY_ATTRIBUTES = ("offload", "recompute")
+
+
+def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str | None = None) -> CapturedStep:
+    """Compile a network that gives a loss without swap and recompute; it is left as it was.
+
+    `inputs` are of the right shape and dtype, their values do not matter; `layers` as for `resolve_layers`.
+
+    Raises:
+        ApplyError: if there is no such list.
+        GraphError: if the compiler refuses the network, or a policy is on it.
+    """
+    cells = resolve_layers(network, layers)
+    trees = tuple(read_tree(cell) for cell in cells)
+    _refuse_policy(cells)
+    with _tagged(cells), _lazily_inlined(network, cells):
+        graph = compile_training_graph(network, inputs, _list_name(network, cells))
+    missing = set(range(len(cells))) - {node.layer_index for node in graph.forward}
+    if missing:
+        raise GraphError(f"no operator of the compiled network is in layers {sorted(missing)}: are they run?")
+    everything = tuple(range(len(cells)))
+    return CapturedStep(LayerSample(everything, everything), trees, graph, has_all_tags=True)
+
+
+def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
+    """The layers of a network, by the names from the network down to the list.
+
+    Without a path the list is looked for as the models of MindFormers name it.
+
+    Raises:
+        ApplyError: if there is no such list.
+    """
+    require("network", network, nn.Cell)
+    require("layers", path, str, type(None))
+    if path is None:
+        return list(find_layers(network))
+    cell = network
+    for name in path.split("."):
+        children = getattr(cell, "_cells", {})
+        if name not in children:
+            known = ", ".join(sorted(children)) or "none"
+            raise ApplyError(f"layers='{path}': {type(cell).__name__} has no cell '{name}'; it has: {known}")
+        cell = children[name]
+    if not hasattr(cell, "__len__"):
+        raise ApplyError(f"layers='{path}' is one {type(cell).__name__}, not a list of layers")
+    return list(cell)
+
+
+def _list_name(network: nn.Cell, layers: Sequence[nn.Cell]) -> str:
+    """Name of the list of layers, as the scopes of the compiler and the names of weights have it."""
+    names = {
+        name.rpartition(".")[2]
+        for name, cell in network.cells_and_names()
+        if isinstance(cell, nn.CellList | nn.SequentialCell) and list(cell)[:1] == list(layers)[:1]
+    }
+    if len(names) != 1:
+        raise GraphError(f"the layers have to be in one CellList or SequentialCell; found {sorted(names) or 'none'}")
+    return names.pop()
+
+
+def _refuse_policy(cells: Sequence[nn.Cell]) -> None:
+    for index, cell in enumerate(cells):
+        for path, primitive in iterate_primitives(cell):
+            found = [name for name in POLICY_ATTRIBUTES if primitive.attrs.get(name)]
+            if found:
+                raise GraphError(
+                    f"layer {index}: {'.'.join(path)} has {found[0]} set: a step is captured without a policy\n"
+                    "    fix:     capture a network that was just built"
+                )
+
+
+@contextmanager
+def _tagged(cells: Sequence[nn.Cell]) -> Iterator[None]:
+    tagged = [primitive for cell in cells for primitive in tag_primitives(cell, every_primitive=True)]
+    try:
+        yield
+    finally:
+        for primitive in tagged:
+            primitive.del_prim_attr(PATH_TAG)
+
+
+@contextmanager
+def _lazily_inlined(network: nn.Cell, layers: Sequence[nn.Cell]) -> Iterator[None]:
+    before = [(cell, getattr(cell, "_cell_init_args", "")) for _, cell in network.cells_and_names()]
+    mark_lazy_inline(network, layers)
+    try:
+        yield
+    finally:
+        for cell, mark in before:
+            if getattr(cell, "_cell_init_args", "") != mark:
+                cell.cell_init_args = mark
+
+
+# Cells of the newer models that are written for one rank, turned to whole tensors with strategies.
+#
+# `Morph` lets a model give MindSpore a function that runs after the tensors are cut: with sizes of one rank and
+# communication of its own. The frontend alone cuts nothing, so such a function would meet whole tensors. Here its sizes
+# become those of whole tensors, and the operators inside get the strategies that the model gave to the Morph around
+# them. Its conditions stay as they were decided when the Morph was made, so its communication stays too.
+
+
+def use_whole_tensors(network: nn.Cell) -> None:
+    """Turn every Morph of a network that was built in a parallel mode.
+
+    Raises:
+        GraphError: if it has one whose function is not known here.
+    """
+    for path, cell in network.cells_and_names():
+        morphs = [name for name, primitive in cell._primitives.items() if isinstance(primitive, Morph)]
+        if not morphs:
+            continue
+        turn = TURNS.get(type(cell).__name__)
+        if turn is None:
+            raise GraphError(
+                f"--rank: {path}.{morphs[0]} of {type(cell).__name__} is a function for one rank (Morph) that "
+                "mindswap does not know, so its sizes per rank are not known; leave out --rank for one rank that has "
+                "the whole model"
+            )
+        turn(cell)
+
+
+def _turn_linear(cell: nn.Cell) -> None:
+    """(rows, in) times (out, in) transposed, and a bias: `Morph` has the strategy of (seq, batch, in) for the rows."""
+    has_bias = cell.has_bias and not cell.skip_bias_add
+    morph = cell.morphed_forward_with_bias if has_bias else cell.morphed_forward
+    (seq, batch, columns), weight, *bias = read_strategy(morph.attrs)
+    rows = seq * batch
+    cell.matmul.add_prim_attr("in_strategy", ((rows, columns), weight))
+    if has_bias:
+        cell.add.add_prim_attr("in_strategy", ((rows, *bias[0]), *bias))
+    _keep_local(cell)
+
+
+def _turn_row_linear(cell: nn.Cell) -> None:
+    """The same with the sum over all ranks, of which a ReduceScatter leaves each rank its part of the rows."""
+    num_ranks, cell.tp = cell.tp, 1
+    cell.input_size_per_partition = cell.input_size
+    _turn_linear(cell)
+    if num_ranks > 1 and cell.sequence_parallel:
+        rows = cell.matmul.attrs["in_strategy"][0][0]
+        cell.reduce_scatter.add_prim_attr("rank_size", 1)  # the compiler divides the rows by it
+        cell.reduce_scatter.add_prim_attr("in_strategy", ((rows, 1),))
+        cell.reduce_scatter.add_prim_attr("out_strategy", ((rows * num_ranks, 1),))
+
+
+def _keep_local(cell: nn.Cell) -> None:
+    """A reshape inside a Morph is of what a rank has; so is one that a product inside it reads."""
+    cell.reshape.add_prim_attr(LOCAL_MARK, True)
+    if hasattr(cell, "matmul"):
+        cell.matmul.add_prim_attr(LOCAL_MARK, True)
+
+
+# Cells of MindFormers, which is imported then. For other networks it is not: its import writes `output/log` into the
+# working folder, and fails where that cannot be written.
+
+
+def _turn_experts(cell: nn.Cell) -> None:
+    from mindswap.adapters.graph.experts import turn_experts
+
+    turn_experts(cell)
+
+
+def _turn_moe_layer(cell: nn.Cell) -> None:
+    from mindswap.adapters.graph.experts import turn_moe_layer
+
+    turn_moe_layer(cell)
+
+
+# Class of a cell -> what it takes; names of mindformers 1.9.0.
+TURNS: dict[str, Callable[[nn.Cell], None]] = {
+    "ColumnParallelLinear": _turn_linear,
+    "FFNGroupedGEMM": _turn_experts,
+    "GPTModel": _keep_local,
+    "LinearNoTP": _turn_linear,
+    "MoELayer": _turn_moe_layer,
+    "MultiTokenPredictionBlock": _keep_local,
+    "MtpSharedVocabParallelEmbedding": _keep_local,
+    "PreprocessLabelsAndMasks": _keep_local,
+    "RowParallelLinear": _turn_row_linear,
+    "SequenceParallelLinear": _turn_linear,
+    "VocabParallelEmbedding": _keep_local,
+}

@@ -1,0 +1,76 @@
+"""Progress of long commands: a line for each phase, a bar for a search."""
+
+import signal
+import sys
+import time
+from types import FrameType
+from typing import NoReturn, TextIO
+
+from tqdm import tqdm
+
+from mindswap.system.streams import printable, write_message
+
+
+class PhaseLines:
+    """One line per phase, with the time since the start."""
+
+    def __init__(self, begin_s: float, stream: TextIO):
+        self.begin_s = begin_s
+        self.stream = stream
+
+    def __call__(self, text: str) -> None:
+        print(printable(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}"), file=self.stream, flush=True)
+
+
+# A search that takes longer shows how far it is.
+PATIENCE_S = 2.0
+INTERRUPTED = "\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
+
+
+class SearchBar:
+    """Counts simulations on a terminal once it takes long; the first Ctrl-C asks the search for its best so far."""
+
+    def __init__(self) -> None:
+        self.begin_s = time.monotonic()
+        self.bar: tqdm[NoReturn] | None = None
+        self.num_interrupts = 0
+
+    def __enter__(self) -> "SearchBar":
+        self.handler = signal.getsignal(signal.SIGINT)
+        if self.handler != signal.SIG_IGN:  # as nohup and `&` of a script have it
+            signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.handler != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self.handler)
+        if self.bar is not None:
+            self.bar.close()
+        self._end_if_asked()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.num_interrupts += 1
+        if self.num_interrupts == 1:
+            write_message(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
+        elif callable(self.handler):
+            self.handler(number, frame)
+
+    def _end_if_asked(self) -> None:
+        """End all by the second Ctrl-C: Python drops what a handler raises within a finalizer."""
+        if self.num_interrupts > 1:
+            raise KeyboardInterrupt
+
+    def raise_if_interrupted(self) -> None:
+        """For a search that runs elsewhere."""
+        self._end_if_asked()
+        if self.num_interrupts:
+            from mindswap.planner.solver.search import Stop  # imports numba, which `check` needs not
+
+            raise Stop
+
+    def __call__(self) -> None:
+        self.raise_if_interrupted()
+        if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
+            self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)
+        if self.bar is not None:
+            self.bar.update()

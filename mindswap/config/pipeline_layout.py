@@ -1,0 +1,321 @@
+"""Layers of each pipeline stage as MindFormers spreads them, and the layers that counts per stage stand for.
+
+With swap off, `recompute: [2, 1]` means "2 layers of stage 0, 1 of stage 1"; with swap on it means
+"layers 2 and 1". What a configuration with swap off asks for as a whole is in `stage_recompute`.
+
+Source: `LayerSetting` of mindformers 1.9.0.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindswap.config.findings import Finding
+from mindswap.config.nodes import Document, DocumentNode, is_whole_number
+from mindswap.errors import MindswapError
+
+# What `set_pipeline_config` of MindSpore 2.9.0 takes (parallel/_auto_parallel_context.py).
+SCHEDULERS = ("1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v")
+SCHEDULER_PATH = ("parallel", "pipeline_config", "pipeline_scheduler")
+# A machine with so many stages does not exist; below it, everything can be written out.
+MAX_CELLS = 100_000
+
+
+class LayoutError(MindswapError):
+    """The layers of the model cannot be spread as the configuration asks; the text says why."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The layers of one virtual chunk on one stage."""
+
+    chunk: int  # index of the chunk, 0 without interleaving
+    position: int  # place of the cell in its chunk, in order of execution
+    stage: int  # pipeline stage; differs from `position` where a chunk runs backwards (zero_bubble_v)
+    layers: range  # layers of the model
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layers of a model on its stages."""
+
+    sizes: tuple[tuple[int, ...], ...]  # layers of each position (inner) of each chunk (outer), in order of execution
+    # layers of the model. The sizes may add up to more: MindFormers gives every chunk an offset that is written once.
+    # The last cells then get less than their size.
+    num_layers: int
+    is_zero_bubble_v: bool = False  # the second chunk runs through the stages backwards
+
+    def __str__(self) -> str:
+        return ", ".join("+".join(map(str, row)) for row in self.sizes)
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell, in order of execution."""
+        first = 0
+        for chunk, row in enumerate(self.sizes):
+            is_backwards = self.is_zero_bubble_v and chunk == 1
+            for position, size in enumerate(row):
+                stage = len(row) - 1 - position if is_backwards else position
+                last = min(first + size, self.num_layers)
+                yield Cell(chunk, position, stage, range(min(first, last), last))
+                first += size
+
+    def first_layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The first layers of each cell, by counts in the form of `sizes`; a cell without layers may be missing."""
+        return tuple(
+            index
+            for cell in self.cells()
+            if cell.layers
+            for index in cell.layers[: max(0, counts[cell.chunk][cell.position])]
+        )
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Layers of each pipeline stage and chunk."""
+
+    num_stages: int = 1  # pipeline stages, 1 without pipeline parallelism
+    num_chunks: int = 1  # virtual chunks per stage (`pp_interleave_num`, where interleaving is on)
+    offset: Any = 0  # extra layers per chunk and stage: one number, a list per stage, or a list of those per chunk
+    scheduler: str = "1f1b"  # in which order a stage runs its micro-batches; any text, `SCHEDULERS` are known
+
+    @property
+    def is_zero_bubble_v(self) -> bool:
+        """The second chunk runs through the stages backwards."""
+        return self.scheduler == "zero_bubble_v"
+
+    @property
+    def lacks_chunks(self) -> bool:
+        """Return whether the schedule needs two chunks for each stage and has one."""
+        return self.is_zero_bubble_v and self.num_chunks < 2
+
+    def layout(self, num_layers: int) -> Layout:
+        """The layers of each stage and chunk.
+
+        Raises:
+            LayoutError: if MindFormers refuses the offset, or a stage would be left without layers.
+        """
+        if self.lacks_chunks:
+            raise LayoutError("zero_bubble_v takes pp_interleave_num: 2 and pipeline_interleave: True")
+        table = self._offset_table()
+        if self.num_stages * self.num_chunks == 1:
+            return Layout(((num_layers,),), num_layers)  # MindFormers reads the offset, and takes 0
+        if self.num_stages * self.num_chunks > MAX_CELLS:
+            raise LayoutError(f"{self.num_stages} stages x {self.num_chunks} chunks are more than {num_layers} layers")
+        average, rest = divmod(num_layers, self.num_stages * self.num_chunks)
+        rows = self._offset_rows(table, rest, num_layers)
+        sizes = [[average + extra for extra in row] for row in rows]
+        flat = [size for row in sizes for size in row]
+        if flat[0] < 0 or flat[-1] < 0 or any(size < 1 for size in flat[1:-1]):
+            raise LayoutError(
+                f"{num_layers} layers on {self.num_stages} stages x {self.num_chunks} chunks leave {_shape(sizes)} "
+                "layers; only the first and the last may have none"
+            )
+        if self.is_zero_bubble_v:
+            sizes[1].reverse()
+        return Layout(tuple(map(tuple, sizes)), num_layers, self.is_zero_bubble_v)
+
+    def even_offset(self, num_layers: int) -> list[int] | list[list[int]]:
+        """An offset that MindFormers takes, its extra layers on the first stages; there is a layer for each cell."""
+        rest = num_layers % (self.num_stages * self.num_chunks)
+        first = range(0, self.num_stages * self.num_chunks, self.num_stages)
+        rows = [[int(index < rest) for index in range(start, start + self.num_stages)] for start in first]
+        return rows if self.num_chunks > 1 else rows[0]
+
+    def offset_of(self, layout: Layout) -> list[int] | list[list[int]]:
+        """The offset that gives a layout of the same stages and chunks."""
+        average = layout.num_layers // (self.num_stages * self.num_chunks)
+        rows = [[size - average for size in row] for row in layout.sizes]
+        if self.is_zero_bubble_v:
+            rows[1].reverse()
+        return rows if self.num_chunks > 1 else rows[0]
+
+    def _offset_table(self) -> list[list[int]]:
+        """The offset as lists: one for all chunks, or one for each; all equally long."""
+        rows = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
+        table: list[Any] = rows if any(isinstance(row, list) for row in rows) else [rows]
+        if not all(isinstance(row, list) and all(isinstance(extra, int) for extra in row) for row in table):
+            raise LayoutError(f"{self.offset!r} is not a number, a list of numbers, or a list of lists of numbers")
+        if len({len(row) for row in table}) > 1:
+            raise LayoutError(f"{self.offset} has lists of different lengths")
+        return table
+
+    def _offset_rows(self, table: list[list[int]], rest: int, num_layers: int) -> list[list[int]]:
+        """The offset for each chunk and stage; one that is written once holds for every chunk."""
+        is_per_chunk = isinstance(self.offset, list) and any(isinstance(row, list) for row in self.offset)
+        if any(len(row) != self.num_stages for row in table):
+            raise LayoutError(f"{self.offset} has {_shape([len(row) for row in table])} numbers, not one per stage")
+        if is_per_chunk and len(table) != self.num_chunks:
+            raise LayoutError(f"{self.offset} has {len(table)} lists, not one for each of {self.num_chunks} chunks")
+        total = sum(sum(row) for row in table) if isinstance(self.offset, list) else self.offset
+        if total != rest:
+            raise LayoutError(
+                f"{self.offset} adds up to {int(total)}, but {num_layers} layers on {self.num_stages} stages x "
+                f"{self.num_chunks} chunks leave a rest of {rest}"
+            )
+        return [[int(extra) for extra in row] for row in table * (1 if is_per_chunk else self.num_chunks)]
+
+    def stage_layers(self, stage: int, num_layers: int) -> tuple[int, ...] | None:
+        """Layers on one stage, chunk after chunk; None if offset does not fit the model."""
+        try:
+            cells = self.layout(num_layers).cells()
+        except LayoutError:
+            return None
+        return tuple(index for cell in cells if cell.stage == stage for index in cell.layers)
+
+
+def read_pipeline(document: Document) -> Pipeline:
+    """The pipeline settings of a configuration; what is missing or no number counts as 1.
+
+    MindFormers reads the number of chunks only where `pipeline_interleave` is on. Where that key is
+    missing, lists with one row per chunk, which it would refuse, are taken to mean that it is on.
+    """
+    num_stages = _positive(document.get("parallel_config", "pipeline_stage"))
+    num_chunks = read_num_chunks(document) if is_interleaved(document) else 1
+    offset = _offset_data(document.get("model", "model_config", "offset"))
+    # MindFormers takes the schedule from MindSpore's context, which has none without use_parallel.
+    scheduler = document.get(*SCHEDULER_PATH) if document.is_parallel else None
+    name = "1f1b" if scheduler is None or scheduler.is_null else str(scheduler.value)
+    return Pipeline(num_stages, num_chunks, offset, name)
+
+
+def is_interleaved(document: Document) -> bool:
+    """True if `pipeline_interleave` is on."""
+    node = document.get("parallel", "pipeline_config", "pipeline_interleave")
+    if node is not None:
+        return node.value is True
+    section = document.get("recompute_config")
+    values = [entry.value for entry in section.unique_entries()] if section is not None else []
+    values += [entry.value for value in values for entry in value.unique_entries()]
+    offset = document.get("model", "model_config", "offset")
+    return any(value is not None and _has_rows(value) for value in (offset, *values))
+
+
+def _has_rows(node: DocumentNode) -> bool:
+    return node.items is not None and len(node.items) > 1 and all(item.items is not None for item in node.items)
+
+
+def read_num_chunks(document: Document) -> int:
+    """Value of `pp_interleave_num`, whether it acts or not."""
+    for key in ("pp_interleave_num", "virtual_pipeline_model_parallel_size"):
+        node = document.get("model", "model_config", key)
+        if node is not None:
+            return _positive(node)
+    return 1
+
+
+def is_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> bool:
+    """True for a list that cannot be layer indices but has the shape of stage counts.
+
+    That is a list of lists, a list of integers with a bool among them, one integer per stage (of
+    several) of which one is no layer or stands twice, or the number of layers on the only stage.
+    """
+    if not node.items:
+        return False
+    values = [item.value for item in node.items if item.items is None]
+    if not all(isinstance(value, int) for value in values):
+        return False
+    if len(values) < len(node.items) or any(isinstance(value, bool) for value in values):
+        return True
+    if pipeline.num_stages == 1:
+        return values == [num_layers]
+    if len(values) != pipeline.num_stages or min(values) < 0:
+        return False
+    return len(set(values)) < len(values) or (num_layers is not None and max(values) >= num_layers)
+
+
+def _shape(sizes: Sequence[object]) -> str:
+    return " and ".join(map(str, sizes))
+
+
+def _positive(node: DocumentNode | None) -> int:
+    value = node.value if node is not None else None
+    return value if is_whole_number(value) and 1 <= value <= MAX_CELLS else 1
+
+
+def _offset_data(node: DocumentNode | None) -> object:
+    """An offset as a number or lists of numbers; two levels at most, whatever the file nests."""
+    if node is None:
+        return 0
+    if node.items is None:
+        return node.value
+    return [[below.value for below in item.items] if item.items is not None else item.value for item in node.items]
+
+
+# Sequences that a pipeline cuts into pieces (`seq_split_num`), and where MindFormers does not take that.
+#
+# Each piece goes through forward and backward by itself. Attention of a piece reads the keys and values of the pieces
+# before it from caches, parameters of its layer, and adds its own to them; backward adds up gradients of keys and
+# values in two more (mindformers 1.9.0, models/llama/llama_transformer.py, `seq_pipe`).
+
+SEQUENCE_KEY = "seq_split_num"
+PATH = f"parallel_config.{SEQUENCE_KEY}"
+# What must not be on besides, with the place where MindFormers 1.9.0 says so.
+EXCLUDED = (
+    (("model", "model_config", "use_ring_attention"), "models/llama/llama.py"),
+    (("model", "model_config", "use_eod_attn_mask_compression"), "models/llama/llama.py"),
+    (("runner_wrapper", "calculate_per_token_loss"), "trainer/base_trainer.py"),
+    (("recompute_config", "recompute"), "trainer/base_trainer.py"),
+)
+
+
+def find_sequence_faults(document: Document) -> Iterator[Finding]:
+    """Reasons for which sequences in pieces, over several ranks, or layers in halves do not train.
+
+    `recompute` counts with swap on, too: a layer that runs again would read keys and values that later pieces have
+    changed. mindswap turns the check of MindFormers off there.
+    """
+    yield from _faults_of_pieces(document)
+    yield from _faults_of_halves(document)
+
+
+def _faults_of_pieces(document: Document) -> Iterator[Finding]:
+    node = document.get("parallel_config", SEQUENCE_KEY)
+    num_pieces = document.count("parallel_config", SEQUENCE_KEY)
+    if node is None or num_pieces == 1:
+        return
+    whole = f"{SEQUENCE_KEY}: 1"
+    if not document.is_legacy:
+        message = f"{PATH}: MindFormers 1.9 cuts no sequences of newer models (use_legacy: False; base_trainer.py)"
+        yield Finding(node.location, message, "1", whole)
+        return
+    if document.count("parallel_config", "pipeline_stage") == 1:
+        yield Finding(node.location, f"{PATH}: sequences are cut for a pipeline only", "pipeline_stage above 1", whole)
+    length = document.count("model", "model_config", "seq_length")
+    if length > 1 and length % num_pieces:
+        message = f"{PATH}: {length} tokens of a sequence cannot be cut into {num_pieces} equal pieces"
+        yield Finding(node.location, message, f"a divisor of {length}", whole)
+    flash = document.get("model", "model_config", "use_flash_attention")
+    if flash is not None and flash.value is False:
+        message = f"{PATH}: pieces of sequences take flash attention (models/llama/llama_transformer.py)"
+        yield Finding(flash.location, message, "use_flash_attention: True", "use_flash_attention: True")
+    for path, source in EXCLUDED:
+        excluded = document.get(*path)
+        if excluded is not None and _is_on(excluded):
+            message = f"{'.'.join(path)}: MindFormers refuses it beside {SEQUENCE_KEY} {num_pieces} ({source})"
+            yield Finding(excluded.location, message, f"{path[-1]}: False", f"{path[-1]}: False, or {whole}")
+
+
+HALVES_KEY = "fine_grain_interleave"
+
+
+def computes_halves(document: Document) -> bool:
+    """Layers compute in two halves in turn (`check_fine_grain_interleave_valid` in models/utils.py)."""
+    model_parallel = document.count("parallel_config", "model_parallel")
+    return document.is_legacy and document.count("model", "model_config", HALVES_KEY) > 1 and model_parallel > 1
+
+
+def _faults_of_halves(document: Document) -> Iterator[Finding]:
+    key, has_ranks = HALVES_KEY, document.count("parallel_config", "context_parallel") > 1
+    halves = document.get("model", "model_config", key)
+    if halves is None or document.count("model", "model_config", key) == 1:
+        return
+    if has_ranks and document.value("model", "model_config", "use_ring_attention") is True:
+        message = "model.model_config.use_ring_attention: MindSpore refuses it beside halves of layers (flash_sp.cc)"
+        yield Finding(halves.location, message, f"{key}: 1", f"{key}: 1")
+    if not has_ranks and document.value("parallel_config", "use_seq_parallel") is not True:
+        message = f"model.model_config.{key}: MindFormers wants use_seq_parallel beside it (tools/check_rules.py)"
+        yield Finding(halves.location, message, f"{key}: 1", f"use_seq_parallel: True, or {key}: 1")
+
+
+def _is_on(node: DocumentNode) -> bool:
+    return bool(node.items) if node.items is not None else node.value is True

@@ -1,0 +1,260 @@
+"""The decisions of an adaptive run: (state, event) -> (state, action).
+
+It ends: every start beyond the first counts against `max_restarts`; a plan that ran out of memory is never
+started again, nor one that needs as much; a faster plan is tried only if it was never tried.
+"""
+
+from dataclasses import replace
+
+from mindswap.runtime.attempt.model import (
+    Action,
+    Attempt,
+    End,
+    Ended,
+    Event,
+    Measured,
+    NothingFits,
+    Opened,
+    Outcome,
+    Planned,
+    RunPlanner,
+    Start,
+    Started,
+    State,
+    TrainingPlan,
+    Wait,
+    correct,
+)
+from mindswap.units import format_bytes, format_time
+
+# Smallest share of the budget by which a plan that ran out of memory tightens it, doubled each time: a log names
+# one request that failed, not all that would have followed.
+TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4
+# Starts that a signal ended one after the other without getting further.
+MAX_KILLS_WITHOUT_PROGRESS = 3
+
+Next = tuple[State, Action]
+
+
+def decide(state: State, event: Event) -> Next:
+    """The next state, and what to do."""
+    match event:
+        case Opened():
+            return _open(state)
+        case Planned(answer):
+            return _take_plan(state, answer)
+        case Started(first_step):
+            return _begin(state, first_step), Wait()
+        case Measured():
+            return _measure(state, event)
+        case Ended(Outcome.REPLANNED, step):
+            return _stopped(state, step)
+        case Ended(Outcome.OUT_OF_MEMORY):
+            return _out_of_memory(state, event)
+        case Ended(Outcome.KILLED, step, text):
+            return _killed(state, step, text)
+        case Ended(outcome, step, text, exit_code):
+            state = _close(state, outcome, step, text)
+            if outcome is Outcome.FINISHED:
+                return _end(state, 0, "the training finished")
+            if outcome is Outcome.INTERRUPTED:
+                return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
+            return _end(state, exit_code, f"the training failed (not out of memory):\n{text}")
+
+
+def _open(state: State) -> Next:
+    state = _close(state, Outcome.INTERRUPTED, 0, "mindswap itself was killed")
+    if state.is_finished:
+        state = replace(state, attempts=(), tried=())  # a new training; what was learned about memory stays
+    state = replace(state, num_fixed_attempts=len(state.attempts), is_stable=False, candidate=None, exit_reason="")
+    reason = f"planning for {format_bytes(state.budget_bytes)}"
+    if state.out_of_memory:
+        reason += f"; {len(state.out_of_memory)} plans are known to run out of memory"
+    return state, RunPlanner(state.budget_bytes, reason)
+
+
+def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
+    if state.running:
+        return _consider(state, state.running, answer)
+    if isinstance(answer, NothingFits):
+        if times := _proven(state):
+            return _start(state, min(times, key=times.__getitem__), "no better plan: back to one that ran")
+        least = answer.smallest_budget_bytes
+        need = f": at least {format_bytes(least)} are needed" if least is not None else ""
+        return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
+    if answer.key in state.out_of_memory or _is_beyond_limit(state, answer):
+        return _plan_again(_tighten(state, answer), f"a plan like one that ran out of memory ({answer.key})")
+    peak = f"predicted peak {format_bytes(answer.peak_bytes)} of {format_bytes(state.budget_bytes)}"
+    time = f", {format_time(answer.step_time_ns)} a step (simulated)" if answer.step_time_ns else ""
+    return _start(state, answer, f"plan {answer.key}: {peak}{time}")
+
+
+def _start(state: State, plan: TrainingPlan, reason: str) -> Next:
+    return replace(state, candidate=plan), Start(plan, reason)
+
+
+def _begin(state: State, first_step: int) -> State:
+    assert state.candidate is not None
+    attempt = Attempt(len(state.attempts) + 1, state.candidate, first_step, last_step=first_step)
+    tried = tuple(dict.fromkeys((*state.tried, state.candidate.key)))
+    return replace(state, attempts=(*state.attempts, attempt), candidate=None, is_stable=False, tried=tried)
+
+
+def _measure(state: State, event: Measured) -> Next:
+    assert state.current is not None
+    state = state.with_current(
+        last_step=max(state.current.last_step, event.step),
+        num_steps=event.num_steps,
+        startup_ns=event.startup_ns,
+        measured_peak_bytes=event.peak_bytes,
+        measured_step_ns=event.step_time_ns,
+    )
+    state = replace(state, corrections=correct(state.corrections, state.attempts))
+    if state.is_stable:
+        return state, Wait()
+    said = _compare(state.attempts[-1])
+    if reason := _reason_to_stay(state, event):
+        return _settle(state, f"{said}; {reason}, so the plan stays")
+    return state, RunPlanner(state.budget_bytes, f"{said}; is there a faster plan?")
+
+
+def _compare(attempt: Attempt) -> str:
+    peak, step = attempt.measured_peak_bytes, attempt.measured_step_ns or 0
+    memory = "peak not reported" if peak is None else f"peak {format_bytes(peak)}"
+    predicted = f"{format_bytes(attempt.plan.peak_bytes)}, {format_time(attempt.plan.step_time_ns)}"
+    return f"step {attempt.last_step}: measured {memory}, {format_time(step)} a step; predicted {predicted}"
+
+
+def _reason_to_stay(state: State, event: Measured) -> str:
+    """Why no other plan could be better than the one that was measured; "" if one could."""
+    if event.peak_bytes is None:
+        return "no worker reports its memory"
+    if not event.has_checkpoints:
+        return "no checkpoints are saved"
+    if _has_no_restart(state):
+        return f"all {state.settings.max_restarts} restarts are used"
+    if (event.num_steps - event.step) * event.step_time_ns <= event.startup_ns:
+        return "the rest takes no longer than a restart"
+    return ""
+
+
+def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits) -> Next:
+    """A plan that came while the workers run: is it worth a restart?"""
+    if isinstance(answer, NothingFits) or answer.key in state.tried or answer.key in state.out_of_memory:
+        return _settle(state, "no faster plan that was not tried: the plan stays")
+    if _is_beyond_limit(state, answer):
+        return _settle(state, "a faster plan needs as much as one that ran out of memory: the plan stays")
+    saved_ns = ((current.measured_step_ns or 0) - answer.step_time_ns) * (current.num_steps - current.last_step)
+    if not answer.step_time_ns or saved_ns <= current.startup_ns:
+        saving = f"would save {format_time(max(saved_ns, 0))} until the end (simulated)"
+        cost = f"a restart costs {format_time(current.startup_ns)}"
+        return _settle(state, f"plan {answer.key} {saving}, {cost}: the plan stays")
+    saving = f"saves {format_time(saved_ns)} until the end (simulated)"
+    fit = f"fits {format_bytes(state.budget_bytes)}"
+    reason = f"plan {answer.key} {saving} and {fit}: it starts at the next checkpoint"
+    return replace(state, candidate=answer), Wait(for_checkpoint=True, reason=reason)
+
+
+def _stopped(state: State, step: int) -> Next:
+    assert state.candidate is not None
+    return _close(state, Outcome.REPLANNED, step, f"for plan {state.candidate.key}"), Start(state.candidate)
+
+
+def _out_of_memory(state: State, event: Ended) -> Next:
+    assert state.current is not None
+    plan = state.current.plan
+    state = _close(state, Outcome.OUT_OF_MEMORY, event.step, f"worker {event.worker}: {event.text}")
+    # What was measured before it failed was not the peak: back to the correction the plan was made with.
+    corrections = replace(state.corrections, static_offset_bytes=plan.corrections.static_offset_bytes)
+    failed = tuple(dict.fromkeys((*state.out_of_memory, plan.key)))
+    state = replace(state, out_of_memory=failed, corrections=corrections, candidate=None)
+    before = state.budget_bytes
+    failing_bytes = _least_failing(state, plan)
+    state = _keep_proven(_tighten(state, plan, event.missing_bytes), failing_bytes)
+    missing = "" if event.missing_bytes is None else f", {format_bytes(event.missing_bytes)} were missing"
+    said = f"worker {event.worker} ran out of memory at step {event.step}{missing}: {event.text}"
+    if _has_no_restart(state):
+        return _give_up(state, said)
+    return _plan_again(state, f"{said}\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}")
+
+
+def _plan_again(state: State, reason: str) -> Next:
+    if state.budget_bytes <= 0:
+        return _take_plan(state, NothingFits(None))
+    return state, RunPlanner(state.budget_bytes, reason)
+
+
+def _tighten(state: State, plan: TrainingPlan, missing_bytes: int | None = None) -> State:
+    """Lower the limit below what a plan needs by prediction, by what was missing or by a share of the memory."""
+    times = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in state.attempts)
+    share = max(MAX_TIGHTEN_SHARE, TIGHTEN_SHARE >> max(times - 1, 0))
+    step_bytes = max(missing_bytes or 0, state.settings.memory_bytes // share, 1)
+    return replace(state, limit_bytes=_least_failing(state, plan) - step_bytes)
+
+
+def _least_failing(state: State, plan: TrainingPlan) -> int:
+    return plan.raw_peak_bytes if state.limit_bytes is None else min(plan.raw_peak_bytes, state.limit_bytes)
+
+
+def _keep_proven(state: State, failing_bytes: int) -> State:
+    """Raise the limit to the largest plan below `failing_bytes` that ran well."""
+    proven = [plan.raw_peak_bytes for plan in _proven(state) if plan.raw_peak_bytes < failing_bytes]
+    return replace(state, limit_bytes=max([state.limit_bytes or 0, *proven]))
+
+
+def _proven(state: State) -> dict[TrainingPlan, int]:
+    """Plans that ran long enough to be measured, and never ran out of memory; the time of a step in ns."""
+    return {
+        attempt.plan: attempt.measured_step_ns
+        for attempt in state.attempts
+        if attempt.measured_step_ns is not None and attempt.plan.key not in state.out_of_memory
+    }
+
+
+def _is_beyond_limit(state: State, plan: TrainingPlan) -> bool:
+    return state.limit_bytes is not None and plan.raw_peak_bytes > state.limit_bytes
+
+
+def _killed(state: State, step: int, text: str) -> Next:
+    assert state.current is not None
+    plan = state.current.plan
+    state = replace(_close(state, Outcome.KILLED, step, text), candidate=None)
+    if _has_no_restart(state):
+        return _give_up(state, text)
+    if _num_kills_without_progress(state) >= MAX_KILLS_WITHOUT_PROGRESS:
+        return _end(state, 1, f"{text}, {MAX_KILLS_WITHOUT_PROGRESS} times without getting further")
+    return _start(state, plan, f"{text} at step {step}, no log speaks of memory: retrying with the same plan")
+
+
+def _num_kills_without_progress(state: State) -> int:
+    """Number of the last attempts that were killed before they got further than those before them."""
+    count, attempts = 0, state.attempts[state.num_fixed_attempts :]
+    for index in range(len(attempts) - 1, -1, -1):
+        best = max((other.last_step for other in attempts[:index]), default=0)
+        if attempts[index].outcome is not Outcome.KILLED or attempts[index].last_step > best:
+            break
+        count += 1
+    return count
+
+
+def _has_no_restart(state: State) -> bool:
+    return state.num_restarts >= state.settings.max_restarts
+
+
+def _give_up(state: State, reason: str) -> Next:
+    return _end(state, 1, f"{reason}; all {state.settings.max_restarts} restarts are used (--max-restarts)")
+
+
+def _settle(state: State, reason: str) -> Next:
+    return replace(state, is_stable=True), Wait(reason=reason)
+
+
+def _close(state: State, outcome: Outcome, step: int, reason: str = "") -> State:
+    """The attempt that runs has ended; `step` is the last that was seen."""
+    if state.running is None:
+        return state
+    return state.with_current(outcome=outcome, last_step=max(step, state.running.last_step), reason=reason)
+
+
+def _end(state: State, exit_code: int, reason: str) -> Next:
+    return replace(state, exit_reason=reason, candidate=None), End(exit_code, reason)

@@ -1,0 +1,123 @@
+"""The planner of an adaptive run: one answer for a configuration, a budget, and what was measured so far.
+
+`planner_in_child` starts it in a process of its own.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.config.source import load_document
+from mindswap.config.step_settings import is_on_cpu
+from mindswap.errors import MindswapError
+from mindswap.features.plan import compact, planned_text, problem_of
+from mindswap.features.simulate import LoadedStep
+from mindswap.features.step import load_step
+from mindswap.graph.capture_cache import from_plain, to_plain
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.planning import Planner as Solver
+from mindswap.planner.problem import Plan as FoundPlan
+from mindswap.planner.problem import PlanProblem
+from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.runtime.attempt.model import CLASSES, Corrections, NothingFits, TrainingPlan
+from mindswap.simulator.cost.cost_table import CostTable
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
+from mindswap.simulator.cost.hardware import FIGURES, Device, FigureKind, figure_values, with_figures, with_fragments
+from mindswap.system.children import hold_lifeline
+from mindswap.system.signals import signals_raise
+
+
+def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
+    """The fastest plan for a MindFormers YAML within a budget of device memory for each card.
+
+    Raises:
+        MindswapError: the step cannot be captured, or the plan not be written.
+    """
+    loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections).with_swap()
+    offset = corrections.static_offset_bytes
+    problem = problem_of(loaded, max(budget_bytes - offset, 1))
+    # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
+    found = Solver(loaded.model, known=loaded.known_layers).plan(problem)
+    if not found.fits:
+        # Within the memory of the device, it is the host's that is too small.
+        smallest_bytes = with_fragments(loaded.device, found.smallest_budget_bytes) + offset
+        return NothingFits(smallest_bytes if found.peak_bytes > problem.budget_bytes else None)
+    found = replace(
+        compact(loaded, found),
+        budget_bytes=budget_bytes,
+        stage_peak_bytes=tuple(peak + offset for peak in found.stage_peak_bytes),
+    )
+    return TrainingPlan(
+        _key(found.policy),
+        planned_text(loaded, found, str(config_path)),
+        budget_bytes,
+        found.peak_bytes,
+        found.step_time_ns,
+        _exposed_copy_ns(problem, found),
+        corrections,
+    )
+
+
+# Figures of the links to the host, and those that no speed changes.
+_LINKS = ("d2h", "d2h_latency", "h2d", "h2d_latency", "host_bandwidth")
+_STAYS = ("memory_bandwidth", "margin", "fragments", "contended_fraction", "collective_fraction", "internode_fraction")
+
+
+def corrected_device(device: Device, corrections: Corrections) -> Device:
+    """The device as the measurements show it: all but the links to the host at one speed, those at another."""
+    values = figure_values(device)
+    for name in [name for name in values if name not in _STAYS]:
+        permille = corrections.link_permille if name in _LINKS else corrections.compute_permille
+        kind = FIGURES[name].kind
+        if kind is FigureKind.TIME:
+            values[name] = values[name] * 1000 // permille
+        elif kind in (FigureKind.BANDWIDTH, FigureKind.RATE, FigureKind.FRACTION):
+            values[name] = max(values[name] * permille // 1000, int(kind is FigureKind.FRACTION))
+    return with_figures(device, values, {})
+
+
+def _device(config_path: Path) -> str | None:
+    """Device of a configuration that names none; None where it names one."""
+    document = load_document(str(config_path))
+    if read_cost_settings(document).device is not None:
+        return None
+    return "cpu" if is_on_cpu(document) else DEFAULT_DEVICE
+
+
+def corrected_step(loaded: LoadedStep, corrections: Corrections) -> LoadedStep:
+    """The step at the speed that was measured; its weights stay as they were captured."""
+    if corrections.compute_permille == corrections.link_permille == 1000:
+        return loaded
+    device = corrected_device(loaded.device, corrections)
+    measured = {key: ns * 1000 // corrections.compute_permille for key, ns in loaded.model.costs.measured.items()}
+    return replace(loaded, model=loaded.model.remade(costs=CostTable(device, measured)))
+
+
+def _key(policy: Policy) -> str:
+    """Says what the policy does, in short."""
+    does_swap = policy.default_prefetch is not None or policy.layer_swap or policy.op_swap
+    does_recompute = policy.layer_recompute != NO_LAYERS or policy.select_recompute
+    name = "-".join(["swap"] * bool(does_swap) + ["recompute"] * bool(does_recompute)) or "keep-all"
+    return f"{name}-{hashlib.sha256(repr(policy).encode()).hexdigest()[:6]}"
+
+
+def _exposed_copy_ns(problem: PlanProblem, found: FoundPlan) -> int:
+    """Time in which copies keep the computation waiting, of the mean stage, carried on to all micro-batches."""
+    step = evaluate(problem, found.policy).step
+    exposed = step.timeline.exposed_copy_ns * found.step_time_ns // step.step_time_ns
+    return exposed // len(found.stage_peak_bytes)
+
+
+if __name__ == "__main__":  # the child: what was asked is the only word, the answer is JSON
+    config, asked_bytes, learned = json.loads(sys.argv[1])
+    try:
+        with signals_raise():
+            hold_lifeline(os.environ, signal.SIGTERM)
+            answer = to_plain(plan_training(Path(config), asked_bytes, from_plain(learned, CLASSES)))
+    except MindswapError as error:
+        answer = {"refused": str(error)}
+    print(json.dumps(answer))

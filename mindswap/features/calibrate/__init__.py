@@ -1,0 +1,61 @@
+"""`mindswap calibrate`: a device file from a profile of a real machine."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindswap.features.calibrate.report import calibration_header, calibration_json, format_calibration
+from mindswap.files import refuse_existing, write_new
+from mindswap.simulator.cost.calibration_file import format_device_file
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device
+from mindswap.simulator.profile.calibration import calibrate
+from mindswap.simulator.profile.files import load_profile
+from mindswap.simulator.profile.tables import Progress
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Findings in a profile; `print` shows them."""
+
+    text: str
+    data: Mapping[str, Any]
+    is_written: bool  # it shows some figure of the device; else no file was written
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def calibrate_device(
+    profile_path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    device: str = DEFAULT_DEVICE,
+    overwrite: bool = False,
+    show_progress: Callable[[int], Progress] | None = None,
+) -> Calibrated:
+    """Read a profile, and write what it shows of operators, copies and links as a device file.
+
+    Args:
+        profile_path: what the profiler wrote.
+        output: file to write.
+        device: name or file with the figures that the profile does not show.
+        overwrite: replace a file that is there.
+        show_progress: given the bytes there are, gives what is called with the bytes that were read.
+
+    Raises:
+        CostError: profile or device cannot be read.
+        DataError: the file already exists, or cannot be written.
+    """
+    if not overwrite:
+        refuse_existing([Path(output)])
+    known = load_device(device)
+    profile = load_profile(Path(profile_path), show_progress)
+    found = calibrate(profile, known)
+    is_written = bool(found.measurements or found.changes)
+    if is_written:
+        header = calibration_header(profile, known.name)
+        made = format_device_file(found.device, header, found.measurements, "Made by mindswap calibrate.")
+        write_new(output, made, overwrite=overwrite)
+    data = calibration_json(profile, found, str(output) if is_written else None)
+    return Calibrated(format_calibration(profile, found, known.title), data, is_written)

@@ -1,0 +1,56 @@
+"""Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links.
+
+examples:
+  mindswap calibrate ./profile -o device.yaml
+  mindswap calibrate ./profile/host_20260101_ascend_ms -o device.yaml --device atlas_800t_a2_376t
+  mindswap calibrate ./PROF_000001_20260101 -o device.yaml
+  mindswap calibrate ./profile -o device.yaml --json | jq '.figures'
+  mindswap simulate llama2_7b.yaml --device device.yaml
+
+PROFILE is the output_path of mindspore.Profiler or torch_npu.profiler, the folder of one rank in it, or an output
+folder of msprof; all ranks below it are read as one. Profile a few steps at profiler level 2: level 1 writes no
+sizes of copies, level 0 no shapes. What the profile does not show keeps the figure of --device. Exit code 1, and no
+file, where the profile shows nothing or the fitted figures do not explain it.
+
+options:
+  PROFILE           what the profiler wrote
+  -o --output FILE  device file to write (.yaml)
+  --device NAME     begin with: a file, or {devices}
+  --overwrite       replace FILE
+  --json
+"""
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mindswap.command_line.options import answer
+from mindswap.features.calibrate import calibrate_device
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices
+from mindswap.simulator.profile.tables import Progress
+from mindswap.system.streams import print_text
+
+ARGUMENTS = {
+    "PROFILE": {"type": Path},
+    "--output": {"type": Path, "required": True},
+    "--device": {"default": DEFAULT_DEVICE},
+}
+WORDS = {"devices": ", ".join(list_devices())}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read one profile, write one device file."""
+    with ExitStack() as bars:
+
+        def show_progress(num_bytes: int) -> Progress:
+            bar = tqdm(total=num_bytes, unit="B", unit_scale=True, desc="reading", leave=False, disable=None)
+            return bars.enter_context(bar).update
+
+        found = calibrate_device(args.profile, args.output, args.device, args.overwrite, show_progress)
+    if not found.is_written:
+        fix = "    fix:     profile a training step at profiler level 2"
+        print_text(f"error: this profile shows no figure of the device\n{fix}", is_message=True)
+    written = f"written: {args.output}" if found.is_written else f"{args.output} was not written"
+    return answer(args, found.data, f"{found}\n\n{written}", found.is_written)

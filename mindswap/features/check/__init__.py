@@ -1,0 +1,153 @@
+"""Every problem of a configuration of either form, and what it asks for layer by layer.
+
+The rules are in `check`; here they meet the real network, where a table of its operators is missing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from mindswap.config.findings import OTHER_RULES
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Problem, sort_problems
+from mindswap.errors import LaunchError
+from mindswap.policy.formats.mindformers2.tables import Form, find_form
+from mindswap.policy.wording import closest_names
+from mindswap.report.policy_text import format_policy, group_layers
+from mindswap.report.pynative import format_layers_2x, pynative_notes, settings_effect_to_json
+from mindswap.rules.checker import MODEL_RULES, CheckResult, check_document, check_pynative, missing_num_layers
+from mindswap.rules.context import Context
+from mindswap.rules.machine.software import installed_version
+from mindswap.rules.mindformers1 import find_rules
+from mindswap.rules.mindformers1.layers import note_on_counts
+from mindswap.rules.mindformers2 import find_rules_2x
+from mindswap.simulator.cost.device_file import read_cost_settings
+from mindswap.steps.network import has_mindformers, read_real_trees
+
+
+class NameSource(Enum):
+    """Source of operator names."""
+
+    EITHER = "a table of models, else the network"
+    TABLE = "a table of models"
+    NETWORK = "the network that MindFormers builds"
+
+
+@dataclass(frozen=True)
+class CheckedConfig:
+    """Findings about a file, in either form."""
+
+    form: Form  # of the file
+    # problems, ignored: found; and those that only count
+    problems: tuple[Problem, ...]
+    ignored: tuple[Problem, ...]
+    notes: Sequence[str]  # what could not be looked at
+    layers: str  # what happens in each layer, as text; "" where that is not known
+    data: Mapping[str, Any]  # what `--json` says besides
+
+
+def check_config(
+    document: Document,
+    num_layers: int | None = None,
+    ignore: Collection[str] = (),
+    names: NameSource = NameSource.EITHER,
+    can_build: bool = True,
+) -> CheckedConfig:
+    """Findings about a configuration.
+
+    Args:
+        document: the configuration, of either form.
+        num_layers: layers of the model; None takes what the configuration states.
+        ignore: rules whose warnings are only counted.
+        names: where operator names come from.
+        can_build: the document is a file that MindFormers can read, too.
+    """
+    if find_form(document) is Form.PYNATIVE:
+        return _check_2x(document, num_layers, ignore)
+    result, notes = _with_real_names(document, num_layers, ignore, names, can_build)
+    # Also what is wrong with the figures of the simulated device, which rules of policies do not know.
+    known = {(problem.location, problem.rule) for problem in result.problems}
+    found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
+    policy, trees = result.policy, result.trees
+    groups = group_layers(policy, result.num_layers, trees) if policy is not None else ()
+    data = {
+        "num_layers": result.num_layers,
+        "operators_from": trees.source if trees is not None else None,
+        "policy": policy.to_config() if policy is not None else None,
+        "layers": [group.to_data() for group in groups],
+    }
+    layers = format_policy(policy, result.num_layers, trees) if policy is not None else ""
+    if result.settings is not None and not result.errors:
+        note = note_on_counts(Context(document, result.settings))
+        notes = [*notes, *([note] if note else [])]
+    return CheckedConfig(Form.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data)
+
+
+def refuse_unknown_rules(option: str, names: Collection[str]) -> None:
+    """Refuse names of rules that no version of MindFormers has; `option` is where they are given.
+
+    Raises:
+        LaunchError: naming each, with the rules that are most like it.
+    """
+    known = (*find_rules(), *find_rules_2x(), *OTHER_RULES)
+    lines = []
+    for name in dict.fromkeys(names):
+        if name not in known:
+            near = " or ".join(closest_names(name, known, 3, least=0.5))
+            fix = f"write {near}" if near else "one of the words in brackets behind warnings, which docs/rules.md lists"
+            lines.append(f"{option} {name}: there is no such rule\n    fix:     {fix}")
+    if lines:
+        raise LaunchError("\n".join(lines))
+
+
+def _check_2x(document: Document, num_layers: int | None, ignore: Collection[str]) -> CheckedConfig:
+    mindformers = installed_version("mindformers")
+    checked = check_pynative(document, num_layers, silence=ignore, mindformers=mindformers)
+    effect, problems = checked.effect, checked.problems
+    layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
+    data = settings_effect_to_json(effect, problems)
+    notes = pynative_notes(effect, is_release_known=mindformers.startswith("2."))
+    return CheckedConfig(Form.PYNATIVE, problems, checked.ignored, notes, layers, data)
+
+
+def _with_real_names(
+    document: Document, num_layers: int | None, ignore: Collection[str], names: NameSource, can_build: bool
+) -> tuple[CheckResult, list[str]]:
+    """Findings of the rules, by the operators of a table or of the real network, and what could not be looked at."""
+    result = check_document(document, num_layers, silence=ignore)
+    is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
+    if not result.is_swap_enabled or not is_about_model:
+        return result, []
+    notes = []
+    # The network takes seconds to build, so a table goes first.
+    wants_network = names is NameSource.NETWORK or (result.trees is None and names is not NameSource.TABLE)
+    if can_build and wants_network and result.num_layers is not None and has_mindformers():
+        try:
+            trees = read_real_trees(document.file, result.num_layers)
+        except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
+            reason = str(error).strip().splitlines()
+            notes.append(f"the real network could not be built ({reason[0] if reason else type(error).__name__})")
+        else:
+            if not trees.uses and result.trees is not None:
+                trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
+            return check_document(document, num_layers, trees, silence=ignore), []
+    if result.num_layers is None:
+        place, _, fix = missing_num_layers(document).partition("\n    fix:     ")
+        fix += "" if "--num-layers" in fix else ", or use --num-layers"
+        notes.append(f"{place}, so layers and operator names were not checked; {fix}")
+    elif result.trees is None:
+        hint = "run this where MindFormers is installed"
+        if has_mindformers():
+            on_table = names is NameSource.TABLE
+            hint = "leave out --table" if on_table else "mindswap run, which looks at the real network"
+        notes.append(f"operator names were not checked: no table has this model; to check them: {hint}")
+    elif notes:
+        notes.append(f"operator names were checked against {result.trees.source}")
+    return result, notes
+
+
+# Layers of a configuration of either form in words, and the names that it could use.
+
+
+# The machine.

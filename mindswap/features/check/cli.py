@@ -1,0 +1,79 @@
+"""Check the swap and recompute settings of a MindFormers YAML file; nothing is run.
+
+examples:
+  mindswap check llama2_7b.yaml
+  mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
+  mindswap check --ignore overlap llama2_7b.yaml
+  mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
+  mindswap check --num-layers 80 --json my.yaml | jq .problems
+
+options:
+  CONFIG...      the YAML file, or several; - reads standard input
+  --json
+  --num-layers
+  --table        take operator names from a table of models only
+  | --network    take them from the network that MindFormers builds, not from a table
+  --ignore RULE  only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG
+"""
+
+import argparse
+import os
+import sys
+
+from mindswap.command_line.options import answer
+from mindswap.config.nodes import Document
+from mindswap.config.parse import MAX_FILE_BYTES, parse_document
+from mindswap.config.problem import find_errors
+from mindswap.config.source import load_document, with_form
+from mindswap.errors import LaunchError
+from mindswap.features.check import NameSource, check_config, refuse_unknown_rules
+from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
+from mindswap.system.streams import print_text, printable
+
+STDIN = "standard input"
+
+
+ARGUMENTS = {
+    "CONFIG...": {"dest": "configs"},
+    "--ignore": {"default": [], "action": "append"},
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check each file; 1 if there is an error in any of them.
+
+    Raises:
+        LaunchError: `--json` with several files: it is one object.
+    """
+    if args.json and len(args.configs) > 1:
+        raise LaunchError("--json accepts a single file\n    fix:     one call for each")
+    refuse_unknown_rules("--ignore", args.ignore)
+    codes = []
+    for number, path in enumerate(args.configs):
+        if len(args.configs) > 1:
+            print_text(("\n" if number else "") + escape(f"== {path}"))
+        codes.append(_check_one(args, path))
+    return max(codes)
+
+
+def _read_stdin() -> Document:
+    return with_form(parse_document(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), STDIN))
+
+
+def _check_one(args: argparse.Namespace, path: str) -> int:
+    is_piped = path == "-"
+    document = _read_stdin() if is_piped else load_document(path)
+    names = NameSource.TABLE if args.table else NameSource.NETWORK if args.network else NameSource.EITHER
+    found = check_config(document, args.num_layers, args.ignore, names, can_build=not is_piped)
+    has_errors = bool(find_errors(found.problems))
+    if args.json:
+        shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}
+        return answer(args, {"form": found.form.version, **shared, **found.data}, "", not has_errors)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    parts = [format_problems(found.problems, colour)] if found.problems else []
+    parts += [escape(f"note: {note}") for note in found.notes]
+    parts.append(f"{format_counts(found.problems, found.ignored)}; read as {found.form.value}")
+    if found.layers:
+        parts += ["", printable(found.layers)]
+    print("\n".join(parts))  # with colours: each part has been made printable
+    return int(has_errors)

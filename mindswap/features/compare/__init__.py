@@ -1,0 +1,127 @@
+"""Simulated step time and peak memory of several configurations and baselines, side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindswap.config.nodes import Document, show
+from mindswap.errors import SimulationError
+from mindswap.features.simulate import Run, outside_line
+from mindswap.features.step import Step, load_step
+from mindswap.files import unique_labels
+from mindswap.policy.coverage import BASELINES, baseline_policy
+from mindswap.report.tables import attributes, format_table
+from mindswap.units import format_bytes, format_difference, format_time
+
+# What tells one model from another -> where it stands below `model:`, in legacy or in newer configurations.
+MODEL_KEYS = {
+    "model": (("arch", "type"), ("model_config", "model_type")),
+    "layers": (("model_config", "num_layers"), ("model_config", "num_hidden_layers")),
+    "hidden size": (("model_config", "hidden_size"),),
+}
+HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak memory", "exposed copies", "fits")
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Steps beside each other; all figures are simulated. `print` shows them."""
+
+    runs: Sequence[tuple[str, Run]]  # by name, in the order that was asked for
+    notes: Sequence[str]  # what cannot be compared
+
+    @property
+    def fits_any(self) -> bool:
+        """True if any of them is within the memory that may be used."""
+        return any(run.fits for _, run in self.runs)
+
+    def data(self) -> list[dict[str, Any]]:
+        """The figures as plain data."""
+        return [
+            {
+                "name": name,
+                "simulated": True,
+                "device": run.device.name,
+                **attributes(run, "step_time_ns tokens_per_s peak_bytes"),
+                "exposed_copy_ns": run.simulated.timeline.exposed_copy_ns,
+                "fits": run.fits,
+                "fit": run.memory.fit(run.peak_bytes).value,
+            }
+            for name, run in self.runs
+        ]
+
+    def __str__(self) -> str:
+        first, device = self.runs[0][1], self.runs[0][1].device
+        table = format_table(HEADER, [_row(figures, first.step_time_ns) for figures in self.data()])
+        title = f"simulated on {device.title}, {format_bytes(device.usable_memory_bytes)} usable"
+        outside = outside_line(first.model, device)
+        return "\n\n".join([title, table, *(f"note: {note}" for note in self.notes), *([outside] if outside else [])])
+
+
+def compare_configs(
+    names: Sequence[str],
+    device: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+    use_cache: bool = True,
+    expert_skew: str | None = None,
+) -> Comparison:
+    """Simulate all of them.
+
+    Args:
+        names: files, as of `load_step`, and baselines, which are tried on the network of the first file.
+        device, overrides, use_cache, expert_skew: as of `load_step`.
+
+    Raises:
+        SimulationError: a name is neither a file nor a baseline, or the first one is no file.
+    """
+    if names[0] in BASELINES:
+        raise SimulationError(f"'{names[0]}' is a baseline: name a configuration before it")
+    for name in names:
+        if name not in BASELINES and not Path(name).exists():
+            raise SimulationError(f"'{name}' is neither a file nor a baseline; baselines are {', '.join(BASELINES)}")
+    labels = iter(unique_labels([name for name in names if name not in BASELINES], BASELINES))
+    first: Step | None = None
+    runs: list[tuple[str, Run]] = []
+    documents: list[tuple[str, Document]] = []
+    for name in names:
+        if name in BASELINES and first is not None:
+            runs.append((name, first.simulate(baseline_policy(name, first.model.captured.trees))))
+            continue
+        step = load_step(name, device, dict(overrides or {}), use_cache, expert_skew=expert_skew)
+        first = first or step
+        label = next(labels)
+        documents.append((label, step.document))
+        runs.append((label, step.simulate()))
+    return Comparison(runs, other_models(documents))
+
+
+def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
+    """Configurations that train another model than the first, by name, number of layers and width."""
+    (first, document), *others = documents
+    wanted = _model_of(document)
+    notes = []
+    for name, other in others:
+        found = _model_of(other)
+        differs = [key for key in found if key in wanted and found[key] != wanted[key]]
+        if differs:
+            what = ", ".join(f"{key}: {found[key]}, not {wanted[key]}" for key in differs)
+            notes.append(f"{name} is another model than {first} ({what}): their step times are of different work")
+    return notes
+
+
+def _model_of(document: Document) -> dict[str, str]:
+    """Value that the configuration states; the first place overrides the others."""
+    stated = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
+    return {key: show(node) for key, node in stated if node is not None}
+
+
+def _row(figures: Mapping[str, Any], first_ns: int) -> tuple[str, ...]:
+    return (
+        figures["name"],
+        format_time(figures["step_time_ns"]),
+        f"{figures['tokens_per_s']:.0f}",
+        format_difference(figures["step_time_ns"], first_ns),
+        format_bytes(figures["peak_bytes"]),
+        format_time(figures["exposed_copy_ns"]),
+        figures["fit"],
+    )

@@ -1,0 +1,50 @@
+"""Compare simulated step time and peak memory of several configurations and baselines; no device.
+
+examples:
+  mindswap compare a.yaml b.yaml --d2h 20GB/s
+  mindswap compare llama2_7b.yaml none full-recompute default-swap --plot compare.png
+  mindswap compare --json llama2_7b.yaml select-recompute | jq '.configurations[].step_time_ns'
+
+Baselines are tried on the network of the first configuration:
+{baselines}
+
+Exit code 1 if none of them fits.
+
+options:
+  CONFIG|BASELINE...  the first one is a YAML of MindFormers, or a step of `mindswap trace` (.json)
+  --plot
+  --no-cache
+  --json
+  --expert-skew
+  --device
+"""
+
+import argparse
+
+from mindswap.command_line.options import answer, device_overrides
+from mindswap.features.compare import compare_configs
+from mindswap.files import require_folders
+from mindswap.planner.problem import Compared
+from mindswap.policy.coverage import BASELINES
+from mindswap.report.plots import plot_tradeoffs
+
+ARGUMENTS = {
+    "CONFIG|BASELINE...": {"dest": "configs"},
+}
+WORDS = {"baselines": "\n".join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate all of them; 1 if none of them fits."""
+    require_folders(args.plot)
+    found = compare_configs(args.configs, args.device, device_overrides(args), not args.no_cache, args.expert_skew)
+    device = found.runs[0][1].device
+    if args.plot:
+        plot_tradeoffs(
+            [Compared(name, run.step_time_ns, run.peak_bytes, run.fits) for name, run in found.runs],
+            args.plot,
+            title="Step time and peak memory",
+            caption=device.title,
+            budget_bytes=device.usable_memory_bytes,
+        )
+    return answer(args, {"configurations": found.data()}, found, found.fits_any)

@@ -1,0 +1,226 @@
+"""Swap and recompute settings of a configuration in another form, its text kept otherwise."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindswap.config.nodes import Document, to_data
+from mindswap.config.parse import parse_document
+from mindswap.config.pipeline_layout import LayoutError, read_pipeline
+from mindswap.config.problem import Level, Location, Problem, find_errors, sort_problems
+from mindswap.config.render import COMMAND_LINE
+from mindswap.config.section_edits import rewrite_section
+from mindswap.config.source import BASE_CONFIG, load_document
+from mindswap.errors import DataError, LaunchError, PolicyError
+from mindswap.features.convert.stage_counts import Converted, Request, known_trees, to_index_form
+from mindswap.features.convert.versions import VERSIONS, Rewritten, convert_versions
+from mindswap.files import read_limited
+from mindswap.policy.cell_tree import LayerTrees, load_layer_trees
+from mindswap.policy.equivalence import policy_sections, rewrite_for_swap
+from mindswap.policy.formats.megatron.options import RULE, MegatronOptions, read_options, read_tokens
+from mindswap.policy.formats.megatron.policy import policy_of_megatron
+from mindswap.policy.formats.megatron.script import ScriptError, find_command, option_line
+from mindswap.policy.formats.megatron.validity import place_layers
+from mindswap.policy.formats.mindformers1.read import find_num_layers
+from mindswap.policy.formats.mindformers2.tables import refuse_pynative
+from mindswap.policy.model import Policy
+from mindswap.rules.checker import check_document, model_section
+from mindswap.steps.network import known_or_real
+
+# A launch script has some KiB.
+MAX_SCRIPT_BYTES = 1 << 20
+
+# Models whose operator names can be used without CONFIG.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
+    "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
+}
+
+
+@dataclass(frozen=True)
+class MegatronSource:
+    """Options of Megatron-LM, and what they do not say."""
+
+    options: Mapping[str, Sequence[str]]  # of the command line, as text: by name, e.g. `--num-layers`
+    script: str | None = None  # file with more of them, `-` for the standard input
+    family: str = "llama"  # of operator names without CONFIG, one of `FAMILIES`
+    num_prefetch_ops: int = 1  # distance at which what is offloaded comes back
+
+
+def convert_config(
+    config: str | None,
+    to: str | MegatronSource,
+    target: str | None = None,
+    num_layers: int | None = None,
+    ops_per_layer: int | None = None,
+    trace: str | None = None,
+) -> Rewritten:
+    """Convert one configuration; nothing is written.
+
+    Args:
+        config: MindFormers YAML; None makes the sections for options of Megatron-LM alone.
+        to: `index` (layer indices, from counts per stage), `2.x`, `1.9`, or options of Megatron-LM to take over.
+        target: file that the result is for.
+        num_layers: layers of the model, where the file does not say.
+        ops_per_layer, trace: between versions, as of `convert_versions`.
+
+    Raises:
+        PolicyError: the settings are wrong, or have no counterpart; with every reason.
+        LaunchError: what is asked for and the file do not go together.
+    """
+    document, text = (Document(COMMAND_LINE, None), "") if config is None else _read(config, target)
+    request = Request(document, text, num_layers, target or "the result")
+    if isinstance(to, str) and to in VERSIONS:
+        return convert_versions(request, to, ops_per_layer, trace)
+    refuse_pynative(document)
+    if isinstance(to, MegatronSource):
+        made, num_layers = sections_of_megatron(to, request)
+    else:
+        num_layers = request.find_num_layers(find_num_layers(document))
+        made = to_index_form(document, num_layers, known_trees(document, check_document(document, num_layers)))
+    if made.sections.get("swap_config", {}).get("swap") is True and document.root is not None:
+        text = rewrite_for_swap(text, parse_document(text, document.file), document)
+    for name, value in made.sections.items():
+        text = rewrite_section(text, name, value, made.comments.get(name), document.file)
+    problems = made.problems
+    if document.root is not None:  # without CONFIG there is too little of it to check
+        written = parse_document(text, request.target)
+        problems = (*problems, *check_document(written, num_layers).problems)
+    return Rewritten(text, sort_problems(problems), {"sections": made.sections})
+
+
+def _read(config: str, target: str | None) -> tuple[Document, str]:
+    """The configuration with what it is based on, and the text of its own file."""
+    document = load_document(config)
+    if errors := find_errors(document.problems):
+        raise PolicyError(errors)
+    text = Path(config).read_bytes().decode("utf-8")
+    own = parse_document(text, config)
+    if own.get(BASE_CONFIG) is not None:
+        _refuse_inherited(own, document)
+        if target and Path(target).resolve().parent != Path(config).resolve().parent:
+            raise LaunchError(f"{config} is based on other files ({BASE_CONFIG}); write the result beside it")
+    return document, text
+
+
+def _refuse_inherited(own: Document, whole: Document) -> None:
+    """A section that stands in another file cannot be replaced in this one: MindFormers merges the two."""
+    for section in ("swap_config", "recompute_config", "mindswap"):
+        here, merged = own.get(section), whole.get(section)
+        if merged is not None and (here is None or to_data(here) != to_data(merged)):
+            message = f"{section}: a part of it stands in another file ({BASE_CONFIG})"
+            fix = f"copy {section} into {own.file}"
+            raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
+
+
+# The Megatron-LM side: options and launch scripts -> sections of a configuration.
+
+
+def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Converted, int]:
+    """The sections for Megatron's options, and for the file of the request.
+
+    Raises:
+        PolicyError: Megatron would refuse the options, or the model has no counterpart.
+        LaunchError: the options and the file do not go together.
+    """
+    options, problems = _read_megatron(source)
+    stated = find_num_layers(request.document)
+    if stated is not None:
+        options = replace(options, num_layers=replace(request, num_layers=options.num_layers).find_num_layers(stated))
+    use_legacy = source.family == "llama" if request.document.root is None else request.document.is_legacy
+    trees = _find_trees(source, request.document, options)
+    made = policy_of_megatron(options, use_legacy, trees, source.num_prefetch_ops)
+    unread = {problem.subject for problem in problems}
+    found = (problem for problem in made.problems if problem.subject not in unread)
+    problems = sort_problems((*problems, *found))
+    if made.policy is None or find_errors(problems):
+        raise PolicyError(problems)
+    assert options.num_layers is not None
+    policy, kept, dropped = _with_present(made.policy, options, request.document, trees)
+    sections = policy_sections(policy, request.document.data(), options.num_layers)
+    for name in kept:
+        sections.pop(name, None)
+    summary = {
+        "recompute_config": [line for line in made.summary if not line.startswith("offload")],
+        "swap_config": [line for line in made.summary if line.startswith("offload")],
+    }
+    comments = {name: "\n".join(["from Megatron-LM", *lines]) for name, lines in summary.items() if lines}
+    problems = sort_problems((*problems, *dropped, *_compare_pipelines(options, request.document)))
+    return Converted(sections, problems, policy, comments), options.num_layers
+
+
+def _read_script(script: str) -> str:
+    if script != "-":
+        return read_limited(script, MAX_SCRIPT_BYTES).decode("utf-8", "replace")
+    text = sys.stdin.read(MAX_SCRIPT_BYTES + 1)
+    if len(text) > MAX_SCRIPT_BYTES:
+        raise DataError(f"standard input: is too large\n    allowed: a script of at most {MAX_SCRIPT_BYTES >> 20} MiB")
+    return text
+
+
+def _read_megatron(source: MegatronSource) -> tuple[MegatronOptions, tuple[Problem, ...]]:
+    """The options of the script, with those of the command line in their place."""
+    texts = source.options
+    own, problems = read_options(texts, dict.fromkeys(texts, Location(COMMAND_LINE)))
+    if source.script is None:
+        return own, problems
+    name = "standard input" if source.script == "-" else source.script
+    try:
+        script = _read_script(source.script)
+        command = find_command(script)
+    except OSError as error:
+        raise LaunchError(f"{name}: cannot be read: {error.strerror}") from error
+    except ScriptError as error:
+        place = Location(name, error.line, 1 if error.line else 0)
+        raise PolicyError([Problem(place, RULE, Level.ERROR, f"the script {error}")]) from None
+    tokens = {option: values for option, values in read_tokens(command.words).items() if option not in texts}
+    places = {option: Location(name, option_line(script, option), 1) for option in tokens}
+    read, script_problems = read_options(tokens, places)
+    unknown = tuple(
+        Problem(
+            Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run", subject=word
+        )
+        for word in command.unknown
+    )
+    return read.override(own), (*problems, *script_problems, *unknown)
+
+
+def _find_trees(source: MegatronSource, document: Document, options: MegatronOptions) -> LayerTrees | None:
+    """The layers of the model: from a table, else from the real network; only module names need them."""
+    num_layers = options.num_layers or 1
+    if document.root is None:
+        return load_layer_trees(dict(FAMILIES[source.family]), num_layers)
+    return known_or_real(document.file, load_layer_trees(model_section(document), num_layers), num_layers)
+
+
+def _with_present(
+    policy: Policy, options: MegatronOptions, document: Document, trees: LayerTrees | None
+) -> tuple[Policy, tuple[str, ...], tuple[Problem, ...]]:
+    """The policy with what CONFIG says where Megatron's options say nothing, the sections that stay, warnings."""
+    assert options.num_layers is not None
+    is_on = document.value("swap_config", "swap") is True
+    kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
+    if options.granularity is not None or document.root is None:
+        return policy, kept, ()
+    if is_on:
+        return policy, ("recompute_config", "mindswap"), ()
+    counted = to_index_form(document, options.num_layers, trees)
+    return replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems
+
+
+def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Problem, ...]:
+    """`block` and `uniform` count by Megatron's stages; another pipeline in CONFIG makes other stages of them."""
+    if options.granularity != "full" or document.root is None or options.num_layers is None:
+        return ()
+    try:
+        here = read_pipeline(document).layout(options.num_layers)
+    except LayoutError:
+        return ()
+    if here.sizes == place_layers(options, options.num_layers).sizes:
+        return ()
+    place = document.place("parallel_config", "pipeline_stage")
+    message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
+    fix = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
+    return (Problem(place, "convert", Level.WARNING, message, fix=fix),)

@@ -1,0 +1,111 @@
+r"""Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run.
+
+examples:
+  mindswap convert old.yaml --to index -o new.yaml      # counts per stage (swap off) -> layer indices (swap on)
+  mindswap convert old.yaml --to 2.x -o new.yaml        # swap and recompute in the sections of MindFormers 2.x
+  mindswap convert old.yaml --to 2.x --trace step.json  # the same, by the tensors of a recorded step
+  mindswap convert --from megatron --num-layers 32 --recompute-activations
+  mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \
+      --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
+  mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
+
+Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
+
+options:
+  [CONFIG]             YAML of MindFormers
+  --to                 form of recompute_config, or version of MindFormers
+  --from               take the settings from its options
+  --ops-per-layer N    operators of a layer in backward, for distances between versions; default is a table of the model
+  --trace FILE         between versions: a step of the same model (mindswap trace); settings that move the same tensors
+  -o --output FILE     write here; default is the terminal
+  | --in-place         change CONFIG itself
+  --overwrite          replace FILE
+  --json
+with --from megatron:
+  --from-args FILE     a launch script, or a file with options; - reads stdin
+  --family             operator names without CONFIG
+  --backward-prefetch N  of what is offloaded; default 1
+{megatron}
+"""
+
+import argparse
+
+from mindswap.command_line.options import (
+    MOST_LAYERS,
+    answer,
+    number_from,
+    optional_path,
+    reject_overwrite_without_output,
+)
+from mindswap.config.problem import find_errors
+from mindswap.errors import LaunchError
+from mindswap.features.convert import FAMILIES, MegatronSource, convert_config
+from mindswap.features.convert.versions import VERSIONS
+from mindswap.files import require_folders, write_new
+from mindswap.policy.formats.megatron.options import OPTIONS, OptionKind
+from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.system.streams import print_text
+
+ARGUMENTS = {
+    "--to": {"choices": ("index", "2.x", "1.9")},
+    "--from": {"dest": "source", "choices": ("megatron",)},
+    "--ops-per-layer": {"type": number_from(1, MOST_LAYERS)},
+    "--output": {"type": optional_path},
+    "--family": {"default": "llama", "choices": sorted(FAMILIES)},
+    "--backward-prefetch": {"type": number_from(1, MOST_LAYERS), "default": 1},
+    **{name: {"nargs": "+"} for name, its in OPTIONS.items() if its.kind is OptionKind.NAMES},
+}
+_VALUES = {OptionKind.FLAG: "", OptionKind.NAMES: "NAME"}
+_MEGATRON = {name: _VALUES.get(its.kind, "|".join(its.choices) or "N") for name, its in OPTIONS.items()}
+WORDS = {
+    "megatron": "\n".join(f"  {name} {_MEGATRON[name]}".rstrip() + f"  {its.help}" for name, its in OPTIONS.items())
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert one configuration; 1 if the result does not pass `mindswap check`; it is written all the same."""
+    given = {name: getattr(args, option.field) for name, option in OPTIONS.items() if getattr(args, option.field)}
+    _refuse_unfit(args, [name for name in given if name != "--num-layers"])
+    require_folders(args.output)
+    reject_overwrite_without_output(args)
+    target = str(args.output or (args.config if args.in_place else None) or "")
+    if args.source is None:
+        try:
+            num_layers = number_from(1, MOST_LAYERS)(args.num_layers) if args.num_layers else None
+        except argparse.ArgumentTypeError as error:
+            raise LaunchError(f"--num-layers: {error}") from None
+        made = convert_config(args.config, args.to, target, num_layers, args.ops_per_layer, args.trace)
+    else:
+        words = {
+            name: [] if value is True else [value] if isinstance(value, str) else value for name, value in given.items()
+        }
+        source = MegatronSource(words, args.from_args, args.family, args.backward_prefetch)
+        made = convert_config(args.config, source, target)
+    if target:
+        write_new(target, made.text, overwrite=args.overwrite or args.in_place)
+    has_errors = bool(find_errors(made.problems))
+    if args.json:
+        data = {"written": target or None, "text": made.text, **made.data, **problems_to_data(made.problems)}
+        return answer(args, data, "", not has_errors)
+    if not target:
+        print(made.text, flush=True, end="" if made.text.endswith(("\n", "\r")) else "\n")
+    if made.problems:
+        print_text(format_problems(made.problems), is_message=True)
+    if target:
+        print_text(f"written: {target}; next: mindswap check {target}")
+    return int(has_errors)
+
+
+def _refuse_unfit(args: argparse.Namespace, of_megatron: list[str]) -> None:
+    """Refuse options that do not go together."""
+    if args.source is None and args.to is None:
+        raise LaunchError("say what to do: --to index, 2.x or 1.9, or --from megatron")
+    if args.source is not None and args.to is not None:
+        raise LaunchError("--to has no meaning with --from megatron: the result is in layer indices")
+    if args.source is None and (args.config is None or of_megatron or args.from_args):
+        missing = f"{(*of_megatron, '--from-args')[0]} needs --from megatron"
+        raise LaunchError("CONFIG is missing" if args.config is None else missing)
+    if args.config is None and args.in_place:
+        raise LaunchError("--in-place needs CONFIG")
+    if args.trace and args.to not in VERSIONS:
+        raise LaunchError("--trace: is for --to 2.x and --to 1.9")

@@ -1,0 +1,239 @@
+"""`mindswap convert --to 2.x | 1.9`: the sections of one version of MindFormers in those of the other.
+
+By name; with `--trace`, by the tensors of a recorded step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mindswap.config.nodes import Document
+from mindswap.config.parse import parse_document
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.render import block_lines
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.features.convert.stage_counts import Request, known_trees, to_index_form
+from mindswap.policy.cell_tree import CellNode, load_layer_trees
+from mindswap.policy.formats.mindformers1.read import find_num_layers
+from mindswap.policy.formats.mindformers2.conversion import ConvertedSettings, to_1_9, to_2x
+from mindswap.policy.formats.mindformers2.read import find_num_layers_2x
+from mindswap.policy.formats.mindformers2.renaming import LayerNames, replace_sections
+from mindswap.policy.formats.mindformers2.tables import (
+    SECTIONS_1_9,
+    SECTIONS_2X,
+    Form,
+    Model,
+    dense_layer,
+    find_double_sections,
+    find_form,
+)
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.pynative.by_tensor import TensorFate, choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x
+from mindswap.pynative.trace import Trace
+from mindswap.report.problems import escape
+from mindswap.rules.checker import check_document, check_pynative, check_shape, model_section
+from mindswap.steps.recorded import read_trace
+from mindswap.units import format_bytes
+
+# `mindswap convert --to 2.x | 1.9 --trace FILE`: which tensors of a recorded step settings move, before and after.
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """The tensors of a recorded step."""
+
+    file: str  # the trace
+    trace: Trace  # what is in it
+    layers: tuple[CellNode, ...]  # tree of each layer, with the names of 1.9
+    model: Model  # what can be named in its layers in 2.x
+
+    @property
+    def num_layer_ops(self) -> int:
+        """Operators of a layer in backward."""
+        count = sum(not operator.is_forward and operator.layer_index is not None for operator in self.trace.operators)
+        return max(count // self.trace.num_layers, 1)
+
+    def of_policy(self, policy: Policy) -> TensorFate:
+        """Meaning to MindFormers 1.9."""
+        if not policy.is_swap_enabled:
+            policy = replace(policy, is_swap_enabled=True, layer_swap=(), op_swap=())
+        return fate_in_1_9(self.trace, [resolve_layer(policy, i, tree) for i, tree in enumerate(self.layers)])
+
+    def refuse_nothing(self, before: TensorFate) -> None:
+        """Stop where a file that swaps moves nothing of this step: another model, most likely.
+
+        Raises:
+            LaunchError: it moves nothing.
+        """
+        if not before.moved:
+            raise LaunchError(
+                f"{self.file}: nothing that the configuration swaps is saved in this step\n"
+                "    fix:     a trace of the same model; or convert by name, without --trace"
+            )
+
+    def compared(
+        self, converted: ConvertedSettings, before: TensorFate, after: TensorFate, version: str
+    ) -> ConvertedSettings:
+        """The result, with what it moves and recomputes against what was asked."""
+        lost = [
+            *differences(self.trace, before.moved, after.moved, "moves", version),
+            *differences(self.trace, before.again, after.again, "recomputes", version),
+        ]
+        fates = (before.moved, after.moved, before.again, after.again)
+        sizes = [format_bytes(sum(self.trace.storages[index].size_bytes for index in found)) for found in fates]
+        by = "by tensor of {}: moved {} before, {} now; recomputed {} before, {} now".format(self.file, *sizes)
+        return replace(converted, lost=(*converted.lost, *lost), by=by)
+
+
+def read_tensors(file: str, num_layers: int) -> Tensors:
+    """The tensors of a trace that `mindswap trace` made of a model with so many layers.
+
+    Raises:
+        DataError: the file cannot be read.
+        LaunchError: it is of another model.
+    """
+    step, _ = read_trace(file)
+    if step.trace.num_layers != num_layers:
+        raise LaunchError(
+            f"{file}: has {step.trace.num_layers} layers, the configuration {num_layers}\n"
+            "    fix:     a trace of the same model"
+        )
+    paths = dense_layer()
+    return Tensors(file, step.trace, step.layers, Model((paths,) * num_layers, "dense models of 2.x"))
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Result of a conversion."""
+
+    text: str  # the whole configuration
+    problems: Sequence[Problem]  # of the conversion and of its result
+    data: Mapping[str, object]  # what `--json` says besides
+
+
+VERSIONS = {form.version: form for form in Form}
+# Operators of a layer where no table has the model.
+ASSUMED_LAYER_OPS = 60
+
+
+def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace: str | None) -> Rewritten:
+    """Convert one file.
+
+    Args:
+        request: the file.
+        to: the other version, one of `VERSIONS`.
+        ops_per_layer: operators of a layer in backward; None for those of the trace, or of a table.
+        trace: file with a recorded step of the model; None converts by name.
+
+    Raises:
+        PolicyError: the settings are wrong, or the file cannot be edited.
+        LaunchError: there is nothing to convert.
+    """
+    document = request.document
+    source = SECTIONS_1_9 if to == "2.x" else SECTIONS_2X
+    if not any(document.get(name) is not None for name in source):
+        missing = " and no ".join(source)
+        raise LaunchError(f"{document.file}: nothing to convert to {to}: there is no {missing}")
+    double = find_double_sections(document)
+    if double is not None:
+        raise PolicyError([double])
+    num_layers = request.find_num_layers(find_num_layers(document) or find_num_layers_2x(document))
+    tensors = read_tensors(trace, num_layers) if trace else None
+    ops = (ops_per_layer, "assumed") if ops_per_layer else _layer_ops(document, tensors)
+    made = (_to_2x if to == "2.x" else _to_1_9)(document, num_layers, tensors, ops)
+    origin = "1.9" if to == "2.x" else "2.x"
+    comment = f"from MindFormers {origin}, {escape(made.by)} (mindswap convert --to {to})"
+    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(made.lost))
+    text = replace_sections(request.text, source, made.sections, (comment, *lost), document.file)
+    read_back = _read_back(to, text, made, num_layers, request.target)
+    problems = [*_losses(document, source, made, to), *read_back]
+    return Rewritten(text, problems, {"sections": made.sections, "lost": list(made.lost)})
+
+
+def _layer_ops(document: Document, tensors: Tensors | None) -> tuple[int, str]:
+    """Operators of a layer in backward, and where the number is from: a trace, else as many as in forward, by table."""
+    if tensors is not None:
+        return tensors.num_layer_ops, f"in {tensors.file}"
+    layer = _layer_1_9(document)
+    return sum(cell.is_primitive for _, cell in layer.walk()) if layer is not None else ASSUMED_LAYER_OPS, "assumed"
+
+
+def _layer_1_9(document: Document) -> CellNode | None:
+    """A layer of the model in 1.9, by table; all tables are of models without experts."""
+    trees = load_layer_trees(model_section(document), 1)
+    return trees.layers[0] if trees is not None else None
+
+
+def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tuple[int, str]) -> ConvertedSettings:
+    policy = check_shape(document, num_layers).require_policy()
+    checked = check_document(document, num_layers)
+    if find_form(document) is Form.GRAPH:
+        checked.require_policy()
+    if not policy.is_swap_enabled and document.get("recompute_config") is not None:
+        index_form = to_index_form(document, num_layers, known_trees(document, checked))
+        policy = replace(index_form.policy, is_swap_enabled=False)
+    stages = max(
+        document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
+    )
+    layer, known = _layer_1_9(document), dense_layer()
+    names = LayerNames(layer, frozenset(known.order), known.cells) if layer is not None else LayerNames()
+    choose = before = None
+    if tensors is not None:
+        before = tensors.of_policy(policy)
+        if policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
+            tensors.refuse_nothing(before)
+        choose = partial(choose_2x, tensors.trace, before.moved, tensors.model.layers[0])
+    converted = to_2x(policy, num_layers, stages, ops[0], names, choose, ops[1])
+    # What the file does not speak of, the result leaves alone.
+    has = {"swap": "swap_config", "recompute": "recompute_config"}
+    sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
+    converted = replace(converted, sections=sections)
+    if tensors is None or before is None:
+        return converted
+    effect = check_pynative(_sections_alone(converted), num_layers, tensors.model).effect
+    return tensors.compared(converted, before, fate_in_2x(tensors.trace, effect), "2.x")
+
+
+def _sections_alone(converted: ConvertedSettings) -> Document:
+    return parse_document("\n".join(block_lines(converted.sections, 0, 2)), "the result")
+
+
+def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: tuple[int, str]) -> ConvertedSettings:
+    stated = find_num_layers_2x(document)
+    model = tensors.model if tensors is not None else None
+    checked = check_pynative(document, num_layers if stated is None else None, model)
+    if checked.errors:
+        raise PolicyError(checked.problems)
+    use_legacy = find_form(document) is Form.GRAPH and document.is_legacy
+    if tensors is None:
+        return to_1_9(checked.effect, ops[0], use_legacy, source=ops[1])
+    before = fate_in_2x(tensors.trace, checked.effect)
+    if checked.effect.swaps_anything:
+        tensors.refuse_nothing(before)
+    use_legacy = any(child.name == "attention" for child in tensors.layers[0].children)
+    named = {".".join(path) for layer in tensors.layers for path, _ in layer.walk()}
+    chosen = choose_1_9(tensors.trace, before.moved, named.__contains__)
+    converted = to_1_9(checked.effect, ops[0], use_legacy, chosen, ops[1])
+    policy = check_shape(_sections_alone(converted), num_layers).policy
+    return converted if policy is None else tensors.compared(converted, before, tensors.of_policy(policy), "1.9")
+
+
+def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
+    """Losses, as warnings at the first section, and whether the rest of the file is of the other version."""
+    place = next(entry.location for name in source if (entry := document.entry(name)) is not None)
+    found = [Problem(place, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
+    form = find_form(document)
+    if form is not VERSIONS[version]:
+        message = f"only swap and recompute are converted; the rest of the file is of {form.value}"
+        fix = f"move these sections into a configuration of {VERSIONS[version].value} of the same model"
+        found.append(Problem(place, "convert", Level.WARNING, message, fix=fix))
+    return found
+
+
+def _read_back(to: str, text: str, converted: ConvertedSettings, num_layers: int, target: str) -> tuple[Problem, ...]:
+    """Problems of the result by the rules of the other version; of 1.9 the sections alone are looked at, for errors."""
+    if to == "2.x":
+        return check_pynative(parse_document(text, target), num_layers).problems
+    problems = check_document(_sections_alone(converted), num_layers).errors
+    return tuple(replace(problem, location=Location(target)) for problem in problems)

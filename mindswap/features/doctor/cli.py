@@ -1,0 +1,28 @@
+"""Check whether this machine is ready to train: versions, limits, memory, environment variables.
+
+examples:
+  mindswap doctor
+  mindswap doctor llama2_7b.yaml
+  mindswap doctor --json | jq -r '.findings[].check'
+
+No device is needed, and nothing is compiled. The exit code is 1 if a training would not start, or would not swap.
+With CONFIG, also what this training needs: host memory for what it swaps and loads, and what `mindswap check` finds.
+
+options:
+  [CONFIG]  YAML of a training that is to run here
+  --json
+"""
+
+import argparse
+
+from mindswap.command_line.options import answer
+from mindswap.config.problem import Level
+from mindswap.features.doctor import examine_machine
+from mindswap.features.doctor.report import doctor_to_json, format_doctor
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything, and say what is not as it should be."""
+    facts, findings = examine_machine(args.config)
+    has_errors = any(finding.severity is Level.ERROR for finding in findings)
+    return answer(args, doctor_to_json(facts, findings), format_doctor(facts, findings), not has_errors)

@@ -1,0 +1,116 @@
+"""Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it.
+
+examples:
+  mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
+  mindswap dryrun llama2_7b.yaml --against none            # beside the same without swap and recompute
+  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # two short models, and the line through them
+  mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
+  mindswap dryrun llama2_7b.yaml --html report.html
+  mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
+  mindswap dryrun llama2_7b.yaml --insight step           # memory in MindStudio Insight; no times
+  mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
+
+Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
+minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
+out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
+Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
+device maps no pages (--fragments, docs/dryrun.md).
+
+options:
+  CONFIG               YAML of MindFormers
+  --ranks R,...        default is the first of each pipeline stage
+  --layers N[,M]       run models with so many layers; of two depths the straight line through them is shown
+  | --full             run all layers, however long it takes
+  --against none|FILE  show another dry run beside; none: nothing moved
+  --jobs N             processes at a time (1)
+  --keep FOLDER        leave logs and MindSpore's own tables there
+  --insight DIR        write folders for MindStudio Insight
+  --snapshot FILE      write the memory for pytorch.org/memory_viz (.pickle)
+  --plot
+  --html
+  --json
+  --device
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.command_line.options import MOST, MOST_LAYERS, answer, device_overrides, number_from, optional_path
+from mindswap.command_line.progress import PhaseLines
+from mindswap.config.nodes import Document
+from mindswap.config.render import document_from_data
+from mindswap.errors import LaunchError
+from mindswap.features.dryrun import DryRunOptions, run_stages
+from mindswap.features.dryrun.insight import write_dry_run
+from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
+from mindswap.features.dryrun.snapshot import write_snapshot
+from mindswap.features.dryrun.stage_runs import DryRunReport
+from mindswap.features.step import dry_run_file
+from mindswap.files import require_folder, require_folders, unique_labels, write_new
+from mindswap.rules.checker import check_document, policy_of
+from mindswap.runtime.short_run import switched_off
+from mindswap.runtime.training_command import load_trainable
+
+
+def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    one = number_from(least, MOST if least == 0 else MOST_LAYERS)
+
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(one(part.strip()) for part in text.split(",")))
+
+    return parse
+
+
+ARGUMENTS = {
+    "--ranks": {"type": _numbers(0), "default": ()},
+    "--layers": {"type": _numbers(1), "default": ()},
+    "--jobs": {"type": number_from(1, 64), "default": 1},
+    "--keep": {"type": Path},
+    "--insight": {"type": optional_path},
+    "--snapshot": {"type": optional_path},
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Dry run one configuration; 1 if it does not fit."""
+    if len(args.layers) > 2:
+        raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
+    require_folders(args.plot, args.html, args.snapshot)
+    require_folder(args.insight)
+    against = _against(args.against, args.config, load_trainable(Path(args.config)))
+    options = DryRunOptions(args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "config")
+    say = PhaseLines(time.monotonic(), sys.stderr)
+    other: DryRunReport | None = None
+    report = dry_run_file(args.config, options, say, args.device, device_overrides(args))
+    if against is not None:
+        options = replace(options, folder=args.keep and args.keep / "against")
+        other = run_stages(against[0], options, say, against[1])
+    if args.plot:
+        from mindswap.features.dryrun.plots import plot_dry_run
+
+        plot_dry_run(report, args.plot, other)
+    if args.insight:
+        write_dry_run(report, args.insight)
+    if args.snapshot:
+        write_snapshot(report, args.snapshot)
+    if args.html:
+        from mindswap.features.dryrun.page import format_dry_run_html
+
+        write_new(args.html, format_dry_run_html(report, other), overwrite=True)
+    data = dry_run_to_json(report) | ({"against": dry_run_to_json(other)} if other is not None else {})
+    return answer(args, data, format_dry_run(report, other), report.fits)
+
+
+def _against(asked: str | None, config: str, document: Document) -> tuple[Document, str] | None:
+    """The configuration that is shown beside and its name, checked before the first is run."""
+    if asked is None:
+        return None
+    if asked == "none":
+        return document_from_data(switched_off(document.data()), document.file), "no swap, no recompute"
+    other = load_trainable(Path(asked))
+    policy_of(other, check_document(other))
+    return other, unique_labels([config, asked])[1]

@@ -1,0 +1,183 @@
+"""A dry run as text, as JSON and as a picture, beside the simulated step."""
+
+from collections import Counter
+from typing import Any
+
+from mindswap.features.dryrun.memory_pool import PARTS, DryRun, Kernel
+from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, StepPlace
+from mindswap.report.problems import escape
+from mindswap.report.simulation_text import describe_budget, describe_moment
+from mindswap.report.tables import NOTHING, attributes, format_table
+from mindswap.units import format_bytes, format_difference
+
+NUM_CELLS = 6
+MIB = 1 << 20
+NOT_A_CARD = (
+    "a dry run launches no kernel: no times, no values, and nothing runs out of memory; it knows no workspaces: the "
+    "one shown is simulated"
+)
+Rows = tuple[list[str], list[list[str]]]
+
+
+def format_dry_run(report: DryRunReport, other: DryRunReport | None = None) -> str:
+    """Peaks of every stage, what is live there and what moves; with `other` both side by side."""
+    lines = [f"dry run of {report.title} on MindSpore's Ascend backend, without a card", ""]
+    lines.append(format_table(*peak_rows(report, other)))
+    for stage in report.stages:
+        lines += ["", *_stage_lines(report, stage, same_rank(other, stage))]
+    lines += ["", f"needs {format_bytes(report.peak_bytes)} {_verdict(report)}"]
+    lines += [f"note: {note}" for note in report.notes]
+    if other is not None:
+        lines += [f"note: {other.title}: {note}" for note in other.notes]
+    libraries = "CANN's own libraries" if report.has_cann else "stand-ins for CANN's libraries"
+    lines += [f"ran with {libraries}; {NOT_A_CARD}"]
+    return "\n".join(escape(line) for text in lines for line in text.split("\n"))
+
+
+def dry_run_cards(report: DryRunReport) -> list[tuple[str, str, str, str]]:
+    """The figures that everybody asks for first: name, value, remark, verdict."""
+    judged = "" if report.budget_bytes is None else "good" if report.fits else "bad"
+    return [
+        ("dry run: peak", _mib(report.used_peak_bytes), "without fragments", ""),
+        ("dry run: with fragments", _mib(report.actual_peak_bytes), "", ""),
+        ("dry run: needs", format_bytes(report.peak_bytes), _verdict(report), judged),
+    ]
+
+
+def same_rank(other: DryRunReport | None, stage: StageRun) -> StageRun | None:
+    """The same rank in another dry run."""
+    return next((each for each in other.stages if each.run.rank == stage.run.rank), None) if other else None
+
+
+def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
+    """Header and rows: a row for each rank."""
+    header = ["rank (stage)", "peak", "with fragments", "workspace, simulated", "simulate", "difference"]
+    if other is not None:
+        header += [other.title, "with fragments"]
+    rows = []
+    for stage in report.stages:
+        simulated, match = simulated_peak(report, stage), same_rank(other, stage)
+        row = [f"{stage.run.rank} ({stage.stage})", _mib(stage.used_peak_bytes), _mib(stage.actual_peak_bytes)]
+        if simulated is None:
+            row += [NOTHING, NOTHING, NOTHING]
+        else:
+            row += [_mib(report.workspace_bytes(stage)), _mib(simulated)]
+            row.append(format_difference(simulated, stage.used_peak_bytes))
+        if other is not None:
+            row += [_mib(match.used_peak_bytes), _mib(match.actual_peak_bytes)] if match else [NOTHING, NOTHING]
+        rows.append(row)
+    return header, rows
+
+
+def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
+    """The simulated peak without the workspace that a dry run does not know; None where nothing is simulated."""
+    simulated = report.simulated_stage(stage)
+    return simulated.peak_bytes - report.workspace_bytes(stage) if simulated else None
+
+
+def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
+    """Header and rows: what is live at the peak of a stage, by what it is for."""
+    columns = {"dry run": stage.parts}
+    if simulated := report.simulated_parts(stage):
+        columns["simulate"] = simulated
+        columns["difference"] = {name: simulated[name] - stage.parts[name] for name in PARTS}
+    if other:
+        columns["the other"] = other.parts
+    sizes = {name: [parts[name] for parts in columns.values()] for name in PARTS}
+    return ["live at the peak", *columns], [[name, *map(_mib, row)] for name, row in sizes.items() if any(row)]
+
+
+def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) -> list[str]:
+    run = stage.run
+    lines = [f"rank {run.rank}, peak: {describe_place(stage.place)}"]
+    if simulated := report.simulated_stage(stage):
+        lines.append(f"    simulated peak: {describe_moment(simulated.moment)}")
+    lines += [f"    {line}" for line in format_table(*part_rows(report, stage, other)).split("\n")]
+    if cells := [(name, size) for name, size in saved_cells(run).most_common(NUM_CELLS) if size >= MIB]:
+        shown = ", ".join(f"{name} {_mib(size)}" for name, size in cells)
+        lines.append(f"    saved activations by cell, largest first: {shown}")
+    return [*lines, *(f"    {line}" for line in _copy_lines(run))]
+
+
+def saved_cells(run: DryRun) -> Counter[str]:
+    """Bytes of saved activations at the peak by cell, all layers together."""
+    sums: Counter[str] = Counter()
+    for block in run.live():
+        if run.part(block) == "saved activations":
+            sums[block.cell[1] if block.cell else "outside the layers"] += block.size_bytes
+    return sums
+
+
+def _copy_lines(run: DryRun) -> list[str]:
+    if not run.copied_out and not run.copied_back:
+        return ["copies: none"]
+    return [
+        f"copies out: {_describe_copies(run, run.copied_out)}",
+        f"copies back: {_describe_copies(run, run.copied_back)}, {_mib(run.copied_bytes)}",
+    ]
+
+
+def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
+    """Number of operators, and the places of the first and the last in the order of launch."""
+    if not copies:
+        return "0"
+    first, last = (run.kernels.index(copies[end]) + 1 for end in (0, -1))
+    return f"{len(copies)}, the first as operator {first}, the last as operator {last} of {len(run.kernels)}"
+
+
+def _verdict(report: DryRunReport) -> str:
+    """`with workspace: fits in 54.0 GiB with 6.9 GiB to spare`: what counts, and the budget, if there is one."""
+    counted = "with fragments and workspace" if report.counts_fragments else "with workspace"
+    budget = describe_budget(report.peak_bytes, report.budget_bytes, report.margin_permille)
+    return ": ".join(filter(None, [counted, budget]))
+
+
+def describe_place(place: StepPlace) -> str:
+    """`forward, layer 3: Default/.../MatMul-op3`."""
+    where = place.where if place.layer is None else f"layer {place.layer}"
+    return f"{'backward' if place.is_backward else 'forward'}, {where}: {place.operator}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{round(size_bytes / MIB)} MiB"
+
+
+def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
+    """The same as plain data; bytes."""
+    return {
+        "dry_run": True,
+        **attributes(report, "title num_layers depths has_cann used_peak_bytes actual_peak_bytes peak_bytes"),
+        **attributes(report, "budget_bytes counts_fragments fits"),
+        "stages": [_stage_to_json(report, stage) for stage in report.stages],
+        "notes": list(report.notes),
+    }
+
+
+def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
+    run = stage.run
+    return {
+        "stage": stage.stage,
+        "rank": run.rank,
+        **attributes(stage, "num_layers used_peak_bytes actual_peak_bytes"),
+        "workspace_bytes": report.workspace_bytes(stage),
+        "simulated_peak_bytes": simulated_peak(report, stage),
+        "moment": {
+            "phase": "backward" if stage.place.is_backward else "forward",
+            **attributes(stage.place, "where layer operator"),
+        },
+        "parts": dict(stage.parts),
+        "simulated_parts": report.simulated_parts(stage) or None,
+        "saved_by_cell": dict(saved_cells(run).most_common()),
+        "runs": [
+            {
+                "num_layers": depth,
+                **attributes(each, "used_peak_bytes actual_peak_bytes"),
+                "copies_out": len(each.copied_out),
+                "copies_back": len(each.copied_back),
+                "copied_bytes": each.copied_bytes,
+                "set_lines": list(each.set_lines),
+                "wall_s": round(each.wall_s, 1),
+            }
+            for depth, each in sorted(stage.runs.items())
+        ],
+    }

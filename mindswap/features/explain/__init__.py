@@ -1,0 +1,84 @@
+"""`mindswap explain`: recompute and swap of each layer, stage and chunk of a configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Problem
+from mindswap.errors import GraphError, PolicyError
+from mindswap.features.explain.report import (
+    explain_layers,
+    explanation_to_json,
+    format_explanation,
+    list_paths,
+    list_paths_2x,
+)
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
+from mindswap.policy.formats.mindformers2.tables import Form, find_form
+from mindswap.report.pynative import format_settings_effect, settings_effect_to_json
+from mindswap.rules.checker import CheckResult, check_document, check_pynative, require_num_layers
+from mindswap.rules.machine.software import installed_version
+from mindswap.steps.network import has_mindformers, known_or_real
+
+
+@dataclass(frozen=True)
+class ExplainedConfig:
+    """A configuration in words."""
+
+    text: str
+    data: Mapping[str, Any]  # the same for `--json`
+    problems: tuple[Problem, ...]  # of the configuration
+    has_errors: bool = False  # only with a file of MindFormers 2.x; one of 1.9 is not explained then
+
+
+def explain_config(document: Document, num_layers: int | None = None) -> ExplainedConfig:
+    """Recompute and swap of each layer, stage and chunk.
+
+    Raises:
+        PolicyError: the configuration has errors; one of MindFormers 2.x cannot be read.
+        GraphError: the number of layers is needed and not known.
+    """
+    if find_form(document) is Form.PYNATIVE:
+        checked_2x = check_pynative(document, num_layers, mindformers=installed_version("mindformers"))
+        if document.root is None:
+            raise PolicyError(checked_2x.problems)
+        has_errors, problems = bool(checked_2x.errors), checked_2x.problems
+        text = format_settings_effect(checked_2x.effect, has_errors)
+        return ExplainedConfig(text, settings_effect_to_json(checked_2x.effect, problems), problems, has_errors)
+    checked = check_document(document, num_layers)
+    policy, stages = checked.require_policy(), None
+    if not checked.is_swap_enabled:
+        num_layers = require_num_layers(document, checked.num_layers)
+        stages = expand_stage_recompute(document, num_layers)
+        policy = stages.policy
+    explanation = explain_layers(policy, checked.num_layers, checked.trees, stages)
+    return ExplainedConfig(format_explanation(explanation), explanation_to_json(explanation), checked.problems)
+
+
+def list_names(document: Document, num_layers: int | None = None) -> list[dict[str, Any]]:
+    """Cells and operators of a layer: the names for `op_swap` and `select_recompute`.
+
+    Raises:
+        GraphError: the model is not known here.
+    """
+    if find_form(document) is not Form.PYNATIVE:
+        return list_paths(_find_trees(document, check_document(document, num_layers)))
+    checked = check_pynative(document, num_layers)
+    if document.root is None:
+        raise PolicyError(checked.problems)
+    if checked.effect.model is None:
+        raise GraphError("no table has this model in PyNative mode, so the names of its cells are not known")
+    return list_paths_2x(checked.effect.model)
+
+
+def _find_trees(document: Document, checked: CheckResult) -> LayerTrees:
+    """The table of the model family, else the real network."""
+    trees = known_or_real(document.file, checked.trees, checked.num_layers)
+    if trees is not None:
+        return trees
+    if not has_mindformers():
+        raise GraphError("no table has this model; run this where MindFormers is installed")
+    require_num_layers(document, checked.num_layers)
+    raise GraphError(f"{document.file}: the layers of this model are not known")

@@ -1,0 +1,37 @@
+"""Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run.
+
+examples:
+  mindswap explain llama2_7b.yaml
+  mindswap explain --paths llama2_7b.yaml        # every name for op_swap and select_recompute
+  mindswap explain --json llama2_7b.yaml | jq '.layers'
+
+With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with
+single backslashes in names), then the layers. Where `mindswap check` finds errors, those are printed instead.
+
+options:
+  CONFIG   YAML of MindFormers
+  --paths  list the cells and operators of a layer instead
+  --num-layers
+  --json
+"""
+
+import argparse
+
+from mindswap.command_line.options import answer
+from mindswap.config.source import load_document
+from mindswap.features.explain import explain_config, list_names
+from mindswap.features.explain.report import format_paths
+from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.system.streams import print_text
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain one configuration; 1 if there is an error, which only a file of MindFormers 2.x is explained with."""
+    document = load_document(args.config)
+    if args.paths:
+        paths = list_names(document, args.num_layers)
+        return answer(args, {"paths": paths}, format_paths(paths))
+    found = explain_config(document, args.num_layers)
+    if found.problems and not args.json:
+        print_text(format_problems(found.problems), end="\n\n", is_message=found.has_errors)
+    return answer(args, {**problems_to_data(found.problems), **found.data}, found.text, not found.has_errors)

@@ -1,0 +1,112 @@
+"""Operators of a configuration that hold the activation memory."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.config.nodes import Document
+from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import RankPlacement
+from mindswap.features.inspect.report import LayerMemoryReport, one_way_notes
+from mindswap.files import file_name
+from mindswap.graph.analysis.liveness import Peak, find_peak
+from mindswap.graph.analysis.saved_tensors import LayerMemory, OperatorMemory, OperatorNames, measure_layer_memory
+from mindswap.graph.model import Node, TensorType
+from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_policy
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.rules.checker import check_document
+from mindswap.steps.compile_cache import cached_result
+from mindswap.steps.compiled import compile_beside, compile_under, layer_indices, place_asked_rank
+from mindswap.steps.recorded import capture_of, is_trace_path, read_trace, require_compilable
+
+# What a report is made of, for the cache.
+REPORT_CLASSES = (LayerMemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Holders of the memory.
+
+    Attributes:
+        title: of the configuration, and of the rank.
+        report: layer by layer, operator by operator.
+    """
+
+    title: str
+    report: LayerMemoryReport
+
+
+def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_cache: bool = True) -> Inspection:
+    """Measure what a configuration keeps, swaps and recomputes, from the compiled graph.
+
+    Args:
+        path: MindFormers YAML, or a step that `mindswap trace` recorded.
+        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
+        use_cache: False compiles again and keeps nothing.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+    """
+    if is_trace_path(file_name(path)):
+        return _inspect_trace(file_name(path))
+    document = load_document(path)
+    checked = check_document(document)
+    policy = checked.require_policy()
+    require_compilable(document)
+    placement = place_asked_rank(document, rank, checked.num_layers)
+    report = cached_result(
+        document,
+        policy,
+        REPORT_CLASSES,
+        lambda: inspect_config(document, policy, placement, use_cache),
+        use_cache,
+        ask="inspect",
+        rank=rank,
+    )
+    title = Path(path).stem
+    return Inspection(f"{title}, {placement.describe()}" if placement else title, report)
+
+
+def _inspect_trace(path: str) -> Inspection:
+    """The same of a recorded step, with what its policy makes of it worked out by the rules of the compiler."""
+    step, document = read_trace(path)
+    policy = replace(check_document(document).require_policy(), is_swap_enabled=True)
+    captured = capture_of(step)
+    names = captured.names()
+    decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
+    graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
+    layers = measure_layer_memory(graph, captured.graph, names, captured.sample)
+    notes = (*captured.notes, *one_way_notes(graph, names, dict(enumerate(captured.sample.layer_map))))
+    return Inspection(Path(path).stem, LayerMemoryReport(layers, find_peak(graph, captured.sample), notes))
+
+
+def inspect_config(
+    document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+) -> LayerMemoryReport:
+    """Compile with and without the policy, and measure what is kept.
+
+    Args:
+        document: MindFormers YAML, read.
+        policy: what it asks for.
+        placement: measure as this rank has it; default is one rank that has the whole model.
+        use_cache: False compiles without the policy again and keeps nothing.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    plain_policy = Policy(is_swap_enabled=True)
+    compiled = compile_under(document, policy, placement, use_cache, with_peak=True)
+    plain, like = compile_beside(document, compiled, plain_policy, placement, use_cache, with_tags=True)
+    names = OperatorNames(plain.layers, plain.graph)
+    layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, like)
+    layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
+    notes = (*compiled.notes, *one_way_notes(compiled.graph, names.of_layers_like(like), layer_map))
+    if placement is not None:
+        layers = tuple(
+            layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])
+            for layer in layers
+        )
+        notes = (placement.describe(), *notes)
+    return LayerMemoryReport(layers, find_peak(compiled.graph, compiled.sample), notes)

@@ -1,0 +1,66 @@
+"""Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device.
+
+examples:
+  mindswap inspect configs/llama2_7b/case1_default_swap.yaml
+  mindswap inspect llama2_7b.yaml --layers 0,3-5 --by cell
+  mindswap inspect llama2_7b.yaml --rank 0
+  mindswap inspect llama2_7b.yaml --plot saved.png
+  mindswap inspect --json llama2_7b.yaml | jq '.total'
+
+Sizes are of one micro-batch: with --rank as that rank has it, by the strategies that the model sets for
+tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
+What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or
+you cannot, in mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
+
+options:
+  CONFIG         YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
+  --layers LIST  only these, e.g. 0,3-5
+  --rank
+  --by           what a row is
+  --plot
+  --no-cache
+  --json
+"""
+
+import argparse
+
+from mindswap.command_line.options import answer
+from mindswap.errors import GraphError
+from mindswap.features.inspect import inspect_memory
+from mindswap.features.inspect.report import format_memory, memory_to_json
+from mindswap.policy.wording import name_indices
+
+
+def run(args: argparse.Namespace) -> int:
+    """Inspect one configuration."""
+    found = inspect_memory(args.config, args.rank, not args.no_cache)
+    report = found.report
+    if args.layers is not None:
+        there = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
+        if beyond := sorted(args.layers.difference(there)):
+            raise GraphError(f"--layers: there are {name_indices('layer', there)}, not {beyond}")
+        report = report.only(args.layers)
+    if args.plot:
+        from mindswap.features.inspect.plots import plot_memory
+
+        plot_memory(report, args.plot, title=found.title, by=args.by)
+    return answer(args, memory_to_json(report), format_memory(report, args.by))
+
+
+def parse_layers(text: str) -> frozenset[int]:
+    """`0,3-5` as a set of indices. Raises argparse.ArgumentTypeError if it is not such a list."""
+    indices: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{part!r} is not a layer; write e.g. 0,3-5")
+        if int(last or first) < int(first):
+            raise argparse.ArgumentTypeError(f"{part!r} names no layer; write {last.strip()}-{first}")
+        indices.update(range(int(first), int(last or first) + 1))
+    return frozenset(indices)
+
+
+ARGUMENTS = {
+    "--layers": {"type": parse_layers},
+    "--by": {"default": "operator", "choices": ("layer", "operator", "cell")},
+}

@@ -1,0 +1,268 @@
+"""`mindswap plan --batch-size`, `--micro-batches`, `--strategy`: a plan for each as a table, the best written."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from textwrap import wrap
+from typing import Any
+
+from mindswap.command_line.options import MOST, device_overrides, number_from, refuse_given
+from mindswap.command_line.progress import PhaseLines, SearchBar
+from mindswap.config.nodes import Document
+from mindswap.config.pipeline_layout import Layout
+from mindswap.config.source import load_document
+from mindswap.config.step_settings import read_step_settings
+from mindswap.errors import PlanError
+from mindswap.features.plan import StepPlan, make_plan
+from mindswap.features.plan.batches import AskedBatches, BatchPlan, plan_batches
+from mindswap.features.plan.dry_runs import (
+    DryRunPlan,
+    attempts_to_json,
+    format_attempts,
+    plan_with_dry_runs,
+    verify_plan,
+)
+from mindswap.features.plan.pynative import is_2x
+from mindswap.features.plan.spread import Spread
+from mindswap.features.plan.strategies import own_batch, own_strategy
+from mindswap.features.plan.tasks import StepOptions
+from mindswap.planner.balance import Bubble, split_bubble
+from mindswap.planner.problem import Allow
+from mindswap.planner.strategies import AUTO, Batch, Strategy
+from mindswap.policy.formats.mindformers1.read import find_num_layers
+from mindswap.report.problems import answer_text
+from mindswap.report.tables import format_table
+from mindswap.simulator.cost.device_costs import find_costs
+from mindswap.steps.recorded import is_trace_path
+from mindswap.system.scratch import scratch_folder
+from mindswap.system.streams import print_text
+from mindswap.units import format_bytes, format_time
+
+# Strategy, batch, and layers of the stages that a file has.
+Own = tuple[Strategy, Batch, Layout | None]
+
+WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # of lines of names, in none of which a line ends
+HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if text == AUTO:
+        return ()
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(1 <= number <= MOST for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text}: write auto, or numbers from 1 on such as 1,2,4")
+    return numbers
+
+
+BATCH_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--batch-size": {"type": _numbers},
+    "--micro-batches": {"type": _numbers},
+    "--strategy": {"choices": [AUTO]},
+    "--stages": {"choices": [AUTO]},
+    "--cards": {"type": number_from(1)},
+    "--jobs": {"type": number_from(1, 256), "default": 1},
+}
+
+
+def asks_for_batches(args: argparse.Namespace) -> bool:
+    """True if other batches or strategies are asked for."""
+    return any(given is not None for given in (args.batch_size, args.micro_batches, args.strategy, args.stages))
+
+
+def refuse_beside_batches(args: argparse.Namespace) -> None:
+    """Refuse what is for one plan, or needs other batches.
+
+    Raises:
+        PlanError: with the option.
+    """
+    if args.strategy is None:
+        refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
+    else:
+        refuse_given(args, "--any-global-batch", "{}: not with --strategy", "leave it out")
+    if not asks_for_batches(args):
+        refuse_given(args, "--any-global-batch", "{}: there is one batch", "--batch-size auto, or leave it out")
+        refuse_given(args, "--jobs --ray", "{}: there is one plan", "--strategy auto, or leave it out")
+        return
+    if args.ray:
+        refuse_given(args, "--jobs", "{}: --ray takes all CPUs of the cluster", "leave one out")
+    fix = "leave it out, or --batch-size, --micro-batches, --strategy, --stages"
+    refuse_given(args, "--sweep --explain --html --pin --plot --trace --objective=memory", "{}: is for one batch", fix)
+    if args.strategy is None and args.stages and _has_one_stage(args.config):
+        refuse_given(args, "--stages", "{}: there is one stage", "--strategy auto beside it, or leave it out")
+    if is_trace_path(args.config) or is_2x(load_document(args.config)):
+        raise PlanError(
+            "--batch-size, --micro-batches, --strategy, --stages: are for files of MindFormers 1.9\n"
+            "    fix:     leave them out"
+        )
+
+
+def _has_one_stage(config: str) -> bool:
+    return not is_trace_path(config) and read_step_settings(load_document(config)).pipeline.num_stages == 1
+
+
+def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
+    """Plan for each batch; 1 if nothing fits."""
+    document = load_document(args.config)
+    own = (own_strategy(document), own_batch(document), _own_layout(document))
+    asked = AskedBatches(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
+    if args.stages is not None:
+        asked = replace(asked, moves_layers=True)
+        if args.batch_size is None and args.micro_batches is None:
+            asked = replace(asked, sizes=(own[1].size,), counts=None if args.strategy else (own[1].count,))
+    if args.strategy is not None:
+        device = find_costs([document], args.device, device_overrides(args)).device
+        sizes = (own[1].size,) if args.batch_size is None else asked.sizes
+        cards = args.cards or read_step_settings(document).num_cards
+        asked = replace(asked, sizes=sizes, cards=cards, cards_per_node=device.num_cards_per_node)
+    say = PhaseLines(time.monotonic(), sys.stderr)
+    options = StepOptions(
+        args.device, device_overrides(args), not args.no_cache, args.expert_skew, allowed, args.simple
+    )
+    with scratch_folder("batches") as folder, SearchBar() as bar:
+        with Spread(args.jobs, args.ray) as spread:
+            tick = bar if spread.width == 1 else bar.raise_if_interrupted
+            plans = plan_batches(args.config, asked, options, folder, spread, say, tick)
+        best = next((one for one in plans if one.found is not None), None)
+        if not args.json:
+            print_text(format_batches(plans, own))
+        data: dict[str, object] = {}
+        is_ok = best is not None and best.found is not None
+        if best is not None and best.found is not None:
+            first, budget_bytes = best.found, best.found.plan.budget_bytes
+
+            def make(asked_bytes: int) -> StepPlan:
+                """With less memory for its strategy and batch, until it fits on the Ascend backend."""
+                if asked_bytes == budget_bytes:
+                    return first
+                return make_plan(first.step, asked_bytes, allowed, progress=bar, simple=args.simple)
+
+            attempts = plan_with_dry_runs(budget_bytes, make, say) if args.dry_run else ()
+            line = f"written: {target}, {_words(best)}; next: mindswap dryrun {target}"
+            data, _, is_ok = deliver(args, first, attempts, target, line)
+    if args.json:
+        batches: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
+        print_text(answer_text("plan", batches | data, is_ok))
+    return 0 if is_ok else 1
+
+
+def deliver(
+    args: argparse.Namespace, found: StepPlan, attempts: Sequence[DryRunPlan], target: str | None, line: str
+) -> tuple[dict[str, object], StepPlan, bool]:
+    """Say what dry runs showed, verify the plan, and write it where it is asked for; says so with `line`.
+
+    What does not fit on the backend, or is refused by the compiler, is not written. Gives the same for `--json`, the
+    plan in the end, and whether it is good.
+    """
+    data: dict[str, object] = {"dry_runs": attempts_to_json(attempts)} if attempts else {}
+    if attempts:
+        found = attempts[-1].plan.within(attempts[0].asked_bytes)
+        if not args.json:
+            print_text(f"\n{format_attempts(attempts)}")
+    is_ok = found.fits and all(attempt.fits for attempt in attempts[-1:])
+    if is_ok and not target and not args.json:
+        print_text("\nnext: -o FILE writes this plan")
+    if not target or not is_ok:
+        return data, found, is_ok
+    is_asked = not (args.no_verify or found.plan.is_interrupted)
+    verdict = verify_plan(found, not args.no_cache) if is_asked else None
+    if verdict is not None:
+        data |= {"verified": verdict.is_as_asked, "verdict": verdict.text}
+        found, is_ok = verdict.plan or found, not verdict.is_refused
+        if not args.json:
+            print_text(f"\n{verdict.text}")
+    if is_ok:
+        found.save(target, overwrite=args.overwrite or args.in_place)
+        if not args.json:
+            print_text(f"\n{line}")
+    return data, found, is_ok
+
+
+def _own_layout(document: Document) -> Layout | None:
+    pipeline, num_layers = read_step_settings(document).pipeline, find_num_layers(document)
+    return pipeline.layout(num_layers) if num_layers is not None and pipeline.num_stages > 1 else None
+
+
+def _is_own(one: BatchPlan, own: Own) -> bool:
+    return (one.strategy, one.batch) == own[:2] and one.layout in (None, own[2])
+
+
+def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
+    """A table, the fastest first; what has no plan below it, by the reason."""
+    rows = []
+    reasons: dict[str, list[str]] = {}
+    has_strategies = any(one.strategy != own[0] for one in plans)
+    for one in plans:
+        name = f"{one.strategy}: " if has_strategies else ""
+        name += f"{one.batch.count} x {one.batch.size}" + (f", layers {one.layout}" if one.layout else "")
+        name += " (your file)" if _is_own(one, own) else ""
+        if one.found is None:
+            reasons.setdefault(one.reason, []).append(name)
+            continue
+        figures = (format_time(one.found.step_time_ns), f"{one.tokens_per_s:.0f}", format_bytes(one.found.peak_bytes))
+        rows.append((name, str(one.batch.num_samples), *figures, "*" if one.is_on_front else ""))
+    what = "strategies and batches" if has_strategies else "batches"
+    searched = sum(one.is_simulated for one in plans)
+    fits = [one for one in plans if one.found is not None]
+    budget = f" for {format_bytes(fits[0].found.plan.budget_bytes)} per card" if fits and fits[0].found else ""
+    lines = [
+        f"plans{budget}, each simulated; samples are of one data parallel rank",
+        "",
+        *([format_table(HEADER, rows), ""] if rows else []),
+    ]
+    for reason, names in reasons.items():
+        whole = "; ".join(name.replace(" ", NO_BREAK) for name in names)
+        lines += [f"no plan, {reason}:", *(f"    {line.replace(NO_BREAK, ' ')}" for line in wrap(whole, WIDTH))]
+    lines += [""] if reasons else []
+    lines.append(f"{len(plans)} {what}, {searched} searched, {len(plans) - searched} left out before")
+    if fits:
+        lines.append("*: nothing else is as fast with less memory")
+        if not _is_own(fits[0], own):
+            lines.append(f"fastest: {_words(fits[0])}")
+        shown = [one for one in fits if one.layout is not None and (one is fits[0] or _is_own(one, own))]
+        lines += [f"bubble of layers {one.layout}: {_bubble(one)}" for one in shown]
+    else:
+        lines.append("nothing fits")
+    return "\n".join(lines)
+
+
+def _words(one: BatchPlan) -> str:
+    words = f"{one.strategy}; batch_size {one.batch.size}, micro-batches {one.batch.count}"
+    return words + (f", layers {one.layout}" if one.layout else "")
+
+
+def _bubble(one: BatchPlan) -> Bubble:
+    assert one.found is not None
+    run = one.found.run()
+    return split_bubble(run.simulated.timeline, run.model.layout)
+
+
+def batch_to_json(one: BatchPlan, own: Own) -> dict[str, object]:
+    """For machines; times in ns, sizes in bytes."""
+    data: dict[str, object] = {
+        "batch_size": one.batch.size,
+        "num_micro_batches": one.batch.count,
+        "data_parallel": one.strategy.data,
+        "model_parallel": one.strategy.tensor,
+        "pipeline_stage": one.strategy.stages,
+        "expert_parallel": one.strategy.experts,
+        "use_seq_parallel": one.strategy.has_sequence,
+        "layers": one.layout and one.layout.sizes,
+        "is_own": _is_own(one, own),
+        "fits": one.found is not None,
+        "reason": one.reason,
+        "is_searched": one.is_simulated,
+        "is_on_front": one.is_on_front,
+    }
+    if one.found is not None:
+        data |= {
+            "step_time_ns": one.found.step_time_ns,
+            "peak_bytes": one.found.peak_bytes,
+            "tokens_per_s_per_card": one.tokens_per_s,
+        }
+        data |= {"bubble": asdict(_bubble(one))} if one.layout is not None else {}
+    return data

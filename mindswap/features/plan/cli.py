@@ -1,0 +1,220 @@
+r"""Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device.
+
+examples:
+  mindswap plan llama2_7b.yaml --memory 54GiB
+  mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
+  mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
+  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
+  mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\.flash_attention=swap' --pin 'feed_forward=keep'
+  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
+  mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
+  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
+  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
+  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
+  mindswap plan llama2_7b.yaml --strategy auto --cards 8 -o best.yaml    # data, tensor, pipeline, expert parallel
+  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
+  mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
+
+What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
+compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
+least memory that would is named.
+
+options:
+  CONFIG                   YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
+  -o --output FILE         write the configuration with the plan here
+  | --in-place             change CONFIG itself
+  --overwrite              replace FILE
+  --trace FILE             step of the network, for a CONFIG of MindFormers 2.x
+  --allow swap,recompute   what the plan may do; default is both
+  --objective              default is time
+  --simple                 at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance;
+                           says what it costs against the full plan
+  --no-verify              write the plan without a compile that shows that it does what it says
+  --pin PATTERN=MEANS      decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch,
+                           else 10), recompute, or keep; may be given several times
+  --explain                say in words why these operators
+  --dry-run                dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three
+                           times at most
+  --sweep                  plans for many budgets, from all that is kept to the least
+  --batch-size auto|N,...  plan for other numbers of samples of a micro-batch, and write the fastest; a step keeps its
+                           samples
+  --micro-batches auto|N,...  plan for other numbers of micro-batches of a step, and write the fastest; a step keeps
+                           its samples
+  --any-global-batch       with these: a step may have more or fewer samples than now
+  --strategy               plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel,
+                           and write the fastest; a step keeps its samples, and so does a micro-batch without
+                           --batch-size
+  --stages                 plan for other numbers of layers on the pipeline stages (offset), and write the fastest
+  --cards N                with --strategy: over so many; default is as now
+  --jobs N                 with these: so many processes (1)
+  --ray ADDRESS            with these: on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto
+  --html
+  --plot FILE              write a picture of the curve of --sweep
+  --no-cache
+  --json
+  --expert-skew
+  --device
+"""
+
+import argparse
+import gc
+import stat
+import sys
+import time
+from pathlib import Path
+
+from mindswap.command_line.options import device_overrides, optional_path, refuse_given, reject_overwrite_without_output
+from mindswap.command_line.progress import PhaseLines, SearchBar
+from mindswap.config.source import load_document
+from mindswap.errors import PlanError
+from mindswap.features.plan import (
+    StepPlan,
+    budget_doubt,
+    budget_of,
+    make_plan,
+    objective_doubt,
+    refuse_unwritable,
+    sweep,
+)
+from mindswap.features.plan.batches_cli import (
+    BATCH_ARGUMENTS,
+    asks_for_batches,
+    deliver,
+    refuse_beside_batches,
+    run_batches,
+)
+from mindswap.features.plan.dry_runs import plan_with_dry_runs
+from mindswap.features.plan.pynative import is_2x, load_step_2x
+from mindswap.features.plan.report import plan_to_json
+from mindswap.features.simulate import LoadedStep, outside_line
+from mindswap.features.step import load_step
+from mindswap.files import refuse_existing, require_folders
+from mindswap.planner.explain import explain_plan
+from mindswap.planner.pins import read_pin
+from mindswap.planner.problem import Allow, Objective
+from mindswap.planner.solver.search import Progress
+from mindswap.report.problems import answer_text
+from mindswap.steps.recorded import is_trace_path
+from mindswap.system.streams import print_text
+
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+ARGUMENTS = {
+    "--output": {"type": optional_path},
+    "--allow": {"default": "swap,recompute"},
+    "--objective": {"default": "time", "choices": [objective.value for objective in Objective]},
+    "--pin": {"default": [], "action": "append"},
+    "--plot": {"type": optional_path},
+    **BATCH_ARGUMENTS,
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan one configuration; 1 if nothing fits."""
+    allowed = _allowed(args.allow)
+    _refuse_early(args)
+    pins = tuple(map(read_pin, args.pin))
+    target = args.output or (args.config if args.in_place else None)
+    objective = Objective(args.objective)
+    if asks_for_batches(args):
+        return run_batches(args, allowed, target)
+    step = _load(args, target is not None)
+    with SearchBar() as bar:
+        if args.sweep:
+            return _sweep(args, step, allowed, objective, bar)
+
+        def make(budget_bytes: int | None) -> StepPlan:
+            return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple, pins=pins)
+
+        say = PhaseLines(time.monotonic(), sys.stderr)
+        attempts = plan_with_dry_runs(budget_of(step)[0], make, say) if args.dry_run else ()
+        found = attempts[-1].plan.within(attempts[0].asked_bytes) if attempts else make(None)
+    gc.freeze()  # all that the search has found out stays until the end: walking over it takes half a second
+    # The plan first, whatever becomes of the files and the sentences: it took long to find.
+    if not args.json:
+        notes = [budget_doubt(step, found.problem.budget_bytes), objective_doubt(found.plan, objective)]
+        notes += step.model.doubts
+        beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
+        beside = [line for line in beside if line]
+        print_text("\n".join([str(found), *([""] if beside else []), *beside]))
+    following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
+    data, found, is_ok = deliver(args, found, attempts, target, f"written: {target}; {following}")
+    plan = found.plan
+    explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
+    if args.json:
+        data = plan_to_json(plan, step.device.name, found.sections) | data
+        data |= {"explanation": explanation} if args.explain else {}
+        print_text(answer_text("plan", data, is_ok))
+    elif explanation:
+        print_text("\n".join(["", *explanation]))
+    if plan.fits and args.html:
+        found.run().save_html(args.html)
+    return 0 if is_ok else 1
+
+
+def _refuse_early(args: argparse.Namespace) -> None:
+    """Refuse what fails for sure before anything is compiled."""
+    if args.simple:
+        refuse_given(args, "--objective=memory", "--simple: not with {}", "--memory SIZE, or leave one out")
+        refuse_given(args, "--pin", "--simple: not with {}", "leave one out")
+    if args.sweep:
+        of_one = "-o --in-place --html --explain --dry-run --simple --pin --objective=memory"
+        refuse_given(args, of_one, "--sweep makes many plans: choose one with --memory for {}", "")
+    else:
+        refuse_given(args, "--plot", "{}: is of the curve of --sweep", "--html FILE for one plan, or --sweep")
+    refuse_beside_batches(args)
+    reject_overwrite_without_output(args)
+    if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
+        raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
+    require_folders(args.output, args.html, args.plot)
+    if args.output and not args.overwrite:
+        refuse_existing([args.output])
+
+
+def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
+    """The step of the configuration; of a file of MindFormers 2.x that of its trace."""
+    document = None if is_trace_path(args.config) else load_document(args.config)
+    if document is not None and is_2x(document):
+        of_1_9 = "--sweep --explain --objective=memory --expert-skew --simple --pin --dry-run"
+        refuse_given(args, of_1_9, "{}: not for files of MindFormers 2.x", "leave it out")
+        return load_step_2x(document, args.trace, args.device, device_overrides(args))
+    if args.trace is not None:
+        raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
+    if document is not None and is_written:
+        refuse_unwritable(document)
+    config = document or args.config
+    return load_step(config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
+
+
+def _allowed(text: str) -> Allow:
+    """Means that the plan may use."""
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    if not names or names - {"swap", "recompute"}:
+        raise PlanError(f"--allow {text}: write swap, recompute or swap,recompute")
+    return Allow("swap" in names, "recompute" in names)
+
+
+def _sweep(args: argparse.Namespace, step: LoadedStep, allowed: Allow, objective: Objective, progress: Progress) -> int:
+    """Plans for many budgets, as a table and a picture."""
+    from mindswap.features.plan.report import format_sweep, sweep_to_json
+
+    swept = sweep(step, allowed, objective, progress)
+    plans = swept.plans
+    if not args.json:
+        print_text(format_sweep(plans, step.device.title))
+    if args.plot:
+        from mindswap.report.plots import plot_tradeoffs
+
+        plot_tradeoffs(
+            plans[0].compared,
+            args.plot,
+            title=f"{step.title}, step time against peak memory",
+            caption=step.device.title,
+            budget_bytes=step.device.usable_memory_bytes,
+            curve=plans,
+            bound=swept.bound(),
+        )
+    if args.json:
+        print_text(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
+    return 0 if plans[0].fits else 1

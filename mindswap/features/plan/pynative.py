@@ -1,0 +1,167 @@
+"""Plans for a file of MindFormers 2.x: its step is a trace of the network, its policy are sections of 2.x."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindswap.config.nodes import Document, show
+from mindswap.config.parse import parse_document
+from mindswap.config.problem import Problem
+from mindswap.config.section_edits import rewrite_section
+from mindswap.config.step_settings import read_step_settings
+from mindswap.errors import PlanError, PolicyError
+from mindswap.features.simulate import LoadedStep
+from mindswap.planner.problem import Plan
+from mindswap.planner.write import plan_comment
+from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x
+from mindswap.policy.formats.mindformers2.tables import Form, find_form, form_problem
+from mindswap.policy.model import Policy, union_layers
+from mindswap.policy.wording import index_runs
+from mindswap.report.problems import format_problems
+from mindswap.rules.checker import PynativeCheck, check_pynative
+from mindswap.simulator.cost.device_costs import find_costs
+from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.simulator.step_model import StepModel
+from mindswap.steps.recorded import capture_of, read_trace
+
+# Sizes of `model` that a trace and a file must share: the key in 2.x and those in `model.model_config` of 1.9.
+SIZES = {
+    "hidden_size": ("hidden_size",),
+    "intermediate_size": ("intermediate_size",),
+    "num_attention_heads": ("num_attention_heads", "num_heads"),
+    "vocab_size": ("vocab_size",),
+}
+
+
+def load_step_2x(document: Document, trace: str | None, device: str | None, overrides: dict[str, str]) -> LoadedStep:
+    """The step of a file of MindFormers 2.x, as a trace of the same network has it.
+
+    Args:
+        document: the file.
+        trace: made by `mindswap trace`; None is refused with how to make one.
+        device: name or file; default is what `mindswap:` says in the file, then in the configuration of the trace.
+        overrides: figures of the device to replace.
+
+    Raises:
+        PlanError: the trace is of another network.
+        PolicyError: the file is wrong, or there is no trace.
+        DataError: the trace cannot be read.
+        CostError: the device is not known.
+    """
+    if trace is None:
+        raise PolicyError([_trace_problem(document)])
+    checked = check_pynative(document)
+    if checked.errors:
+        raise PolicyError(checked.problems)
+    recorded, source = read_trace(trace)
+    refuse_mismatched(document, source, recorded.trace.num_layers, trace)
+    costs = find_costs([document, source], device, overrides)
+    model = LayerSwapModel.of(StepModel(capture_of(recorded), costs, read_step_settings(source)))
+    name, other_name = _architecture(document), _architecture(source)
+    if name and other_name and name != other_name:
+        model.doubts = (*model.doubts, f"the trace is of {other_name}, this file of {name}: equal sizes, another model")
+    if checked.effect.settings.is_comm_enabled:
+        model.doubts = (*model.doubts, "recompute_comm stays as it is: a trace of one rank has no communication")
+    return LoadedStep(document, Policy(), model, None, Path(document.file))
+
+
+def _trace_problem(document: Document) -> Problem:
+    """The error of a plan without a trace."""
+    problem = form_problem(document)
+    assert problem is not None, "a file of MindFormers 2.x"
+    return replace(
+        problem,
+        message=f"this is a configuration of {Form.PYNATIVE.value}, which is planned from a trace of its network",
+        allowed="--trace FILE, of one step of the same model",
+        fix="mindswap trace MODEL.yaml -o step.json, with MODEL.yaml of MindFormers 1.9 and the same model; then "
+        f"mindswap plan {document.file} --trace step.json",
+    )
+
+
+def _architecture(document: Document) -> str:
+    """Class of the model, "" where a file does not say; the newer models have it in a list."""
+    for keys in (("model", "architectures"), ("model", "model_config", "architectures"), ("model", "arch", "type")):
+        node = document.get(*keys)
+        if node is not None:
+            node = node.items[0] if node.items else node
+            return node.value if isinstance(node.value, str) else ""
+    return ""
+
+
+def refuse_mismatched(document: Document, source: Document, num_layers: int, trace: str) -> None:
+    """Stop where a trace of so many layers, with `source` as its configuration, cannot be the step of a file of 2.x.
+
+    Raises:
+        PlanError: with the place in the file.
+    """
+    if find_num_layers_2x(document) not in (num_layers, None):
+        node = document.get("model", "num_hidden_layers") or document.get("model")
+        assert node is not None
+        raise PlanError(
+            f"{node.location}: model has {find_num_layers_2x(document)} layers, {trace} has {num_layers}\n"
+            "    fix:     a trace of a configuration with as many layers"
+        )
+    if find_mtp_layers(document):
+        raise PlanError(f"{document.file}: layers for multi-token prediction are in no trace; they cannot be planned")
+    stages = source.count("parallel_config", "pipeline_stage")
+    pipeline = document.get("parallelism", "pipeline_parallel")
+    if pipeline is not None and pipeline.value not in (1, None):
+        raise PlanError(
+            f"{pipeline.location}: parallelism.pipeline_parallel: {show(pipeline)}: MindFormers 2.x does not swap with "
+            "a pipeline, and a trace has no stages\n    allowed: 1"
+        )
+    if stages > 1:
+        raise PlanError(f"{trace}: its configuration has {stages} pipeline stages\n    allowed: 1")
+    for key, names in SIZES.items():
+        node = document.get("model", key)
+        found = [value for name in names if (value := source.get("model", "model_config", name)) is not None]
+        if node is not None and found and node.value != found[0].value:
+            raise PlanError(
+                f"{node.location}: model.{key}: {show(node)}; in the configuration of {trace} it is {show(found[0])}\n"
+                "    fix:     a trace of the same network"
+            )
+
+
+def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
+    """A policy of whole layers in the sections of MindFormers 2.x; its one `layer_swap` counts `prefetch` in layers."""
+    swap: dict[str, Any] = {"enable": False}
+    for entry in policy.layer_swap:
+        layers = index_runs(entry.layers.resolve(num_layers))
+        swap = {"enable": True, "default_prefetch": entry.prefetch, "layer_swap": [{"layers": layers}]}
+    again = policy.layer_recompute.resolve(num_layers)
+    recompute: dict[str, Any] = {"mode": "None"}
+    if again:
+        recompute = {"mode": "full", "full_recompute_layer": index_runs(again)}
+    return {"swap": swap, "recompute": recompute}
+
+
+def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
+    """The file of a step of `load_step_2x` with a plan, read back; comments and all else are as they were.
+
+    Raises:
+        PlanError: what is read back is another policy, or has errors.
+    """
+    num_layers = len(step.model.captured.sample.layer_map)
+    text = step.config_text()
+    for name, value in sections_2x(plan.policy, num_layers).items():
+        comment = plan_comment(plan, step.device.title) if name == "swap" else None
+        text = rewrite_section(text, name, value, comment, step.document.file)
+    checked = check_pynative(parse_document(text, target), num_layers)
+    if checked.errors or not _is_read_back(plan.policy, num_layers, checked):
+        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
+    return text
+
+
+def _is_read_back(policy: Policy, num_layers: int, checked: PynativeCheck) -> bool:
+    """True if MindFormers does what the plan says, layer by layer."""
+    effect = checked.effect
+    swapped = union_layers(entry.layers for entry in policy.layer_swap)
+    distances = {entry.prefetch for entry in policy.layer_swap if entry.layers}
+    asked = [(i in swapped, i in policy.layer_recompute, (), ()) for i in range(num_layers)]
+    found = [(layer.is_swapped, layer.is_recomputed, layer.swapped, layer.recomputed) for layer in effect.layers]
+    return found == asked and distances <= {effect.settings.prefetch}
+
+
+def is_2x(document: Document) -> bool:
+    """True for a file of MindFormers 2.x."""
+    return find_form(document) is Form.PYNATIVE

@@ -1,0 +1,173 @@
+"""A plan for the terminal and as JSON. Everything about time and memory is simulated, and says so."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mindswap.config.step_settings import PATH, host_bytes_for
+from mindswap.planner.problem import FULL, YOURS, Compared, Plan
+from mindswap.policy.wording import format_layers as _layers
+from mindswap.report.tables import attributes, format_table
+from mindswap.simulator.cost.budget import Fit, MemoryBudget
+from mindswap.units import UNITS, format_bytes, format_count, format_time
+
+HEADER = ("simulated", "step time", "tokens/s/card", "vs. keep all", "peak memory", "fits")
+NUM_HOLDERS = 6
+
+
+def format_plan(
+    plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "", memory: MemoryBudget | None = None
+) -> str:
+    """The plan and what it is compared with.
+
+    Args:
+        plan: the plan.
+        device_title: of the device that is simulated.
+        tokens_per_card: tokens of a step.
+        budget_source: where the budget is from; "" where the user named it.
+        memory: memory of a card with its margin, for peaks without fragments; None for a budget without a margin.
+    """
+    budget = format_bytes(plan.budget_bytes)
+    lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
+    lines += [f"budget: {budget_source}", ""] if budget_source else [""]
+    compared = {one.name: one for one in plan.compared}
+    if own := compared.get(YOURS):
+        fit = _fit(own, memory)
+        verdict = "fits" if fit is Fit.YES else "does not fit"
+        if memory is not None and fit is Fit.IN_MARGIN:
+            verdict = memory.describe(own.peak_bytes)
+        lines.append(f"your file    {format_time(own.step_time_ns)}, {format_bytes(own.peak_bytes)}, {verdict}")
+    if plan.fits:
+        lines += [*_figure_lines(plan, compared.get(FULL)), "", *_policy_lines(plan)]
+    else:
+        lines += _nothing_fits_lines(plan, budget_source)
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}  # rows that say the same are one
+    for one in plan.compared:
+        row = _row(one, plan.unconstrained_ns, tokens_per_card, memory)
+        known.setdefault(row[1:], row)
+    rows = list(known.values())
+    if plan.fits:
+        ours = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
+        rows.append(_row(ours, plan.unconstrained_ns, tokens_per_card, memory))
+    return "\n".join([*lines, "", format_table(HEADER, rows)])
+
+
+def _figure_lines(plan: Plan, full: Compared | None) -> Iterator[str]:
+    """Times and memory of a plan that fits; `full` is the one with as many entries as help, of a simple one."""
+    yield f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation"
+    beside = " " * 13
+    if plan.lower_bound_ns is not None and plan.gap is not None:
+        least = format_time(plan.lower_bound_ns)
+        yield f"{beside}{_percent(plan.gap)} over the lower bound: no policy is faster than {least} in this memory"
+    if full is not None and full.fits:
+        cost = _percent(plan.step_time_ns / full.step_time_ns - 1)
+        yield f"{beside}{cost} over the plan with as many entries as help"
+    stages = ", ".join(format_bytes(size, "GiB") for size in plan.stage_peak_bytes)
+    of_stages = f"; stages {stages}" if len(plan.stage_peak_bytes) > 1 else ""
+    yield f"peak memory  {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}{of_stages}"
+    if plan.is_coupled:  # where the specification says otherwise than the backend does
+        yield f"{beside}swaps what recomputed operators use: MindSpore 2.9.0 does it, against the specification"
+    yield f"host memory  {format_bytes(plan.host_bytes)} of a node"
+    yield f"found with   {_simulations(plan)}"
+
+
+def _simulations(plan: Plan) -> str:
+    number = format_count(plan.num_evaluations, "simulation")
+    return f"{number}, then interrupted" if plan.is_interrupted else number
+
+
+def _nothing_fits_lines(plan: Plan, budget_source: str) -> list[str]:
+    needed, host = format_bytes(plan.smallest_budget_bytes), format_bytes(plan.host_bytes)
+    lines = [f"nothing fits; the least found needs {needed} per card, and {host} of the host memory of a node"]
+    if plan.lower_bound_ns is None:
+        lines.append(f"no policy can fit: every one needs {format_bytes(plan.least_budget_bytes)} or more per card")
+    lines += [f"found with {_simulations(plan)}", "    at its peak the memory of the card holds"]
+    lines += [f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]]
+    fixes = [f"--memory {_round_up(plan.smallest_budget_bytes)}"] * (plan.smallest_budget_bytes > plan.budget_bytes)
+    fixes += [f"--host-memory {_round_up(host_bytes_for(plan.host_bytes))}"] * (
+        plan.host_bytes > plan.host_budget_bytes
+    )
+    fix = " ".join(fixes)
+    if fixes and PATH in budget_source and plan.smallest_budget_bytes > plan.budget_bytes:
+        fix += f', and {PATH}: "{-(-plan.smallest_budget_bytes // 2**30)}GB" in the file'
+    return [*lines, f"    fix: {fix}"]
+
+
+def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for machines; `sections` is the policy as the file has it."""
+    return {
+        "simulated": True,
+        "device": device,
+        "status": "feasible" if plan.fits else "infeasible",
+        **attributes(plan, "step_time_ns unconstrained_ns lower_bound_ns slowdown gap budget_bytes peak_bytes"),
+        **attributes(plan, "stage_peak_bytes stage_static_bytes"),
+        "host_bytes_per_node": plan.host_bytes,
+        **attributes(plan, "smallest_budget_bytes least_budget_bytes"),
+        "host_budget_bytes_per_node": plan.host_budget_bytes,
+        "holders": [{"name": name, "size_bytes": size} for name, size in plan.holders],
+        **attributes(plan, "is_coupled num_evaluations is_interrupted"),
+        "compared": [attributes(one, "name step_time_ns peak_bytes fits") for one in plan.compared],
+        **sections,
+    }
+
+
+def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
+    """The curve as a table, least memory first."""
+    rows = []
+    for plan in plans:
+        policy, gap = plan.policy, "" if plan.gap is None else _percent(plan.gap)
+        num_swaps = len(policy.op_swap) + len(policy.layer_swap)
+        entries = f"{num_swaps}, {len(policy.select_recompute) + bool(policy.layer_recompute)}"
+        figures = (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown))
+        rows.append((*figures, gap, entries))
+    head = ("peak memory", "step time", "vs. keep all", "above the bound", "swap entries, recompute entries")
+    return f"simulated on {device_title}\n\n{format_table(head, rows)}"
+
+
+def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """The curve for machines."""
+    return [
+        {
+            "simulated": True,
+            **attributes(plan, "peak_bytes step_time_ns slowdown lower_bound_ns is_coupled"),
+            **plan.policy.to_config(),
+        }
+        for plan in plans
+    ]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _round_up(size_bytes: int) -> str:
+    """A size that can be typed, not below the given one."""
+    unit = "GiB" if size_bytes >= UNITS["GiB"] else "MiB"
+    return f"{-(-size_bytes * 10 // UNITS[unit]) / 10:.1f}{unit}"
+
+
+def _policy_lines(plan: Plan) -> list[str]:
+    policy = plan.policy
+    lines = [f"swap       {e.pattern}  prefetch {e.prefetch}  {_layers(e.layers)}" for e in policy.op_swap]
+    lines += [f"swap       whole layers  prefetch {e.prefetch}  {_layers(e.layers)}" for e in policy.layer_swap]
+    lines += [f"recompute  {e.pattern}  {_layers(e.layers)}" for e in policy.select_recompute]
+    if policy.layer_recompute:
+        lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
+    return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
+
+
+def _fit(one: Compared, memory: MemoryBudget | None) -> Fit:
+    """Whether a policy fits; in the margin where only the memory of the card is short of it."""
+    if one.fits:
+        return Fit.YES
+    return Fit.IN_MARGIN if memory is not None and memory.fit(one.peak_bytes) is Fit.IN_MARGIN else Fit.NO
+
+
+def _row(one: Compared, keep_ns: int, tokens_per_card: float, memory: MemoryBudget | None) -> tuple[str, ...]:
+    return (
+        one.name,
+        format_time(one.step_time_ns),
+        f"{tokens_per_card * 1e9 / one.step_time_ns:.0f}",
+        f"{100 * (one.step_time_ns / keep_ns - 1):+.2f} %",
+        format_bytes(one.peak_bytes),
+        _fit(one, memory).value,
+    )

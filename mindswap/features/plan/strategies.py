@@ -1,0 +1,193 @@
+"""Batch and parallel strategy of a configuration, and the configuration with others."""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from mindswap.config.nodes import Document, is_whole_number
+from mindswap.config.parse import parse_document
+from mindswap.config.pipeline_layout import Layout
+from mindswap.config.section_edits import rewrite_section
+from mindswap.config.step_settings import StepSettings, read_step_settings
+from mindswap.config.weight_sharding import is_split
+from mindswap.errors import PlanError
+from mindswap.planner.strategies import Batch, Strategy, StrategySpace
+from mindswap.policy.formats.mindformers1.read import find_num_layers
+
+# What tensor parallel cuts, by the names that models have for it. Keys and values take as many heads as there are,
+# where nothing is said.
+CUT_KEYS = ("num_heads", "num_attention_heads", "n_kv_heads", "num_key_value_heads", "vocab_size")
+COUNTED_KEYS = ("recompute", "select_recompute", "select_comm_recompute")  # of recompute_config
+EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_routed_experts")
+
+
+def own_strategy(document: Document) -> Strategy:
+    """The strategy that a configuration has."""
+    settings = read_step_settings(document)
+    has_sequence = document.value("parallel_config", "use_seq_parallel") is True and settings.model_parallel > 1
+    return Strategy(
+        settings.data_parallel,
+        settings.model_parallel,
+        settings.pipeline.num_stages,
+        settings.expert_parallel,
+        has_sequence,
+    )
+
+
+def own_batch(document: Document) -> Batch:
+    """The batch that a configuration has."""
+    return Batch(document.count("runner_config", "batch_size"), document.count(*_count_path(document)))
+
+
+def _count_path(document: Document) -> tuple[str, str]:
+    if read_step_settings(document).pipeline.num_stages > 1:
+        return "parallel_config", "micro_batch_num"
+    return "runner_config", "gradient_accumulation_steps"
+
+
+def with_batch(text: str, document: Document, batch: Batch) -> str:
+    """The configuration with another batch, all else as it was.
+
+    Raises:
+        PolicyError: the text cannot be changed the way it is written.
+    """
+    document = parse_document(text, document.file)
+    wanted = {("runner_config", "batch_size"): batch.size, _count_path(document): batch.count}
+    return _with_values(text, document, {path: n for path, n in wanted.items() if document.count(*path) != n})
+
+
+def _with_values(text: str, document: Document, changes: Mapping[tuple[str, ...], Any]) -> str:
+    """The text of a configuration with these values at key paths, all else as it was."""
+    data: Any = document.data()
+    for (*parents, last), value in changes.items():
+        node = data
+        for name in parents:
+            node[name] = node = dict(node.get(name) or {})
+        node[last] = value
+    for section in dict.fromkeys(path[0] for path in changes):
+        text = rewrite_section(text, section, data[section], None, document.file)
+    return text
+
+
+def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
+    """Key of the network of one rank: steps that have this in common share a capture.
+
+    Layers are captured in one stage whatever the pipeline. Where nothing is cut each data parallel rank has a network
+    of its own; else one network of all samples is cut, whose merged constants depend on their number.
+    """
+    of_all = settings.data_parallel if settings.num_parts > 1 else None
+    return *like_key(settings, has_sequence), of_all
+
+
+def like_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
+    """Key of the network of one rank but for those constants."""
+    cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
+    return settings.batch_size, cut, settings.num_parts > 1 and has_sequence
+
+
+def strategy_space(
+    document: Document,
+    batch: Batch,
+    sizes: tuple[int, ...] | None,
+    counts: tuple[int, ...] | None,
+    cards_per_node: int,
+) -> StrategySpace:
+    """Limits that strategies of a configuration have to keep to.
+
+    Raises:
+        PlanError: the configuration trains without strategies, or says nothing of its layers.
+    """
+    if not is_split(document):
+        raise PlanError(
+            f"--strategy: {document.file}: parallel.parallel_mode takes no strategies\n"
+            "    allowed: 1 (semi-auto parallel)\n    fix:     use_parallel: True, parallel: {parallel_mode: 1}"
+        )
+    num_layers = find_num_layers(document)
+    if num_layers is None:
+        raise PlanError(
+            f"--strategy: {document.file}: num_layers is missing\n    fix:     model.model_config.num_layers"
+        )
+    settings, own = read_step_settings(document), own_strategy(document)
+    own_experts = own.experts if own.experts > 1 else 0
+    cut = [document.value("model", "model_config", key) for key in CUT_KEYS]
+    experts = [document.value("model", "model_config", key) for key in EXPERT_KEYS]
+    experts.append(document.value("moe_config", "expert_num"))
+    return StrategySpace(
+        own=own,
+        context=settings.context_parallel,
+        num_samples=batch.num_samples * own.data,
+        sizes=sizes,
+        counts=counts,
+        num_layers=num_layers,
+        num_chunks=settings.pipeline.num_chunks,
+        divisible=tuple(number for number in cut if is_whole_number(number) and number > 0),
+        # Where the class of the model says how many, those that share them divide them.
+        num_experts=next((number for number in experts if is_whole_number(number) and number > 1), own_experts),
+        max_tensor=cards_per_node,
+    )
+
+
+def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
+    """The configuration with another strategy, all else as it was; layers go evenly over other stages.
+
+    Raises:
+        PolicyError: the text cannot be changed the way it is written.
+    """
+    own = own_strategy(document)
+    if strategy == own:
+        return text
+    data = document.data()
+    wanted = {
+        ("parallel_config", "data_parallel"): strategy.data,
+        ("parallel_config", "model_parallel"): strategy.tensor,
+        ("parallel_config", "pipeline_stage"): strategy.stages,
+        ("parallel_config", "expert_parallel"): strategy.experts,
+    }
+    changes: dict[tuple[str, ...], Any] = {path: n for path, n in wanted.items() if document.count(*path) != n}
+    if strategy.has_sequence != own.has_sequence:
+        changes["parallel_config", "use_seq_parallel"] = strategy.has_sequence
+    rows = (data.get("parallel") or {}).get("dataset_strategy")
+    if strategy.data != own.data and isinstance(rows, list):  # how samples go to the ranks, input by input
+        changes["parallel", "dataset_strategy"] = [_spread(row, own.data, strategy.data) for row in rows]
+    if strategy.stages != own.stages:
+        if strategy.stages > 1 and document.count("runner_config", "gradient_accumulation_steps") > 1:
+            changes["runner_config", "gradient_accumulation_steps"] = 1
+        num_chunks = read_step_settings(document).pipeline.num_chunks
+        offset = spread_offset(find_num_layers(document) or 0, strategy.stages, num_chunks)
+        if ((data.get("model") or {}).get("model_config") or {}).get("offset", 0) != offset:
+            changes["model", "model_config", "offset"] = offset
+        changes |= _without_counts(data)
+    return _with_values(text, document, changes)
+
+
+def spread_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | list[int] | list[list[int]]:
+    """Layers as evenly as they go, one more on cells next to the last: fewer micro-batches wait there, and no head."""
+    cells = num_stages * num_chunks
+    rest = num_layers % cells
+    if rest == 0:
+        return 0
+    flat = [0] * (cells - 1 - rest) + [1] * rest + [0]
+    rows = [flat[begin : begin + num_stages] for begin in range(0, cells, num_stages)]
+    return rows if num_chunks > 1 else rows[0]
+
+
+def with_layout(text: str, document: Document, layout: Layout) -> str:
+    """The configuration with other numbers of layers on its stages, all else as it was.
+
+    Raises:
+        PolicyError: the text cannot be changed the way it is written.
+    """
+    document = parse_document(text, document.file)
+    offset = read_step_settings(document).pipeline.offset_of(layout)
+    changes = {("model", "model_config", "offset"): offset, **_without_counts(document.data())}
+    return _with_values(text, document, changes)
+
+
+def _without_counts(data: Mapping[Any, Any]) -> dict[tuple[str, ...], Any]:
+    """Changes without counts of layers to recompute, which may not go with other stages; a plan replaces them."""
+    section = data.get("recompute_config")
+    counts = section if isinstance(section, dict) else {}
+    return {("recompute_config", key): False for key in COUNTED_KEYS if counts.get(key)}
+
+
+def _spread(row: object, before: int, after: int) -> object:
+    return [after, *row[1:]] if isinstance(row, list) and row[:1] == [before] else row

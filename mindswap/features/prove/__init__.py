@@ -1,0 +1,297 @@
+"""Short runs on this machine, measured beside simulated: `mindswap prove`."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindswap.adapters.mindrecord import write_synthetic_data
+from mindswap.config.nodes import Document
+from mindswap.config.source import load_document
+from mindswap.config.step_settings import is_on_cpu, read_device_target, read_step_settings
+from mindswap.errors import LaunchError, StoppedBySignal
+from mindswap.features.prove.checks import make_checks
+from mindswap.features.prove.page import format_proof_html, proof_to_json
+from mindswap.features.prove.proof import MeasuredRun, Proof, Simulated, Variant
+from mindswap.features.prove.support_bundle import describe_machine, pack
+from mindswap.features.prove.worker_runs import RayPlace, read_measured, read_simulated, run_workers
+from mindswap.features.run import cards_missing
+from mindswap.files import make_fresh, write_new
+from mindswap.policy.equivalence import kept_layers
+from mindswap.report.problems import answer_text
+from mindswap.rules.checker import check_document, policy_of
+from mindswap.rules.machine.software import count_cards
+from mindswap.runtime.short_run import RunOptions, SyntheticData, format_config, has_own_data, run_config, switched_off
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
+from mindswap.system.children import ask
+from mindswap.system.process_tree import adopt_orphans, stop_descendants
+from mindswap.system.signals import signals_raise
+from mindswap.units import format_bytes, format_count, format_time
+
+MAX_DEFAULT_WORKERS = 8
+# Without --memory: of what the step needs with everything kept, so that the plan has something to move.
+DEFAULT_BUDGET_PERCENT = 80
+TITLES = {
+    "off": "nothing swapped, nothing recomputed",
+    "yaml": "as the configuration asks",
+    "plan": "a plan of mindswap",
+}
+
+
+@dataclass(frozen=True)
+class ProofRequest:
+    """Request of a proof."""
+
+    folder: Path  # for all that a proof writes
+    config: Path  # the user's file
+    variants: tuple[str, ...]  # runs to make
+    wanted: RunOptions  # what each is to be
+    budget_bytes: int | None  # for the plan; None takes a share of what the step needs
+    wants_synthetic_data: bool  # also where the configuration has data
+    device_words: tuple[str, ...]  # options of the simulated device
+    say: Callable[[str], None]  # takes a line for the user
+    cluster: RayPlace | None = None  # the nodes that train; None for this machine alone
+
+    def file(self, name: str) -> Path:
+        """The configuration of a run."""
+        return self.folder / f"{name}.yaml"
+
+
+def prove(
+    request: ProofRequest, document: Document, is_put_aside: bool, begin_s: float
+) -> tuple[Proof | None, Path | None, int]:
+    """Prove a configuration, and leave a report and an archive to send back in its folder.
+
+    Args:
+        request: what to run, and where.
+        document: the configuration, from `load_trainable`.
+        is_put_aside: an earlier folder of that name goes aside.
+        begin_s: when this began.
+
+    Returns:
+        What is proven, as far as it came; the archive; the exit code: 0 if no check failed, 1 if one did, 128 + the
+        number of a signal.
+
+    Raises:
+        LaunchError: the runs cannot start.
+        DataError: the folder is there, or cannot be made.
+    """
+    if request.cluster is None:
+        _require_cards(document, request.wanted.num_workers)
+    make_fresh(request.folder, is_put_aside, "-o ANOTHER_FOLDER, or --overwrite")
+    adopt_orphans()
+    code, proof = 1, None
+    try:
+        with signals_raise():
+            proof = _prepare(request, document)
+            for state in _run_variants(request, proof):
+                proof = state
+            code = 0
+    except StoppedBySignal as signal:
+        request.say("interrupted: all workers are stopped")
+        code = signal.exit_code
+    finally:
+        stop_descendants()
+    if proof is None:
+        request.say(f"no run was started; {request.folder} has what there is")
+        return None, None, code
+    proof = replace(proof, is_interrupted=code > 1, wall_s=time.monotonic() - begin_s)
+    proof = replace(proof, checks=make_checks(proof))
+    answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
+    write_new(request.folder / "report.json", answer + "\n", overwrite=True)
+    write_new(request.folder / "report.html", format_proof_html(proof), overwrite=True)
+    return proof, pack(request.folder), code or int(not proof.is_ok)
+
+
+def _require_cards(document: Document, num_workers: int) -> None:
+    """Stop before minutes of simulating where the runs cannot start."""
+    if missing := cards_missing(document, []):
+        raise LaunchError(missing)
+    cards = 0 if is_on_cpu(document) else count_cards()
+    if num_workers and 0 < cards < num_workers:
+        raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
+
+
+def _prepare(request: ProofRequest, document: Document) -> Proof:
+    """Write the configurations and the data, simulate each run.
+
+    Raises:
+        MindswapError: the configuration is wrong, or cannot be simulated.
+    """
+    policy = policy_of(document, checked := check_document(document))
+    assert checked.num_layers is not None and document.root is not None
+    wanted, num_nodes = request.wanted, request.cluster.num_nodes if request.cluster else 1
+    num_layers = wanted.num_layers or checked.num_layers
+    if num_layers > checked.num_layers:
+        raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
+    if not wanted.num_workers:
+        most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS) * num_nodes
+        wanted = replace(wanted, num_workers=min(read_step_settings(document).num_cards, most))
+    if wanted.num_workers % num_nodes:
+        raise LaunchError(
+            f"--nodes {num_nodes}: {format_count(wanted.num_workers, 'worker')}\n"
+            "    allowed: as many on each node\n    fix:     --worker-num"
+        )
+    notes = []
+
+    def make_data(short: Document) -> SyntheticData | None:
+        if has_own_data(short.data()) and not request.wants_synthetic_data:
+            return None
+        notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
+        request.say(f"making data: {wanted.num_steps} steps of random tokens")
+        return write_synthetic_data(request.folder, short, wanted.num_steps)
+
+    kept = kept_layers(checked.num_layers, num_layers) if num_layers < checked.num_layers else None
+    config, changes = run_config(document, policy, wanted, kept, make_data)
+    if kept is not None:
+        notes.append(
+            f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
+            f"{', '.join(map(str, kept))} of the whole model, in this order."
+        )
+    header = f"Made by mindswap prove from {request.config}; changed there:\n" + "\n".join(changes)
+    write_new(request.file("yaml"), format_config(config, header))
+    write_new(request.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
+    proof = Proof(
+        config=str(request.config),
+        target=read_device_target(document),
+        device="",
+        num_workers=wanted.num_workers,
+        num_steps=wanted.num_steps,
+        is_profiled=wanted.is_profiled,
+        is_deterministic=wanted.is_deterministic,
+        num_layers=num_layers,
+        changes=changes,
+        notes=tuple(notes),
+        environment=describe_machine(),
+    )
+    return _simulate_all(request, proof)
+
+
+def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:
+    """The runs with their simulations, and the plan."""
+    request.say("simulating: swap off")
+    title, off = simulate(request, "off")
+    variants = []
+    for name in request.variants:
+        if name == "plan":
+            variants.append(_plan(request, off))
+            continue
+        simulated = off
+        if name == "yaml":
+            request.say("simulating: as the configuration asks")
+            simulated = simulate(request, name)[1]
+        variants.append(Variant(name, TITLES[name], str(request.file(name)), simulated))
+    return replace(proof, device=title, variants=tuple(variants))
+
+
+def simulate(request: ProofRequest, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
+    """Title of the device, and the step of a run on it."""
+    words = request.device_words if device is None else device
+    data = ask(["simulate", "--json", str(request.file(name)), *words]).require(f"simulating {name}.yaml")
+    return data["device"], read_simulated(data)
+
+
+def _plan(request: ProofRequest, off: Simulated) -> Variant:
+    """The plan within the budget; without one asked for, within one in which something has to move."""
+    budget, file = request.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100, request.file("plan")
+    found = _ask_plan(request, budget)
+    if found["status"] == "infeasible" and request.budget_bytes is None:
+        budget = (found["smallest_budget_bytes"] + off.peak_bytes) // 2
+        found = _ask_plan(request, budget)
+    if not found["ok"]:
+        least = format_bytes(found["smallest_budget_bytes"])
+        reason = found.get("verdict") or f"nothing fits into {format_bytes(budget)}; the least found is {least}"
+        return Variant("plan", TITLES["plan"], str(file), skipped=reason, budget_bytes=budget)
+    simulated = simulate(request, "plan")[1]
+    return Variant("plan", f"{TITLES['plan']} for {format_bytes(budget)}", str(file), simulated, budget_bytes=budget)
+
+
+def _ask_plan(request: ProofRequest, budget_bytes: int) -> Any:
+    request.say(f"planning for {format_bytes(budget_bytes)}")
+    words = ["--memory", f"{budget_bytes}B", "-o", str(request.file("plan")), "--json", *request.device_words]
+    return ask(["plan", str(request.file("yaml")), *words]).require("planning")
+
+
+# The runs, one after the other, and what their profile says of the device.
+
+
+def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
+    """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
+    yield proof
+    for index, variant in enumerate(proof.variants):
+        if variant.skipped:
+            continue
+        before, behind = proof.variants[:index], proof.variants[index + 1 :]
+        measured = _run(request, proof, variant)
+        variant = replace(variant, measured=measured)
+        proof = replace(proof, variants=(*before, variant, *behind))
+        yield proof
+        if variant.name != "off":
+            request.say(f"{variant.name}: compiled graph and log lines")
+            words = ["verify", "--json", variant.config, "--log", str(request.folder / variant.name / "logs")]
+            answer = ask(words)
+            said = answer.data or {"error": answer.error or f"mindswap verify: exit code {answer.exit_code}"}
+            variant = replace(variant, effect=said)
+            proof = replace(proof, variants=(*before, variant, *behind))
+            yield proof
+        if measured.exit_code and not measured.is_out_of_memory:
+            # What keeps one run from training keeps the others, too: do not wait for it again.
+            rest = (replace(other, skipped=f"{variant.name} failed") for other in behind)
+            yield replace(proof, variants=(*before, variant, *rest))
+            return
+    yield calibrated(request, proof)
+
+
+def _run(request: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
+    workers = format_count(proof.num_workers, "worker")
+    request.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
+    folder = request.folder / variant.name
+    folder.mkdir()
+    begin_s = time.monotonic()
+    cluster = request.cluster and replace(request.cluster, files=_data_files(request.folder))
+    code = run_workers(request.config, Path(variant.config), folder, proof.num_workers, request.say, cluster)
+    measured = read_measured(folder, code, time.monotonic() - begin_s, proof.is_profiled)
+    step = measured.step_ns
+    losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
+    if measured.is_out_of_memory:
+        outcome = "out of device memory"
+    elif code:
+        outcome = f"failed, exit code {code}: {measured.last_error or f'see {variant.name}/logs'}"
+    else:
+        outcome = f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}"
+        outcome += f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
+    request.say(f"    {outcome}")
+    return measured
+
+
+def _data_files(folder: Path) -> dict[Path, bytes]:
+    """The data that was made for the proof."""
+    return {path.absolute(): path.read_bytes() for path in folder.glob("*.mindrecord*")}
+
+
+def calibrated(request: ProofRequest, proof: Proof) -> Proof:
+    """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
+    found = {variant.name: variant.measured.profile for variant in proof.variants if variant.measured is not None}
+    profile = next((found[name] for name in ("plan", "yaml", "off") if found.get(name) is not None), None)
+    if profile is None:
+        reason = "no profile" if not proof.is_profiled else "no profile of a device: a CPU has no kernels to fit"
+        return replace(proof, calibration_problem=reason)
+    request.say("calibrating from the profile, simulating again")
+    file = request.folder / "device.yaml"
+    configured = read_cost_settings(load_document(str(request.file("yaml")))).device or DEFAULT_DEVICE
+    device = request.device_words[1] if request.device_words[:1] == ("--device",) else configured
+    answer = ask(["calibrate", profile, "-o", str(file), "--device", device, "--json"])
+    if answer.data is not None:
+        write_new(request.folder / "calibration.json", json.dumps(answer.data, indent=1) + "\n")
+        proof = replace(proof, calibration=answer.data)
+    if answer.exit_code or answer.data is None:
+        return replace(proof, calibration_problem=answer.error or "mindswap calibrate failed")
+    variants = tuple(
+        replace(variant, calibrated=simulate(request, variant.name, ("--device", str(file)))[1])
+        if variant.simulated is not None
+        else variant
+        for variant in proof.variants
+    )
+    return replace(proof, variants=variants)

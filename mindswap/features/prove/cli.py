@@ -1,0 +1,118 @@
+"""Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated.
+
+examples:
+  mindswap prove llama2_7b.yaml --layers 4
+  mindswap prove llama2_7b.yaml --layers 4 --memory 20GiB -o proof_20gib
+  mindswap prove llama2_7b.yaml --layers 4 --variants off,yaml --steps 10 --no-profile
+  mindswap prove configs/llama2_7b/cpu/case3_op_swap.yaml --worker-num 2
+  mindswap prove llama2_7b.yaml --layers 8 --ray auto --nodes 2 --worker-num 16
+  mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
+
+Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
+and memory, step time and copies are not visible. Read report.html; support_bundle.tar.gz has what to send for a report.
+
+options:
+  CONFIG            YAML of MindFormers
+  -o --output FOLDER  default is proof
+  --overwrite       put an earlier FOLDER aside as FOLDER.old1
+  --layers N        cut the model to N layers; default is all
+  --steps N         steps of each run (5)
+  --worker-num N    workers, one per card; default: CONFIG's, 8 at most
+  --variants off,yaml,plan  default is all
+  --profile         profile the last step of rank 0 (on)
+  --synthetic-data  make data, although CONFIG has some
+  --deterministic   losses must be equal to the last bit; slower
+  --ray ADDRESS     train on the nodes of a Ray cluster: its address, or auto
+  --nodes N         nodes of the cluster that train
+  --json            for machines; progress goes to the standard error
+  --device
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from mindswap.command_line.options import device_overrides, number_from
+from mindswap.command_line.progress import PhaseLines
+from mindswap.errors import LaunchError
+from mindswap.features.prove import ProofRequest, prove
+from mindswap.features.prove.page import format_proof, proof_to_json
+from mindswap.features.prove.worker_runs import RayPlace
+from mindswap.report.problems import answer_text
+from mindswap.rules.machine.software import require_mindformers
+from mindswap.runtime.short_run import RunOptions
+from mindswap.runtime.training_command import load_trainable
+from mindswap.simulator.cost.device_file import load_device
+from mindswap.system.streams import print_text
+from mindswap.units import parse_bytes
+
+VARIANTS = ("off", "yaml", "plan")
+
+
+def _variants(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    if any(name not in VARIANTS for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r}: write one or more of {','.join(VARIANTS)}")
+    return tuple(name for name in VARIANTS if name in names)
+
+
+ARGUMENTS = {
+    "--output": {"type": Path, "default": Path("proof")},
+    "--layers": {"type": number_from(1)},
+    "--steps": {"type": number_from(3), "default": 5},
+    "--worker-num": {"type": number_from(1)},
+    "--variants": {"type": _variants, "default": VARIANTS},
+    "--profile": {"default": True, "action": argparse.BooleanOptionalAction},
+    "--nodes": {"type": number_from(1)},
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prove one configuration; 0 if no check failed, 1 if one did, 130 after Ctrl-C."""
+    begin_s = time.monotonic()
+    document = load_trainable(Path(args.config))
+    require_mindformers()
+    request = _request(args, begin_s)
+    proof, archive, code = prove(request, document, args.overwrite, begin_s)
+    if proof is None:
+        return code
+    if args.json:
+        print_text(answer_text("prove", proof_to_json(proof), proof.is_ok))
+    else:
+        print_text("\n" + format_proof(proof))
+        print_text(f"\nreport:       {request.folder / 'report.html'}, {request.folder / 'report.json'}")
+        contents = "configurations, log lines, profile; no weights, no data; look through it"
+        print_text(f"to send back: {archive} ({contents})")
+    return code
+
+
+def _request(args: argparse.Namespace, begin_s: float) -> ProofRequest:
+    if (args.ray is None) != (args.nodes is None):
+        raise LaunchError(
+            "--ray, --nodes: a cluster needs its address and its nodes\n    fix:     --ray auto --nodes 2"
+        )
+    if args.device:
+        load_device(args.device)  # a wrong name stops here, before anything is made
+    overrides = device_overrides(args)
+    memory = overrides.pop("memory", None)
+    try:
+        budget_bytes = parse_bytes(memory) if memory is not None else None
+    except ValueError as error:
+        raise LaunchError(f"--memory: {error}") from None
+    device_words = ["--device", args.device] if args.device else []
+    for name, text in overrides.items():
+        device_words += [f"--{name.replace('_', '-')}", text]
+    return ProofRequest(
+        folder=args.output,
+        config=Path(args.config),
+        variants=args.variants,
+        wanted=RunOptions(
+            args.steps, args.worker_num or 0, args.layers, is_profiled=args.profile, is_deterministic=args.deterministic
+        ),
+        budget_bytes=budget_bytes,
+        wants_synthetic_data=args.synthetic_data,
+        device_words=tuple(device_words),
+        say=PhaseLines(begin_s, sys.stderr if args.json else sys.stdout),
+        cluster=RayPlace(args.ray, args.nodes) if args.ray is not None else None,
+    )

@@ -1,0 +1,159 @@
+"""The workers of a run of a proof, and what they and other commands say, as plain data."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindswap.errors import CostError
+from mindswap.features.prove.proof import MeasuredRun, Simulated, Worker
+from mindswap.files import replace_file
+from mindswap.rules.machine.software import has_cards
+from mindswap.runtime.attempt.command import TrainingCommand
+from mindswap.runtime.attempt.model import Ended, Outcome
+from mindswap.runtime.attempt.node import NodeTask
+from mindswap.runtime.attempt.nodes import Nodes, RayNodes
+from mindswap.runtime.attempt.state import attempt_folder
+from mindswap.runtime.logs.read import read_worker_logs
+from mindswap.runtime.logs.step_report import ReportedStep, parse_steps
+from mindswap.runtime.msrun import free_port, worker_log
+from mindswap.runtime.ray_cluster import NodeLost
+from mindswap.simulator.profile.overlap import Overlap, trace_overlap
+from mindswap.simulator.profile.trace import read_events
+
+POLL_S = 0.3
+SAY_EVERY_S = 15.0
+# How long workers wait for each other to start.
+CLUSTER_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class RayPlace:
+    """Place of the workers of a proof, if not on this machine alone."""
+
+    address: str  # of the cluster
+    num_nodes: int  # each with as many workers
+    files: Mapping[Path, bytes] = field(default_factory=dict)  # what the nodes need of this machine
+
+
+def run_workers(source: Path, config: Path, folder: Path, num_workers: int, say: Callable[[str], None],
+          cluster: RayPlace | None = None) -> int:  # fmt: skip
+    """Run the workers to their end, and say how far they are; gives the exit code of the training.
+
+    They run in `folder`, and leave there all that they write, their logs in `logs`. One worker runs without msrun.
+
+    Args:
+        source: the user's file, which the nodes of a cluster must have as well.
+        config: the configuration of this run.
+        folder, num_workers, say, cluster: where, how many, who hears of it, and on which nodes.
+    """
+    place = folder.absolute()
+    num_local = num_workers // (cluster.num_nodes if cluster else 1)
+    options = ["--run_mode", "train", "--use_parallel", str(num_workers > 1)]
+    options += ["--output_dir", str(place / "output"), "--profile_output", str(place)]
+    msrun = [f"--worker_num={num_workers}", f"--local_worker_num={num_local}"]
+    msrun += [f"--cluster_time_out={CLUSTER_TIMEOUT_S}", *(["--bind_core=True"] if has_cards() else [])]
+    command = TrainingCommand(
+        tuple(msrun) if num_workers > 1 else None, None, tuple(options), source.absolute(), num_workers, num_local,
+        master_port=free_port(),
+    )  # fmt: skip
+    files = cluster.files if cluster else None
+    task = NodeTask(command, place, place, place, num_workers > 1, cluster is None, files=files)
+    nodes = RayNodes(cluster.address, cluster.num_nodes, 0, task) if cluster else Nodes(task)
+    nodes.connect()
+    logs = attempt_folder(place, 1)
+    try:
+        nodes.prepare(1, config.read_text("utf-8"), None, (), nodes.choose_port(may_differ=True))
+        nodes.open(1)
+        nodes.start()
+        event = _watch(nodes, say)
+        if cluster:
+            _collect(nodes, logs)
+    except NodeLost as error:
+        say(f"    {error}")
+        return 1
+    finally:
+        nodes.stop_all()
+        nodes.close()
+        if logs.exists():
+            logs.rename(place / "logs")
+    return 0 if event.outcome is Outcome.FINISHED else event.exit_code
+
+
+def _watch(nodes: Nodes, say: Callable[[str], None]) -> Ended:
+    """Wait for the end, and say why it came."""
+    said_s, said = time.monotonic(), 0
+    while not nodes.is_over():
+        time.sleep(POLL_S)
+        seen = nodes.look()
+        if time.monotonic() - said_s >= SAY_EVERY_S:
+            said_s = time.monotonic()
+            if seen.step != said or not seen.step:
+                say(f"    step {seen.step}/{seen.num_steps}" if seen.step else "    starting and compiling")
+            said = seen.step
+    event = nodes.explain()
+    nodes.stop_all()
+    return event
+
+
+def _collect(nodes: Nodes, folder: Path) -> None:
+    """Put the logs of all nodes into the folder that they are in there; it may be the same on a shared disk."""
+    for logs in nodes.ask("logs", lambda _: (1,)):
+        for name, content in logs.items():
+            if not (folder / name).exists():
+                replace_file(folder / name, content)
+
+
+# What the runs of a proof left behind -> plain data.
+
+KERNELS, TRACE = "kernel_details.csv", "trace_view.json"
+
+
+def read_simulated(data: Mapping[str, Any]) -> Simulated:
+    """From `mindswap simulate --json`."""
+    first = data["stages"][0]
+    events_ns = data["step_time_ns"] - sum(term["duration_ns"] for term in data["terms"])
+    return Simulated(
+        step_time_ns=data["step_time_ns"],
+        peak_bytes=data["peak_bytes"],
+        copy_ns=round((first["link_out_use"] + first["link_in_use"]) * events_ns),
+        exposed_copy_ns=first["exposed_copy_out_ns"] + first["exposed_copy_in_ns"],
+        copied_bytes=first["copied_out_bytes"] + first["copied_in_bytes"],
+    )
+
+
+def read_measured(folder: Path, exit_code: int, wall_s: float, is_profiled: bool = False) -> MeasuredRun:
+    """The logs and the profile that a run left in its folder."""
+    logs = read_worker_logs(folder / "logs") if (folder / "logs").is_dir() else ()
+    workers = tuple(
+        Worker(
+            log.worker,
+            _read_steps(worker_log(folder / "logs" / log.node, log.worker)),
+            log.memory.used_peak_bytes,
+            log.memory.actual_peak_bytes,
+        )
+        for log in logs
+    )
+    is_short = any(not event.is_host for log in logs if not log.is_finished for event in log.oom_events)
+    errors = [log.last_error for log in logs if log.last_error and not log.is_finished]
+    profile, overlap = _read_profile(folder / "profile")
+    error = errors[0] if errors else ""
+    return MeasuredRun(exit_code, wall_s, workers, is_short, overlap, profile, error, is_profiled)
+
+
+def _read_steps(log: Path) -> tuple[ReportedStep, ...]:
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return parse_steps(lines)
+
+
+def _read_profile(folder: Path) -> tuple[str | None, Overlap | None]:
+    """Folder of a profile with kernels of a device, and the overlap of its copies."""
+    found = sorted(folder.glob(f"**/{KERNELS}"))
+    if not found:
+        return None, None
+    place = found[0].parent
+    try:
+        return str(place), trace_overlap(read_events(place / TRACE))
+    except CostError:
+        return str(place), None

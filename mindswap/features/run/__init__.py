@@ -1,0 +1,115 @@
+"""Trainings: one that is run, how an adaptive one stands, and an example to begin with."""
+
+import gc
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindswap.config.nodes import Document
+from mindswap.config.step_settings import ASCEND, is_on_cpu, read_device_target
+from mindswap.errors import LaunchError
+from mindswap.rules.machine.software import count_cards, has_cards, require_mindformers
+from mindswap.runtime.training_command import find_option, load_trainable, parse_training
+from mindswap.system.children import hold_lifeline
+
+if TYPE_CHECKING:
+    from mindswap.adapters.plugin import Session
+
+# What a Llama needs to train on a CPU; configs/llama2_7b/cpu says why.
+ON_CPU = {
+    ("mindswap", "cpu_stand_ins"): True,
+    ("model", "model_config", "use_rope_slice"): True,
+    ("model", "model_config", "fused_rms_norm"): False,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PluggedTraining:
+    """A training in this process, with the plugin in place."""
+
+    document: Document  # the configuration
+    script: Path | None  # None runs the package's own entry
+    options: list[str]  # of the script
+    session: "Session"
+
+    def run(self) -> None:
+        """Train; its own failures come as they are."""
+        if self.script:
+            sys.argv = [str(self.script), *self.options]
+            runpy.run_path(str(self.script), run_name="__main__")
+        else:
+            from mindswap.adapters.training_entry import train
+
+            train(self.options)
+        self.session.finish()
+
+
+def prepare_training(words: list[str]) -> PluggedTraining:
+    """Read the words of a training and put the plugin in place.
+
+    Raises:
+        MindswapError: it cannot be started.
+    """
+    hold_lifeline(os.environ)
+    training = parse_training(words)
+    _refuse_true_in_options(training.options)
+    document = load_trainable(training.config_path)
+    if training.script:  # as `python SCRIPT` has it: MindFormers itself may be beside the script
+        sys.path.insert(0, str(training.script.resolve().parent))
+    require_mindformers()
+    _quiet_cpu(document)
+    gc.disable()  # a quarter of the time of importing MindFormers, as in `adapters.quiet`
+    try:
+        from mindswap.adapters.plugin import install
+    finally:
+        gc.enable()
+    gc.freeze()  # what was imported stays: the collector need not walk over it before each compile
+    return PluggedTraining(document, training.script, training.options, install(document))
+
+
+def _refuse_true_in_options(options: list[str]) -> None:
+    """MindFormers reads `--options swap_config.swap=True` as False, without a word."""
+    for word in options:
+        key, _, value = word.partition("=")
+        if key.split(".")[0] in ("swap_config", "recompute_config") and value.lower() == "true":
+            raise LaunchError(f"--options {word}: MindFormers reads True as False there\n    fix: --{key} True")
+
+
+def _quiet_cpu(document: Document) -> None:
+    """On CPU the compiler warns of every operator that it does not offload; mindswap says it once."""
+    if is_on_cpu(document):
+        os.environ.setdefault("MS_SUBMODULE_LOG_v", "{PARALLEL:3}")
+
+
+def hint_after_failure(document: Document, options: list[str]) -> str:
+    """Advice after a failed training on a CPU, or where no Ascend card seems to be; "" if that is no reason."""
+    if _target(document, options) == "CPU":
+        nodes = {path: document.get(*path) for path in ON_CPU}
+        missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]
+        keys = ", ".join(f"{'.'.join(path)}: {ON_CPU[path]}" for path in missing)
+        return f"a CPU has no kernels for much of a network\n    fix: {keys}; as configs/llama2_7b/cpu" if keys else ""
+    return cards_missing(document, options)
+
+
+def _target(document: Document, options: list[str]) -> str:
+    return find_option(options, "--device_target") or read_device_target(document)
+
+
+def cards_missing(document: Document, options: list[str]) -> str:
+    """Message that no Ascend card is here, for a training that is for Ascend; "" where that is no reason to stop."""
+    if _target(document, options) != ASCEND or has_cards() or count_cards():
+        return ""
+    return (
+        "no Ascend card was found here (no npu-smi, no /dev/davinci*), and the training is for Ascend\n"
+        "    fix: train where the cards are; to try mindswap on a CPU: configs/llama2_7b/cpu; "
+        "mindswap verify, simulate and plan need no card"
+    )
+
+
+# How an adaptive run stands.
+
+
+# A small configuration and a text to try everything with.

@@ -1,0 +1,201 @@
+"""usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM MASTER_PORT LOG_DIR JOIN CLUSTER_TIME_OUT
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK \\
+                                    LOG_DIR JOIN CLUSTER_TIME_OUT
+
+  EXECUTE_ORDER     script and its arguments in one string, as in a shell, but nothing is evaluated:
+                    "run_mindformer.py --config case1.yaml --run_mode train --use_parallel True"
+  WORKER_NUM        workers of the job, on all machines together (8)
+  LOCAL_WORKER      workers on this machine (WORKER_NUM)
+  MASTER_ADDR       address of the machine with NODE_RANK 0 (127.0.0.1)
+  MASTER_PORT       its port, 1024 to 65535 (8118)
+  NODE_RANK         0, 1, ...: number of this machine (0)
+  LOG_DIR           folder for worker_0.log ... (output/msrun_log)
+  JOIN              True: wait, and return the exit code of the training; False: return once all are started (False)
+  CLUSTER_TIME_OUT  seconds that workers wait for each other (7200)
+
+--adaptive-memory-optimization before EXECUTE_ORDER: plan swap and recompute for the memory there is, watch the
+training, plan again when memory runs out; options as of `mindswap run` (mindswap run --help)
+
+environment: MF_LOG_SUFFIX=x makes LOG_DIR end with _x; LOG_MF_PATH is the folder of MindFormers' own logs;
+PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs under output/plog"""
+
+# `python -m mindswap.features.run`, which scripts/msrun_launch.sh runs: start the workers, wait for them, stop them.
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from mindswap.command_line.parser import say, write_out
+from mindswap.errors import LaunchError, PolicyError, StoppedBySignal
+from mindswap.report.problems import format_problems
+from mindswap.rules.machine.software import has_cards
+from mindswap.runtime.launcher_arguments import Job, parse_arguments, split_order, worker_command
+from mindswap.runtime.msrun import (
+    PLAIN_FOR_MSRUN,
+    check_port,
+    failure_report,
+    find_msrun,
+    find_python,
+    log_folder,
+    msrun_arguments,
+    put_old_logs_aside,
+    worker_environment,
+    worker_log,
+)
+from mindswap.runtime.training_command import ADAPTIVE_FLAG, check_configuration
+from mindswap.system.process_tree import adopt_orphans, raise_process_limit, stop_descendants
+from mindswap.system.scratch import plain_name
+from mindswap.system.signals import held_signals, signals_raise
+from mindswap.system.streams import prepare_streams, print_text
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one call of the launcher; prints, as commands do.
+
+    Returns:
+        The exit code of the training (with JOIN False: of starting it); 1 for a wrong call;
+        128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP.
+    """
+    if words is None:
+        prepare_streams()
+    words = sys.argv[1:] if words is None else words
+    if words in (["-h"], ["--help"]):
+        print_text(__doc__)
+        return 0
+    usage = ""
+    try:
+        if ADAPTIVE_FLAG in words:
+            return _run_adaptive(words)
+        usage = f"{__doc__}\n\n"  # for a call that cannot be read
+        job, command = _read(words)
+        usage = ""
+        check_configuration(command, job.num_workers)
+        with signals_raise():
+            return _run_one(job, command) if job.num_workers == 1 else _run_msrun(job, command)
+    except LaunchError as error:
+        print_text(f"{usage}{_as_error(error)}", is_message=True)
+    except PolicyError as error:
+        print_text(format_problems(error.problems), is_message=True)
+    except StoppedBySignal as stop:
+        return stop.exit_code
+    return 1
+
+
+def _run_adaptive(words: list[str]) -> int:
+    """The same job, planned and watched; JOIN plays no role, because the loop goes on until the end."""
+    from mindswap.features.run.adaptive_options import run_adaptive, split_words
+
+    args, rest = split_words(words)
+    job, command = _read(rest)
+    python, logs = [find_python(), *command], str(log_folder(job, os.environ))
+    msrun = ["msrun", *msrun_arguments(job, logs, python, bind_core=has_cards())]
+    args.run_dir = args.run_dir or Path(logs)
+    return run_adaptive(args, python if job.num_workers == 1 else msrun)
+
+
+def _read(words: list[str]) -> tuple[Job, list[str]]:
+    """The job and the worker's command, or all problems of both at once."""
+    problems = []
+    job = command = None
+    try:
+        job = parse_arguments(words)
+    except LaunchError as error:
+        problems.append(str(error))
+    if words and words[0].strip():
+        try:
+            command, remark = worker_command(split_order(words[0]))
+            if remark:
+                say(remark)
+        except LaunchError as error:
+            problems.append(str(error))
+    if problems or job is None or command is None:
+        raise LaunchError("\n".join(problems))
+    return job, command
+
+
+def _run_msrun(job: Job, command: list[str]) -> int:
+    msrun, python = find_msrun(), find_python()
+    check_port("127.0.0.1" if job.is_single_node else job.master_addr, job.master_port)
+    folder = _prepare_folder(job)
+    with plain_name(folder, also=PLAIN_FOR_MSRUN) as name:
+        arguments = msrun_arguments(job, str(name), [python, *command], bind_core=has_cards())
+        say(f"running: {shlex.join(['msrun', *arguments])}")
+        say(f"logs: {folder.absolute()}")
+        code = _wait([*msrun, *arguments], worker_environment(os.environ, Path.cwd()), keep_workers=not job.join)
+    if code:
+        print_text(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", is_message=True)
+        return code if code > 0 else 128 - code
+    if not job.join:
+        say(
+            f"JOIN is False: {job.num_local_workers} workers run in the background, see "
+            f"{worker_log(folder, job.ranks[0])}; JOIN True waits and returns the exit code of the training"
+        )
+    return 0
+
+
+def _run_one(job: Job, command: list[str]) -> int:
+    folder = _prepare_folder(job)
+    log = worker_log(folder, 0)
+    say(f"WORKER_NUM is 1: python runs without msrun, and JOIN has no effect; log: {log.absolute()}")
+    environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as file:
+        code = _wait([sys.executable, *command], environment, keep_workers=True, log=file)
+    if code:
+        print_text(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", is_message=True)
+    return code if code >= 0 else 128 - code
+
+
+def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool, log: BinaryIO | None = None) -> int:
+    """Run a command to its end; whatever stops this process stops all that the command started.
+
+    With `log`, what it prints goes there, too.
+    """
+    raise_process_limit()
+    adopt_orphans()
+    with _stopping_all():
+        # A session of its own: Ctrl-C reaches only this process, which then stops the rest in order.
+        out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, None)
+        with held_signals():
+            process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=out, stderr=error)
+        while log and process.stdout is not None and (block := os.read(process.stdout.fileno(), 1 << 16)):
+            log.write(block)
+            log.flush()
+            write_out(block)
+        code = process.wait()
+    if not (keep_workers and code == 0):
+        stop_descendants()
+    return code
+
+
+@contextlib.contextmanager
+def _stopping_all() -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        say("stopping all workers")
+        stop_descendants()
+        raise
+
+
+def _prepare_folder(job: Job) -> Path:
+    folder = log_folder(job, os.environ)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_master = job.is_single_node or job.node_rank <= 0
+        old = put_old_logs_aside(folder, job.ranks, job.num_workers, with_scheduler=is_master)
+    except OSError as error:
+        raise LaunchError(f"LOG_DIR {folder}: {error.strerror}: {error.filename}") from error
+    if old:
+        say(f"{len(old)} logs of an earlier run are now {folder}/*.log.old")
+    return folder
+
+
+def _as_error(error: LaunchError) -> str:
+    return "\n".join(line if line.startswith(" ") else f"mindswap: error: {line}" for line in str(error).splitlines())

@@ -1,0 +1,255 @@
+"""A training step as it was loaded, which plans and dry runs take, and one simulation of it."""
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.config.nodes import Document
+from mindswap.config.weight_sharding import has_one_turn
+from mindswap.errors import SimulationError, require
+from mindswap.features.simulate.insight import write_simulated
+from mindswap.features.simulate.report import format_simulation
+from mindswap.features.simulate.trace import write_trace
+from mindswap.files import file_name, write_new
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.equivalence import cut_policy
+from mindswap.policy.model import Policy
+from mindswap.report.device_figures import device_figures
+from mindswap.report.html import in_notebook, memory_curve, simulated_curve
+from mindswap.report.step_page import format_html
+from mindswap.simulator.cost.budget import MemoryBudget, budget_of_device
+from mindswap.simulator.cost.hardware import Device
+from mindswap.simulator.report_data import SimulationReport
+from mindswap.simulator.step_model import SimulatedStep, StepModel
+from mindswap.simulator.summary import find_causes, host_bytes_per_node, measure_layers, measure_stages
+from mindswap.steps.recorded import is_trace_path, read_trace
+from mindswap.units import format_bytes, format_count, format_time
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One step under one policy; all figures are simulated. `print` shows the report.
+
+    Attributes:
+        model: the step under any policy.
+        policy: in layer indices.
+        simulated: what came out.
+        title: name of what was simulated.
+    """
+
+    model: StepModel
+    policy: Policy
+    simulated: SimulatedStep
+    title: str
+
+    @property
+    def device(self) -> Device:
+        """On what."""
+        return self.model.costs.device
+
+    @property
+    def step_time_ns(self) -> int:
+        """One step, end to end."""
+        return self.simulated.step_time_ns
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any pipeline stage."""
+        return self.simulated.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """True if that is within the memory that may be used."""
+        return self.memory.fits(self.peak_bytes)
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """Memory that simulated peaks are compared with."""
+        return budget_of_device(self.device).without_fragments(self.device)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of each card."""
+        settings = self.model.settings
+        return settings.num_tokens * 1e9 / self.step_time_ns / settings.num_cards
+
+    @property
+    def step_time_s(self) -> float:
+        """The same in seconds."""
+        return self.step_time_ns / 1e9
+
+    @property
+    def peak_gib(self) -> float:
+        """Highest device memory in GiB."""
+        return self.peak_bytes / 2**30
+
+    def report(self) -> SimulationReport:
+        """Who waits for whom, what each layer costs, what fills the memory at its peak."""
+        model, settings, device, timeline = self.model, self.model.settings, self.device, self.simulated.timeline
+        stages = measure_stages(timeline, self.simulated.static)
+        host_bytes = [stage.host_bytes for stage in stages]
+        return SimulationReport(
+            title=self.title,
+            device_title=device.title,
+            figures=device_figures(device, settings.compute_dtype),
+            timeline=timeline,
+            stages=stages,
+            layers=measure_layers(timeline),
+            causes=find_causes(timeline),
+            terms=self.simulated.terms,
+            num_tokens=settings.num_tokens,
+            num_cards=settings.num_cards,
+            model_flops=model.model_flops(),
+            peak_flops=device.peak_flops[settings.compute_dtype],
+            budget_bytes=self.memory.usable_bytes,
+            margin_permille=self.memory.margin_permille,
+            host_bytes_per_node=host_bytes_per_node(host_bytes, settings.num_cards, device.num_cards_per_node),
+            notes=model.captured.notes,
+            outside_bytes=model.outside_bytes,
+            outside=outside_line(model, device),
+            weight_casts=model.weight_casts,
+        )
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """A page that opens offline in a browser.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        write_new(path, format_html(self.report()), overwrite=True)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """A Chrome trace (.json, .json.gz) for Perfetto.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        write_trace(self.report(), Path(file_name(path)))
+
+    def save_insight(self, folder: str | os.PathLike[str]) -> None:
+        """Folders `rank_N_ascend_ms` for MindStudio Insight and msprof-analyze, one for a card of each stage.
+
+        Raises:
+            DataError: they cannot be written.
+        """
+        write_simulated(self.report(), Path(file_name(folder)))
+
+    def __str__(self) -> str:
+        return format_simulation(self.report())
+
+    def __repr__(self) -> str:
+        verdict = "fits in" if self.fits else "does not fit in"
+        budget = format_bytes(self.device.usable_memory_bytes)
+        figures = f"{format_time(self.step_time_ns)}, {format_bytes(self.peak_bytes)}, {verdict} {budget}"
+        return f"<Run {self.title}: {figures}, simulated>"
+
+    def _repr_html_(self) -> str:
+        report = self.report()
+        name = f"memory of stage {report.peak_stage.stage} over the step, simulated"
+        return in_notebook(repr(self), str(self), memory_curve(*simulated_curve(report.peak_stage, 0), name))
+
+
+def outside_line(model: StepModel, device: Device) -> str:
+    """Device memory beside what MindSpore may use, which no policy moves and no budget counts; "" for none."""
+    if not model.outside_bytes:
+        return ""
+    left_bytes = device.memory_bytes - device.usable_memory_bytes
+    communicators = f"{format_count(len(model.communicators), 'communicator')} ({', '.join(model.communicators)})"
+    left = f"of {format_bytes(left_bytes)} that are left"
+    if model.outside_bytes > left_bytes:
+        left = f"but only {format_bytes(left_bytes)} are left: lower max_device_memory or HCCL_BUFFSIZE"
+    size = format_bytes(model.outside_bytes)
+    return f"outside the pool  {size} of HCCL buffers, 2 for each of {communicators}, {left}"
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedStep:
+    """A training step ready to be simulated: what it is, and one simulation of it.
+
+    Attributes:
+        document: the configuration; empty for a network without one.
+        policy: what it asks for, in layer indices.
+        model: the step under any policy.
+        known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
+        path: the file of the configuration; None for a network without one.
+    """
+
+    document: Document
+    policy: Policy
+    model: StepModel
+    known_layers: tuple[CellNode, ...] | None
+    path: Path | None = None
+
+    @property
+    def device(self) -> Device:
+        """On what."""
+        return self.model.costs.device
+
+    @property
+    def title(self) -> str:
+        """Name for reports."""
+        return self.path.stem if self.path is not None else "network"
+
+    def __repr__(self) -> str:
+        layers, cards = len(self.model.captured.sample.layer_map), self.model.settings.num_cards
+        return (
+            f"<Step {self.title}: {format_count(layers, 'layer')}, {format_count(cards, 'card')}, {self.device.title}>"
+        )
+
+    def config_text(self) -> str:
+        """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""
+        if self.path is None:
+            return ""
+        if is_trace_path(str(self.path)):
+            return read_trace(str(self.path))[0].config
+        return self.path.read_bytes().decode("utf-8", "surrogatepass")
+
+    def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
+        """One step under a policy.
+
+        Args:
+            policy: in layer indices; default is that of the configuration.
+            title: name for reports.
+
+        Raises:
+            SimulationError: if it cannot be simulated, with the place of the recompute in the configuration.
+        """
+        chosen = self.policy if policy is None else policy
+        require("policy", chosen, Policy)
+        model = self.with_swap().model if chosen.is_swap_enabled else self.model
+        try:
+            simulated = model.simulate(chosen)
+        except SimulationError as error:
+            section = self.document.get("recompute_config", "select_recompute") if policy is None else None
+            raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
+        return Run(model, chosen, simulated, title or self.title)
+
+    def short(self, kept: Sequence[int] | None, num_micro_batches: int | None = None) -> "LoadedStep":
+        """The step of a model with fewer layers, each of which does what one of `kept` does, or of fewer micro-batches.
+
+        None for all of them.
+        """
+        model, policy = self.model, self.policy
+        if kept is not None:
+            model, policy = model.short(kept), cut_policy(policy, tuple(kept))
+        if num_micro_batches is not None:
+            model = model.with_micro_batches(num_micro_batches)
+        return replace(self, policy=policy, model=model)
+
+    def with_swap(self) -> "LoadedStep":
+        """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""
+        sharding = self.model.settings.sharding
+        is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_one_turn(self.document)
+        if not is_other or sharding.is_cast_behind:
+            return self
+        return _cast_behind(self)
+
+
+@functools.lru_cache(maxsize=1)
+def _cast_behind(step: LoadedStep) -> LoadedStep:
+    """The step with weights cast behind their gather; made once, as its model keeps what it found."""
+    settings = step.model.settings
+    sharding = replace(settings.sharding, is_cast_behind=True)
+    return replace(step, model=step.model.remade(settings=replace(settings, sharding=sharding)))

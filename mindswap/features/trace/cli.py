@@ -1,0 +1,62 @@
+"""Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved.
+
+examples:
+  mindswap trace configs/llama2_7b/cpu/case3_op_swap.yaml -o step.json
+  mindswap simulate step.json
+  mindswap plan step.json --memory 8MiB
+
+The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
+was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not.
+
+options:
+  CONFIG            YAML of MindFormers 1.9
+  -o --output FILE  file to write (.json)
+  --overwrite       replace the output if it is there
+  --json
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mindswap.command_line.options import answer
+from mindswap.errors import DataError
+from mindswap.files import require_folders, write_new
+from mindswap.pynative.trace import dump_trace
+from mindswap.steps.recorded import is_trace_path, record_step
+from mindswap.units import format_bytes
+
+ARGUMENTS = {
+    "--output": {"type": Path, "required": True},
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record one configuration."""
+    require_folders(args.output)
+    if not is_trace_path(str(args.output)):
+        raise DataError(f"-o {args.output}: the name of a trace ends in .json: by it other commands know it")
+    step = record_step(args.config)
+    write_new(args.output, dump_trace(step), overwrite=args.overwrite)
+    trace = step.trace
+    num_forward = sum(operator.is_forward for operator in trace.operators)
+    result: dict[str, Any] = {
+        "output": str(args.output),
+        "device": trace.device,
+        "num_layers": trace.num_layers,
+        "num_forward_operators": num_forward,
+        "num_backward_operators": len(trace.operators) - num_forward,
+        "num_saves": len(trace.saves),
+        "num_storages": len(trace.storages),
+        "saved_bytes": sum(storage.size_bytes for storage in trace.storages if not storage.protection),
+    }
+    return answer(args, result, _format(result))
+
+
+def _format(result: dict[str, Any]) -> str:
+    return (
+        f"{result['output']}: one step on {result['device']}, {result['num_layers']} layers\n"
+        f"{result['num_forward_operators']} operators in forward, {result['num_backward_operators']} in backward\n"
+        f"the layers save {result['num_saves']} tensors in {result['num_storages']} storages, "
+        f"{format_bytes(result['saved_bytes'])} of them activations"
+    )

@@ -1,0 +1,259 @@
+"""Requested policy against the compiled graph."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mindswap.config.nodes import Document
+from mindswap.config.pipeline_layout import read_pipeline
+from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import RankPlacement, gathers_sequence
+from mindswap.errors import MindswapError
+from mindswap.features.verify.log_comparison import compare_logs
+from mindswap.features.verify.log_report import format_logs, logs_to_json
+from mindswap.features.verify.report import (
+    effect_to_json,
+    format_effect,
+    format_recompute_effect,
+    recompute_effect_to_json,
+)
+from mindswap.files import file_name
+from mindswap.graph.analysis.recompute_effect import RecomputeEffect, compare_recompute
+from mindswap.graph.analysis.swap_effect import LayerEffect, compare_effect, stands_for_gather
+from mindswap.policy.applied import as_applied, format_log_lines
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.rules.checker import CheckResult, check_document, require_num_layers
+from mindswap.runtime.logs.read import read_worker_logs
+from mindswap.steps.compile_cache import cached_result
+from mindswap.steps.compiled import compile_beside, compile_under, layer_indices, place_asked_rank
+from mindswap.steps.network import read_real_trees
+from mindswap.steps.recorded import require_compilable
+from mindswap.units import format_bytes
+
+if TYPE_CHECKING:
+    from mindswap.adapters.graph.mindformers import Capture
+
+NOTHING_ASKED = "swap is off: nothing to verify in the graph"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of verifying one configuration, in the form that the cache keeps. `print` shows it.
+
+    Attributes:
+        is_as_asked: the graph does what is asked, no more and no less.
+        text: report for readers.
+        data: the same as plain data.
+        log_lines: what every worker should have logged, layer by layer of the model.
+    """
+
+    is_as_asked: bool
+    text: str
+    data: Mapping[str, Any]
+    log_lines: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def verify(
+    path: str | os.PathLike[str],
+    rank: int | None = None,
+    logs: str | os.PathLike[str] | None = None,
+    use_cache: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    brief: bool = False,
+) -> Verification:
+    """Hold the compiled graph of a configuration against what it asks; no device.
+
+    Args:
+        path: MindFormers YAML.
+        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
+        logs: folder with the logs of a run, which count too, or with a folder `node_*` of them for each node.
+        use_cache: False compiles again and keeps nothing.
+        progress: called with the number of logs read and of all.
+        brief: compile once, and do not say what layers keep without swap, unless something is not as asked.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+        LogError: if the logs cannot be read.
+    """
+    config = file_name(path)
+    document = load_document(config)
+    checked = check_document(document)
+    asked = checked.require_policy()
+    workers = read_worker_logs(file_name(logs), progress) if logs is not None else None
+    policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
+    found = _verify_graph(document, checked, policy, rank, use_cache, brief)
+    if workers is None:
+        return found
+    has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
+    predicted = _predict_peak(document, use_cache) if has_peaks else None
+    num_stages = read_pipeline(document).num_stages
+    report = compare_logs(found.log_lines, workers, predicted, num_stages)
+    is_ok = found.is_as_asked and report.is_ok
+    data = {**found.data, "ok": is_ok, "logs": logs_to_json(report)}
+    return Verification(is_ok, f"{found.text}\n\n{format_logs(report)}", data, found.log_lines)
+
+
+def _predict_peak(document: Document, use_cache: bool) -> int | None:
+    """Simulated highest use of device memory of any pipeline stage; None for what cannot be simulated."""
+    from mindswap.features.step import load_step  # brings the simulator along
+
+    try:
+        loaded = load_step(document, use_cache=use_cache)
+        return loaded.simulate().peak_bytes
+    except MindswapError:
+        return None
+
+
+def _verify_graph(
+    document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool, brief: bool
+) -> Verification:
+    """Findings in the compiled graph, or that there is nothing to ask it."""
+    if not checked.is_swap_enabled and policy == Policy():
+        return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    require_compilable(document, takes_trace=False)
+    placement = place_asked_rank(document, rank, checked.num_layers)
+    if checked.is_swap_enabled:
+        make = partial(_answer_swap, document, policy, placement, use_cache, checked.num_layers, brief)
+    else:
+        make = partial(_answer_recompute, document, policy, placement, use_cache)
+    return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank, brief=brief)
+
+
+def _stage_policy(document: Document, num_layers: int | None) -> Policy:
+    """Recompute of MindFormers with swap off, without the flags: an empty policy where that is nothing."""
+    if num_layers is None:
+        section = document.get("recompute_config")
+        if section is not None and section.entries:
+            require_num_layers(document, num_layers)
+        return Policy()
+    policy = expand_stage_recompute(document, num_layers).policy
+    if not (policy.layer_recompute or policy.select_recompute or policy.select_comm_recompute):
+        return Policy()
+    return policy
+
+
+def _answer_swap(
+    document: Document,
+    policy: Policy,
+    placement: RankPlacement | None,
+    use_cache: bool,
+    num_layers: int | None,
+    brief: bool,
+) -> Verification:
+    effects, swapped = verify_policy(document, policy, placement, use_cache, brief)
+    # Not so where only recompute is in layer indices, nor on a stage of which no entry names a layer.
+    named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
+    asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
+    # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
+    behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
+    has_pairs = bool(behind) or any(effect.pairs for effect in effects)
+    is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
+    notes = _notes(swapped, placement)
+    if behind:
+        size = format_bytes(sum(pair.copy_out.size_bytes for pair in behind))
+        notes = (*notes, f"behind the layers, as in multi-token prediction: {len(behind)} MoveTo pairs, {size} swapped")
+    text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
+    is_whole = placement is None or placement.num_stages == 1
+    return Verification(is_ok, text, data, _expected_lines(document, policy, swapped, is_whole, num_layers))
+
+
+def _answer_recompute(
+    document: Document, policy: Policy, placement: RankPlacement | None, use_cache: bool
+) -> Verification:
+    effects, compiled = verify_recompute(document, policy, placement, use_cache)
+    is_ok = all(effect.is_as_asked for effect in effects)
+    notes = _notes(compiled, placement)
+    text = format_recompute_effect(effects, is_ok, notes)
+    return Verification(is_ok, text, recompute_effect_to_json(effects, is_ok, notes))
+
+
+def _notes(compiled: "Capture", placement: RankPlacement | None) -> tuple[str, ...]:
+    return compiled.notes if placement is None else (placement.describe(), *compiled.notes)
+
+
+def _expected_lines(
+    document: Document, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
+) -> tuple[tuple[str, ...], ...]:
+    """Lines that every worker should have logged, layer by layer of the model: each worker builds all layers."""
+    if is_whole or num_layers is None:
+        layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
+    else:
+        layers = read_real_trees(document.file, num_layers).layers
+    return tuple(format_log_lines(resolve_layer(policy, index, layer)) for index, layer in enumerate(layers))
+
+
+def verify_policy(
+    document: Document,
+    policy: Policy,
+    placement: RankPlacement | None = None,
+    use_cache: bool = True,
+    brief: bool = False,
+) -> tuple[tuple[LayerEffect, ...], "Capture"]:
+    """Compile with and without swap, and compare with what the policy asks of each layer.
+
+    Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
+    With `brief` it is compiled without swap only if something is not as asked: then the full effects say what.
+    """
+    swapped = compile_under(document, policy, placement, use_cache)
+    decided = [
+        dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
+        for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
+    ]
+    found: tuple[LayerEffect, ...] = ()
+    if brief:
+        found = tuple(
+            dataclasses.replace(effect, kept_before_bytes=None)
+            for effect in compare_effect(decided, swapped.graph, swapped.graph)
+        )
+    if not brief or not all(effect.is_as_asked for effect in found):
+        without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
+        baseline, like = compile_beside(document, swapped, without_swap, placement, use_cache)
+        found = compare_effect(decided, baseline.graph, swapped.graph, like)
+    if gathers_sequence(document):
+        found = tuple(
+            dataclasses.replace(
+                effect, wasted=tuple(one for one in effect.wasted if not stands_for_gather(swapped.graph, one))
+            )
+            for effect in found
+        )
+    effects = tuple(
+        dataclasses.replace(found[position], layer_index=index)
+        for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)
+    )
+    return effects, swapped
+
+
+def verify_recompute(
+    document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
+    """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
+
+    With swap off in the YAML, and `policy` from `policy.formats.mindformers1.stage_recompute`. Gives one effect per layer
+    of the model, and the compiled network.
+    """
+    compiled = compile_under(document, Policy(), placement, use_cache)
+    plain, like = compile_beside(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)
+    indices = layer_indices(compiled, placement)
+    built = dict(zip(indices, compiled.sample.layer_map, strict=True))
+    # Layers of other stages are not built; what the policy asks of them is not looked at.
+    of_model = tuple(compiled.layers[built.get(index, 0)] for index in range(max(indices) + 1))
+    acting = as_applied(policy, LayerTrees(of_model, {}, "the real network"))
+    # Each layer of the model against the compiled one that stands for it.
+    decided = [
+        dataclasses.replace(resolve_layer(acting, index, compiled.layers[position]), layer_index=position)
+        for index, position in built.items()
+    ]
+    effects = compare_recompute(decided, plain.graph, compiled.graph, like)
+    return tuple(
+        dataclasses.replace(effect, layer_index=i) for i, effect in zip(indices, effects, strict=True)
+    ), compiled

@@ -1,0 +1,46 @@
+"""Compile the network of CONFIG without a device and show that its swap and recompute are in the graph.
+
+examples:
+  mindswap verify configs/llama2_7b/case3_op_swap.yaml
+  mindswap verify --json llama2_7b.yaml | jq '.layers[].swapped_bytes'
+  mindswap verify llama2_7b.yaml --rank 0
+  mindswap verify llama2_7b.yaml --brief
+  mindswap verify llama2_7b.yaml --log output/msrun
+
+Exit code 0: the compiled graph does what CONFIG asks, no more and no less; 1 if not. The network is compiled
+without weights, by MindSpore's own frontend with lazy_inline on, for one rank that has the whole model, or for
+the layers and sizes of --rank. With swap off, MindFormers' own recompute is compared with recompute_config.
+With --brief it is compiled once, under the policy, and without swap only if something is not as asked.
+With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
+is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or you cannot, in
+mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
+
+options:
+  CONFIG     YAML of MindFormers
+  --rank
+  --no-cache
+  --json
+  --brief    do not say what is kept without swap; half the time
+  --log DIR  also compare the logs of a run: worker_*.log, or node_*/worker_*.log
+"""
+
+import argparse
+
+from tqdm import tqdm
+
+from mindswap.command_line.options import answer
+from mindswap.features.verify import verify
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify one configuration."""
+    with tqdm(desc="reading logs", unit=" logs", leave=False, disable=None if args.log else True) as bar:
+
+        def show(number: int, total: int) -> None:
+            bar.total = total
+            bar.update(number - bar.n)
+            if number == total:
+                bar.close()
+
+        found = verify(args.config, args.rank, args.log, not args.no_cache, show, args.brief)
+    return answer(args, found.data, found, found.is_as_asked)

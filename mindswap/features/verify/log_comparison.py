@@ -1,0 +1,169 @@
+"""Policy against what the workers logged."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from mindswap.config.problem import Level
+from mindswap.files import package_data
+from mindswap.policy.wording import name_indices
+from mindswap.runtime.logs.oom import MemoryStatistics, SetLine, WorkerLog, parse_set_line, without_header
+
+
+@dataclass(frozen=True)
+class LogFinding:
+    """One thing found in the logs."""
+
+    workers: tuple[int, ...]  # numbers of the workers whose logs say the same; empty for all of them together
+    level: Level  # an error means that the run did not do what the policy asks, or that this cannot be seen
+    message: str  # what is wrong
+    fix: str = ""  # what to do; "" if nothing
+
+
+# Workers without a log that a finding names at most: the name of a file decides how many are missing.
+MAX_NAMED = 10_000
+# Level, message and fix of a finding, before it is known who shares it.
+_Said = tuple[Level, str, str]
+
+
+def _said(name: str, **values: object) -> _Said:
+    """The finding of this name in `data/logs/findings.yaml`, with its `{...}` filled in."""
+    text = package_data("logs/findings.yaml")[name]
+    return Level(text["level"]), text["message"].format(**values), text.get("fix", "")
+
+
+@dataclass(frozen=True)
+class LogReport:
+    """The logs of a run against the policy."""
+
+    num_workers: int  # workers whose logs were read
+    findings: tuple[LogFinding, ...]  # errors first; workers with the same finding in one
+    # of the workers that printed statistics, by their number
+    memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
+    nodes: Mapping[int, str] = field(default_factory=dict)  # worker -> folder of its node, where each node has one
+    num_stages: int = 1  # pipeline stages, each of as many workers in a row
+    predicted_peak_bytes: int | None = None  # what the measured peak is compared with
+
+    def stage(self, worker: int) -> int:
+        """Pipeline stage of a worker: MindSpore gives each stage as many ranks in a row."""
+        return worker * self.num_stages // max(self.num_workers, 1)
+
+    @property
+    def is_ok(self) -> bool:
+        """Every worker logged the policy, whole and without an error."""
+        return all(finding.level is not Level.ERROR for finding in self.findings)
+
+    def difference_bytes(self, measured: MemoryStatistics) -> int | None:
+        """Measured peak, without fragments, minus the predicted one; None without either."""
+        if measured.used_peak_bytes is None or self.predicted_peak_bytes is None:
+            return None
+        return measured.used_peak_bytes - self.predicted_peak_bytes
+
+
+def compare_logs(
+    expected: Sequence[Sequence[str]],
+    logs: Sequence[WorkerLog],
+    predicted_peak_bytes: int | None = None,
+    num_stages: int = 1,
+) -> LogReport:
+    """Compare what every worker logged with the lines of each layer that `policy.applied` gives."""
+    wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
+    is_any_finished = any(log.is_finished for log in logs)
+    # Workers of which the same is said are one finding.
+    workers: dict[_Said, list[int]] = {}
+    for log in logs:
+        for said in _examine(log, wanted, is_any_finished):
+            workers.setdefault(said, []).append(log.worker)
+    found = [*_find_missing_logs(logs)]
+    found += [LogFinding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
+    memory = {log.worker: log.memory for log in logs if log.memory != MemoryStatistics()}
+    order = list(Level)
+    errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
+    nodes = {log.worker: log.node for log in logs if log.node}
+    # With a log missing, which stage a worker is of is not known.
+    is_whole = not logs or max(log.worker for log in logs) == len(logs) - 1 and len(logs) % num_stages == 0
+    stages = num_stages if is_whole else 1
+    return LogReport(len(logs), errors_first, memory, nodes, stages, predicted_peak_bytes)
+
+
+def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
+    """A gap in the numbers shows a missing log; how many workers there were is not known."""
+    present = {log.worker for log in logs}
+    if not present:
+        yield LogFinding((), *_said("no-logs"))
+    elif missing := tuple(islice((n for n in range(min(present), max(present)) if n not in present), MAX_NAMED)):
+        yield LogFinding(missing, *_said("no-log"))
+    elif min(present):
+        yield LogFinding(tuple(range(min(present))[:MAX_NAMED]), *_said("no-log-here"))
+
+
+def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
+    if log.problem:
+        yield _said("unreadable", problem=log.problem)
+    elif not log.size_bytes and not log.set_lines:
+        yield _said("empty")
+    else:
+        yield from _compare_lines(log, wanted)
+        yield from _examine_run(log, is_any_finished)
+
+
+def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said]:
+    """The `Set ...` lines against those of the policy."""
+    # With pieces left over, a line put together from pieces may be one that nobody wrote.
+    sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
+    own = {line.text: line for line in sure if not line.is_upstream}
+    if log.has_upstream_swap or len(own) < len(sure):
+        yield _said("upstream", also=", mindswap's are there too" if own else "")
+        if not own:
+            return
+    has_started = bool(log.is_finished or log.last_step)
+    if wanted and not own and not log.broken_lines and has_started:
+        yield _said("nothing-set")
+        return
+    missing = [line for text, line in wanted.items() if text not in own]
+    foreign = [line for text, line in own.items() if text not in wanted]
+    other = [line for line in foreign if any(_is_same_place(line, asked) for asked in missing)]
+    if other:
+        asked = next(asked for asked in missing if _is_same_place(other[0], asked))
+        yield _said("other-policy", layers=_layers(other), logged=other[0].text, asked=asked.text)
+    if extra := [line for line in foreign if line not in other]:
+        yield _said("more", layers=_layers(extra), logged=extra[0].text)
+    if gone := [line for line in missing if not any(_is_same_place(line, there) for there in other)]:
+        yield _said("gone" if has_started else "not-yet", layers=_layers(gone), asked=gone[0].text)
+    if log.broken_lines:
+        yield _said("broken" if missing else "broken-beside", piece=log.broken_lines[0])
+    if log.num_lines_left_out:
+        yield _said("too-many", count=log.num_lines_left_out)
+
+
+def _is_same_place(first: SetLine, second: SetLine) -> bool:
+    return (first.layer_index, first.title) == (second.layer_index, second.title)
+
+
+def _layers(lines: Sequence[SetLine]) -> str:
+    return name_indices("layer", (line.layer_index for line in lines))
+
+
+def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
+    """Findings about the run: lazy_inline, memory, its end."""
+    if log.num_offload_warnings:
+        yield _said("dropped-on-cpu" if log.is_cpu_run else "dropped")
+    elif log.is_cpu_run:
+        yield _said("on-cpu")
+    elif log.set_lines and not log.has_upstream_swap and not log.is_lazy_inline_on:
+        yield _said("no-lazy-inline")
+    at = f" at step {log.last_step}" if log.last_step else " before the first step"
+    if log.oom_events:
+        event = max(log.oom_events, key=lambda event: (not event.is_host, event.requested_bytes or 0))
+        size = f", asked for {event.requested_bytes} bytes" if event.requested_bytes is not None else ""
+        where = "host" if event.is_host else "device"
+        name = "memory-was-short" if log.is_finished else "out-of-memory"
+        yield _said(name, where=where, form=event.form, size=size, text=event.text)
+    elif log.is_finished:
+        return
+    elif log.last_error:
+        yield _said("failed", at=at, error=without_header(log.last_error))
+    else:
+        cut = ", in the middle of a line" if log.is_cut_off else ""
+        name = "cut-off" if is_any_finished else "unfinished" if log.last_step else "not-begun"
+        yield _said(name, at=at + cut)

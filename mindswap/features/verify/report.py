@@ -1,0 +1,160 @@
+"""The effect of a policy on the compiled graph, as text and as JSON."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from mindswap.files import package_data
+from mindswap.graph.analysis.recompute_effect import RecomputeEffect
+from mindswap.graph.analysis.swap_effect import Idle, LayerEffect
+from mindswap.graph.model import Node, SwapPair
+from mindswap.graph.storage import SavedStorage
+from mindswap.policy.wording import name_indices
+from mindswap.report.tables import attributes, format_table, group_equal
+from mindswap.units import common_unit, format_bytes
+
+HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
+RECOMPUTE_HEADER = ("layers", "asked", "recomputed ops", "kept without recompute", "kept", "as asked")
+
+
+# Of which `--json` has the names alone.
+_NAMED = ("missing", "unasked", "wrong_prefetch", "beyond_specification")
+
+E = TypeVar("E", bound=LayerEffect | RecomputeEffect)
+
+
+def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
+    """A table with equal layers in one row, then the operators of each row, then the verdict."""
+    unit = common_unit(
+        size or 0 for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes)
+    )
+    total = sum(effect.swapped_bytes for effect in effects)
+    pairs = sum(len(effect.pairs) for effect in effects)
+    wasted = sum(effect.one_way_bytes for effect in effects)
+    verdict = (
+        f"the compiled graph {'does' if is_ok else 'does NOT do'} what the policy asks: {pairs} MoveTo pairs, "
+        f"{format_bytes(total)} swapped per micro-batch"
+        + (f", {format_bytes(wasted)} more copied out and never read back" if wasted else "")
+    )
+    return _format(effects, HEADER, _row, unit, "swap", notes, verdict)
+
+
+def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
+    """The same for MindFormers' own recompute."""
+    unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes))
+    total = sum(effect.kept_before_bytes - effect.kept_bytes for effect in effects)
+    verdict = (
+        f"swap is off; MindFormers' own recompute in the compiled graph {'does' if is_ok else 'does NOT do'} what "
+        f"recompute_config asks: {format_bytes(abs(total))} {'less' if total >= 0 else 'more'} kept per micro-batch"
+    )
+    return _format(effects, RECOMPUTE_HEADER, _recompute_row, unit, "recompute", notes, verdict)
+
+
+def _format(effects: Sequence[E], header: Sequence[str], row: Callable[[E, str], tuple[str, ...]], unit: str,
+          kind: str, notes: Sequence[str], verdict: str) -> str:  # fmt: skip
+    """Table, descriptions, notes, verdict; layers of which the same is said are one row."""
+    indices = [effect.layer_index for effect in effects]
+    equal = group_equal(effects, lambda effect: (row(effect, "B"), *_describe(effect, kind)), indices)
+    groups = [(name_indices("layer", same), effect) for same, effect in equal]
+    lines = [format_table(header, [(name, *row(effect, unit)) for name, effect in groups]), ""]
+    for name, effect in groups:
+        if described := [f"    {line}" for line in _describe(effect, kind)]:
+            lines += [f"{name}:", *described]
+    return "\n".join([*lines, "", *(f"note: {note}" for note in notes), verdict])
+
+
+def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The same as plain data; sizes in bytes, every pair listed."""
+    return {
+        "ok": is_ok,
+        "notes": list(notes),
+        "layers": [
+            {
+                "layer": effect.layer_index,
+                "ok": effect.is_as_asked,
+                "num_pairs": len(effect.pairs),
+                **attributes(effect, "swapped_bytes kept_before_bytes kept_bytes"),
+                "num_recomputed_ops": effect.num_recomputed,
+                "pairs": [
+                    {
+                        "operator": _name(pair.producer),
+                        **attributes(pair, "num_prefetch_ops size_bytes"),
+                        "shape": list(pair.copy_out.outputs[0].shape),
+                        "dtype": pair.copy_out.outputs[0].dtype,
+                    }
+                    for pair in effect.pairs
+                ],
+                **{key: [_words(found)["name"] for found in getattr(effect, key)] for key in _NAMED},
+                "one_way": [node.scope for node in effect.one_way],
+                "one_way_bytes": effect.one_way_bytes,
+                "without_effect": [
+                    {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
+                    for idle in effect.idle
+                ],
+                "wasted_bytes": sum(entry.copied_bytes for entry in effect.wasted),
+            }
+            for effect in effects
+        ],
+    }
+
+
+def recompute_effect_to_json(
+    effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The same as plain data; sizes in bytes."""
+    layers = [{"layer": e.layer_index, "ok": e.is_as_asked, **asdict(e)} for e in effects]
+    for layer in layers:
+        del layer["layer_index"]
+    return {"ok": is_ok, "notes": list(notes), "layers": layers}
+
+
+def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
+    return (
+        str(len(effect.pairs)),
+        format_bytes(effect.swapped_bytes, unit),
+        "-" if effect.kept_before_bytes is None else format_bytes(effect.kept_before_bytes, unit),
+        format_bytes(effect.kept_bytes, unit),
+        str(effect.num_recomputed),
+        "yes" if effect.is_as_asked else "NO",
+    )
+
+
+def _describe(effect: LayerEffect | RecomputeEffect, kind: str) -> Iterator[str]:
+    """A line for each thing that was found, in the order of their texts in `data/report/effect.yaml`."""
+    for what, text in package_data("report/effect.yaml")[kind].items():
+        yield from (text.format(**_words(found)) for found in getattr(effect, what))
+
+
+def _words(found: object) -> dict[str, object]:
+    """Words that a text about something that was found can name."""
+    match found:
+        case SwapPair(producer, copy_out, _, prefetch, _):
+            return {"name": _name(producer), "tensor": _tensor(copy_out), "prefetch": prefetch}
+        case Idle(entry, reason, keeps):
+            kept = f"; what it keeps: {', '.join(keeps)}" if keeps else ""
+            return {"entry": entry, "reason": reason.value, "kept": kept}
+        case SavedStorage(keepers=keepers, pairs=pairs):
+            size, names = format_bytes(found.copied_bytes), ", ".join(map(_name, keepers))
+            return {"size": size, "name": _name(pairs[0].producer), "keepers": names}
+        case Node():
+            return {"name": _name(found), "tensor": _tensor(found), "cell": found.cell_path}
+    return {"name": found}
+
+
+def _name(node: Node) -> str:
+    return f"{node.cell_path} {node.op}".strip()
+
+
+def _tensor(copy: Node) -> str:
+    tensor = copy.outputs[0]
+    return f"{format_bytes(copy.size_bytes)} {tensor.dtype}{list(tensor.shape)}"
+
+
+def _recompute_row(effect: RecomputeEffect, unit: str) -> tuple[str, ...]:
+    return (
+        "whole" if effect.is_whole else "in part" if effect.operators or effect.missing or effect.idle else "nothing",
+        str(effect.num_recomputed),
+        format_bytes(effect.kept_before_bytes, unit),
+        format_bytes(effect.kept_bytes, unit),
+        "yes" if effect.is_as_asked else "NO",
+    )

@@ -1,0 +1,210 @@
+"""Communication between the tensor parallel ranks of a step: what MindSpore inserts for the strategies.
+
+In forward an AllReduce follows each operator that leaves a part of a sum on every rank (a ReduceScatter where its
+`out_strategy` cuts the sum), and a tensor that is read under another cut than it was made is gathered or exchanged.
+AllGathers of one tensor become one (frontend/parallel/pass/merge_comm.cc, before autodiff).
+
+In backward there is one for each of forward, on the gradient of the same tensor: MindSpore differentiates the
+forward communication (ops/_grad_experimental/grad_comm_ops.py). Of AllReduce it is AllReduce, of AllGather
+ReduceScatter, of ReduceScatter AllGather. So the gradients of what wq, wk and wv read are no sums of their own: each
+rank adds its three parts, and the sum over the ranks is where the next communication of forward was.
+
+Left out: sums of weight gradients over the ranks that have the same weight, also those of norms (mirror operators,
+step_parallel.cc); they go with the gradients of data parallelism. So does the look-up in a vocabulary that newer
+models cut by code of their own.
+"""
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mindswap.graph.model import Node, first_source
+from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, classify, is_kernel, line_of
+from mindswap.graph.passes.interleaved_halves import RING, ring_axes
+from mindswap.graph.sharding.experts import NUM_RANKS, STRIDE, is_exchange
+from mindswap.graph.sharding.rank_sizes import Sharding
+from mindswap.graph.sharding.split_table import PartialSum, Redistribution, Unresolved, name_communication
+from mindswap.graph.sharding.splits import equal_blocks, num_parts
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Communication between ranks within a pass."""
+
+    kind: str  # AllReduce, AllGather, ReduceScatter, AllToAll, or `RING`: one exchange between neighbours
+    size_bytes: int  # the whole message: what AllGather gives, ReduceScatter takes, the others have on each rank
+    num_ranks: int  # ranks that take part
+    # the operator that it belongs to waits for it; else it takes what the operator makes, or is it
+    is_before: bool = False
+    stride: int = 1  # from one of these ranks to the next; 1 for tensor parallel ranks
+
+
+def find_collectives(sharding: Sharding) -> tuple[dict[str, tuple[Collective, ...]], tuple[Unresolved, ...]]:
+    """The communication of a step that was compiled without swap and recompute, as `shard_graph` gives it.
+
+    Returns:
+        It by name of the operator that it belongs to; operators of layers that communicate in forward and whose
+        gradient was not found.
+    """
+    finder = _Finder(sharding)
+    finder.find()
+    return {name: tuple(entries) for name, entries in finder.found.items()}, tuple(finder.unresolved)
+
+
+class _Finder:
+    """Goes through forward; puts each communication and its gradient where they are."""
+
+    def __init__(self, sharding: Sharding):
+        self.sharding = sharding
+        self.graph = sharding.graph
+        self.nodes = self.graph.index.forward_nodes
+        self.gradients: dict[str, list[Node]] = {}  # forward operator -> its gradient, in order
+        for node in self.graph.backward:
+            if node.origin and not node.is_duplicate:
+                self.gradients.setdefault(node.origin, []).append(node)
+        self.found: dict[str, list[Collective]] = {}
+        self.unresolved: list[Unresolved] = []
+        self.gathered: set[tuple[str, str, int]] = set()
+
+    def find(self) -> None:
+        own = dict(self._own_communication())
+        explicit = set(own.values())
+        for name, source in own.items():
+            node = self.nodes[name]
+            gradients = (g for g in self.gradients.get(name, ()) if g.op == line_of(node.op).gradient)
+            collective = _sum_of(node.op, node.size_bytes, self.sharding.sums[source].num_ranks)
+            self._add_pair(node, collective, next(gradients, None))
+        for name, partial in self.sharding.sums.items():
+            if name not in explicit:
+                self._add_sum(self.nodes[name], partial)
+        for moved in self.sharding.redistributions:
+            self._add_redistribution(moved)
+        for node in (*self.graph.forward, *self.graph.backward):
+            if is_exchange(node):
+                self._add_exchange(node)
+            elif classify(node.op) is OpClass.ATTENTION and not node.is_duplicate:
+                self._add_ring(node)
+
+    def _own_communication(self) -> Iterator[tuple[str, str]]:
+        """Communication that the model itself has, with the operator whose parts of a sum it adds."""
+        for node in self.graph.forward:
+            if node.op not in ("AllReduce", "ReduceScatter"):
+                continue
+            source = self.nodes.get(node.inputs[0])
+            while source is not None and source.name not in self.sharding.sums and source.op in SUM_PASSING_OPS:
+                source = self.nodes.get(source.inputs[0])
+            if source is not None and source.name in self.sharding.sums:
+                yield node.name, source.name
+
+    def _add_sum(self, node: Node, partial: PartialSum) -> None:
+        """After the operator; its gradient begins with that of the sum, or an operator."""
+        kind = "ReduceScatter" if partial.scattered is not None else "AllReduce"
+        first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
+        is_before = first is not None and first.op != line_of(kind).gradient
+        self._add_pair(node, _sum_of(kind, node.size_bytes, partial.num_ranks), first, is_before)
+
+    def _add_exchange(self, node: Node) -> None:
+        """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
+        source = self.graph.index.nodes.get(node.inputs[0], node).size_bytes
+        num_ranks, stride = node.attributes[NUM_RANKS], node.attributes[STRIDE]
+        assert isinstance(num_ranks, int) and isinstance(stride, int)
+        if num_ranks > 1:  # the larger side is what AllGather gives, and what ReduceScatter takes
+            kind = node.op if line_of(node.op).gradient else "AllToAll"
+            self._add(node.name, Collective(kind, max(source, node.size_bytes), num_ranks, stride=stride))
+
+    def _add_ring(self, node: Node) -> None:
+        """One exchange of the ring: keys and values of a rank, or their gradients."""
+        num_ranks, stride = ring_axes(self.graph, node)
+        if num_ranks > 1:
+            attention = self.nodes.get(node.origin, node)
+            pair_bytes = sum(self.nodes[name].size_bytes for name in attention.inputs[1:3])
+            self._add(node.name, Collective(RING, pair_bytes, num_ranks, stride=stride))
+
+    def _add_redistribution(self, moved: Redistribution) -> None:
+        kind = name_communication(moved.before, moved.after)
+        if kind == "Slice":  # a rank takes its part of what it has
+            return
+        is_reshape = self.nodes[moved.consumer.name].op == kind
+        made, read = self.nodes[moved.producer].outputs[moved.index], self.nodes[moved.consumer.name].outputs
+        size_bytes = made.size_bytes * num_parts(moved.before) // num_parts(moved.after)
+        num_ranks = num_parts(moved.before) // num_parts(moved.after)
+        if kind == "AllToAll":
+            num_ranks = _num_exchanging(moved, made.shape, read[0].shape if read else ())
+        key = (first_source(moved.producer, {"Reshape"}, self.nodes), kind, num_ranks)
+        if key in self.gathered:
+            return
+        self.gathered.add(key)
+        collective = Collective(kind, size_bytes, num_ranks, is_before=not is_reshape)
+        self._add_pair(moved.consumer, collective, self._gradient_reader(moved.consumer), is_before=True)
+
+    def _gradient_reader(self, consumer: Node) -> Node | None:
+        """The first operator that reads the gradient of what `consumer` reads."""
+        own = {gradient.name for gradient in self._gradients_of_operand(consumer)}
+        names = set(own)
+        for node in self.graph.backward:
+            read = names.intersection(node.inputs if node.op == "MakeTuple" else node.inputs[:1])
+            if read and node.op in VALUE_PASSING_OPS:
+                names.add(node.name)
+            elif node.name not in own and is_kernel(node.op) and not names.isdisjoint(node.inputs):
+                return node
+        return None
+
+    def _gradients_of_operand(self, consumer: Node) -> list[Node]:
+        """Its gradients; of a view without any those of its readers that have its size."""
+        gradients = self.gradients.get(consumer.name, [])
+        if gradients:
+            return gradients
+        size_bytes = self.nodes[consumer.name].size_bytes
+        readers = self.graph.index.forward_readers.get(consumer.name, ())
+        return [
+            gradient
+            for name in dict.fromkeys(reader.name for reader in readers)
+            for gradient in self.gradients.get(name, ())
+            if gradient.size_bytes == size_bytes
+        ]
+
+    def _add(self, name: str, collective: Collective) -> None:
+        self.found.setdefault(name, []).append(collective)
+
+    def _add_pair(self, node: Node, collective: Collective, gradient: Node | None, is_before: bool = False) -> None:
+        """Communication in forward, and that of its gradient at an operator of backward, which waits for it or not."""
+        self._add(node.name, collective)
+        if gradient is not None:
+            kind = line_of(collective.kind).gradient
+            self._add(gradient.name, Collective(kind, collective.size_bytes, collective.num_ranks, is_before))
+        elif node.layer_index is not None:
+            self.unresolved.append(Unresolved(node, "its communication in backward is not found and takes no time"))
+
+
+def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
+    """A sum whose result on one rank has so many bytes."""
+    return Collective(kind, result_bytes * (num_ranks if kind == "ReduceScatter" else 1), num_ranks)
+
+
+def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
+    """Ranks that exchange parts: those over which a dimension was cut that no longer is.
+
+    The shapes, made and read, are those on one rank.
+    """
+    if len(moved.before) == len(moved.after):
+        cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]
+    else:
+        cuts = _cuts_of_blocks(made, moved.before, read, moved.after)
+    return math.prod(before // math.gcd(before, after) for before, after in cuts)
+
+
+def _cuts_of_blocks(
+    made: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Cuts of the dimensions that a reshape keeps, or joins and takes apart: (before, after) of each such block.
+
+    Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
+    cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
+    """
+    is_known = len(made) == len(before) and len(read) == len(after)
+    whole = [tuple(map(operator.mul, *side)) for side in ((made, before), (read, after))]
+    blocks = equal_blocks(*whole) if is_known else None
+    if blocks is None:
+        return [(math.prod(before), 1)]
+    return [(math.prod(before[own]), math.prod(after[to])) for own, to in blocks]

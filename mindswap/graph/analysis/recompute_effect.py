@@ -1,0 +1,227 @@
+"""Requested recompute against what backward of the compiled graph runs again, layer by layer."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from mindswap.graph.layer_paths import has_scope
+from mindswap.graph.model import RECOMPUTE_SCOPE, SAME_LAYERS, Graph, Node
+from mindswap.graph.ops import VIEW_OPS
+from mindswap.graph.passes.gather import is_gathering
+from mindswap.graph.storage import classify_saved, kept_by_layer, resolve_storage
+from mindswap.policy.cell_tree import CellNode, Match
+from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Path, Treatment, matches_of
+
+# Operators of the model by place, cell and type: all that a compiled graph says of most of them.
+
+# (cell path below the layer, primitive name)
+Place = tuple[str, str]
+
+
+def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision, ...]]:
+    """Decisions for the primitives at each place of a layer.
+
+    The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
+    each of their decisions may be that of the operator at hand.
+    """
+    return {place: tuple(map(decisions.of, paths)) for place, paths in decisions.layer.primitives_by_place().items()}
+
+
+@functools.lru_cache(maxsize=4096)  # a planner asks it of each name that it swaps
+def places_below(layer: CellNode, prefix: Path) -> frozenset[Place]:
+    """The place of every primitive at or below a path of the layer."""
+    found = layer.primitives_by_place().items()
+    return frozenset(place for place, paths in found if any(path[: len(prefix)] == prefix for path in paths))
+
+
+def places_of(graph: Graph, node: Node) -> frozenset[Place]:
+    """Places of the model's own operators that a node of forward may be.
+
+    Of two views in a row the compiler leaves one, with the settings of the first, at the place of the second. The
+    first is in the cell that makes what they show, or around one of the two cells.
+    """
+    owner = graph.owner(node)
+    cells = {owner.cell_path}
+    maker = resolve_storage(graph, owner.name).producer
+    if owner.op in VIEW_OPS and maker is not None:
+        for parts in (maker.cell_path.split("."), owner.cell_path.split(".")):
+            cells.update(".".join(parts[:depth]) for depth in range(len(parts) + 1))
+    return frozenset((cell, owner.op) for cell in cells)
+
+
+def value_key(graph: Graph, node: Node) -> tuple[str, int, int | None]:
+    """The operator that makes a value, and which output it is: the same in layers that are alike of any two graphs."""
+    _, scope, number = graph.index.identities[graph.owner(node).name]
+    return scope, number, graph.constants.get(node.inputs[1]) if node.op == "TupleGetItem" else None
+
+
+# The attribute that `select_comm_recompute` sets.
+COMM_ATTRIBUTE = "recompute_comm_op"
+
+
+@dataclass(frozen=True)
+class RecomputeEffect:
+    """One layer: what was asked, and what the compiled graph does."""
+
+    layer_index: int
+    is_whole: bool  # the whole layer was asked for
+    # what backward runs again, `cell path primitive`, each once; without what it runs again in any case
+    operators: tuple[str, ...]
+    num_recomputed: int  # how many operators backward runs again, all of them
+    kept_before_bytes: int = 0  # kept from forward to backward without recompute
+    kept_bytes: int = 0  # and with it
+    # operators that were asked for, are not marked in the graph, and do not run again in backward
+    missing: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()  # operators that backward runs again though nobody asked
+    idle: tuple[str, ...] = ()  # parts that were asked for and of which backward runs nothing again
+    comm_missing: tuple[str, ...] = ()  # the same for communication that is to be repeated
+    comm_unasked: tuple[str, ...] = ()  # likewise
+
+    @property
+    def is_as_asked(self) -> bool:
+        """The graph does what was asked, no more and no less."""
+        return not (self.missing or self.unasked or self.idle or self.comm_missing or self.comm_unasked)
+
+
+def compare_recompute(
+    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, like: Mapping[int, int] = SAME_LAYERS
+) -> tuple[RecomputeEffect, ...]:
+    """Compare the intent for each layer, `layer_index` as in `graph`, with the graph as it was compiled.
+
+    `baseline` is the same network without recompute; what it runs again, the model itself asks for. `like` gives its
+    layer that is like one of `graph`, where that has another number.
+    """
+    before, after = (kept_by_layer(classify_saved(each)) for each in (baseline, graph))
+    effects = []
+    for asked in layers:
+        plain_index = like.get(asked.layer_index, asked.layer_index)
+        always = {node.place for node in runs_again(baseline, plain_index)}
+        effects.append(_compare(asked, always, graph, before[plain_index], after[asked.layer_index]))
+    return tuple(effects)
+
+
+def _compare(
+    layer: LayerDecisions, always: set[Place], graph: Graph, kept_before_bytes: int, kept_bytes: int
+) -> RecomputeEffect:
+    forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
+    again = [node.place for node in runs_again(graph, layer.layer_index)]
+    # The graph names a primitive by its cell and its type. Where a cell has several of one type and only some are asked
+    # for, that type is possible and not certain.
+    asked = {place: {*map(_is_recomputed, found)} for place, found in decisions_by_place(layer).items()}
+
+    def covers(place: Place) -> bool:
+        """Asked for, or added by the compiler (a read of a weight, a tuple) to a cell that was asked for."""
+        path = (*filter(None, place[0].split(".")), place[1])
+        return True in asked[place] if place in asked else _is_recomputed(layer.of(path))
+
+    certain = [node for node in forward if asked.get(node.place) == {True}]
+    asked_comm = _places(layer, layer.comm_recomputes)
+    marked_comm = {node.place: node for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
+    unasked_comm = (place for place, node in marked_comm.items() if asked_comm.isdisjoint(places_of(graph, node)))
+    return RecomputeEffect(
+        layer_index=layer.layer_index,
+        is_whole=layer.is_fully_recomputed,
+        operators=to_names(place for place in again if place not in always or covers(place)),
+        num_recomputed=len(again),
+        kept_before_bytes=kept_before_bytes,
+        kept_bytes=kept_bytes,
+        missing=to_names(_not_again(certain, again)),
+        unasked=to_names(place for place in again if place not in always and not covers(place)),
+        idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
+        comm_missing=to_names(sorted(asked_comm & _places_there(layer, graph) - marked_comm.keys())),
+        comm_unasked=to_names(sorted(unasked_comm)),
+    )
+
+
+def _is_recomputed(decision: Decision) -> bool:
+    return decision.treatment is Treatment.RECOMPUTE
+
+
+def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
+    """Requested recompute of which backward runs nothing again; None stands for the whole layer."""
+    again = {node.place for node in runs_again(graph, layer.layer_index)}
+    there = _places_there(layer, graph)
+    unplaced = _unplaced_types(graph, layer.layer_index)
+    nodes = graph.index.forward_nodes
+    tagged = {
+        path
+        for node in graph.backward
+        if node.is_duplicate and node.origin in nodes
+        for path in nodes[node.origin].paths
+    }
+    if layer.is_fully_recomputed and not again:
+        yield None
+    for match in matches_of(layer.recomputes):
+        # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
+        places = {place for place in places_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
+        is_unplaced = match.node.is_primitive and match.node.type_name in unplaced
+        if places and not places & again and not is_unplaced and match.name not in tagged:
+            yield match
+
+
+def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
+    """Types of operators that are marked by themselves, have lost their scope, and run again as far as they are needed.
+
+    Their copies have no scope either, so no place says that what was asked for runs again; none of it can be idle.
+    What makes a gathered weight goes by rules of its own. The layer of what has no scope is that of its input, so its
+    copy may be in another one.
+    """
+    again = graph.index.duplicates
+    kept = {node.name for node in graph.index.kept_nodes}
+    found, held = set(), set()
+    for node in graph.forward:
+        is_marked_alone = is_marked(node) and not has_scope(node) and not is_gathering(node)
+        if node.layer_index == layer_index and is_marked_alone:
+            if node.name in again:
+                found.add(node.op)
+            elif node.name in kept:
+                held.add(node.op)
+    return found - held
+
+
+def runs_again(graph: Graph, layer_index: int) -> list[Node]:
+    """Operators that backward of a layer runs again.
+
+    One that is marked by itself inside a cell that runs again is no duplicate by its marks, but by its scope.
+    """
+    return [
+        node
+        for node in graph.backward
+        if node.layer_index == layer_index and (node.is_duplicate or node.scope.startswith(RECOMPUTE_SCOPE))
+    ]
+
+
+def is_marked(node: Node) -> bool:
+    """An operator of forward is to run again: its scope says so, or its own mark."""
+    return node.is_recomputed or node.attributes.get("recompute") is True
+
+
+def to_names(places: Iterable[Place]) -> tuple[str, ...]:
+    """`cell path primitive` of each place, once."""
+    return tuple(dict.fromkeys(f"{cell} {op}".strip() for cell, op in places))
+
+
+def _places_there(layer: LayerDecisions, graph: Graph) -> set[Place]:
+    """Places that forward of the layer has, as far as they can be told.
+
+    A primitive that is marked by itself loses its scope in forward, so only its name is sure.
+    """
+    forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
+    marked_ops = {node.op for node in forward if node.attributes.get("recompute") is True}
+    selected = _places(layer, (claim for claim in layer.recomputes if claim.path))
+    return {node.place for node in forward} | {place for place in selected if place[1] in marked_ops}
+
+
+def _places(layer: LayerDecisions, claims: Iterable[Claim]) -> set[Place]:
+    return {place for claim in claims for place in places_below(layer.layer, claim.path)}
+
+
+def _not_again(nodes: list[Node], again: list[Place]) -> Iterator[Place]:
+    """Places of operators without a mark, but those of which backward runs as many again as there are.
+
+    An operator that a cell holds twice under one setting, split say, may have lost its scope, and its mark with it.
+    """
+    left = Counter(node.place for node in nodes)
+    left.subtract(again)
+    return (node.place for node in nodes if not is_marked(node) and left[node.place] > 0)

@@ -1,0 +1,275 @@
+"""Requested policy against the compiled one, layer by layer."""
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.graph.analysis.recompute_effect import (
+    Place,
+    decisions_by_place,
+    idle_recompute,
+    is_marked,
+    places_below,
+    places_of,
+    runs_again,
+    to_names,
+    value_key,
+)
+from mindswap.graph.layer_paths import has_scope
+from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair, first_source
+from mindswap.graph.ops import UNNAMED_OPS, VIEW_OPS
+from mindswap.graph.passes.fusion import gathered_together
+from mindswap.graph.passes.gather import is_gathering
+from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
+from mindswap.policy.cell_tree import is_within
+from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
+
+
+class IdleReason(Enum):
+    """Reason for which an entry of the policy moves nothing in a layer."""
+
+    RECOMPUTED = "recompute wins: the operators are recomputed"
+    NOT_NEEDED = "backward needs none of these outputs"
+    NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
+    MERGED_AWAY = "the compiler merges these views into the one before, whose name must be swapped"
+    GATHERED = "the parallel optimizer gathers these weights; the whole weight stays, the output of the AllGather"
+    NOT_RUN_AGAIN = "recompute has no effect: backward runs none of these operators again"
+    NOT_CALLED = "recompute of a cell is of what the cell runs, and the model calls only its methods: name cells in it"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An entry of the policy without effect in a layer."""
+
+    entry: str  # the pattern, or "layer_swap"
+    reason: IdleReason  # one of `IdleReason`
+    keeps_instead: tuple[str, ...] = ()  # operators that read the named ones and are what backward keeps
+
+
+@dataclass(frozen=True)
+class LayerEffect:
+    """One layer: what was asked, and what the compiled graph does."""
+
+    layer_index: int
+    pairs: tuple[SwapPair, ...]  # copies out with their copies back in, all that the graph has in this layer
+    # operators asked to be swapped whose output stays on the device until backward all the same, though they are not
+    # recomputed
+    missing: tuple[Node, ...]
+    unasked: tuple[SwapPair, ...]  # copies of operators that the policy does not name
+    wrong_prefetch: tuple[SwapPair, ...]  # copies that are asked for, with another prefetch distance than the policy's
+    one_way: tuple[Node, ...]  # copies to the host that never come back
+    idle: tuple[Idle, ...]  # entries of the policy that move nothing in this layer, each with the reason
+    wasted: tuple[SavedStorage, ...]  # storages that are copied out while another name of them stays on the device
+    # copies whose output a recomputed operator uses. The specification says that such a swap has no effect; MindSpore
+    # 2.9 copies all the same, and the recomputed operator reads what came back
+    beyond_specification: tuple[SwapPair, ...]
+    num_recomputed: int  # operators that backward runs again
+    kept_before_bytes: int | None  # kept from forward to backward without swap; None where that was not compiled
+    kept_bytes: int  # and with it
+
+    @property
+    def is_as_asked(self) -> bool:
+        """The graph does what the policy says, no more and no less.
+
+        A wasted copy was asked for; it is reported and does not count here.
+        """
+        return not (self.missing or self.unasked or self.wrong_prefetch or self.one_way or self.idle)
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes that leave the device in forward and come back in backward."""
+        return sum(pair.size_bytes for pair in self.pairs)
+
+    @property
+    def one_way_bytes(self) -> int:
+        """Bytes that leave the device for nothing."""
+        return sum(copy.size_bytes for copy in self.one_way)
+
+
+def compare_effect(
+    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, like: Mapping[int, int] = SAME_LAYERS
+) -> tuple[LayerEffect, ...]:
+    """Compare the intent for each layer, `layer_index` as in `graph`, with the graph under the policy.
+
+    `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
+    Where `graph` itself stands for it, more may be missing, and nothing less.
+    `like` gives its layer that is like one of `graph`, where that has another number.
+    """
+    saved = classify_saved(graph)
+    before, after = kept_by_layer(classify_saved(baseline)), kept_by_layer(saved)
+    effects = []
+    for layer in layers:
+        index = layer.layer_index
+        plain_index = like.get(index, index)
+        comparison = _LayerComparison(layer, baseline, plain_index, graph)
+        effects.append(comparison.effect(saved, before[plain_index], after[index]))
+    return tuple(effects)
+
+
+def stands_for_gather(graph: Graph, entry: SavedStorage) -> bool:
+    """What is copied is a Reshape in whose place sequence parallelism puts an AllGather that has its settings.
+
+    One AllGather stands for all Reshapes of a tensor that are equal, with the settings of the last
+    (`graph.passes.fusion.merge_gathers`): what the others keep where nothing is cut is not there.
+    """
+    groups = (group for group in gathered_together(graph, "Reshape") if len(group) > 1)
+    return [pair.producer.name for pair in entry.pairs] in [[group[-1].name] for group in groups]
+
+
+class _LayerComparison:
+    """One layer of both graphs, with what the policy decides for each primitive."""
+
+    def __init__(self, decisions: LayerDecisions, baseline: Graph, plain_index: int, graph: Graph):
+        self.decisions = decisions
+        self.index = decisions.layer_index
+        self.baseline, self.plain_index = baseline, plain_index
+        self.graph = graph
+        self.decided = decisions_by_place(decisions)
+        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(pair.producer))
+
+    def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
+        own = (entry for entry in saved if entry.storage.layer_index == self.index)
+        return LayerEffect(
+            layer_index=self.index,
+            pairs=self.pairs,
+            missing=tuple(self._missing()),
+            unasked=tuple(pair for pair in self.pairs if self._prefetch_named(pair.producer) == {None}),
+            wrong_prefetch=tuple(
+                pair
+                for pair in self.pairs
+                if (named := self._prefetch_named(pair.producer)) != {None} and pair.num_prefetch_ops not in named
+            ),
+            one_way=tuple(node for node in self.graph.index.one_way_copies if node.layer_index == self.index),
+            idle=(*self._idle(), *self._idle_recompute()),
+            wasted=tuple(entry for entry in own if entry.placement is Placement.WASTED),
+            beyond_specification=tuple(self._beyond_specification()),
+            num_recomputed=len(runs_again(self.graph, self.index)),
+            kept_before_bytes=kept_before_bytes,
+            kept_bytes=kept_bytes,
+        )
+
+    def _is_asked(self, owner: Node) -> bool:
+        """Every operator that it may be is to be offloaded."""
+        decided = self.decided.get(owner.place)
+        if decided is None:
+            return self._own_prefetch(owner) is not None
+        return all(decision.prefetch is not None for decision in decided)
+
+    def _prefetch_named(self, producer: Node) -> frozenset[int | None]:
+        """Distances that entries name for what is copied, under any name that it may have; None for "not named"."""
+        owner = self.graph.owner(producer)
+        places = places_of(self.graph, producer)
+        named = {decision.named_prefetch for place in places for decision in self.decided.get(place, ())}
+        if owner.place not in self.decided:
+            named.add(self._own_prefetch(owner))
+        return frozenset(named)
+
+    @staticmethod
+    def _own_prefetch(owner: Node) -> int | None:
+        """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
+        return owner.num_prefetch_ops if owner.attributes.get("offload") is True else None
+
+    def _is_own(self, node: Node) -> bool:
+        """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
+        return self.graph.owner(node).layer_index == self.index
+
+    def _missing(self) -> Iterator[Node]:
+        moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
+        still_kept = {value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_own(node)}
+        for node in self.baseline.index.kept_nodes:
+            key = value_key(self.baseline, node)
+            is_own = self.baseline.owner(node).layer_index == self.plain_index
+            if not is_own or key in moved or key not in still_kept:
+                continue
+            owner = self.graph.owner(still_kept[key])
+            # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
+            # can name, so here what is set on it is what was asked.
+            is_nameable = has_scope(owner) or self._own_prefetch(owner) is not None
+            if is_nameable and self._is_asked(self.baseline.owner(node)):
+                yield node
+
+    def _idle(self) -> Iterator[Idle]:
+        """Entries none of whose operators is the producer of a pair."""
+        moved = self._moved_places()
+        for entry, places in self._entries().items():
+            nodes = self._nodes(places)
+            if places & moved or (not nodes and places & self._merged_places()):
+                continue
+            if not self.graph.has_lazy_inline:
+                yield Idle(entry, IdleReason.NO_LAZY_INLINE)
+            elif nodes and all(map(is_gathering, nodes)):
+                yield Idle(entry, IdleReason.GATHERED)
+            elif nodes and all(map(is_marked, nodes)):
+                yield Idle(entry, IdleReason.RECOMPUTED)
+            elif any(self._is_merged(node) for node in nodes):
+                yield Idle(entry, IdleReason.MERGED_AWAY)
+            else:
+                yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
+
+    def _moved_places(self) -> set[Place]:
+        """Places of what moves; where a capture wrote paths, those of the paths, as communication may stand for it."""
+        moved: set[Place] = set()
+        for pair in self.pairs:
+            paths = [tuple(path.split(".")) for path in self.graph.owner(pair.producer).paths]
+            moved |= places_of(self.graph, pair.producer)
+            moved.update(*(places_below(self.decisions.layer, path) for path in paths))
+        return moved
+
+    def _merged_places(self) -> set[Place]:
+        """Places of what the compiler may have made one with what moves: of equal operators it leaves one.
+
+        Whoever read one of the others reads that: it was of the cell of its reader.
+        """
+        types = {pair.producer.name: self.graph.owner(pair.producer).op for pair in self.pairs}
+        nodes = self.graph.index.forward_nodes
+        read = (
+            (node.cell_path, first_source(name, UNNAMED_OPS, nodes)) for node in nodes.values() for name in node.inputs
+        )
+        return {(cell, types[name]) for cell, name in read if name in types}
+
+    def _idle_recompute(self) -> Iterator[Idle]:
+        """Operators that are to be recomputed and are not; a weight that is gathered again goes by its own rules."""
+        idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
+        if "" in idle:
+            yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
+        again = {node.cell_path for node in runs_again(self.graph, self.index)}
+        for match in matches_of(self.decisions.recomputes):
+            if match.name not in idle:
+                continue
+            nodes = self._nodes(places_below(self.decisions.layer, match.path))
+            # Of equal operators in a cell the compiler leaves one, which may have the name of another.
+            cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
+            is_near = any(is_within(path, cell) for path in again)
+            if nodes and all(map(is_gathering, nodes)):
+                yield Idle(match.name, IdleReason.GATHERED)
+            elif not is_near:
+                yield Idle(match.name, IdleReason.NOT_RUN_AGAIN if match.node.is_called else IdleReason.NOT_CALLED)
+
+    def _nodes(self, places: Set[Place]) -> list[Node]:
+        return [node for node in self.graph.forward if node.layer_index == self.index and node.place in places]
+
+    def _is_merged(self, node: Node) -> bool:
+        """A view that stays at the place of a named one, and has not its settings."""
+        is_kept_view = node.op in VIEW_OPS and node in self.graph.index.kept_nodes
+        return is_kept_view and node.attributes.get("offload") is not True
+
+    def _beyond_specification(self) -> Iterator[SwapPair]:
+        """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
+        recomputed = (node for node in self.graph.forward if node.is_recomputed and node.op not in VIEW_OPS)
+        inputs = {resolve_storage(self.graph, name).name for node in recomputed for name in node.inputs}
+        for pair in self.pairs:
+            if resolve_storage(self.graph, pair.producer.name).name in inputs:
+                yield pair
+
+    def _entries(self) -> dict[str, set[Place]]:
+        """Each entry of the policy that acts in this layer, with the primitives it names."""
+        by_entry: dict[str, set[Place]] = {}
+        for claim in self.decisions.offloads:
+            entry = claim.entry.pattern if claim.entry.setting is Setting.OP_SWAP else claim.entry.setting.value
+            by_entry.setdefault(entry, set()).update(places_below(self.decisions.layer, claim.path))
+        return by_entry
+
+    def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
+        """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
+        names = {node.name for node in nodes}
+        return to_names(node.place for node in self.graph.index.kept_nodes if not names.isdisjoint(node.inputs[:1]))

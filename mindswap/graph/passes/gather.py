@@ -1,0 +1,264 @@
+"""Weights that the parallel optimizer cuts, and the AllGather that makes them whole again.
+
+With `enable_parallel_optimizer` a rank holds one part of each weight that several ranks have. MindSpore inserts an
+AllGather where the weight is read (frontend/parallel/step_parallel.cc: ApplyParallelOptOnParam, InsertAllGatherOp).
+If nothing else reads the weight, a cast of it from float32 to half precision stands before, so that less is sent
+(FindChildCastWithFP32ToFP16 in step_parallel_utils.cc, pass/optimize_parallel_allgather_comm.cc). Backward reads what
+the AllGather gives. That is marked as not recomputed (ReplaceNode, `parallel_optimizer_allgather_not_recompute`) and
+has no name for `op_swap`; all readers and all micro-batches share it (InsertParallelOpt). So no policy moves it.
+`parallel_optimizer_comm_recompute` does nothing in MindSpore 2.9 (nn/cell.py, `recompute`: only a warning), and
+`select_comm_recompute` concerns the communication of tensor parallelism. With optimizer_level level3 (zero3) each
+micro-batch gathers for itself, and backward gathers again (context.py, `optimizer_level`).
+
+Which weights: parallel_optimizer/opt_param_mgr.cc (SplitParam: `parallel_optimizer_threshold`, in KiB, against the
+stored size on one rank) and tensor_layout.cc (GenerateOptShardSliceShape: the first dimension must be divisible).
+
+tests/adapters/test_gathered_weights.py shows it in graphs of MindSpore 2.9.0. With lazy_inline on, which a swap needs,
+there are differences. On one stage with one micro-batch (`WeightSharding.is_cast_behind`) the weight is gathered as it
+is stored where it is read first, and its cast stands in the function like any other operator: a swap of the cell takes
+the cast along; recompute of it holds what was gathered, twice as many bytes (dry runs of 2026-11-23,
+benchmarks/dryrun). With level3 a layer that is not recomputed hands the whole weight to backward; here it is released.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mindswap.config.weight_sharding import WeightSharding
+from mindswap.graph.analysis.collectives import Collective
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
+from mindswap.graph.sequences import is_sequence_state
+from mindswap.graph.sharding.splits import PARTS_MARK
+
+# Before the name of a weight that a function of a lazy_inline cell reads from outside.
+WEIGHT_MARK = "▸CR_"
+# Attribute of an AllGather of a weight, and of the cast before it: whether backward does it again.
+GATHER_MARK = "parallel_optimizer_allgather"
+HALF_DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, eq=False)
+class GatheredStep:
+    """A step with its AllGathers of weights."""
+
+    graph: Graph
+    # what each AllGather sends, by name of its node
+    collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
+    once: frozenset[str] = frozenset()  # operators that run once in a step, whatever the number of micro-batches
+
+
+def weight_name(node: Node) -> str:
+    """Name of the weight that a `Load` reads; "" for any other operator, and for parameters that are not trained."""
+    _, mark, name = node.inputs[0].rpartition(WEIGHT_MARK) if node.op == "Load" and node.inputs else ("", "", "")
+    return name if mark and not is_sequence_state(name) else ""
+
+
+def weight_parts(node: Node) -> int | None:
+    """Into how many parts tensor parallelism cuts the weight that a `Load` reads; None where nothing says it."""
+    parts = node.attributes.get(PARTS_MARK)
+    return parts if isinstance(parts, int) else None
+
+
+def is_gathering(node: Node) -> bool:
+    """True for what makes a weight whole, or casts its part for that: no policy changes what it takes."""
+    return GATHER_MARK in node.attributes
+
+
+def is_narrowing(node: Node) -> bool:
+    """True for a cast to half precision."""
+    return node.op == "Cast" and bool(node.outputs) and node.outputs[0].dtype in HALF_DTYPES
+
+
+def is_released(node: Node) -> bool:
+    """Forward releases what such an operator makes, and backward makes it again."""
+    return node.attributes.get(GATHER_MARK) is True
+
+
+def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
+    """A step in which weights are whole, under any policy, as it is with the parallel optimizer."""
+    weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
+    if not weights:
+        return GatheredStep(graph)
+    again = {weight.gather.name: weight.again() for weight in weights} if sharding.is_released else {}
+    backward, needed = _rewrite_backward(graph, weights, again)
+    gathered = {name for weight in weights for name in weight.values}
+    is_moved = {node.name for weight in weights for node in weight.lead}
+    saved = [entry for entry in graph.saved if entry.forward_name not in gathered]
+    if not again:
+        saved += [Saved(w.gather.name, w.saved_name) for w in weights if w.gather.name in needed]
+    forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved, sharding.is_cast_behind))
+    rewritten = replace(graph, forward=forward, backward=backward, saved=tuple(saved))
+    collectives = {
+        w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, w.num_ranks, stride=w.stride),) for w in weights
+    }
+    once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
+    return GatheredStep(rewritten, collectives, frozenset(once))
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight that is gathered."""
+
+    lead: tuple[Node, ...]  # reads of its part, the cast of it if there is one, the AllGather
+    # names under which the step had the whole weight until now; their readers read the AllGather
+    values: frozenset[str]
+    num_ranks: int
+    stride: int  # from one of these ranks to the next
+
+    @property
+    def gather(self) -> Node:
+        return self.lead[-1]
+
+    @property
+    def saved_name(self) -> str:
+        return f"{self.gather.name}@saved"
+
+    def again(self) -> tuple[Node, ...]:
+        """Copies in backward; the part itself is there."""
+        copies: list[Node] = []
+        names: dict[str, str] = {}
+        for node in self.lead:
+            if is_gathering(node):
+                name = f"{node.name}@again"
+                own = replace(node.renamed(names), name=name, origin=node.name)
+                copies.append(replace(own, is_recomputed=True, is_duplicate=True))
+                names[node.name] = name
+        return tuple(copies)
+
+
+def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
+    readers = graph.index.forward_readers
+    kept = _needed_whole(graph)
+    loads: dict[str, list[Node]] = {}
+    for node in graph.forward:
+        name = weight_name(node)
+        parts = weight_parts(node)
+        if name and node.outputs and sharding.cuts(name, node.outputs[0].shape, node.outputs[0].size_bytes, parts):
+            loads.setdefault(name, []).append(node)
+    mark = {GATHER_MARK: sharding.is_released}
+    for name, nodes in loads.items():
+        parts = weight_parts(nodes[0])
+        num_ranks = sharding.num_ranks_of(name, parts)
+        lead = [_part(nodes[0], num_ranks)]
+        values = {node.name for node in nodes}
+        users = [user for node in nodes for user in _users(node.name, readers)]
+        if len(users) == 1 and users[0].op == "TensorMove":
+            lead.append(_part(users[0], num_ranks))
+            values = {users[0].name}
+            users = list(_users(users[0].name, readers))
+        source, whole = lead[-1], nodes[0].outputs[0]
+        is_cast = (
+            not sharding.is_cast_behind and len(users) == 1 and whole.dtype == "float32" and is_narrowing(users[0])
+        )
+        # Backward may need the weight for nothing else than to cast it again.
+        if is_cast and not any(kept.get(value, set()) - {users[0].name} for value in values):
+            source, whole = _part(users[0], num_ranks, **mark), users[0].outputs[0]
+            lead.append(source)
+            values = {source.name}
+        # What copies it to the host has its own effect no longer.
+        values |= {user.name for name in values for user in readers.get(name, ()) if user.op == "MoveTo"}
+        gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark, paths=())
+        scope = f"parallel_optimizer/{name}"
+        gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
+        stride = 1 if sharding.is_on_all(name, parts) else sharding.stride
+        yield _Weight((*lead, gather), frozenset(values), num_ranks, stride)
+
+
+def _needed_whole(graph: Graph) -> dict[str, set[str]]:
+    """For each value that forward hands over, the operators of forward of which backward reads it again.
+
+    "" stands for what is not a copy of an operator of forward.
+    """
+    readers: dict[str, set[str]] = {}
+    for node in reversed(graph.backward):
+        if node.op in VIEW_OPS:  # `Depend` ties the copy of an operator to the moment at which it is needed
+            readers.setdefault(node.inputs[0], set()).update(readers.get(node.name, ()))
+            continue
+        for name in node.inputs:
+            readers.setdefault(name, set()).add(node.origin if node.is_duplicate else "")
+    return {entry.forward_name: readers.get(entry.backward_name, set()) for entry in graph.saved}
+
+
+def _users(name: str, readers: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
+    """Operators that compute with a value; what only ties values together is none."""
+    for reader in readers.get(name, ()):
+        is_tuple = reader.op == "MakeTuple" and any(_users(reader.name, readers))
+        if is_tuple or reader.op not in (*BOOKKEEPING_OPS, "MoveTo"):
+            yield reader
+
+
+def _part(node: Node, num_ranks: int, **attributes: object) -> Node:
+    """An operator on the part of a weight that one rank has."""
+    known = node.outputs[0]
+    part = TensorType((known.shape[0] // num_ranks, *known.shape[1:]), known.dtype, known.size_bytes // num_ranks)
+    return replace(node, outputs=(part,), attributes={**node.attributes, **attributes})
+
+
+def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], gone: set[str], is_late: bool) -> Iterator[Node]:
+    """Weights of a layer are gathered when it begins, or as late as those of others, where they are read."""
+    by_layer: dict[int, list[Node]] = {}
+    by_node: dict[str, tuple[Node, ...]] = {}
+    renamed: dict[str, str] = {}
+    first = _first_readers(graph, {value for weight in weights for value in weight.values}) if is_late else {}
+    for weight in weights:
+        renamed |= dict.fromkeys(weight.values, weight.gather.name)
+        readers = [first[value] for value in weight.values if value in first]
+        if readers:
+            name = min(readers)[1]
+            by_node[name] = (*by_node.get(name, ()), *weight.lead)
+        elif weight.gather.layer_index is None:
+            by_node[weight.lead[0].name] = weight.lead
+        else:
+            by_layer.setdefault(weight.gather.layer_index, []).extend(weight.lead)
+    for node in graph.forward:
+        if node.layer_index is not None:
+            yield from by_layer.pop(node.layer_index, ())
+        yield from by_node.get(node.name, ())
+        if node.name not in gone:
+            yield node.renamed(renamed)
+
+
+def _first_readers(graph: Graph, values: set[str]) -> dict[str, tuple[int, str]]:
+    """Place and name of the first operator of forward that reads each of these values."""
+    found: dict[str, tuple[int, str]] = {}
+    for position, node in enumerate(graph.forward):
+        if node.op not in BOOKKEEPING_OPS:
+            for name in values.intersection(node.inputs):
+                found.setdefault(name, (position, node.name))
+    return found
+
+
+def _rewrite_backward(
+    graph: Graph, weights: Iterable[_Weight], again: Mapping[str, tuple[Node, ...]]
+) -> tuple[tuple[Node, ...], set[str]]:
+    """Backward that reads gathered weights, and the AllGathers whose outputs it needs."""
+    target = {w.gather.name: again[w.gather.name][-1].name if again else w.saved_name for w in weights}
+    target_of = {value: target[weight.gather.name] for weight in weights for value in weight.values}
+    renamed = {e.backward_name: target_of[e.forward_name] for e in graph.saved if e.forward_name in target_of}
+    backward: list[Node] = []
+    for node in graph.backward:
+        if node.is_duplicate and node.origin in target_of:  # a cast that was to run again
+            renamed[node.name] = target_of[node.origin]
+        elif node.op == "MoveTo" and node.inputs[0] in renamed:
+            renamed[node.name] = renamed[node.inputs[0]]
+        else:
+            backward.append(node.renamed(renamed))
+    read = {name for node in backward for name in node.inputs}
+    needed = {name for name, new_name in target.items() if new_name in read}
+    if again:
+        backward = list(_with_copies(backward, {name: copies for name, copies in again.items() if name in needed}))
+    return tuple(backward), needed
+
+
+def _with_copies(backward: list[Node], again: Mapping[str, tuple[Node, ...]]) -> Iterator[Node]:
+    """Weights of a layer are gathered again when its backward begins, others before what reads them."""
+    by_reader = {copies[-1].name: copies for copies in again.values()}
+    by_layer: dict[int, list[str]] = {}
+    for name, copies in by_reader.items():
+        if copies[-1].layer_index is not None:
+            by_layer.setdefault(copies[-1].layer_index, []).append(name)
+    for node in backward:
+        due = by_layer.pop(node.layer_index, ()) if node.layer_index is not None else ()
+        for name in (*node.inputs, *due):
+            yield from by_reader.pop(name, ())
+        yield node

@@ -1,0 +1,230 @@
+"""Meaning of a row of a choice for its layer: names, a block, its worth; and the policy of all rows."""
+
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
+
+import numpy as np
+
+from mindswap.graph.analysis.saved_tensors import Label
+from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
+from mindswap.planner.effect import NO_FAULTS, Faults, Foresight, idle_swaps
+from mindswap.planner.stage_problem import KEEP, Worth
+from mindswap.policy.cell_tree import exact_pattern
+from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.simulator.layer_block import Block, Role
+from mindswap.simulator.program import NO_OP
+from mindswap.simulator.step_model import StepModel
+
+
+class Rows:
+    """Meaning of a row of a choice for its layer: operator names, and the block that comes of it.
+
+    Args:
+        model: the step.
+        catalog: its items.
+    """
+
+    def __init__(self, model: StepModel, catalog: Catalog):
+        self.model = model
+        self.catalog = catalog
+        self.foresight = Foresight(model)
+        fixed = model.layers.fixed
+        self._fixed_distances = {entry.prefetch for entry in fixed.op_swap} if fixed is not None else set[int]()
+        self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
+        self._blocks: dict[tuple[int, bytes], Block] = {}
+        self._worth: dict[tuple[int, bytes], Worth] = {}
+        self._idle: dict[tuple[int, bytes], frozenset[str]] = {}
+
+    def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
+        """Recompute of a row, as a policy."""
+        found = np.flatnonzero(row < KEEP).tolist()
+        return recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
+
+    def recomputed_names(self, layer_index: int, row: np.ndarray) -> tuple[str, ...]:
+        """Cells and operators that are recomputed; `ALL_OPERATORS` for the whole layer."""
+        found = np.flatnonzero(row < KEEP).tolist()
+        named = [recomputed_names_of(self.catalog.item(layer_index, i), -int(row[i])) for i in found]
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
+    def faults(self, layer_index: int, row: np.ndarray) -> Faults:
+        """Names in a row without effect: no plan has them."""
+        if row[0] < KEEP:
+            return NO_FAULTS
+        named = self._named(layer_index, row)
+        return self.foresight.faults(layer_index, self.recompute(layer_index, row), named)
+
+    def _swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+        """Names to swap that have an effect -> distance; without items that recomputed operators use.
+
+        What has no effect has none whatever else is swapped: that is asked once beside what the row recomputes, of
+        all that it leaves. A policy asks for its very row.
+        """
+        named, key = self._named(layer_index, row), (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        if named and key not in self._idle:
+            every = self._named(layer_index, np.where(row == KEEP, 1, row))
+            self._idle[key] = self.foresight.faults(layer_index, self.recompute(layer_index, row), every).swap
+        return {name: distance for name, distance in named.items() if name not in self._idle[key]}
+
+    def _named(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+        """Names to swap that hold something -> distance; without items that recomputed operators use.
+
+        Equal operators are one only under one setting, so names of one have one distance, the largest.
+        """
+        named: dict[str, int] = {}
+        for i, names, is_idle in self._swapped(layer_index, row):
+            if not is_idle:
+                named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
+        for merged in self.keeper_names(layer_index, row).values() if named else ():
+            for names in map(named.keys().__and__, merged):
+                named |= dict.fromkeys(names, max((named[name] for name in names), default=0))
+        return named
+
+    def _swapped(self, layer_index: int, row: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
+        """Each swapped item: its names under which backward holds something, and whether it is swapped for nothing."""
+        swapped = np.flatnonzero(row > KEEP).tolist()
+        if not swapped:
+            return
+        uses, recomputed = self.catalog.merged[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
+        holding = {
+            name for keepers in self.keeper_names(layer_index, row).values() for names in keepers for name in names
+        }
+        for i in swapped:
+            names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
+            yield i, names, bool(idle_swaps(uses, names, recomputed))
+
+    def policy(self, choice: np.ndarray) -> Policy:
+        """The policy of a choice for all layers of the model."""
+        whole: list[int] = []
+        swaps: dict[tuple[str, int], list[int]] = {}
+        again: dict[str, list[int]] = {}
+        for layer, row in enumerate(choice):
+            if row[0] < KEEP:
+                whole.append(layer)
+                continue
+            faults = self.faults(layer, row)
+            idle = set(map(exact_pattern, faults.recompute))
+            for entry in self.recompute(layer, row).select_recompute:
+                if entry.pattern in idle:
+                    continue
+                again.setdefault(entry.pattern, []).append(layer)
+            for name, distance in self._named(layer, row).items():
+                if name not in faults.swap:
+                    swaps.setdefault((exact_pattern(name), distance), []).append(layer)
+
+        def layers_of(indices: list[int]) -> Layers:
+            return ALL_LAYERS if len(indices) == len(choice) else Layers(tuple(indices))
+
+        return Policy(
+            True,
+            op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
+            layer_recompute=layers_of(whole),
+            select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
+        )
+
+    def effective(self, layer_index: int, row: np.ndarray) -> np.ndarray:
+        """A row without the items that it would swap for nothing, of which its policy names none."""
+        found = row.copy()
+        if (row > KEEP).any() and row[0] == KEEP:
+            faulty = self.faults(layer_index, row).swap
+            for i, names, is_idle in self._swapped(layer_index, row):
+                if is_idle or names <= faulty:
+                    found[i] = KEEP
+        return found
+
+    def keeper_names(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
+        """By label of a tensor, the names under which it is held beside what the row recomputes."""
+        key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        if key not in self._keepers:
+            self._keepers[key] = self.model.keeper_names(self.recompute(layer_index, row), layer_index)
+        return self._keepers[key]
+
+    def block(self, layer_index: int, row: np.ndarray) -> Block:
+        """The layer with what the row recomputes and swaps."""
+        key = (self.catalog.kinds[layer_index], row.tobytes())
+        if key not in self._blocks:
+            self._blocks[key] = self._make_block(layer_index, row)
+        return self._blocks[key]
+
+    def worth(self, layer_index: int, row: np.ndarray) -> Worth:
+        """Worth of a row, from its block."""
+        near = np.minimum(row, 1)
+        key = (self.catalog.kinds[layer_index], near.tobytes())
+        if key not in self._worth:
+            plain, left = self.block(layer_index, np.zeros_like(row)), self.catalog.left[key[0]]
+            self._worth[key] = _worth(self.model, left, plain, self.block(layer_index, near))
+        return self._worth[key]
+
+    def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
+        recompute = self.recompute(layer_index, row)
+        if not (row > KEEP).any():
+            return self.model.layer_block(recompute, layer_index)
+        named = self._swaps(layer_index, row)
+        copies: dict[Label, tuple[int, int, bool]] = {}
+        for label, keepers in self.keeper_names(layer_index, row).items():
+            distances = [[named.get(name) for name in names] for names in keepers]
+            if not self.model.captured.has_all_tags:
+                distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
+            # Equal operators under one setting are one, and so is their copy.
+            moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
+            if moved:
+                copies[label] = (max(moved), len(moved), any(None in group for group in distances))
+        # Where names are of several tensors without any recompute, they are with it, and it need not be read alone.
+        if _is_plain(self.block(layer_index, np.zeros_like(row)), copies, is_saved=False):
+            block = self.model.layer_block(recompute, layer_index)
+            if _is_plain(block, copies):
+                return block.with_copies(copies)
+        # Which of the tensors of one name move, and which never come back, the compiler decides; which operators are
+        # one, too, by what is equal. So distances are numbered, and rows with others are the same compiled step.
+        numbers = number_distances(named.values(), self._fixed_distances)
+        entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, numbers[named[name]]) for name in sorted(named))
+        block = self.model.layer_block(replace(recompute, op_swap=entries), layer_index)
+        return block.with_distances({number: distance for distance, number in numbers.items()})
+
+
+def number_distances(distances: Iterable[int], fixed: Collection[int]) -> dict[int, int]:
+    """A number for each prefetch distance, in their order; fixed distances are their own numbers.
+
+    Between two fixed ones they are as small as they can be, so that sets of as many distances are the same.
+    """
+    numbers: dict[int, int] = {}
+    number = 0
+    for distance in sorted({*distances, *fixed}):
+        number = distance if distance in fixed else number + 1
+        numbers[distance] = number
+    return numbers
+
+
+def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> bool:
+    """Each of the labels is that of a single tensor of forward, which backward reads if it has to be saved."""
+    named = [tensor for tensor in block.tensors if tensor.is_forward and tensor.label in labels]
+    are_read = all(tensor.role is not None or tensor.uses.first_backward != NO_OP for tensor in named)
+    return (are_read or not is_saved) and len(named) == len({tensor.label for tensor in named})
+
+
+def _worth(model: StepModel, left: Set[Role], plain: Block, block: Block) -> Worth:
+    """Worth of a block beside that of the same layer without any policy, but for what is pinned in both.
+
+    `left` is from `left_before`.
+    """
+    unheld_bytes, link_ns, host_bytes = np.subtract(_copies(model, block), _copies(model, plain)).tolist()
+    return Worth(
+        kept_bytes(model, plain, left) - kept_bytes(model, block, left) + unheld_bytes,
+        max(0, backward_ns(block) - backward_ns(plain)),
+        link_ns,
+        host_bytes,
+    )
+
+
+def _copies(model: StepModel, block: Block) -> tuple[int, int, int]:
+    """Of what is swapped: bytes that leave the device, time on the slower link, bytes on the host."""
+    moved = [
+        tensor
+        for tensor in block.tensors
+        if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
+    ]
+    times = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
+    return (
+        sum(tensor.size_bytes for tensor in moved if not tensor.is_held),
+        max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in times),
+        sum(t.num_copies * t.size_bytes for t in moved),
+    )

@@ -1,0 +1,245 @@
+"""Facts of the step without any policy: memory at the fullest moment, time until then, work."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import numpy as np
+
+from mindswap.planner.lower_bound.liveness_points import Liveness, LivenessPoint, alive_bytes, liveness_of
+from mindswap.planner.lower_bound.pass_chains import COMPUTE, PassKey, PassTimes, StepPasses, pass_times
+from mindswap.planner.lower_bound.tensor_graph import Flow, flows_of
+from mindswap.simulator.placing import TransferCosts
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.schedules.rounds import PassWork
+from mindswap.simulator.step_model import SimulatedStep, StepModel
+from mindswap.simulator.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class StageLayers:
+    """Layers of a stage that are alike, at the fullest moment of the stage."""
+
+    kind: int  # compiled layer that stands for them
+    in_flight: int = 1  # micro-batches whose activations are there
+    num_begun: int = 0  # micro-batches whose backward has begun
+    num_waiting: int = 0  # micro-batches whose forward of the layer has ended, and whose backward has not begun
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One pipeline stage up to its fullest moment before the end of its first backward, if everything is kept."""
+
+    peak_bytes: int  # device memory at that moment
+    layers: Mapping[StageLayers, int]  # how many there are of each kind
+    window_ns: int  # time from the first operator of the micro-batches that are in flight to that moment
+    work_ns: int  # time of one micro-batch on the compute stream, with waits within its passes for communication
+    # time that the compute stream waits before the first backward for other stages and for weights made whole. No
+    # policy comes there sooner, but by what forward need not write: that shortens the longest way through operators and
+    # communication by no more than the operators on it.
+    idle_ns: int = 0
+    once_ns: int = 0  # how much longer the first forward is by what is done once for all micro-batches
+    backward_ns: int = 0  # compute of backward of one micro-batch; of pieces of sequences the least
+    num_chunks: int = 1  # virtual chunks
+    is_past_forward: bool = False  # forward of all layers has ended by that moment
+    floor_bytes: int = 0  # device memory at some moment that is there with every policy
+    moments: tuple[LivenessPoint, ...] = ()  # others than the fullest one at which there may be too much
+    # where a stage runs forward and backward of one micro-batch after the other, the same window of each further one:
+    # the first may wait for weights made whole
+    later_windows_ns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """The step that keeps everything."""
+
+    flows: tuple[Flow, ...]  # of the compiled layers
+    stages: tuple[Stage, ...]  # pipeline stages
+    transfers: TransferCosts  # what copies cost
+    num_micro_batches: int = 1  # of the step; pieces of sequences count each
+    terms_ns: int = 0  # what comes behind backward
+    gradients_ns: int = 0  # part of it that a longer backward would hide
+    num_exchanges: int = 1  # backward passes that would hide it
+    passes: StepPasses | None = None  # of its pipeline; None for one stage, and where the schedule cuts backward
+
+
+def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
+    """Facts of a model that the bound needs.
+
+    Args:
+        model: the step.
+        keep: the model without swap and recompute; a step of fewer micro-batches will do.
+    """
+    # Exposed communication of gradients gets less where backward takes longer.
+    exposed_ns = model.exposed_exchange_ns(keep.timeline)
+    num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
+    liveness = liveness_of(model.swapping(), num_turns // model.layout.num_sequences)
+    flows, times, stages = flows_of(model), pass_times(model), range(model.layout.num_stages)
+    is_cut = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
+    return Facts(
+        flows=flows,
+        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, times, flows) for stage in stages),
+        transfers=model.transfers,
+        num_micro_batches=model.layout.num_turns,
+        terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
+        gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
+        num_exchanges=model.settings.num_exchanges,
+        passes=None if is_cut or len(stages) == 1 else StepPasses(model.layout, _least_times(model, times, flows)),
+    )
+
+
+def _least_times(
+    model: StepModel, times: Mapping[PassKey, PassTimes], flows: Sequence[Flow]
+) -> dict[PassKey, PassTimes]:
+    """Times of passes with any policy, but for what runs again: forward need not write what nobody holds."""
+    layer_map = model.captured.sample.layer_map
+    avoided_ns = [0, *(flows[kind].avoided_store_ns for kind in layer_map), 0]  # of each section
+
+    def least(key: PassKey, own: PassTimes) -> PassTimes:
+        stage, chunk, is_forward, _ = key
+        return own.sooner(is_forward * sum(avoided_ns[section] for section in model.layout.chunks[stage][chunk]))
+
+    return {key: least(key, own) for key, own in times.items()}
+
+
+def _look_at_stage(
+    model: StepModel,
+    timeline: Timeline,
+    liveness: Liveness,
+    stage: int,
+    times: Mapping[PassKey, PassTimes],
+    flows: Sequence[Flow],
+) -> Stage:
+    program, ops = timeline.program, timeline.program.ops
+    begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
+    positions = np.arange(begin, end)
+    kind, micro_batch, layer = ops.kind[begin:end], ops.micro_batch[begin:end], ops.layer[begin:end]
+    is_backward = kind == OpKind.BACKWARD
+    first_backward = int(positions[is_backward][0])
+    is_first_turn = is_backward & (micro_batch == ops.micro_batch[first_backward])
+    # With several chunks the first turn ends where forward of something goes on.
+    later_forward = positions[(kind == OpKind.FORWARD) & (positions > first_backward)]
+    last = int(positions[is_first_turn & (positions < min(later_forward, default=end))][-1])
+
+    held = program.intervals
+    of_stage = held.stage == stage
+    alive = alive_bytes(
+        held.begin[of_stage] - begin, held.end[of_stage] - begin, held.size_bytes[of_stage], end - begin
+    )
+    peak_op = begin + int(np.argmax(alive[: last + 1 - begin]))
+    pairs = _pairs_alive(timeline, stage, peak_op)
+    is_own = np.array([pair in pairs for pair in zip(layer.tolist(), micro_batch.tolist(), strict=True)])
+    first = int(positions[is_own][0]) if is_own.any() else begin
+    has_begun = {
+        (int(ops.layer[op]), int(ops.micro_batch[op]))
+        for op in positions[is_backward & (positions >= first) & (positions <= peak_op)]
+    }
+
+    goes_on = (kind == OpKind.FORWARD) & (positions >= peak_op)
+    in_forward = set(zip(layer[goes_on].tolist(), micro_batch[goes_on].tolist(), strict=True))
+    in_flight, num_begun, num_waiting = (
+        Counter(layer for layer, _ in found) for found in (pairs, has_begun, pairs - has_begun - in_forward)
+    )
+    layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
+    own = {
+        section - 1: StageLayers(
+            layer_map[section - 1], in_flight[section - 1], num_begun[section - 1], num_waiting[section - 1]
+        )
+        for chunk in chunks
+        for section in chunk
+        if 1 <= section <= len(layer_map)
+    }
+    static_bytes = model.static[stage].total_bytes
+    moments = liveness.moments(stage, static_bytes, own)
+    return Stage(
+        peak_bytes=int(alive[peak_op - begin]) + static_bytes,
+        layers=Counter(own.values()),
+        num_chunks=len(chunks),
+        window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
+        **_work_of(model, timeline, stage, first_backward, times),
+        is_past_forward=not (goes_on & (layer >= 0)).any(),
+        floor_bytes=max(static_bytes, *(moment.fixed_bytes for moment in moments)),
+        moments=moments,
+        later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, flows),
+    )
+
+
+def _later_windows_ns(
+    model: StepModel, timeline: Timeline, stage: int, alive: np.ndarray, first_peak: int, flows: Sequence[Flow]
+) -> tuple[int, ...]:
+    """`Stage.later_windows_ns`, from the bytes that are there at each operator of the stage; none where passes overlap.
+
+    Where a micro-batch has less at its fullest moment than the first, which is at `first_peak`, so much more may be
+    late: that is counted as time, of the smallest tensor.
+    """
+    layout, ops, start_ns = model.layout, timeline.program.ops, timeline.op_start_ns
+    works = [entry.work for entry in layout.passes(stage)]
+    is_alternating = works == [PassWork.FORWARD, PassWork.BACKWARD] * (len(works) // 2)
+    if not is_alternating or len(layout.chunks[stage]) > 1 or layout.num_sequences > 1:
+        return ()
+    smallest = min(size for flow in flows for size in flow.sizes_bytes)
+    begin, end = timeline.program.stage_starts[stage : stage + 2].tolist()
+    positions = np.arange(begin, end)
+    compute = positions[ops.kind[begin:end] < OpKind.COLLECTIVE]
+    begun, windows = _begun(timeline, begin, first_peak), []
+    for turn in range(1, 1 + int(ops.micro_batch[begin:end].max())):
+        own = compute[ops.micro_batch[compute] == turn]
+        peak_op = int(own[np.argmax(alive[own - begin])])
+        if _begun(timeline, begin, peak_op) != begun:
+            return ()
+        spare_bytes = max(0, int(alive[first_peak - begin] - alive[peak_op - begin]))
+        spare_ns = -(-spare_bytes * model.transfers.copy_out_ns(smallest) // smallest)
+        first = own[np.argmax(ops.layer[own] >= 0)]
+        windows.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
+    # Those that are not run take as long as any.
+    return (*windows, *[max(windows)] * (layout.num_turns - 1 - len(windows))) if windows else ()
+
+
+def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
+    """Layers of the micro-batch of an operator, and their passes, that have begun when it runs.
+
+    Args:
+        timeline: of the step.
+        begin: first operator of the stage.
+        op: of this stage.
+    """
+    ops = timeline.program.ops
+    own = np.arange(begin, op + 1)
+    own = own[(ops.micro_batch[own] == ops.micro_batch[op]) & (ops.layer[own] >= 0)]
+    own = own[(ops.kind[own] == OpKind.FORWARD) | (ops.kind[own] == OpKind.BACKWARD)]
+    return set(zip(ops.layer[own].tolist(), ops.kind[own].tolist(), strict=True))
+
+
+def _work_of(
+    model: StepModel, timeline: Timeline, stage: int, first_backward: int, times: Mapping[PassKey, PassTimes]
+) -> dict[str, int]:
+    """Times as `Stage` has them, of the operator with which the first backward begins."""
+    own = {key: known for key, known in times.items() if key[0] == stage}
+    num_sequences = model.layout.num_sequences
+    num_turns = 1 + int(timeline.program.ops.micro_batch.max())
+    order = replace(model.layout, num_micro_batches=num_turns // num_sequences).passes(stage)
+    before = list(takewhile(lambda entry: entry.work is PassWork.FORWARD, order))
+    once_ns = sum(known.once_ns for known in own.values())
+    idle_ns = int(timeline.op_start_ns[first_backward]) - once_ns
+    idle_ns -= sum(own[stage, entry.chunk, True, entry.sequence].ways[COMPUTE].compute_ns for entry in before)
+    # What the first backward waits for its own communication is in its work.
+    first = order[len(before)]
+    idle_ns -= own[stage, first.chunk, False, first.sequence].ways[COMPUTE].begin_ns
+    backward_ns = Counter[int]()
+    for (_, _, is_forward, piece), known in own.items():
+        backward_ns[piece] += 0 if is_forward else known.busy_ns
+    return {
+        "work_ns": sum(known.ways[COMPUTE].compute_ns for known in own.values()) // num_sequences,
+        "idle_ns": idle_ns,
+        "once_ns": once_ns,
+        "backward_ns": min(backward_ns.values()),
+    }
+
+
+def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:
+    """(layer, micro-batch) of what forward of the layers made and is there while an operator runs."""
+    intervals, ops = timeline.program.intervals, timeline.program.ops
+    own = (intervals.stage == stage) & (intervals.layer >= 0) & (intervals.begin <= op) & (intervals.end >= op)
+    own &= ops.kind[intervals.begin] == OpKind.FORWARD
+    return set(zip(intervals.layer[own].tolist(), ops.micro_batch[intervals.begin[own]].tolist(), strict=True))

@@ -1,0 +1,183 @@
+"""Memory that every policy has, operator by operator, and the layers that wait for their backward then.
+
+Proof: the operators of the step without any policy run in the same order with every policy; what runs again stands
+between them. So what one of them makes is there until the last of them that reads it has ended, if layers leave it for
+backward in forward alone: until the last reader in forward, and again from the first reader in backward to the last,
+swapped, made again or not.
+
+    tensor that a layer leaves    | made ... last in forward |          | first ... last in backward |
+    always there                  [--------------------------]          [----------------------------]
+    there if it is kept                                      [----------]
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.graph.analysis.saved_tensors import Label, Names
+from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program
+from mindswap.simulator.program_builder import build_program
+from mindswap.simulator.step_model import StepModel
+
+NEVER = 2**62  # behind every operator
+
+
+@dataclass(frozen=True, eq=False)
+class LivenessPoint:
+    """A moment of a stage."""
+
+    fixed_bytes: int  # what is there with every policy, static memory included
+    # between forward and backward: so many micro-batches in each of the layers that are alike. Where layers have
+    # different numbers the least: all that is known is what they keep together, and that may be where least
+    # micro-batches wait.
+    waiting: Mapping[Hashable, int]
+    is_past_forward: bool = False  # forward of all layers has ended
+
+
+@dataclass(frozen=True, eq=False)
+class Liveness:
+    """A step, operator by operator."""
+
+    program: Program  # the step in which all is swapped that can be; never simulated
+    fixed_bytes: np.ndarray  # int64, shape (num_ops,): what is there with every policy while each operator runs
+    waiting_bytes: np.ndarray  # int64, same shape: what is there besides if everything is kept, of pairs that wait
+    # (layer, micro-batch) -> the operators between which all that it leaves waits: behind the first, up to the second
+    pairs: Mapping[tuple[int, int], tuple[int, int]]
+
+    def moments(self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]) -> tuple[LivenessPoint, ...]:
+        """Moments of a stage at which what is there is most, however much of what waits is kept.
+
+        Args:
+            stage: which one.
+            static_bytes: its static memory.
+            alike: layer of the stage -> what it is like.
+        """
+        begin, end = self.program.stage_starts[stage : stage + 2].tolist()
+        kind, is_layer = self.program.ops.kind[begin:end], self.program.ops.layer[begin:end] >= 0
+        last_forward = int(np.flatnonzero((kind == OpKind.FORWARD) & is_layer).max(initial=-1))
+        found = []
+        for position in upper_hull(self.waiting_bytes[begin:end], self.fixed_bytes[begin:end]):
+            op = begin + position
+            there = Counter(layer for (layer, _), (first, last) in self.pairs.items() if first < op < last)
+            own: dict[Hashable, int] = {}
+            for layer, like in alike.items():
+                own[like] = min(own.get(like, there[layer]), there[layer])
+            found.append(LivenessPoint(int(self.fixed_bytes[op]) + static_bytes, own, position > last_forward))
+        return tuple(found)
+
+
+def liveness_of(model: StepModel, num_micro_batches: int) -> Liveness:
+    """Memory of a step of so many micro-batches."""
+    unmoved = _unmoved(model)
+    program = _all_swapped(model, num_micro_batches, unmoved)
+    ops, copies = program.ops, program.copies
+    begin, end = _certain(program)
+    fixed = _fixed_bytes(begin, end, program, unmoved)
+    names, pair_of = np.unique(np.stack([copies.layer, copies.micro_batch]), axis=1, return_inverse=True)
+    first, last = np.full(names.shape[1], NO_OP), np.full(names.shape[1], NEVER)
+    np.maximum.at(first, pair_of, copies.producer_op)
+    np.minimum.at(last, pair_of, copies.first_user_op)
+    sizes_bytes = np.zeros(names.shape[1], np.int64)
+    np.add.at(sizes_bytes, pair_of, copies.size_bytes)
+    waits = first < last
+    waiting = alive_bytes(first[waits] + 1, last[waits] - 1, sizes_bytes[waits], len(ops))
+    between = zip(first.tolist(), last.tolist(), strict=True)
+    pairs = dict(zip(zip(*names.tolist(), strict=True), between, strict=True))
+    return Liveness(program, fixed, waiting, pairs)
+
+
+def alive_bytes(first: np.ndarray, last: np.ndarray, sizes_bytes: np.ndarray, num_ops: int) -> np.ndarray:
+    """Bytes while each operator runs: int64, shape (num_ops,); tensors from a first operator to a last one."""
+    change = np.zeros(num_ops + 1, np.int64)
+    np.add.at(change, first, sizes_bytes)
+    np.subtract.at(change, last + 1, sizes_bytes)
+    return np.cumsum(change)[:-1]
+
+
+def _all_swapped(model: StepModel, num_micro_batches: int, unmoved: Set[Label]) -> Program:
+    """The step in which layers swap what they leave: its table of copies says when each is made and read."""
+    copied = (0, 1, False)
+    before, *layers, behind = model.blocks(Policy())
+    swapped = {
+        id(block): block.with_copies({label: copied for label in block.arrays.labels if label not in unmoved})
+        for block in dict.fromkeys(layers)
+    }
+    layout = replace(model.layout, num_micro_batches=num_micro_batches)
+    return build_program([before, *(swapped[id(block)] for block in layers), behind], model.transfers, layout)
+
+
+def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
+    """Operators of the compute stream from which and up to which each interval is there with every policy."""
+    ops, intervals, copies = program.ops, program.intervals, program.copies
+    comes_back, leaves = intervals.begin < 0, intervals.end < 0
+    begin, end = intervals.begin.copy(), intervals.end.copy()
+    begin[comes_back] = copies.first_user_op[~begin[comes_back]]
+    end[leaves] = copies.producer_op[~end[leaves]]
+    # What communication makes is there when somebody has waited for it, what it reads until it begins.
+    is_own, position = ops.kind >= OpKind.COLLECTIVE, np.arange(len(ops))
+    first_waits = np.full(len(ops), NEVER)
+    waits = (ops.wait_op != NO_OP) & ~is_own
+    np.minimum.at(first_waits, ops.wait_op[waits], position[waits])
+    begin = np.where(is_own[begin], first_waits[begin], begin)
+    waited = np.where(is_own[end], ops.wait_op[end], end)
+    waited = np.where(is_own[waited], NO_OP, waited)
+    # A gradient that is there until the next operator: that may be one that runs again.
+    num_compute = np.cumsum(~is_own)
+    is_passing = (intervals.kind == MemoryKind.GRADIENT) & (num_compute[end] - num_compute[intervals.begin] < 2)
+    return begin, np.where(is_passing, np.minimum(begin, waited), waited)
+
+
+def _unmoved(model: StepModel) -> frozenset[Label]:
+    """What layers hold for backward with every policy: nothing names it, and where a layer runs again it does not."""
+    if model.layers.reads_caches:
+        return frozenset()  # no whole layer can run again
+    found: set[Label] = set()
+    for kind in range(len(model.captured.trees)):
+        layer_index = model.captured.sample.layer_map.index(kind)
+        plain, again = (
+            {
+                tensor.label
+                for tensor in model.layer_block(policy, layer_index).tensors
+                if tensor.is_forward and tensor.role is None and tensor.uses.first_backward != NO_OP
+            }
+            for policy in (Policy(), Policy(True, layer_recompute=ALL_LAYERS))
+        )
+        found |= (plain & again) - set(model.keeper_names(Policy(), layer_index))
+    return frozenset(found)
+
+
+def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program, unmoved: Set[Label] = frozenset()) -> np.ndarray:
+    """Bytes of the intervals that every policy has, while each operator runs.
+
+    What equal operators of a layer make together, some policy makes one by one.
+    """
+    intervals = program.intervals
+    is_unmoved = np.array([label in unmoved for label in program.labels], bool)[intervals.label]
+    is_left = (intervals.kind == MemoryKind.KEPT) & (intervals.layer >= 0) & ~is_unmoved
+    is_merged = np.array([isinstance(label, Names) and len(label) > 1 for label in program.labels])
+    counts = (intervals.kind != MemoryKind.RECOMPUTED) & ~is_left & (begin <= end)
+    counts &= ~(is_merged[intervals.label] & (intervals.layer >= 0))
+    return alive_bytes(begin[counts], end[counts], intervals.size_bytes[counts], len(program.ops))
+
+
+def upper_hull(xs: np.ndarray, ys: np.ndarray) -> list[int]:
+    """Positions of points that are largest in x times some share from 0 to 1, plus y."""
+    order = np.lexsort((-xs, -ys))
+    most = np.maximum.accumulate(xs[order])
+    order = order[np.append(True, most[1:] > most[:-1])]  # y falls, so only what has more x counts
+    points = dict(zip(order.tolist(), zip(xs[order].tolist(), ys[order].tolist(), strict=True), strict=True))
+    hull: list[int] = []
+    for at, (x, y) in points.items():
+        while len(hull) > 1:
+            (x1, y1), (x2, y2) = points[hull[-2]], points[hull[-1]]
+            if (y1 - y2) * (x - x2) <= (y2 - y) * (x2 - x1):
+                break
+            hull.pop()
+        hull.append(at)
+    # More x for more y lost than it can be worth.
+    while len(hull) > 1 and sum(points[hull[-1]]) <= sum(points[hull[-2]]):
+        hull.pop()
+    return hull

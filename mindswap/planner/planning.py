@@ -1,0 +1,273 @@
+"""From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
+
+import contextlib
+import functools
+import gc
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mindswap.planner.catalog import Catalog, collect_items
+from mindswap.planner.effect import is_coupled, is_foreseen_as_asked
+from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short, short_model
+from mindswap.planner.lower_bound import Facts, facts_of, least_budget_bytes, least_step_ns
+from mindswap.planner.plan_cache import Curve
+from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, Compared, Objective, Plan, PlanProblem
+from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
+from mindswap.planner.solver.search import Interruptible, Progress
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.coverage import BASELINES, KEEP_ALL, baseline_policy
+from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.policy.resolve import moves_any
+from mindswap.simulator.memory import profile_memory
+from mindswap.simulator.step_model import StepModel
+
+# With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
+LOSS_PERMILLE = 10
+NUM_HALVINGS = 6
+# A common setting that is so much slower in a short step is not replayed: short and whole steps differ less.
+REPLAY_PERMILLE = 20
+# Just below what glibc takes for a block that may come again.
+KEPT_BYTES = (32 << 20) - (64 << 10)
+
+
+class Planner:
+    """Makes plans for one model; what it learns of the model serves all of them.
+
+    Args:
+        model: the step.
+        allow: whether plans may swap and recompute.
+        known: trees of all layers in which operators must be; None takes those of the model.
+    """
+
+    def __init__(self, model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None):
+        self.model, self.allow, self.known = model, allow, known
+        _keep_freed_memory()
+        with _without_collector():
+            self.shorts = short_model(model)
+            self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
+        self.curves: dict[Hashable, Curve] = {}
+        self.common: dict[Hashable, tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]] = {}
+
+    @functools.cached_property
+    def catalog(self) -> Catalog:
+        """What may be chosen in each layer; a bound needs none of it."""
+        return collect_items(self.model.swapping(self.allow.swap), self.allow, self.known)
+
+    @functools.cached_property
+    def unmixed(self) -> tuple[Catalog, ...]:
+        """The same without one or the other of what MindSpore does not compile together."""
+        return self.catalog.unmixed()
+
+    def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
+        """The best policy that is found for a problem of this model.
+
+        Args:
+            problem: what to look for.
+            progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+        """
+        find = self._least_memory if problem.objective is Objective.MEMORY else self._fastest
+        with _without_collector():
+            return find(problem, Interruptible(progress))
+
+    def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
+        policies, judged, keep = self._common(problem)
+        num_before = self.num_evaluations
+        found = self._found(problem, keep, progress)
+        limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
+        others = [
+            Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
+            for name, one in judged.items()
+            if one.fits
+            and (not found.fits(problem.budget_bytes) or one.step_time_ns < limit_ns)
+            and self._is_allowed(problem.allow, policies[name])
+        ]
+        fitting = [one for one in (found, *others) if one.fits(problem.budget_bytes)]
+        policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else found.policy
+        return plan_of(
+            problem,
+            self.facts,
+            keep.step_time_ns,
+            policy,
+            evaluate(problem, policy),
+            compared=tuple(
+                Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
+                for name, one in judged.items()
+            ),
+            num_evaluations=self.num_evaluations - num_before,
+            is_coupled=is_coupled(self.model, self.catalog.uses, policy),
+            is_interrupted=progress.is_stopped,
+        )
+
+    def _common(self, problem: PlanProblem) -> tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]:
+        """Baseline policies on short steps, and keeping everything on the whole one; simulated once."""
+        key = (problem.settings, problem.num_cards_per_node)
+        if key not in self.common:
+            trees, has_whole = self.model.captured.trees, not self.model.layers.reads_caches
+            policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
+            # Where pieces of a sequence read what others left no whole layer can run again.
+            policies = {name: one for name, one in policies.items() if has_whole or one.layer_recompute == NO_LAYERS}
+            judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
+            self.common[key] = policies, judged, evaluate(problem, policies[KEEP_ALL])
+        policies, judged, keep = self.common[key]
+        return policies, {name: one.within(problem) for name, one in judged.items()}, keep.within(problem)
+
+    def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
+        """The best policy of at most `MAX_ENTRIES` entries, beside the plan without that limit.
+
+        Args:
+            problem: what to look for.
+            full: the plan of `plan` for it.
+            progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+        """
+        asked = Interruptible(progress)
+        policy, judged, number = find_simple(problem, self.shorts, asked)
+        if full.fits and num_entries(full.policy) <= MAX_ENTRIES:
+            policy, judged = min(
+                (policy, judged), (full.policy, evaluate(problem, full.policy)),
+                key=lambda one: (not one[1].fits, one[1].step_time_ns),
+            )  # fmt: skip
+        beside = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
+        return plan_of(
+            problem,
+            self.facts,
+            full.unconstrained_ns,
+            policy,
+            judged,
+            compared=(*full.compared, beside),
+            num_evaluations=full.num_evaluations + number,
+            is_coupled=is_coupled(self.model, self.catalog.uses, policy),
+            is_interrupted=full.is_interrupted or asked.is_stopped,
+        )
+
+    @property
+    def num_evaluations(self) -> int:
+        """Simulations made."""
+        return sum(curve.num_evaluations for curve in self.curves.values())
+
+    def _found(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Candidate:
+        """The best of the search; what MindSpore does not compile together is searched for apart."""
+        found = self._curve(problem, keep, progress, self.catalog).best(problem.budget_bytes)
+        if found.choice is None or not self.catalog.mixes(found.choice):
+            return found
+        apart = [self._curve(problem, keep, progress, one).best(problem.budget_bytes) for one in self.unmixed]
+        return min(apart, key=lambda one: one.rank(problem.budget_bytes))
+
+    def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible, catalog: Catalog) -> Curve:
+        """Plans made under the same rules before, to go on with."""
+        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, catalog)
+        if key not in self.curves:
+            self.curves[key] = Curve(problem, self.shorts[0], self.facts, catalog, keep)
+        curve = self.curves[key]
+        curve.progress = progress
+        return curve
+
+    def bound_ns(self, problem: PlanProblem) -> int | None:
+        """Step time that no policy within the budget of a problem of this model can beat; None if none is within it."""
+        return least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
+
+    def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
+        """A plan may be the policy of a common setting where all of it is allowed and has its effect."""
+        swaps = moves_any(policy)
+        again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
+        if (swaps and not allow.swap) or (again and not allow.recompute):
+            return False
+        if allow.pinned and (swaps or again):
+            return False
+        return is_foreseen_as_asked(self.model, policy)
+
+    def _least_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
+        """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
+        best = self._fastest(problem, progress)
+        limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
+        low, high = max(best.stage_static_bytes), min(best.peak_bytes, problem.budget_bytes)
+        if not best.fits or best.step_time_ns > limit_ns:
+            return best
+        for _ in range(NUM_HALVINGS):
+            if progress.is_stopped:
+                break
+            middle = (low + high) // 2
+            plan = self._fastest(replace(problem, budget_bytes=middle), progress)
+            if plan.fits and plan.step_time_ns <= limit_ns:
+                best = replace(
+                    plan, budget_bytes=problem.budget_bytes, lower_bound_ns=best.lower_bound_ns, compared=best.compared
+                )
+                high = plan.peak_bytes
+            else:
+                low = middle
+        return replace(best, is_interrupted=progress.is_stopped)
+
+
+def plan_of(
+    problem: PlanProblem, facts: Facts, keep_ns: int, policy: Policy, judged: Evaluation, **search: Any
+) -> Plan:
+    """A policy with what it comes to.
+
+    Args:
+        problem: what was asked.
+        facts: of the model, for the bound.
+        keep_ns: step time if everything is kept.
+        policy: the best that was found.
+        judged: the same on the whole step.
+        search: what else `Plan` says of how it was found.
+    """
+    host_bytes, allow = problem.host_bytes_per_card, problem.allow
+    fixed = problem.model.layers.fixed
+    return Plan(
+        fits=judged.fits,
+        policy=policy.beside(fixed) if fixed is not None else policy,
+        step_time_ns=judged.step_time_ns,
+        stage_peak_bytes=judged.stage_peak_bytes,
+        stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
+        host_bytes=judged.host_bytes,
+        budget_bytes=problem.budget_bytes,
+        unconstrained_ns=keep_ns,
+        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow),
+        smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
+        least_budget_bytes=least_budget_bytes(facts, host_bytes, allow),
+        host_budget_bytes=problem.host_bytes,
+        holders=_holders_of(judged),
+        **search,
+    )
+
+
+def _keep_freed_memory() -> None:
+    """Arrays of one simulation stay for the next one, of the same sizes; a tenth of a search is fetching them anew.
+
+    glibc keeps as much as the largest block that was freed, or twice of it (mallopt(3), `M_MMAP_THRESHOLD`); elsewhere
+    nothing comes of it. What is not written to takes no memory.
+    """
+    np.empty(KEPT_BYTES, np.uint8)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing looks for unreachable cycles: a search keeps what it makes, and walking over that is a fifth of it.
+
+    Behind it what was made counts as old; else the collector would walk over all of it at once.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
+
+
+def _holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
+    """Memory of the fullest stage at its peak, by operator; static memory as one."""
+    stage = max(range(len(judged.stage_peak_bytes)), key=lambda s: judged.stage_peak_bytes[s])
+    timeline = judged.step.timeline
+    profile = profile_memory(timeline, stage)
+    intervals, labels = timeline.program.intervals, timeline.program.labels
+    sizes: dict[str, int] = {"parameters, optimizer, sums of gradients": judged.step.static[stage].total_bytes}
+    for position in profile.holders:
+        label = str(labels[intervals.label[position]])
+        sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
+    return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))

@@ -1,0 +1,372 @@
+"""Local search: changes a choice step by step as long as the simulator finds it better.
+
+In a small space it begins again from a choice with a few cells changed at random (iterated local search).
+
+Source:
+    Aarts and Lenstra, "Local Search in Combinatorial Optimization" (1997); Lourenço, Martin and Stützle, "Iterated
+    Local Search" (2003).
+"""
+
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.planner.solver.search import Search
+from mindswap.planner.stage_problem import KEEP, Figures, Score
+from mindswap.simulator.memory import profile_memory
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.timeline import StallCause, Timeline
+
+# Most simulations of one round before the next begins from the best found.
+MAX_TRIALS = 60
+# Simulations of one stage that are left at least for known rows in other layers, and with other distances.
+LEAST_REARRANGED = 240
+# A space of no more cells is searched cell by cell, and again from other starts.
+SMALL_SPACE_CELLS = 24
+NUM_KICKS = 12
+NUM_KICKED_CELLS = 3
+
+# A choice with its score.
+_Start = tuple[np.ndarray, Score]
+
+
+@dataclass(frozen=True, eq=False)
+class _Move:
+    """Cells of a choice that get other values."""
+
+    mask: np.ndarray  # bool, shape of the choice
+    value: int  # what they get; one number
+    freed_bytes: int  # more memory free, as far as known; negative for less
+    time_ns: int  # more time, as far as known
+
+    def apply(self, choice: np.ndarray) -> np.ndarray:
+        changed = choice.copy()
+        changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
+        changed[self.mask] = self.value
+        return changed
+
+
+def forward_time_ns(timeline: Timeline) -> int:
+    """Time that forward of all micro-batches takes on all stages: copies go on while it waits for communication."""
+    return int(_busy_ns(timeline)[timeline.program.ops.kind == OpKind.FORWARD].sum())
+
+
+def hiding_time_ns(timeline: Timeline) -> int:
+    """Of this time of one stage, per micro-batch, what is there for copies to be out when memory is fullest.
+
+    Before a large head all of forward of the layers is over by then, and much of forward is still to come.
+    """
+    ops, peak_ns = timeline.program.ops, profile_memory(timeline, 0).peak_ns
+    is_compute, is_forward = ops.kind < OpKind.COLLECTIVE, ops.kind == OpKind.FORWARD
+    forward_ns = forward_time_ns(timeline) // (1 + int(ops.micro_batch.max()))
+    at = int(np.flatnonzero(is_compute & (timeline.op_start_ns <= peak_ns))[-1])
+    if not is_forward[at]:
+        return forward_ns
+    is_behind = is_forward & (ops.micro_batch == ops.micro_batch[at]) & (np.arange(len(ops)) >= at)
+    return forward_ns - int(_busy_ns(timeline)[is_behind].sum())
+
+
+def _busy_ns(timeline: Timeline) -> np.ndarray:
+    """Time of each operator with what it waits for communication: int64, shape (num_ops,)."""
+    waits = timeline.stall_cause == StallCause.COMMUNICATION
+    return timeline.program.ops.duration_ns + np.where(waits, timeline.stall_ns, 0)
+
+
+def improve(
+    search: Search,
+    forward_ns: int,
+    starts: Sequence[np.ndarray] = (),
+    first: Sequence[np.ndarray] = (),
+    least_rearranged: int = LEAST_REARRANGED,
+) -> None:
+    """Looks for better choices around the best of a search, until there is none or its simulations are used up.
+
+    In a small space, where a single cell matters much, it goes on from changed choices; in others layers also exchange
+    their rows, and items get other distances.
+
+    Args:
+        search: has simulated something.
+        forward_ns: time of forward per micro-batch, in which copies out can hide.
+        starts: other choices to go on from, best first.
+        first: some to go on from before that.
+        least_rearranged: simulations that are left at least for known rows in other layers, and other distances.
+    """
+    assert search.best is not None
+    for start in first:
+        _climb(search, start, forward_ns)
+    for start in (search.best, *starts):
+        _climb(search, start, forward_ns)
+    chance = random.Random(0)
+    if search.best.size > SMALL_SPACE_CELLS:
+        if search.score(search.best).fits and _rearrange(search, chance, least_rearranged):
+            _climb(search, search.best, forward_ns)
+        return
+    for _ in range(NUM_KICKS):
+        if search.is_exhausted:
+            return
+        _climb(search, _kicked(search.best, search.space.figures, chance), forward_ns)
+
+
+def _kicked(choice: np.ndarray, figures: Figures, chance: random.Random) -> np.ndarray:
+    """The choice with a few cells changed at random."""
+    kicked = choice.copy()
+    cells = [(int(layer), int(item)) for layer, item in np.argwhere(figures.freed_bytes.max(axis=2) > 0)]
+    for layer, item in chance.sample(cells, min(NUM_KICKED_CELLS, len(cells))):
+        ways = np.flatnonzero(figures.freed_bytes[layer, item] > 0)
+        kicked[layer, item] = chance.choice([KEEP, *(-int(way) if way else chance.choice((1, 4)) for way in ways)])
+    kicked[kicked[:, 0] < KEEP, 1:] = KEEP
+    return kicked
+
+
+def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
+    """From a choice to a better one as long as there is one near."""
+    score = search.score(choice)
+    while not search.is_exhausted:
+        found = _change(search, _retune(search, (choice, score)), forward_ns)
+        if found[1] >= score:
+            return
+        choice, score = found
+
+
+def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
+    """Layers exchange rows, items get other distances, as long as that is better; whether anything was.
+
+    Which layer has which row decides when copies are on the link: choices of the same sums differ by a tenth in time.
+    """
+    assert search.best is not None
+    first = start = (search.best, search.score(search.best))
+    # Known rows in other layers are simulated in a fraction of the time that new ones take.
+    search.max_evaluations = max(search.max_evaluations, search.num_evaluations + least)
+    is_better = True
+    while is_better:
+        is_better = False
+        moves = _row_moves(start[0])
+        for sources, permille in chance.sample(moves, min(MAX_TRIALS, len(moves))):
+            if search.is_exhausted:
+                break
+            changed = start[0][sources]
+            changed = np.where(changed > KEEP, np.maximum(1, changed * permille // 1000), changed)
+            changed = np.where(search.space.figures.can(changed), changed, KEEP)
+            score = search.score(changed)
+            if is_better := score < start[1]:
+                start = _retune(search, (changed, score))
+                break
+    return start is not first
+
+
+def _row_moves(choice: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each layer the layer whose row it gets, and for each item its distances in thousandths of what they were.
+
+    Two layers with other rows exchange them, one gets that of the nearest with another, or an item is fetched earlier
+    or later in all layers.
+    """
+
+    def changed(array: np.ndarray, place: int | list[int], value: int | list[int]) -> np.ndarray:
+        other = array.copy()
+        other[place] = value
+        return other
+
+    layers, same = np.arange(len(choice)), np.full(choice.shape[1], 1000)
+    kind_of = np.unique(np.minimum(choice, 1), axis=0, return_inverse=True)[1].ravel()
+    moves = []
+    for layer, other in np.argwhere(kind_of[:, None] != kind_of).tolist():
+        if layer < other:
+            moves.append((changed(layers, [layer, other], [other, layer]), same))
+        alike = np.flatnonzero(kind_of == kind_of[other])
+        if other == alike[np.abs(alike - layer).argmin()]:
+            moves.append((changed(layers, layer, other), same))
+    for item in np.flatnonzero((choice > KEEP).any(axis=0)).tolist():
+        moves += [(layers, changed(same, item, permille)) for permille in (500, 700, 1400, 2000)]
+    return moves
+
+
+def _retune(search: Search, start: _Start) -> _Start:
+    """The distances that the timeline of a choice asks for: one for each item, or alike in groups of layers."""
+    choice = start[0]
+    is_swapped = choice > KEEP
+    if not is_swapped.any():
+        return start
+    needed = search.space.smallest_distances(search.space.timeline(choice))
+    largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), choice.shape), choice)
+    for distances in (largest, *(grouped(choice, needed, number) for number in range(1, MAX_GROUPS + 1))):
+        for permille in (1000, 700, 500, 1400):
+            if search.has_enough:
+                return start
+            scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), choice)
+            start = min(start, (scaled, search.score(scaled)), key=_score_of)
+    return start
+
+
+def _score_of(start: _Start) -> Score:
+    return start[1]
+
+
+def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
+    """The first single or paired move that is better, those first that promise most."""
+    choice, score = start
+    figures = search.space.figures
+    moves = list(_moves(choice, figures))
+    if not moves:
+        return start
+    in_flight = figures.num_in_flight
+    freed = np.array([move.freed_bytes for move in moves], np.int64) * in_flight
+    time = np.array([move.time_ns for move in moves], np.int64)
+    link = np.array([_link_ns(move, choice, figures) for move in moves], np.int64)
+    used_ns = int(figures.copy_ns[choice > KEEP].sum())
+    spare = search.space.budget_bytes - score.peak_bytes
+    exposed = functools.partial(_exposed_ns, used_ns=used_ns, forward_ns=forward_ns)
+
+    is_small = choice.size <= SMALL_SPACE_CELLS
+    if score.excess_bytes:
+        gains, firsts, seconds = freed, np.arange(len(moves)), np.full(len(moves), -1)
+    else:
+        # Not all that is kept is there at the peak, so what gains time is tried even where it seems too much.
+        fits = np.flatnonzero((freed + spare >= 0) | (time < 0) | is_small)
+        both_ns = time[:, None] + time[None, :] + exposed(link[:, None] + link[None, :])
+        ok = (freed[:, None] + freed[None, :] + spare >= 0) & (freed[:, None] <= 0) & (freed[None, :] > 0)
+        a, b = np.nonzero(ok | is_small)
+        gains = -np.append((time + exposed(link))[fits], both_ns[a, b])
+        firsts, seconds = np.append(fits, a), np.append(np.full(len(fits), -1), b)
+    trials = 0
+    # In a small space every move is tried: first those of one cell, of which there are few.
+    is_late = (seconds >= 0) & is_small
+    for index in np.lexsort((seconds, firsts, -gains, is_late)):
+        if search.is_exhausted or (trials >= MAX_TRIALS and not is_small):
+            return start
+        if gains[index] < 0 and not is_small:
+            return start
+        one = moves[firsts[index]]
+        if seconds[index] >= 0:
+            other = moves[seconds[index]]
+            if (one.mask & other.mask).any():
+                continue
+            changed = other.apply(one.apply(choice))
+        else:
+            changed = one.apply(choice)
+        trials += 1
+        found = search.score(changed)
+        if found < score:
+            return changed, found
+    return start
+
+
+def _exposed_ns(link_ns: np.ndarray, used_ns: int, forward_ns: int) -> np.ndarray:
+    """How much more of forward is waiting for the link when it is busy for so much more than `used_ns`."""
+    return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
+
+
+def _link_ns(move: _Move, choice: np.ndarray, figures: Figures) -> int:
+    was = int(figures.copy_ns[move.mask & (choice > KEEP)].sum())
+    return (int(figures.copy_ns[move.mask].sum()) if move.value > KEEP else 0) - was
+
+
+def _moves(choice: np.ndarray, figures: Figures) -> Iterator[_Move]:
+    """For each item and each value that it has: some of its layers, first or last ones, get another value."""
+    is_small = choice.size <= SMALL_SPACE_CELLS
+    usual = int(np.median(choice[choice > KEEP])) if (choice > KEEP).any() else 8
+    freed_now, time_now = figures.freed_by(choice), figures.time_of(choice)
+    for item in range(figures.num_items):
+        column = choice[:, item]
+        distances = np.unique(column[column > KEEP])
+        own = int(np.median(distances)) if len(distances) else usual
+        targets = [KEEP, *(-w for w in range(1, figures.freed_bytes.shape[2]))]
+        targets += [1, 2, 3, 4, 6, 8, own] if is_small else [own]
+        for value in np.unique(column):
+            for target in dict.fromkeys(targets):
+                if target == value:
+                    continue
+                if value > KEEP and target > KEEP and not is_small:
+                    continue
+                way = max(-target, 0)
+                possible = (column == value) & ((target == KEEP) | (figures.freed_bytes[:, item, way] > 0))
+                if item and target != KEEP:
+                    possible &= choice[:, 0] == KEEP
+                for layers in _parts(np.flatnonzero(possible)):
+                    mask = np.zeros(choice.shape, bool)
+                    mask[layers, item] = True
+                    freed = np.zeros(len(layers), np.int64)
+                    if target != KEEP:
+                        freed = figures.freed_bytes[layers, item, way]
+                    time = figures.recompute_ns[layers, item, way]
+                    before_bytes, before_ns = freed_now[layers, item], time_now[layers, item]
+                    if item == 0 and target < KEEP:
+                        before_bytes, before_ns = freed_now[layers].sum(axis=1), time_now[layers].sum(axis=1)
+                    yield _Move(mask, int(target), int((freed - before_bytes).sum()), int((time - before_ns).sum()))
+
+
+def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
+    """First and last layers, one, two, four and so on; all of them."""
+    size = 1
+    while size < len(layers):
+        yield layers[:size]
+        yield layers[-size:]
+        size *= 2
+    if len(layers):
+        yield layers
+    if 2 < len(layers) <= 6:
+        for layer in layers[1:-1]:
+            yield np.array([layer])
+
+
+# `backward_prefetch` of what is swapped, from a timeline: as small as copies allow, alike in groups of layers. A copy
+# that waits for its release holds memory, and one that is fetched too early holds it again; each value that an operator
+# gets is an entry of the policy.
+
+MAX_GROUPS = 4
+
+
+def grouped(choice: np.ndarray, needed: np.ndarray, num_groups: int = MAX_GROUPS) -> np.ndarray:
+    """The choice with other distances: in each group of neighbouring layers the same for all items.
+
+    Args:
+        choice: what is swapped.
+        needed: least distance of each swap, shape of the choice.
+        num_groups: how many groups; they are made so that distances are as little above the least as possible.
+    """
+    layers = np.flatnonzero((choice > KEEP).any(axis=1))
+    by_layer = np.maximum(1, np.where(choice > KEEP, needed, 0).max(axis=1))[layers]
+    found = choice.copy()
+    found[layers] = np.where(choice[layers] > KEEP, _level(by_layer.tolist(), num_groups)[:, None], choice[layers])
+    return found
+
+
+def by_row(choice: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    """The choice with other distances: for each item the same in all layers with equal rows.
+
+    Args:
+        choice: what is swapped.
+        needed: least distance of each swap, shape of the choice.
+    """
+    _, row_of = np.unique(np.minimum(choice, 1), axis=0, return_inverse=True)
+    found = choice.copy()
+    for row in range(int(row_of.max()) + 1):
+        layers = np.flatnonzero(row_of.ravel() == row)
+        found[layers] = np.where(choice[layers] > KEEP, np.maximum(1, needed[layers].max(axis=0)), choice[layers])
+    return found
+
+
+def _level(values: list[int], num_groups: int) -> np.ndarray:
+    """Steps above the values, in so many pieces, that are as little above them as possible.
+
+    Source:
+        Segmentation by dynamic programming: Bellman, "On the approximation of curves by line segments using dynamic
+        programming" (Communications of the ACM, 1961).
+    """
+    num = len(values)
+    # cost[i][j]: what one level above values i to j - 1 is above them together.
+    cost = [[0] * (num + 1) for _ in range(num + 1)]
+    for i in range(num):
+        highest = total = 0
+        for j in range(i, num):
+            highest, total = max(highest, values[j]), total + values[j]
+            cost[i][j + 1] = highest * (j + 1 - i) - total
+    best: list[tuple[int, list[int]]] = [(cost[0][j], [j]) for j in range(num + 1)]
+    for _ in range(num_groups - 1):
+        best = [min((best[i][0] + cost[i][j], [*best[i][1], j]) for i in range(j + 1)) for j in range(num + 1)]
+    found: list[int] = []
+    for end in best[num][1]:
+        found += [max(values[len(found) : end], default=0)] * (end - len(found))
+    return np.array(found, np.int64)

@@ -1,0 +1,100 @@
+"""Base of all solvers: every choice is simulated once, the best one is kept, and they can be told to stop."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from mindswap.planner.stage_problem import KEEP, Score, Space
+from mindswap.simulator.timeline import Timeline
+
+# What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
+ENTRY_PPM = 100
+
+# Called after each simulation; may raise `Stop`.
+Progress = Callable[[], None]
+
+
+class Stop(Exception):
+    """The user does not want to wait: the best choice so far counts."""
+
+
+class Interruptible:
+    """Progress that remembers that it was told to stop: every later search ends at once."""
+
+    def __init__(self, progress: Progress = lambda: None):
+        self.progress = progress
+        self.is_stopped = False
+
+    def __call__(self) -> None:
+        if not self.is_stopped:
+            try:
+                self.progress()
+            except Stop:
+                self.is_stopped = True
+        if self.is_stopped:
+            raise Stop
+
+
+class Search:
+    """Simulates choices of a space and keeps the best.
+
+    Args:
+        space: what to choose from.
+        max_evaluations: simulations that may be made.
+        progress: called after each.
+
+    Attributes:
+        best: the best choice so far; None before the first.
+        best_score: what it comes to.
+        num_evaluations: simulations made.
+        enough_ns: step time that needs no further look; 0 where none is known.
+    """
+
+    def __init__(self, space: Space, max_evaluations: int, progress: Progress = lambda: None):
+        self.space = space
+        self.max_evaluations = max_evaluations
+        self.progress = progress
+        self.best: np.ndarray | None = None
+        self.best_score: Score | None = None
+        self.num_evaluations = 0
+        self.enough_ns = 0
+        self._known: dict[bytes, Score] = {}
+
+    @property
+    def is_exhausted(self) -> bool:
+        """No simulation is left, or none is needed."""
+        return self.num_evaluations >= self.max_evaluations or self.has_enough
+
+    @property
+    def has_enough(self) -> bool:
+        """A choice fits, and is fast enough."""
+        best = self.best_score
+        return best is not None and best.fits and best.cost_ns <= self.enough_ns
+
+    def score(self, choice: np.ndarray) -> Score:
+        """Score of a choice; simulated if it is new."""
+        known = self._known.get(choice.tobytes())
+        return known if known is not None else self.run(choice)[0]
+
+    def run(self, choice: np.ndarray) -> tuple[Score, Timeline]:
+        """Simulates a choice."""
+        timeline = self.space.timeline(choice)
+        score = self.space.score(timeline)
+        score = replace(score, cost_ns=score.step_time_ns + _num_entries(choice) * self._entry_ns(score))
+        self.num_evaluations += 1
+        self._known[choice.tobytes()] = score
+        if self.best_score is None or score < self.best_score:
+            self.best, self.best_score = choice.copy(), score
+        self.progress()
+        return score, timeline
+
+    def _entry_ns(self, score: Score) -> int:
+        return score.step_time_ns * ENTRY_PPM // 1_000_000
+
+
+def _num_entries(choice: np.ndarray) -> int:
+    """Lines that a policy needs for a choice: one for each value that an item has anywhere."""
+    item = np.broadcast_to(np.arange(choice.shape[1]), choice.shape)
+    decided = choice != KEEP
+    return len(np.unique(np.stack((item[decided], choice[decided])), axis=1).T)

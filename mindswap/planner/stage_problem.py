@@ -1,0 +1,244 @@
+"""Choices of a solver, and their cost: one pipeline stage, its layers, their items.
+
+A choice is an integer array of shape (num_layers, num_items): `KEEP`, a positive number to swap with that
+`backward_prefetch`, or a negative number, -w, to recompute in way w. A solver sees this and nothing of MindSpore.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindswap.graph.analysis.saved_tensors import Label, Names
+from mindswap.simulator.engine import run_program
+from mindswap.simulator.layer_block import Block
+from mindswap.simulator.layout import StageLayout
+from mindswap.simulator.memory import peak_memory, profile_memory
+from mindswap.simulator.placing import RELEASE_FACTOR, TransferCosts
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.program_builder import build_program
+from mindswap.simulator.summary import peak_host_bytes
+from mindswap.simulator.timeline import Timeline
+
+KEEP = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """Worth of each decision, taken alone. First axes are layers and items."""
+
+    # int64, shape (num_layers, num_items, 1 + num_ways): device memory freed per micro-batch, by swap at 0, by
+    # recompute in way w at w; 0 where it cannot be done
+    freed_bytes: np.ndarray
+    recompute_ns: np.ndarray  # int64, same shape: time to run operators again, per micro-batch
+    copy_ns: np.ndarray  # int64, shape (num_layers, num_items): time on the link, the slower direction
+    num_in_flight: int = 1  # micro-batches whose activations are there at the peak
+    # bool, shape (num_layers, num_items, 1 + num_ways, num_items): beside recompute of the first item in a way, swap of
+    # the second takes no effect; False at way 0. Or a shape that broadcasts to this.
+    conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
+    # likewise: what runs again in that way reads what the swap moves, so that it has to be back before
+    reads: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
+    # bool, shape (num_items,): cells, which free again what items in them do; or a shape that broadcasts to this
+    is_cell: np.ndarray = field(default_factory=lambda: np.zeros(1, bool))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers to decide about."""
+        return self.freed_bytes.shape[0]
+
+    @property
+    def num_items(self) -> int:
+        """Items of a layer."""
+        return self.freed_bytes.shape[1]
+
+    def freed_by(self, choice: np.ndarray) -> np.ndarray:
+        """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
+        return np.where((choice == KEEP) | self.idle(choice), 0, _of_choice(self.freed_bytes, choice))
+
+    def can(self, choice: np.ndarray) -> np.ndarray:
+        """Which decisions of a choice can be made here: bool, shape (num_layers, num_items)."""
+        return (choice == KEEP) | (_of_choice(self.freed_bytes, choice) > 0)
+
+    def idle(self, choice: np.ndarray) -> np.ndarray:
+        """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""
+        layers, items = np.ogrid[: self.num_layers, : self.num_items]
+        return (choice > KEEP) & self.all_conflicts[layers, items, np.maximum(-choice, 0)].any(axis=1)
+
+    def read_again(self, row: np.ndarray, layer: int) -> np.ndarray:
+        """Swaps of a row of a layer that what it recomputes reads: bool, shape (num_items,)."""
+        reads = np.broadcast_to(self.reads, self.all_conflicts.shape)[layer]
+        return (row > KEEP) & reads[np.arange(self.num_items), np.maximum(-row, 0)].any(axis=0)
+
+    @property
+    def all_conflicts(self) -> np.ndarray:
+        """`conflicts` in its full shape."""
+        return np.broadcast_to(self.conflicts, (*self.freed_bytes.shape, self.num_items))
+
+    def time_of(self, choice: np.ndarray) -> np.ndarray:
+        """Time that each decision recomputes, shape (num_layers, num_items)."""
+        return _of_choice(self.recompute_ns, choice)
+
+
+def _of_choice(table: np.ndarray, choice: np.ndarray) -> np.ndarray:
+    """The column of each decision: that of its way, 0 for swap and for what is kept; shape of the choice."""
+    return np.take_along_axis(table, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Worth of a row of a choice in its layer, per micro-batch."""
+
+    freed_bytes: int  # device memory that is free between forward and backward
+    recompute_ns: int  # time of what runs again
+    copy_ns: int  # time on the link, the slower direction
+    host_bytes: int  # what is on the host
+
+
+@dataclass(frozen=True, order=True)
+class Score:
+    """Cost of a choice; less is better."""
+
+    excess_bytes: int  # device and host memory over the budgets; 0 where it fits
+    cost_ns: int  # step time, and what a solver adds for every entry that the policy needs
+    step_time_ns: int  # simulated
+    peak_bytes: int  # simulated device memory
+
+    @property
+    def fits(self) -> bool:
+        """Within the budgets."""
+        return self.excess_bytes == 0
+
+
+class Space(ABC):
+    """One pipeline stage."""
+
+    figures: Figures  # of the decisions
+    budget_bytes: int  # for activations
+    host_budget_bytes: int  # for what is swapped, one card
+    enough_extra_ns = 0.0  # per micro-batch, what a choice may take more than keeping everything, to be good enough
+    num_later = 0  # micro-batches that are not run: a score has their time
+    items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
+    layers: Sequence[int]  # index in the model of each layer
+    fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them
+
+    def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
+        self.transfers = transfers
+        self.layout = layout
+        self.stage = stage
+
+    @abstractmethod
+    def blocks(self, choice: np.ndarray) -> Sequence[Block]:
+        """The whole step, with the layers of this stage as chosen."""
+
+    @abstractmethod
+    def worth(self, layer: int, row: np.ndarray) -> Worth:
+        """Worth of a row.
+
+        Args:
+            layer: position among the layers of the stage.
+            row: shape (num_items,); distances do not matter.
+        """
+
+    def effective(self, layer: int, row: np.ndarray) -> np.ndarray:
+        """A row without swaps that would move nothing, or copy for nothing, beside the rest of it; as of `worth`."""
+        return row
+
+    @property
+    def num_scored(self) -> int:
+        """Micro-batches of which a score has the time."""
+        return self.layout.num_micro_batches + self.num_later
+
+    def timeline(self, choice: np.ndarray) -> Timeline:
+        """The stage alone."""
+        program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)
+        return run_program(program)
+
+    def score(self, timeline: Timeline) -> Score:
+        """Score of a timeline of this stage."""
+        peak_bytes = int(peak_memory(timeline)[0])
+        host_bytes = peak_host_bytes(timeline, np.arange(len(timeline.program.copies)))
+        excess = max(0, peak_bytes - self.budget_bytes) + max(0, host_bytes - self.host_budget_bytes)
+        return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
+
+    def smallest_distances(self, timeline: Timeline) -> np.ndarray:
+        """The least `backward_prefetch` with which no copy would delay an operator that has its time in a timeline.
+
+        Returns:
+            int64, shape (num_layers, num_items): the largest over micro-batches; 0 where nothing is copied.
+        """
+        program, copies = timeline.program, timeline.program.copies
+        found = np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
+        needed = np.ones(len(copies), np.int64)
+        for begin, end in zip(program.stage_starts.tolist(), program.stage_starts[1:].tolist(), strict=False):
+            own = np.flatnonzero((copies.producer_op >= begin) & (copies.producer_op < end))
+            distances = (
+                -(-_release_distances(timeline, own, begin, end) // RELEASE_FACTOR),
+                _prefetch_distances(timeline, own, begin, end),
+            )
+            needed[own] = np.maximum(1, np.maximum(*distances))
+        layer, item = self._cells_of(copies.layer, copies.label, program.labels)
+        known = (layer >= 0) & (item >= 0)
+        np.maximum.at(found, (layer[known], item[known]), needed[known])
+        return found
+
+    def at_peak(self, timeline: Timeline) -> np.ndarray:
+        """Swapped cells that are on the device at the peak all the same, on their way out or back already.
+
+        Args:
+            timeline: of this stage alone.
+
+        Returns:
+            bool, shape (num_layers, num_items).
+        """
+        found = np.zeros((self.figures.num_layers, self.figures.num_items), bool)
+        intervals = timeline.program.intervals
+        holders = profile_memory(timeline, 0).holders
+        holders = holders[np.isin(intervals.kind[holders], (MemoryKind.OFFLOADING, MemoryKind.PREFETCHED))]
+        layer, item = self._cells_of(intervals.layer[holders], intervals.label[holders], timeline.program.labels)
+        known = (layer >= 0) & (item >= 0)
+        found[layer[known], item[known]] = True
+        return found
+
+    def _cells_of(self, layer: np.ndarray, label: np.ndarray, labels: Sequence[Label]) -> tuple[np.ndarray, np.ndarray]:
+        """Layer of this space and item of what a program calls so; -1 where it has none."""
+        layer_of = np.full(2 + max((*self.layers, int(layer.max(initial=0)))), -1)  # -1 is outside the layers
+        layer_of[list(self.layers)] = np.arange(len(self.layers))
+        paths = (label[0] if isinstance(label, Names) else label for label in labels)
+        item_of = np.array([self.items.get(path, -1) for path in paths])
+        return layer_of[layer], item_of[label]
+
+
+def _release_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Places, copies counted, from each copy out to the last operator that starts before the copy has ended.
+
+    Args:
+        timeline: a simulated step.
+        own: positions of the copies of one stage.
+        begin, end: its operators.
+    """
+    producer = timeline.program.copies.producer_op[own] - begin
+    producers = np.sort(producer)
+    started_ns = np.maximum.accumulate(timeline.op_start_ns[begin:end])
+    last = np.maximum(np.searchsorted(started_ns, timeline.out_end_ns[own], side="left") - 1, producer + 1)
+    copies_before = np.searchsorted(producers, last) - np.searchsorted(producers, producer)
+    return last - producer - 1 + copies_before
+
+
+def _prefetch_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Operators from the start of each copy in to its first user, if every copy came in as late as it can.
+
+    Args:
+        timeline, own, begin, end: as above.
+    """
+    user = timeline.program.copies.first_user_op[own] - begin
+    order = np.argsort(user, kind="stable")
+    duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[own][order]
+    user_ns = timeline.op_start_ns[begin:end][user[order]]
+    # They come in one after another: the time left before each user, least over all that come later.
+    total_ns = np.cumsum(duration_ns)
+    latest_ns = np.minimum.accumulate((user_ns - total_ns)[::-1])[::-1] + total_ns - duration_ns
+    ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns[begin:end]), latest_ns, side="right") - 1
+    distance = np.empty(len(own), np.int64)
+    distance[order] = user[order] - np.maximum(ended, 0) - 1
+    return distance

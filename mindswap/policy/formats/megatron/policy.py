@@ -1,0 +1,168 @@
+"""Megatron-LM's options -> a policy in exact layer indices."""
+
+from dataclasses import dataclass
+
+from mindswap.config.problem import Level, Problem, find_errors, sort_problems
+from mindswap.files import package_data
+from mindswap.policy.cell_tree import CellNode, LayerTrees, match_pattern
+from mindswap.policy.formats.megatron.options import RULE, MegatronOptions, option_name
+from mindswap.policy.formats.megatron.validity import block_layers, find_problems, group_ends, place_layers
+from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
+from mindswap.policy.wording import format_layers
+
+# Megatron's module names -> operators of a model, from data/megatron/modules.json.
+
+
+@dataclass(frozen=True)
+class NamedOperators:
+    """A pattern, and the layers in which a module is what it names."""
+
+    pattern: str
+    layers: Layers
+
+
+def known_modules() -> dict[str, list[str]]:
+    """The names that Megatron takes, for `recompute` and for `offload`."""
+    return package_data("megatron/modules.json")["known"]
+
+
+def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
+    """Operators that a module of Megatron is in a model; empty if the model has nothing like it.
+
+    `purpose` is `recompute` or `offload`.
+    """
+    found = []
+    for entry in _modules(purpose, use_legacy).get(module, ()):
+        layers = tuple(index for index, tree in enumerate(trees.layers) if _holds(entry, tree))
+        if layers:
+            is_everywhere = len(layers) == len(trees.layers)
+            found.append(NamedOperators(entry["pattern"], Layers(None if is_everywhere else layers)))
+    return tuple(found)
+
+
+def possible_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
+    """The names that stand for something in a model."""
+    names = _modules(purpose, use_legacy)
+    return tuple(name for name in names if find_operators(name, purpose, use_legacy, trees))
+
+
+def _modules(purpose: str, use_legacy: bool) -> dict[str, list[dict[str, str]]]:
+    return package_data("megatron/modules.json")["families"]["legacy" if use_legacy else "newer"][purpose]
+
+
+def _holds(entry: dict[str, str], tree: CellNode) -> bool:
+    needed = [entry[key] for key in ("pattern", "needs") if key in entry]
+    has_all = all(match_pattern(pattern, tree) for pattern in needed)
+    return has_all and not ("unless" in entry and match_pattern(entry["unless"], tree))
+
+
+@dataclass(frozen=True)
+class MegatronPolicy:
+    """Policy of the options."""
+
+    policy: Policy | None  # with swap enabled; None if there is an error
+    problems: tuple[Problem, ...]  # errors and warnings
+    summary: tuple[str, ...] = ()  # one line for each part, in words
+
+
+def policy_of_megatron(
+    options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None, num_prefetch_ops: int
+) -> MegatronPolicy:
+    """The policy of Megatron-LM's options, `num_layers` among them, for a model of MindFormers.
+
+    `trees` are its layers; None if they are not known, which only module names need. Megatron has no distance like
+    `num_prefetch_ops`, at which what is offloaded comes back.
+    """
+    problems = find_problems(options, known_modules())
+    if not find_errors(problems):
+        translation = _Translation(options, use_legacy, trees)
+        policy = translation.policy(num_prefetch_ops)
+        problems += tuple(translation.problems)
+        if not find_errors(problems):
+            return MegatronPolicy(policy, sort_problems(problems), tuple(translation.summary))
+    return MegatronPolicy(None, sort_problems(problems))
+
+
+class _Translation:
+    def __init__(self, options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None):
+        self.options = options
+        self.use_legacy = use_legacy
+        self.trees = trees
+        self.problems: list[Problem] = []
+        self.summary: list[str] = []
+
+    def policy(self, num_prefetch_ops: int) -> Policy:
+        options = self.options
+        layer_recompute, output_recompute = self._full() if options.granularity == "full" else (NO_LAYERS, NO_LAYERS)
+        recomputed: dict[str, Layers] = {}
+        if options.granularity == "selective":
+            recomputed = self._operators("recompute", options.recompute_modules or ("core_attn",))
+        offloaded: dict[str, Layers] = {}
+        if options.fine_grained_activation_offloading:
+            offloaded = self._operators("offload", options.offload_modules or ())
+        if options.distribute_saved_activations:
+            self.summary.append("distribute-saved-activations: recompute_slice_activation")
+            if not self.use_legacy:
+                message = "MindFormers refuses it for the newer models (use_legacy: False)"
+                self._add(Level.ERROR, "distribute_saved_activations", message, fix="delete it")
+        return Policy(
+            is_swap_enabled=True,
+            op_swap=tuple(OpSwap(pattern, layers, num_prefetch_ops) for pattern, layers in offloaded.items()),
+            layer_recompute=layer_recompute,
+            select_recompute=tuple(OpRecompute(pattern, layers) for pattern, layers in recomputed.items()),
+            recompute_slice_activation=options.distribute_saved_activations,
+            output_recompute=output_recompute,
+        )
+
+    def _full(self) -> tuple[Layers, Layers]:
+        """Layers that are recomputed whole, and those of them that do not keep their output."""
+        num_layers, count = self.options.num_layers, self.options.num_recomputed
+        assert num_layers is not None
+        layout = place_layers(self.options, num_layers)
+        every = Layers(None)
+        if self.options.recompute_method == "block":
+            block = block_layers(layout, count)
+            layers = every if len(block) == num_layers else Layers(block)
+            self.summary.append(f"full recompute, block {count}: {format_layers(layers)}")
+            return layers, NO_LAYERS
+        if count == 1:
+            self.summary.append("full recompute, uniform 1: every layer keeps its input")
+            return every, NO_LAYERS
+        ends = tuple(group_ends(layout, count))
+        inner = Layers(tuple(index for index in range(num_layers) if index not in ends))
+        self.summary.append(f"full recompute, uniform {count}: {len(ends)} groups, kept is the output of "
+                            f"{format_layers(Layers(ends))}")  # fmt: skip
+        if inner and not self.use_legacy:
+            newer = "MindSpore 2.9 cannot compile the newer models (use_legacy: False)"
+            message = f"uniform {count}: {newer} with recompute across layers"
+            block_of_all = f"--recompute-method block --recompute-num-layers {max(max(row) for row in layout.sizes)}"
+            fix = f"{block_of_all}: every layer is recomputed too, and each keeps its input"
+            self._add(Level.ERROR, "recompute_num_layers", message, "uniform 1, or block", fix)
+        return every, inner
+
+    def _operators(self, purpose: str, modules: tuple[str, ...]) -> dict[str, Layers]:
+        """Pattern -> layers of all modules; a module that the model does not have is a problem."""
+        found: dict[str, Layers] = {}
+        field = f"{purpose}_modules"
+        if self.trees is None:
+            fix = "run this where MindFormers is installed"
+            self._add(Level.ERROR, field, "the operators of this model are not known", fix=fix)
+            return found
+        for module in modules:
+            operators = find_operators(module, purpose, self.use_legacy, self.trees)
+            if not operators:
+                possible = ", ".join(possible_modules(purpose, self.use_legacy, self.trees))
+                self._add(Level.ERROR, field, f"nothing in {self.trees.source} is like '{module}'", possible)
+            for named in operators:
+                found[named.pattern] = union_layers((found.get(named.pattern, NO_LAYERS), named.layers))
+            patterns = ", ".join(named.pattern for named in operators)
+            self.summary.append(f"{purpose} {module}: {patterns}")
+        norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
+        if purpose == "offload" and len(norms) == 1:
+            message = f"{norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
+            self._add(Level.WARNING, field, message)
+        return found
+
+    def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
+        name = option_name(field)
+        self.problems.append(Problem(self.options.place(field), RULE, level, f"{name}: {message}", allowed, fix, name))

@@ -1,0 +1,206 @@
+"""Swap and recompute settings of MindFormers 1.9 <-> 2.x, with a list of what is lost.
+
+A name converts, its meaning not always: for a single operator graph mode moves its outputs, PyNative mode what it saves
+for backward (its inputs, mostly). Whole cells agree but for their rim. Where a recorded step says which names move the
+same tensors (`pynative.by_tensor`), those names are taken.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS
+from mindswap.policy.formats.mindformers2.effect import LayerMap, SettingsEffect
+from mindswap.policy.formats.mindformers2.renaming import LayerNames, pattern_to_1_9, patterns_to_2x
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.wording import index_runs, name_indices
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Swaps that the other form shall have."""
+
+    whole: tuple[int, ...]  # layers that are swapped as a whole
+    paths: Mapping[str, tuple[int, ...]]  # dotted path -> layers in which it is named
+
+
+@dataclass(frozen=True)
+class ConvertedSettings:
+    """Settings in the other form."""
+
+    sections: dict[str, dict[str, Any]]  # top-level sections as plain data
+    lost: tuple[str, ...]  # what the other form cannot say, or says in another way, in words
+    by: str = "by name"  # how it was found, in words
+
+
+def to_2x(
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames = LayerNames(),  # noqa: B008 frozen
+    by_tensor: Callable[[int], Swapped] | None = None, source: str = "assumed",
+) -> ConvertedSettings:  # fmt: skip
+    """A policy of MindFormers 1.9 in the sections of 2.x.
+
+    Args:
+        policy, num_layers, num_stages: what 1.9 does, with how many layers of the model and pipeline stages.
+        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
+        names: what is known of the layers of both versions.
+        by_tensor: given how many of the first layers can be swapped, what moves the tensors of the policy.
+    """
+    lost: list[str] = []
+    told = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost, by_tensor, told)}
+    sections |= _recompute_2x(policy, num_layers, names, lost)
+    return ConvertedSettings(sections, tuple(lost))
+
+
+def _swap_2x(
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames, lost: list[str],
+    by_tensor: Callable[[int], Swapped] | None, told: str,
+) -> dict[str, Any]:  # fmt: skip
+    entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
+    if not policy.is_swap_enabled or not entries:
+        return {"enable": False}
+    if num_stages > 1:
+        lost.append(f"all of swap: MindFormers 2.x does not swap with {num_stages} pipeline stages")
+        return {"enable": False}
+    distances = sorted({entry.prefetch for entry in entries})
+    if len(distances) > 1:
+        said = ", ".join(map(str, distances))
+        lost.append(f"the distances of the entries ({said}): one default_prefetch holds for all")
+    prefetch = min(-(-distances[-1] // num_layer_ops), max(num_layers - 1, 1))
+    lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {told}")
+    # What is recomputed is not swapped in graph mode; in 2.x its input would be.
+    recomputed = set(policy.layer_recompute.resolve(num_layers))
+    beyond: set[int] = set()
+
+    def layers(given: Layers) -> list[int]:
+        asked = [index for index in given.resolve(num_layers) if index not in recomputed]
+        beyond.update(index for index in asked if index + prefetch >= num_layers)
+        return [index for index in asked if index + prefetch < num_layers]
+
+    whole = sorted({index for entry in policy.layer_swap for index in layers(entry.layers)})
+    by_pattern: dict[str, set[int]] = {}
+    for entry in policy.op_swap:
+        found = layers(entry.layers)
+        for pattern in patterns_to_2x(entry.pattern, names, lost) if by_tensor is None else ():
+            by_pattern.setdefault(pattern, set()).update(found)
+    if by_tensor is not None:
+        chosen = by_tensor(num_layers - prefetch)
+        whole = list(chosen.whole)
+        by_pattern = {path.replace(".", r"\."): set(found) for path, found in chosen.paths.items()}
+    swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
+    if whole:
+        swap["layer_swap"] = [{"layers": index_runs(whole)}]
+    # layer_swap overrides op_swap in 2.x; in 1.9 it is the other way round.
+    named = {pattern: sorted(found - set(whole)) for pattern, found in by_pattern.items()}
+    if any(found & set(whole) for found in by_pattern.values()):
+        lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
+    op_swap = [{"op_name": pattern, "layers": index_runs(found)} for pattern, found in named.items() if found]
+    if op_swap:
+        swap["op_swap"] = op_swap
+    if beyond:
+        lost.append(f"swap of {name_indices('layer', beyond)}: the last {prefetch} cannot be swapped in 2.x")
+    return swap if whole or op_swap else {"enable": False}
+
+
+def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list[str]) -> dict[str, dict[str, Any]]:
+    whole = policy.layer_recompute.resolve(num_layers)
+    select = _modules_2x(policy.select_recompute, num_layers, whole, names, lost)
+    exclude = _modules_2x(policy.select_recompute_exclude, num_layers, (), names, lost)
+    comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, names, lost)
+    recompute: dict[str, Any] = {"mode": "select" if select else "full" if whole else "None"}
+    if whole:
+        recompute["full_recompute_layer"] = index_runs(whole)
+    if select:
+        recompute["select_module"] = select
+    if exclude and recompute["mode"] != "None":
+        recompute["exclude_op"] = exclude
+    sections = {"recompute": recompute}
+    if comm:
+        sections["recompute_comm"] = {"enable": True, "select_module": comm}
+        lost.append("select_comm_recompute: 2.x takes communication operators only, and refuses cells such as norms")
+    if policy.select_comm_recompute_exclude:
+        lost.append("select_comm_recompute_exclude: 2.x has nothing like it")
+    if policy.output_recompute:
+        lost.append("mindswap.output_recompute: 2.x has nothing like it")
+    for name, default in RECOMPUTE_FLAGS.items():
+        if getattr(policy, name) != default:
+            lost.append(f"{name}: {getattr(policy, name)}: 2.x has nothing like it")
+    return sections
+
+
+def _modules_2x(
+    entries: Iterable[OpRecompute], num_layers: int, whole: Iterable[int], names: LayerNames, lost: list[str]
+) -> dict[str, list[str]]:
+    found: dict[str, set[int]] = {}
+    for entry in entries:
+        for pattern in patterns_to_2x(entry.pattern, names, lost):
+            found.setdefault(pattern, set()).update(set(entry.layers.resolve(num_layers)) - set(whole))
+    return {pattern: index_runs(layers) for pattern, layers in found.items() if layers}
+
+
+def to_1_9(
+    effect: SettingsEffect,
+    num_layer_ops: int,
+    use_legacy: bool,
+    by_tensor: Swapped | None = None,
+    source: str = "assumed",
+) -> ConvertedSettings:
+    """Settings of MindFormers 2.x in the sections of 1.9; what 2.x drops is not converted.
+
+    Args:
+        effect: what 2.x makes of them.
+        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
+        use_legacy: names of the legacy models, such as `feed_forward`.
+        by_tensor: what moves the tensors that 2.x moves.
+    """
+    settings, lost = effect.settings, []
+    prefetch = (settings.prefetch or 1) * num_layer_ops
+    has_recompute = settings.mode != "None" or settings.is_comm_enabled
+    swap: dict[str, Any] = {"swap": settings.is_swap_enabled or has_recompute}
+    if settings.is_swap_enabled:
+        lost.append(
+            f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators ({source}: "
+            f"{num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+        )
+        inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
+        if inside:
+            lost.append(f"swap of the inputs of recomputed {name_indices('layer', inside)}: 1.9 recomputes only")
+        if by_tensor is None:
+            whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
+            named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)
+        else:
+            whole = list(by_tensor.whole)
+            named = {path.replace(".", r"\."): list(found) for path, found in by_tensor.paths.items()}
+        if whole:
+            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
+        if named:
+            swap["op_swap"] = [
+                {"op_name": pattern, "backward_prefetch": prefetch, "layers": layers}
+                for pattern, layers in named.items()
+            ]
+    if swap["swap"] and len(swap) == 1:
+        swap["op_swap"] = []  # recompute in layer indices, and no swap
+    full = sorted(settings.full_layers)
+    recompute: dict[str, Any] = {"recompute": full} if full else {}
+    for key, layer_map in (
+        ("select_recompute", {i: layer.recomputed for i, layer in enumerate(effect.layers)}),
+        ("select_comm_recompute", {i: layer.comm_recomputed for i, layer in enumerate(effect.layers)}),
+        ("select_recompute_exclude", {i: layer.excluded for i, layer in enumerate(effect.layers)}),
+    ):
+        named = _names_1_9(layer_map, use_legacy, lost)
+        if named:
+            recompute[key] = named
+    sections = {"swap_config": swap}
+    if recompute:
+        sections["recompute_config"] = recompute
+    return ConvertedSettings(sections, tuple(dict.fromkeys(lost)))
+
+
+def _names_1_9(layer_map: LayerMap, use_legacy: bool, lost: list[str]) -> dict[str, list[int]]:
+    """Layers by pattern of 1.9."""
+    found: dict[str, list[int]] = {}
+    for layer, paths in layer_map.items():
+        for path in paths:
+            for pattern in pattern_to_1_9(path, use_legacy, lost):
+                found.setdefault(pattern, []).append(layer)
+    return {pattern: sorted(set(layers)) for pattern, layers in found.items()}

@@ -1,0 +1,240 @@
+"""Effect of the settings in MindFormers 2.x, layer by layer, and what it drops.
+
+Follows `apply_recompute` and `apply_swap` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
+Where the paths of a layer are not known, a pattern stands for itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mindswap.policy.cell_tree import PatternError
+from mindswap.policy.formats.mindformers2.settings import Settings2x, Target
+from mindswap.policy.formats.mindformers2.tables import Model, is_below, match_paths
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A path that the settings name and that gets no wrapper."""
+
+    option: str  # as in `Target.option`
+    path: str  # what is named
+    reason: str  # why nothing comes of it, in words
+
+
+@dataclass(frozen=True)
+class LayerOutcome:
+    """Outcome for one layer."""
+
+    is_recomputed: bool  # as a whole
+    recomputed: tuple[str, ...]  # this and the next two: paths that get a wrapper
+    comm_recomputed: tuple[str, ...]
+    excluded: tuple[str, ...]
+    is_swapped: bool  # as a whole
+    swapped: tuple[str, ...]  # paths that get a wrapper
+    fetch_layer: int | None  # the layer whose backward starts the copies back; None where nothing is registered
+    drops: tuple[Drop, ...]  # what is named without effect
+    refused_cells: tuple[str, ...]  # cells that `recompute_comm` names, and refuses
+
+
+ROTARY_READERS = frozenset({"self_attention", "self_attention.apply_rotary_pos_emb"})
+# Paths by layer, as upstream prints them in a "Configuration Map".
+LayerMap = dict[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class SettingsEffect:
+    """Effect of the settings."""
+
+    settings: Settings2x  # what was asked
+    model: Model | None  # names of the layers; None if not known
+    maps: Mapping[str, LayerMap]  # by option, as in `Target.option`, where upstream prints one
+    layers: tuple[LayerOutcome, ...]  # one per layer of the model; empty where their number is not known
+    # (option, pattern) that names nothing in any of its layers, in the order of upstream's warnings
+    unmatched: tuple[tuple[str, str], ...]
+
+    @property
+    def swaps_anything(self) -> bool:
+        """True if any layer moves anything."""
+        return any(layer.is_swapped or layer.swapped for layer in self.layers)
+
+    @property
+    def swaps_rotary(self) -> bool:
+        """True if a swapped cell reads the rotary cos and sin, which all layers share."""
+        return any(layer.is_swapped or ROTARY_READERS.intersection(layer.swapped) for layer in self.layers)
+
+    def matches(self, target: Target) -> dict[int, tuple[str, ...]]:
+        """For each layer of a target the paths that it names."""
+        return {layer: _named(target, layer, self.model) for layer in self.settings.layers_of(target)}
+
+
+def compute_effect(settings: Settings2x, model: Model | None) -> SettingsEffect:
+    """Effect of the settings upstream, problems or not."""
+    unmatched: list[tuple[str, str]] = []
+
+    def expand(option: str) -> LayerMap:
+        return _expand(settings, model, option, unmatched)
+
+    full = settings.full_layers
+    swapped = settings.swap_layers if settings.is_swap_enabled else frozenset()
+    maps: dict[str, LayerMap] = {}
+    if settings.mode == "select":
+        maps["select_module"] = _clean(expand("select_module"), full)
+    if settings.mode in ("full", "select") and settings.of("exclude_op"):
+        maps["exclude_op"] = _clean(expand("exclude_op"), frozenset())
+    if settings.is_comm_enabled and settings.of("comm"):
+        maps["comm"] = _clean_comm(expand("comm"), full, maps.get("select_module", {}))
+    if settings.is_swap_enabled and settings.of("op_swap"):
+        maps["op_swap"] = _clean(expand("op_swap"), swapped)
+    count = settings.num_layers or 0
+    layers = tuple(_apply(settings, model, maps, index, index in full, index in swapped) for index in range(count))
+    return SettingsEffect(settings, model, maps, layers, tuple(unmatched))
+
+
+def _named(target: Target, layer: int, model: Model | None) -> tuple[str, ...]:
+    if target.pattern is None:
+        return ()
+    if model is None:
+        return (target.pattern,)
+    try:
+        return match_paths(target.pattern, model.layers[layer].order) if layer < len(model.layers) else ()
+    except PatternError:
+        return ()
+
+
+def _expand(settings: Settings2x, model: Model | None, option: str, unmatched: list[tuple[str, str]]) -> LayerMap:
+    """Paths by layer in the order of patterns. Of equal patterns the last counts, at the place of the first."""
+    by_pattern = {target.pattern or "": target for target in settings.of(option)}
+    found: dict[int, dict[str, None]] = {}
+    for pattern, target in by_pattern.items():
+        named = {layer: _named(target, layer, model) for layer in settings.layers_of(target)}
+        if not any(named.values()):
+            unmatched.append((option, pattern))
+        for layer, paths in named.items():
+            if paths:
+                found.setdefault(layer, {}).update(dict.fromkeys(paths))
+    return {layer: tuple(paths) for layer, paths in found.items()}
+
+
+def _clean(found: LayerMap, whole: frozenset[int]) -> LayerMap:
+    """Without layers that are taken whole, and without paths below another path of the map."""
+    cleaned = {}
+    for layer, paths in found.items():
+        if layer not in whole:
+            ordered = sorted(paths, key=lambda path: (path.count("."), path))
+            cleaned[layer] = tuple(p for p in ordered if not _below_any(p, ordered))
+    return cleaned
+
+
+def _clean_comm(found: LayerMap, whole: frozenset[int], recompute: LayerMap) -> LayerMap:
+    cleaned = {}
+    for layer, paths in found.items():
+        kept = tuple(path for path in paths if not _below_any(path, recompute.get(layer, ())))
+        if layer not in whole and kept:
+            cleaned[layer] = kept
+    return cleaned
+
+
+def _below_any(path: str, parents: Iterable[str]) -> bool:
+    return any(is_below(path, parent) for parent in parents)
+
+
+def _apply(
+    settings: Settings2x, model: Model | None, maps: Mapping[str, LayerMap], index: int, is_full: bool, is_swapped: bool
+) -> LayerOutcome:
+    """Wraps in upstream's order; what stands below a wrapper is not found any more."""
+    drops: list[Drop] = []
+    wrapped: list[str] = []
+
+    def is_cell(path: str) -> bool:
+        return model is None or path in model.layers[index].cells
+
+    def wrap(option: str, paths: Sequence[str], closed: str) -> tuple[str, ...]:
+        done = []
+        for path in paths:
+            parent = next((cell for cell in wrapped if is_below(path, cell)), None)
+            if closed or parent is not None:
+                drops.append(Drop(option, path, closed or f"stands below '{parent}', which has a wrapper already"))
+            else:
+                done.append(path)
+        wrapped.extend(path for path in done if is_cell(path) and path not in wrapped)
+        return tuple(done)
+
+    named = defaultdict(tuple, {option: layer_map.get(index, ()) for option, layer_map in maps.items()})
+    excluded = wrap("exclude_op", named["exclude_op"], "")
+    recomputed = wrap("select_module", named["select_module"], "")
+    closed = "the layer is recomputed as a whole" if is_full else ""
+    comm = named["comm"]
+    cells = tuple(path for path in comm if model is not None and is_cell(path) and not _below_any(path, wrapped))
+    comm_recomputed = wrap("comm", [path for path in comm if path not in cells], closed)
+    drops += [Drop("comm", path, "is a cell; only operators are taken here") for path in cells]
+    swapped = wrap("op_swap", named["op_swap"], closed)
+    has_pair = is_swapped or index in maps.get("op_swap", {})
+    fetch = index + settings.prefetch if has_pair and settings.prefetch is not None else None
+    return LayerOutcome(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)
+
+
+# What MindFormers 2.1.0 logs about these settings, word for word (without time and file).
+
+# How a warning calls an option, which configuration it names, and the title of its map.
+_LABELS = {
+    "select_module": ("select_module", "recompute config", "Recompute"),
+    "exclude_op": ("exclude_op", "recompute config", "ExcludeOp"),
+    "comm": ("comm_select_module", "recompute config", "Comm Select Recompute"),
+    "op_swap": ("op_swap", "swap config", "Swap"),
+}
+_RULER = "-" * 69
+_EXCLUDE_WITHOUT_RECOMPUTE = (
+    "[Recompute Config] exclude_op is configured but recompute mode is 'None'; "
+    "exclude_op has no effect without recompute."
+)
+
+
+def log_lines(effect: SettingsEffect) -> tuple[str, ...]:
+    """The lines in order. Meaningful where the model is known and upstream refuses nothing.
+
+    Source: mindformers/pynative/distributed/activation_checkpoint.py (2.1.0), `logger.info` and `logger.warning`.
+    """
+    layers = effect.layers
+    lines: list[str] = []
+    if effect.settings.mode == "None" and effect.settings.of("exclude_op"):
+        lines.append(_EXCLUDE_WITHOUT_RECOMPUTE)
+    for option in ("select_module", "exclude_op", "comm"):
+        lines += _map_lines(effect, option)
+    for index, layer in enumerate(layers):
+        if layer.excluded:
+            lines.append(f"Set exclude recompute at layer {index}: {', '.join(layer.excluded)}")
+        if layer.is_recomputed:
+            lines.append(f"Set full recompute at layer {index}")
+        if layer.recomputed:
+            lines.append(f"Set select recompute at layer {index}: {', '.join(layer.recomputed)}")
+        lines += [_refused_cell(path) for path in layer.refused_cells]
+        if layer.comm_recomputed:
+            lines.append(f"Set select comm recompute at layer {index}: {', '.join(layer.comm_recomputed)}")
+    lines += _map_lines(effect, "op_swap")
+    for index, layer in enumerate(layers):
+        if layer.is_swapped:
+            lines.append(f"Set layer swap at layer {index}")
+        if layer.swapped:
+            lines.append(f"Set select swap at layer {index}: {', '.join(layer.swapped)}")
+    return tuple(lines)
+
+
+def _map_lines(effect: SettingsEffect, option: str) -> Iterator[str]:
+    label, config, title = _LABELS[option]
+    for found, pattern in effect.unmatched:
+        if found == option:
+            yield f"{label} pattern '{pattern}' did not match any module in the model, please check your {config}."
+    if option in effect.maps:
+        yield f"--- Final {title} Configuration Map---"
+        for layer, paths in sorted(effect.maps[option].items()):
+            yield f"layer{layer}: {', '.join(paths)}"
+        yield _RULER
+
+
+def _refused_cell(path: str) -> str:
+    parent, _, name = path.rpartition(".")
+    return (
+        f"For communication recompute, {parent}.{name} is expected to be operation but got cell, "
+        "this configuration will not be effective."
+    )

@@ -1,0 +1,185 @@
+"""Patterns of MindFormers 1.9 as patterns of 2.x, and back: the part of a conversion that deals with names.
+
+Source: `mindformers/models/llama` of mindformers 1.9.0, `mindformers/pynative/transformers` of 2.1.0.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from mindswap.config.edit import COMMENT_MARK, above_own_comment, after_line, apply_edits, line_start, newline_at
+from mindswap.config.parse import parse_document
+from mindswap.config.problem import Level, Location, Problem, find_errors
+from mindswap.config.render import block_lines
+from mindswap.errors import PolicyError
+from mindswap.files import package_data
+from mindswap.policy.cell_tree import CellNode, PatternError, is_within, match_pattern
+from mindswap.policy.formats.mindformers2.tables import is_below
+
+# Cells of the legacy models -> those of 2.x, longest first.
+LEGACY_CELLS: dict[str, str] = package_data("pynative/legacy_cells.yaml")
+_PLAIN = re.compile(r"\w+")
+# A dot that stands for any character: in 2.x it would cross levels.
+_ANY_CHARACTER = re.compile(r"(?<!\\)\.(?![^\[]*\])")
+_CROSSING = re.compile(r"(?<!\\)\.[*+{]")
+_FLASH_ATTENTION = r"self_attention\.core_attention"
+_CELLS_2X = frozenset(
+    {name.rpartition(".")[2] for name in LEGACY_CELLS.values()} | {"q_layernorm", "k_layernorm", "core_attention"}
+)
+# Legacy cells that only some models have: not what a name of 2.x is turned into.
+_SELDOM = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_forward.w_gate_hidden"}
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """Known names of both layers; None where a model is in no table."""
+
+    layer_1_9: CellNode | None = None  # the layer of 1.9
+    paths_2x: frozenset[str] | None = None  # what can be named in the layer of 2.x
+    cells_2x: frozenset[str] = frozenset()  # which of that are cells
+
+
+def to_2x_path(path: str) -> str:
+    """A dotted path of MindFormers 1.9 with the names of 2.x; what has no other name stays."""
+    for old, new in LEGACY_CELLS.items():
+        if is_within(path, old):
+            return new + path[len(old) :]
+    return path
+
+
+def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str]:
+    """A pattern of 1.9 as patterns of 2.x; what is lost is added to `lost`.
+
+    Where both layers are known, what it names is written out; else names are replaced in the pattern.
+    """
+    parts = pattern.split(r"\.")
+    if parts[0] == ".*" and parts[-1] == "flash_attention":
+        return [_FLASH_ATTENTION]
+    if names.layer_1_9 is None or names.paths_2x is None:
+        return _rename_parts(pattern, parts, lost)
+    try:
+        found = [match.name for match in match_pattern(pattern, names.layer_1_9)]
+    except PatternError as error:
+        lost.append(str(error))
+        return []
+    renamed = dict.fromkeys(to_2x_path(path) for path in found)
+    missing = [path for path in renamed if path not in names.paths_2x]
+    if missing:
+        what = ", ".join(f"'{path}'" for path in missing)
+        lost.append(f"'{pattern}': a layer of 2.x has no {what}: left out")
+    kept = [path for path in renamed if path in names.paths_2x and not any(is_below(path, other) for other in renamed)]
+    operators = [path for path in kept if path not in names.cells_2x]
+    if operators:
+        lost.append(_shifted(pattern, operators))
+    for path in kept:
+        others = [old for old, new in LEGACY_CELLS.items() if new == path and old not in _SELDOM and old not in found]
+        others = [old for old in others if any(node == old for node in _cells(names.layer_1_9))]
+        if others:
+            lost.append(f"'{pattern}': became '{path}', which does the work of {', '.join(others)}, too")
+    return [path.replace(".", r"\.") for path in kept]
+
+
+def _cells(layer: CellNode) -> list[str]:
+    return [".".join(path) for path, node in layer.walk() if not node.is_primitive]
+
+
+def _rename_parts(pattern: str, parts: list[str], lost: list[str]) -> list[str]:
+    num_plain = next((i for i, part in enumerate(parts) if not _PLAIN.fullmatch(part)), len(parts))
+    renamed = to_2x_path(".".join(parts[:num_plain])).split(".") if num_plain else []
+    rest = [_ANY_CHARACTER.sub("[^.]", part) for part in parts[num_plain:]]
+    new = r"\.".join([*renamed, *rest])
+    if num_plain < len(parts):
+        lost.append(f"'{pattern}': names in a regular expression are not converted; look at '{new}'")
+    elif len(renamed) > 1 and renamed[-1] not in _CELLS_2X:
+        lost.append(_shifted(pattern, [new]))
+    return [new]
+
+
+def _shifted(pattern: str, new: list[str]) -> str:
+    what = "', '".join(new)
+    return f"'{pattern}': in 1.9 the output of an operator, in 2.x ('{what}') what it saves, mostly its inputs"
+
+
+def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
+    """A dotted path of 2.x, or a pattern where the model is not known."""
+    if _CROSSING.search(path):
+        lost.append(f"'{path}': crosses levels, which 1.9 cannot say; name the cells one by one")
+        return []
+    parts = re.split(r"\\?\.", path) if "[" not in path else path.split(r"\.")
+    plain = ".".join(parts)
+    if len(parts) > 1 and parts[-1] not in _CELLS_2X and "[" not in path:
+        lost.append(f"'{path}': one operator; 1.9 moves or recomputes its output, not what it saves")
+    if not use_legacy:
+        return [r"\.".join(parts)]
+    olds = [old for old, new in LEGACY_CELLS.items() if plain == new and not old.startswith("self_attention")]
+    olds = [old for old in olds if old not in _SELDOM]
+    if not olds:
+        parent = next((n for n in sorted(set(LEGACY_CELLS.values()), key=len)[::-1] if plain.startswith(n + ".")), None)
+        if parent is None:
+            lost.append(f"'{path}': has no other name in the legacy models; look at it") if len(parts) > 1 else None
+            return [r"\.".join(parts)]
+        heads = [old for old, new in LEGACY_CELLS.items() if new == parent and old not in _SELDOM]
+        olds = [old + plain[len(parent) :] for old in heads if not old.startswith("self_attention")]
+    return [old.replace(".", r"\.") for old in olds]
+
+
+# Edits of a user's YAML text: some top-level sections give way to others, every comment stays.
+
+_COMMENT = re.compile(r"#[^\r\n]*")
+_STEP = 2
+
+
+def replace_sections(
+    text: str, old: tuple[str, ...], new: dict[str, dict[str, Any]], comment: tuple[str, ...], file: str
+) -> str:
+    """The text with new sections in the place of old ones; comments in the old ones stand above the new.
+
+    Args:
+        text: a YAML file, line ends as they are.
+        old: top-level sections that go; those that are missing are skipped.
+        new: sections that come, as plain data.
+        comment: lines to put above them, without `#`.
+        file: name for messages.
+
+    Raises:
+        PolicyError: the file is written in a way that cannot be edited, or reads differently afterwards.
+    """
+    before = parse_document(text, file)
+    root = before.span
+    if root is None or root.is_flow or before.root is None:
+        raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
+    spans = [(key.start, max(key.end, value.end)) for key, value in root.entries if key.text in old]
+    places = [
+        (above_own_comment(text, line_start(text, start), root.column), after_line(text, end)) for start, end in spans
+    ]
+    kept = [c for start, end in places for c in _comments(text[start:end]) if not c.startswith(COMMENT_MARK)]
+    block = [*kept, *(f"{COMMENT_MARK} {line}" for line in comment)]
+    block += [line for name, value in new.items() for line in block_lines({name: value}, root.column, _STEP)]
+    edits = [(start, end, "") for start, end in places]
+    if edits:
+        first, end, _ = edits[0]
+        edits[0] = (first, end, "".join(line + newline_at(text, first) for line in block))
+    result = apply_edits(text, edits)
+    after = parse_document(result, file)
+    expected = {**{key: value for key, value in before.data().items() if key not in old}, **new}
+    if find_errors(after.problems) or after.data() != expected:
+        raise _refusal(
+            file, "the sections cannot be replaced: an anchor in them is used elsewhere, or a key stands twice"
+        )
+    return result
+
+
+def _comments(section: str) -> list[str]:
+    """The comments of a piece of YAML; a `#` inside a string is none."""
+    found, done = [], 0
+    for token in yaml.scan(section):
+        found += _COMMENT.findall(section[done : token.start_mark.index])
+        done = max(done, token.end_mark.index)
+    return found + _COMMENT.findall(section[done:])
+
+
+def _refusal(file: str, message: str) -> PolicyError:
+    fix = "write each section as `key:` with its values below, and no anchors across sections"
+    return PolicyError([Problem(Location(file), "convert", Level.ERROR, message, fix=fix)])

@@ -1,0 +1,135 @@
+"""Statements of `swap`, `recompute` and `recompute_comm`, with places. Made by `read`."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.config.nodes import DocumentNode, is_huge
+from mindswap.config.problem import Location
+from mindswap.policy.formats.mindformers1.schema import ENTRY_HOME, MAX_NUM_LAYERS, SMALL_SECTION
+from mindswap.policy.formats.mindformers1.settings import ParseIssues
+
+# Lists of layers as MindFormers 2.x writes them: `5`, `'5'`, `0-19`.
+
+# `_LAYER_ID_SPEC_PATTERN` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
+_SPEC = re.compile(r"(\d+)(?:-(\d+))?")
+# Longer numbers name no layer of any model.
+_MAX_CHARS = 15
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One element of a list of layers, both ends inclusive; `first` may be above `last`."""
+
+    first: int
+    last: int
+    path: str
+    location: Location
+
+    @property
+    def text(self) -> str:
+        """The element as it is written."""
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def parse_spec(node: DocumentNode, path: str) -> LayerSpec | None:
+    """The layers that one list element names; None if it is none that upstream accepts."""
+    if node.items is not None or node.entries is not None or is_huge(node.value):
+        return None
+    text = str(node.value).strip()
+    match = _SPEC.fullmatch(text)
+    if match is None or len(text) > _MAX_CHARS:
+        return None
+    first = int(match[1])
+    return LayerSpec(first, int(match[2]) if match[2] is not None else first, path, node.location)
+
+
+def indices_of(specs: Iterable[LayerSpec], limit: int) -> tuple[int, ...]:
+    """The layers below `limit`, ascending."""
+    found: set[int] = set()
+    for spec in specs:
+        found.update(range(spec.first, min(spec.last, limit - 1) + 1))
+    return tuple(sorted(found))
+
+
+# Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.
+SECTION_KEYS = {
+    "swap": ("enable", "default_prefetch", "layer_swap", "op_swap"),
+    "recompute": ("mode", "full_recompute_layer", "select_module", "exclude_op"),
+    "recompute_comm": ("enable", "select_module"),
+}
+# The place of each key, for messages about one that is found elsewhere; of those that several sections have none.
+HOMES_2X = {
+    **dict.fromkeys(("default_prefetch", "layer_swap", "op_swap"), "swap"),
+    **dict.fromkeys(("mode", "full_recompute_layer", "exclude_op"), "recompute"),
+    "op_name": f"{ENTRY_HOME}op_swap",
+    "layers": f"{ENTRY_HOME}layer_swap or op_swap",
+}
+
+
+class Expect2x(Enum):
+    """Values that a place takes, in the words of the messages."""
+
+    SECTION = "a mapping"
+    SMALL_SECTION = SMALL_SECTION
+    BOOL = "True or False"
+    PREFETCH = "an integer, 1 or more (number of layers)"
+    MODE = "None, full or select"
+    ENTRIES = "null, or a list of mappings in brackets or with dashes"
+    ENTRY = "a mapping with `layers`"
+    LAYERS = "a list of layers such as [0, 3] or ['0-3', 7]"
+    LAYER = "one layer or an ascending range, without blanks: 5, '5' or '0-19'"
+    PATTERN = r"one operator path, a string such as 'self_attention\.core_attention'"
+    MODULES = "a mapping of operator paths to lists of layers"
+    EXCLUDE = "a mapping of operator paths to lists of layers (a list of names in mindformers 2.0.0 only)"
+
+
+@dataclass(frozen=True)
+class Target:
+    r""" "These cells or operators, in these layers", as one place says it."""
+
+    # key it stands under: `layer_swap`, `op_swap`, `full_recompute_layer`, `select_module`, `exclude_op`, or `comm` for
+    # `recompute_comm.select_module`
+    option: str
+    path: str  # key path of the entry, e.g. `swap.op_swap[1]`
+    location: Location  # where the entry begins
+    pattern: str | None  # regular expression for whole paths; None for whole layers
+    pattern_path: str  # key path of the pattern
+    pattern_location: Location  # where it stands
+    layers_path: str  # key path of the list of layers
+    layers_location: Location  # where the list begins
+    specs: tuple[LayerSpec, ...]  # its elements, those that could be read
+
+
+@dataclass(frozen=True, eq=False)
+class Settings2x:
+    """Everything the three sections say, and what could not be read of it."""
+
+    num_layers: int | None  # layers of the model with those for multi-token prediction; None if not known
+    num_mtp_layers: int  # how many of them are for multi-token prediction
+    is_swap_enabled: bool  # what `swap.enable` says; also True where its value is no bool and not like "off"
+    prefetch: int | None  # `swap.default_prefetch`, in layers; None where it could not be read
+    mode: str | None  # `recompute.mode`; None where it could not be read
+    is_comm_enabled: bool  # what `recompute_comm.enable` says
+    targets: tuple[Target, ...]  # all that acts or is meant to act, in order
+    # what could not be read; of unknown keys upstream ignores those in an entry and refuses those in a section
+    unread: ParseIssues
+
+    def of(self, option: str) -> tuple[Target, ...]:
+        """The targets under one option."""
+        return tuple(target for target in self.targets if target.option == option)
+
+    def layers_of(self, target: Target) -> tuple[int, ...]:
+        """The layers of a target that the model has."""
+        return indices_of(target.specs, self.num_layers if self.num_layers is not None else MAX_NUM_LAYERS)
+
+    @property
+    def full_layers(self) -> frozenset[int]:
+        """Layers that are recomputed whole; `full_recompute_layer` acts with `mode: select`, too."""
+        return frozenset(i for target in self.of("full_recompute_layer") for i in self.layers_of(target))
+
+    @property
+    def swap_layers(self) -> frozenset[int]:
+        """Layers that are swapped whole: those of the first entry of `layer_swap` only."""
+        return frozenset(i for target in self.of("layer_swap")[:1] for i in self.layers_of(target))

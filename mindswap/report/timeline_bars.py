@@ -1,0 +1,203 @@
+"""Timeline -> bars: every operator, copy and wait of a stage, and how pictures and pages draw them (words, colours)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from mindswap.files import package_data
+from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.report_data import SimulationReport
+from mindswap.simulator.timeline import StallCause, Timeline, find_waits
+
+
+class Lane(IntEnum):
+    """Rows of a stage in a picture of its streams."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    RECEIVING = 2
+    COPY_OUT = 3
+    COPY_IN = 4
+
+    @property
+    def title(self) -> str:
+        """Name of the row."""
+        return ("compute", "communication", "receiving", "copy out (D2H)", "copy in (H2D)")[self]
+
+
+class BarKind(IntEnum):
+    """Kind of a bar in such a row."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    RECOMPUTE = 2
+    COLLECTIVE = 3
+    BETWEEN_STAGES = 4
+    COPY_OUT = 5
+    COPY_IN = 6
+    WAIT_COPY_OUT = 7
+    WAIT_COPY_IN = 8
+    WAIT_COMMUNICATION = 9
+    BUBBLE = 10
+    TERM = 11
+
+    @property
+    def is_wait(self) -> bool:
+        """Nothing runs."""
+        return BarKind.WAIT_COPY_OUT <= self <= BarKind.BUBBLE
+
+
+@dataclass(frozen=True)
+class Style:
+    """Words and colours of one kind; colours on a light and on a dark page."""
+
+    title: str
+    light: str
+    dark: str
+
+
+_STYLES = package_data("report/styles.json")
+BAR_STYLES = {kind: Style(*_STYLES["bars"][kind.name]) for kind in BarKind}
+# From the bottom of the stack to its top, above what is static.
+MEMORY_STYLES = {MemoryKind[name]: Style(*style) for name, style in _STYLES["memory"].items()}
+# What is static, the budget, and lines of dry runs over the memory that is simulated.
+STATIC, BUDGET, DRY_RUN, OTHER_DRY_RUN = (Style(*style) for style in _STYLES["others"].values())
+
+
+Column = np.ndarray | int
+# A row for each bar of a stage, by lane and then by start: `Lane`, `BarKind`, times from the start of the step, for how
+# long of that something runs or waits, index into `Program.labels` (of the first that was joined; for a wait, of what
+# is waited for; -1 where the kind says it all), layer and micro-batch (-1 outside the layers, or where several were
+# joined), how many operators, copies or waits were joined, bytes of copies.
+_FIELDS = ["lane", "kind", "start_ns", "end_ns", "busy_ns", "label", "layer", "micro_batch", "count", "size_bytes"]
+BAR = np.dtype([(name, np.int64) for name in _FIELDS])
+Bars = np.recarray
+
+_OF_OP = {
+    OpKind.FORWARD: (Lane.COMPUTE, BarKind.FORWARD),
+    OpKind.BACKWARD: (Lane.COMPUTE, BarKind.BACKWARD),
+    OpKind.RECOMPUTE: (Lane.COMPUTE, BarKind.RECOMPUTE),
+    OpKind.COLLECTIVE: (Lane.COMMUNICATION, BarKind.COLLECTIVE),
+    OpKind.SEND: (Lane.COMMUNICATION, BarKind.BETWEEN_STAGES),
+    OpKind.RECEIVE: (Lane.RECEIVING, BarKind.BETWEEN_STAGES),
+}
+_OF_STALL = {
+    StallCause.COPY_OUT: (Lane.COMPUTE, BarKind.WAIT_COPY_OUT),
+    StallCause.COPY_IN: (Lane.COMPUTE, BarKind.WAIT_COPY_IN),
+    StallCause.COMMUNICATION: (Lane.COMPUTE, BarKind.WAIT_COMMUNICATION),
+    StallCause.PIPELINE: (Lane.COMPUTE, BarKind.BUBBLE),
+}
+
+
+def list_bars(timeline: Timeline, stage: int) -> Bars:
+    """Every operator, copy and wait of a stage that takes time, one bar each."""
+    program = timeline.program
+    ops, copies = program.ops, program.copies
+    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    moved = np.flatnonzero(program.copies_stage == stage)
+    lane, kind = _translate(_OF_OP, ops.kind[own])
+    is_communication = ops.kind[own] >= OpKind.COLLECTIVE
+    run = ops.label[own], ops.layer[own], ops.micro_batch[own] // program.num_sequences
+    copied = (
+        copies.label[moved],
+        copies.layer[moved],
+        copies.micro_batch[moved] // program.num_sequences,
+        copies.size_bytes[moved],
+    )
+    end = np.array([timeline.op_end_ns[own[~is_communication]].max(initial=0)])
+    parts = (
+        _part(lane, kind, timeline.op_start_ns[own], timeline.op_end_ns[own], *run),
+        _stalls(timeline, stage),
+        _part(Lane.COPY_OUT, BarKind.COPY_OUT, timeline.out_start_ns[moved], timeline.out_end_ns[moved], *copied),
+        _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
+        # A stage that is done before the others has a bubble at its end.
+        _part(Lane.COMPUTE, BarKind.BUBBLE, end, np.array([timeline.step_time_ns]), -1, -1, -1),
+    )
+    bars = np.rec.fromarrays([np.concatenate(column) for column in zip(*parts, strict=True)], dtype=BAR)
+    bars = bars[bars.end_ns > bars.start_ns]
+    return bars[np.lexsort((bars.start_ns, bars.lane))]
+
+
+def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
+    """Waits of the compute stream, named after what is waited for."""
+    program = timeline.program
+    stalled, begin_ns, end_ns, cause = find_waits(timeline, stage)
+    lane, kind = _translate(_OF_STALL, cause)
+    copy, wait_op = timeline.stall_copy[stalled], program.ops.wait_op[stalled]
+    is_copy = (copy >= 0) & ((cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN))
+    # Arrays may be empty: -1 stands for "none" and must not be looked up.
+    label_of_copy = np.append(program.copies.label, -1)[np.where(is_copy, copy, -1)]
+    layer_of_copy = np.append(program.copies.layer, -1)[np.where(is_copy, copy, -1)]
+    return _part(
+        lane,
+        kind,
+        begin_ns,
+        end_ns,
+        np.where(is_copy, label_of_copy, np.where(wait_op >= 0, program.ops.label[wait_op], -1)),
+        np.where(is_copy, layer_of_copy, program.ops.layer[stalled]),
+        program.ops.micro_batch[stalled] // program.num_sequences,
+    )
+
+
+def _part(
+    lane: Column,
+    kind: Column,
+    start_ns: np.ndarray,
+    end_ns: np.ndarray,
+    label: Column,
+    layer: Column,
+    micro_batch: Column,
+    size_bytes: Column = 0,
+) -> list[np.ndarray]:
+    """Columns of `BAR`, single values as often as needed."""
+    columns = (lane, kind, start_ns, end_ns, end_ns - start_ns, label, layer, micro_batch, 1, size_bytes)
+    return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]
+
+
+def _translate(table: Mapping[Any, tuple[Lane, BarKind]], codes: np.ndarray) -> np.ndarray:
+    """Lane and kind of each code, shape (2, num_codes); what the table does not name is a bubble."""
+    lookup = np.repeat([[Lane.COMPUTE], [BarKind.BUBBLE]], max(table) + 1, axis=1)
+    lookup[:, list(table)] = list(zip(*table.values(), strict=True))
+    return lookup[:, codes]
+
+
+AFTER = len(Lane)  # the row of what comes after the last operator
+
+
+@dataclass(frozen=True)
+class NamedBar:
+    """A bar as traces show it."""
+
+    lane: int  # a `Lane`, or `AFTER`
+    kind: BarKind
+    start_ns: int
+    duration_ns: int
+    name: str
+    layer: int = -1  # -1 outside the layers, or of several
+    micro_batch: int = -1
+    size_bytes: int = 0
+
+
+def name_bars(report: SimulationReport, stage: int) -> Iterator[NamedBar]:
+    """Every bar of a stage, by lane and start, then the work behind the last operator."""
+    bars, labels = list_bars(report.timeline, stage), report.timeline.program.labels
+    for lane, code, start_ns, end_ns, _, label, layer, micro_batch, _, size_bytes in bars.tolist():
+        kind = BarKind(code)
+        words = [BAR_STYLES[kind].title] if kind.is_wait or label < 0 else []
+        words += [str(labels[label])] if label >= 0 else []
+        yield NamedBar(lane, kind, start_ns, end_ns - start_ns, ": ".join(words), layer, micro_batch, size_bytes)
+    end_ns = report.timeline.step_time_ns
+    for term in (term for term in report.terms if term.duration_ns):
+        yield NamedBar(AFTER, BarKind.TERM, end_ns, term.duration_ns, term.name)
+        end_ns += term.duration_ns
+
+
+def find_kinds(report: SimulationReport, bars: Sequence[Bars]) -> list[BarKind]:
+    """Kinds that occur, for the legend."""
+    present = {int(kind) for part in bars for kind in np.unique(part.kind)}
+    if any(term.duration_ns for term in report.terms):
+        present.add(int(BarKind.TERM))
+    return [kind for kind in BarKind if kind in present]

@@ -1,0 +1,176 @@
+"""Findings about what is installed, and about environment variables."""
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+from mindswap.config.problem import Level
+from mindswap.errors import LaunchError
+from mindswap.graph.capture_cache import make_key
+from mindswap.rules.machine.facts import Diagnosis, MachineFacts, diagnosis
+
+# Whether MindSpore and MindFormers are there, of which version, and how far they go together; neither is imported.
+
+# Set to 1: versions that were never tried together are tried all the same.
+ANY_VERSION = "MINDSWAP_ANY_VERSION"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two versions that work together; `mindformers` is "" for MindSpore alone."""
+
+    mindformers: str
+    mindspore: str
+
+
+# What `make matrix` tries.
+PAIRS = (
+    Pair("1.6.0", "2.7.0"),
+    Pair("1.7.0", "2.7.1"),
+    Pair("1.8.0", "2.7.2"),
+    Pair("1.9.0", "2.9.0"),
+    Pair("2.1.0", "2.9.0"),
+    Pair("", "2.10.0"),
+)
+_BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
+
+
+def is_known_pair(mindformers: str, mindspore: str) -> bool:
+    """True if mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
+    return Pair(_release(mindformers), _release(mindspore)) in PAIRS
+
+
+def describe_pair(mindformers: str) -> str:
+    """Advice for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
+    partner = next((pair.mindspore for pair in PAIRS if pair.mindformers == _release(mindformers)), "")
+    return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
+
+
+def _release(text: str) -> str:
+    return ".".join(text.split("+")[0].split(".")[:3])
+
+
+def installed_version(name: str) -> str:
+    """Version of a distribution; "" if it is not installed as one."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def installed_code(name: str) -> str:
+    """Identity of the code of a package: its version, or the state of its files where they change without it.
+
+    They do in a checkout, on the path or installed as editable. "" if there is no such package.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        return ""
+    module = Path(spec.origin)
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        found = None
+    if found and found.read_text("RECORD"):
+        of_release = Path(str(found.locate_file(f"{name}/__init__.py")))
+        if of_release.resolve() == module.resolve():
+            return found.version
+    files = sorted(path for path in module.parent.rglob("*") if path.suffix in (".py", ".so") and path.is_file())
+    states = [(path, path.stat()) for path in files]
+    return make_key(files=[[str(path), state.st_size, state.st_mtime_ns] for path, state in states])
+
+
+def require_mindformers() -> None:
+    """Say what to install if one of them is missing, or if nobody knows whether they go together.
+
+    Raises:
+        LaunchError: naming what is not there, or what to install.
+    """
+    missing = [name for name in ("mindspore", "mindformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LaunchError(
+            f"not installed: {', '.join(missing)}\n    fix: pip install mindspore==2.9.0 mindformers==1.9.0 (on "
+            "Ascend, install the MindSpore that matches your CANN, then mindformers==1.9.0)"
+        )
+    mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
+    is_unknown = not mindformers or not mindspore  # a checkout on the path says nothing of its version
+    if is_unknown or is_known_pair(mindformers, mindspore) or os.environ.get(ANY_VERSION) == "1":
+        return
+    raise LaunchError(
+        f"mindformers {mindformers} with mindspore {mindspore}: mindswap was never tried with this pair\n"
+        f"    fix: {describe_pair(mindformers)}; {ANY_VERSION}=1 tries it all the same"
+    )
+
+
+def has_cards() -> bool:
+    """Ascend cards are here, so binding workers to the cores near them pays; on a CPU it takes cores away."""
+    return shutil.which("npu-smi") is not None
+
+
+def count_cards(devices: Path = Path("/dev")) -> int:
+    """Ascend cards that the driver shows; 0 also where it shows them elsewhere."""
+    return len(list(devices.glob("davinci[0-9]*")))
+
+
+_PYTHONS = ((3, 10), (3, 11), (3, 12))
+# Left behind by a launcher, or exported by hand: then no worker of msrun is what it thinks it is.
+_WORKER_VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")
+_PACKAGES = ("numpy", "highspy", "numba", "jinja2", "psutil", "PyYAML", "regex", "tqdm")
+_INTERFACE_VARIABLES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
+    """Versions that do not go together, and what is not there."""
+    software = facts.software
+    mindspore, mindformers = software.version("mindspore"), software.version("mindformers")
+    if software.python not in _PYTHONS:
+        yield diagnosis("python", Level.WARNING if mindspore else None, version=".".join(map(str, software.python)))
+    missing = [name for name in _PACKAGES if not software.version(name)]
+    if missing:
+        yield diagnosis("packages", names=", ".join(missing), words=" ".join(missing))
+    if not mindspore or not mindformers:
+        absent = [name for name, found in (("mindspore", mindspore), ("mindformers", mindformers)) if not found]
+        yield diagnosis("not-installed", names=", ".join(absent))
+    elif not is_known_pair(mindformers, mindspore):
+        advice = describe_pair(mindformers)
+        yield diagnosis("version-pair", mindformers=mindformers, mindspore=mindspore, advice=advice)
+    cann, folder, expected = software.cann, software.cann_folder, software.cann_of_mindspore
+    if cann and expected and ".".join(cann.split(".")[:2]) not in expected:
+        yield diagnosis("cann-version", cann=cann, folder=folder, mindspore=mindspore, expected=", ".join(expected))
+    if software.num_cards and not cann:
+        yield diagnosis("cann-missing", num_cards=software.num_cards, folder=folder or "ASCEND_HOME_PATH")
+    if cann and not software.driver:
+        yield diagnosis("driver-missing", cann=cann)
+    # The mindswap that workers import is the first on their path: another one than this is a trap.
+    copies = software.packages.get("mindswap", ())
+    others = ", ".join(f"{one.version} in {one.folder}" for one in copies if one.version != software.own_version)
+    if others:
+        yield diagnosis("stale-plugin", version=software.own_version, folder=software.own_folder, others=others)
+
+
+def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:
+    """Variables that change what a training does, without a word in its log."""
+    environ, interfaces = facts.environ, facts.machine.interfaces
+    if environ.get("ENABLE_LAZY_INLINE_NO_PIPELINE", "").strip() == "0":
+        yield diagnosis("lazy-inline-env")
+    left = [name for name in _WORKER_VARIABLES if environ.get(name)]
+    if left:
+        variables = ", ".join(f"{name}={environ[name]}" for name in left)
+        yield diagnosis("worker-variables", variables=variables, words=" ".join(left))
+    if level := environ.get("MS_SIMULATION_LEVEL"):
+        yield diagnosis("simulation-level", value=level)
+    for name in _INTERFACE_VARIABLES:
+        # "=eth0" is exactly this one, "eth" all that begin so, "^eth" none of these.
+        wanted = [part.lstrip("=") for part in environ.get(name, "").split(",") if part and not part.startswith("^")]
+        is_found = any(found.startswith(part) for part in wanted for found in interfaces)
+        if wanted and interfaces and not is_found:
+            there = ", ".join(sorted(interfaces))
+            yield diagnosis("network-interface", name=name, value=environ[name], interfaces=there)
+    timeout = environ.get("HCCL_CONNECT_TIMEOUT", "")
+    if timeout and (not re.fullmatch(r"\d{1,6}", timeout) or not 120 <= int(timeout) <= 7200):
+        yield diagnosis("hccl-timeout", value=timeout)

@@ -1,0 +1,273 @@
+"""Rules for lists of layers (none, unknown, repeated, not recomputed), and for counts of layers per stage."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mindswap.config.findings import Finding, rule
+from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.policy.cell_tree import match_pattern
+from mindswap.policy.formats.mindformers1.read import MTP_KEYS
+from mindswap.policy.formats.mindformers1.schema import MAX_NUM_LAYERS, SELECT_OPTIONS, Expect, find_count
+from mindswap.policy.formats.mindformers1.settings import Statement
+from mindswap.policy.formats.mindformers1.stage_counts import layers_of_stage_counts
+from mindswap.policy.formats.mindformers1.stage_recompute import (
+    expand_stage_recompute,
+    find_layout_problem,
+    find_unknown_keys,
+)
+from mindswap.policy.model import Layers
+from mindswap.policy.wording import format_indices, format_layers, last_key, name_indices
+from mindswap.rules.context import Context, FirstOfLayer, shared_layers
+from mindswap.rules.mindformers1.patterns import bad_regex, plain_dot, unmatched_pattern
+
+
+@rule(Level.WARNING)
+def no_layers(context: Context) -> Iterator[Finding]:
+    """An entry of layer_swap or op_swap names no layer, so it has no effect.
+
+    PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
+    FAIL: layer_swap: [{backward_prefetch: 20, layers: []}]
+    """
+    misread = {misfit.path.partition(".layers")[0] for misfit in context.settings.unread.misfits}
+    incomplete = {missing.path for missing in context.settings.unread.missing_keys}
+    for statement in context.settings.swap:
+        is_read = statement.path not in misread and statement.path not in incomplete
+        if is_read and not statement.layers and not statement.layer_refs:
+            message = f"{statement.layers_path}: names no layer, so this entry has no effect"
+            yield Finding(statement.location, message, Expect.LAYERS.value, "name layers, or delete the entry")
+
+
+@rule(Level.ERROR)
+def layer_out_of_range(context: Context) -> Iterator[Finding]:
+    """A layer index is negative, or there is no such layer.
+
+    PASS (num_layers: 4): layers: [0, 3]
+    FAIL (num_layers: 4; layers are counted from 0): layers: [1, 4]
+
+    Layers of multi-token prediction have no index of their own: MindFormers 1.9 gives them that of the last layer.
+    """
+    limit = context.num_layers or MAX_NUM_LAYERS
+    known_from = f" (num_layers: {limit})" if context.num_layers else ""
+    wrong: dict[tuple[str, Location], set[int]] = {}
+    for statement in context.settings.statements:
+        for ref in statement.layer_refs:
+            if not 0 <= ref.index < limit:
+                wrong.setdefault((statement.layers_path, ref.location), set()).add(ref.index)
+    for (path, location), indices in wrong.items():
+        what = "is no layer" if len(indices) == 1 else "are no layers"
+        message = f"{path}: there {what} {format_indices(indices)}"
+        meant = [index + limit for index in sorted(indices) if index + limit >= 0]
+        is_negative = min(indices) < 0 and meant and context.num_layers
+        last = f"delete it; the last layer is {limit - 1}" if context.num_layers else "delete it"
+        fix = f"count from the front: {format_indices(meant)}" if is_negative else last
+        if context.num_layers and limit <= min(indices) and max(indices) < limit + _num_prediction_layers(context):
+            message += f"; the layer of multi-token prediction has the index of the last layer, {limit - 1}"
+            fix = f"{limit - 1}, for the last layer and multi-token prediction"
+        yield Finding(location, message, f"0 to {limit - 1}{known_from}", fix)
+
+
+def _num_prediction_layers(context: Context) -> int:
+    """Number of layers for multi-token prediction."""
+    stated = find_count((context.document.get("model", "model_config", key) for key in MTP_KEYS), 0)
+    if stated is not None:
+        return stated
+    return int(context.coverage is not None and context.coverage.trees.prediction is not None)
+
+
+@rule(Level.WARNING)
+def repeated_layer(context: Context) -> Iterator[Finding]:
+    """A layer is named twice for the same purpose; the second time has no effect.
+
+    PASS: layers: [0, 1, 3]
+    FAIL: layers: [0, 1, 1]
+    """
+    groups: dict[tuple[object, ...], FirstOfLayer] = {}
+    for number, statement in enumerate(context.settings.statements):
+        seen: set[int] = set()
+        for ref in statement.layer_refs:
+            if ref.index in seen:
+                message = f"{statement.layers_path}: layer {ref.index} appears twice"
+                yield Finding(ref.location, message, "each layer once", f"delete one {ref.index}")
+            seen.add(ref.index)
+        group = groups.setdefault((statement.option, statement.pattern, statement.num_prefetch_ops), FirstOfLayer())
+        earlier = group.other(statement.layers, number)
+        if earlier is not None:
+            layers = shared_layers(earlier.layers, statement.layers)
+            message = f"{statement.path}: {earlier.path} says the same for {format_layers(layers)}"
+            yield Finding(statement.pattern_location, message, fix="delete one of them")
+        group.add(statement, number)
+
+
+@rule(Level.WARNING)
+def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
+    """An operator is selected for recomputation in a layer that is recomputed whole: no effect.
+
+    PASS: recompute_config: {recompute: [0], select_recompute: {feed_forward: [1]}}
+    FAIL: recompute_config: {recompute: [0], select_recompute: {feed_forward: [0, 1]}}
+    """
+    selected = (*context.settings.of("select_recompute"), *context.settings.of("select_comm_recompute"))
+    for whole in context.settings.of("recompute"):
+        for statement in selected:
+            layers = shared_layers(whole.layers, statement.layers)
+            if layers:
+                where = format_layers(layers)
+                message = f"{statement.path}: recompute takes {where} whole, so this has no effect there"
+                yield Finding(statement.pattern_location, message, fix=f"take {where} out")
+
+
+@rule(Level.ERROR)
+def output_recompute(context: Context) -> Iterator[Finding]:
+    """output_recompute names layers that are not recomputed whole, or the model does not compile with it.
+
+    `mindswap: {output_recompute: LAYERS}` keeps not even the output of a recomputed layer: backward computes it
+    again for the layer that follows. MindSpore 2.9 compiles that for networks whose layers give one tensor
+    (the legacy models), and stops at the newer models of MindFormers.
+
+    PASS:
+        recompute_config: {recompute: [0, 1, 2, 3]}
+        mindswap: {output_recompute: [0, 2]}
+
+    FAIL (layer 2 is not recomputed):
+        recompute_config: {recompute: [0, 1]}
+        mindswap: {output_recompute: [0, 2]}
+    """
+    recomputed = [statement.layers for statement in context.settings.of("recompute")]
+    for statement in context.settings.of("output_recompute"):
+        if not statement.layers:
+            continue
+        if not context.settings.use_legacy:
+            message = f"{statement.path}: MindSpore 2.9 cannot compile it with the models of use_legacy: False"
+            yield Finding(statement.location, message, fix="delete it; every layer then keeps its input")
+            continue
+        indices = statement.layers.resolve(context.num_layers or 0)
+        alone = [index for index in indices if not any(index in layers for layers in recomputed)]
+        if alone:
+            message = f"{statement.path}: recompute does not have {name_indices('layer', alone)}"
+            allowed = "layers of recompute_config.recompute"
+            yield Finding(statement.location, message, allowed, "add them to recompute")
+
+
+# Recompute options that count layers per pipeline stage.
+
+
+@rule(Level.ERROR)
+def stage_count_form(context: Context) -> Iterator[Finding]:
+    """A recompute option counts layers per pipeline stage, but with swap on it takes layer indices.
+
+    With swap off, `recompute: [2, 1]` means 2 layers of stage 0 and 1 of stage 1. With swap on it would mean layers 2
+    and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, one number per stage (of
+    several) of which one is no layer or stands twice, and the number of all layers on one stage. A list that can be
+    both, one number per stage that is not ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages, is a warning; next
+    to a list that can only be counts it is an error, ascending or not. Where every list is ascending and can be both,
+    such as `recompute: [8]` on one stage or `[2, 6]` on two, `mindswap check` has a note on how it is read.
+
+    PASS (swap on): recompute_config: {recompute: [0, 1, 4]}
+    FAIL (swap on; two lists of stages): recompute_config: {recompute: [[2, 1], [1, 0]]}
+    """
+    settings = context.settings
+    counts = settings.unread.stage_counts
+    for path, node in counts:
+        message = f"{path}: {show(node)} counts layers per pipeline stage, but swap is on"
+        allowed = "True, False, or a list of layer indices"
+        yield Finding(node.location, message, allowed, _as_indices(context, path, node))
+    refused = {id(node) for _, node in counts}
+    for path, node in _lists(context) if settings.is_swap_enabled else ():
+        if id(node) in refused or not _can_be_counts(context, node):
+            continue
+        values = [item.value for item in node.items or ()]
+        what = f"{path}: {show(node)} is read as {format_layers(Layers(values))}"
+        fix = f"if layers of each stage are meant: {_as_indices(context, path, node)}"
+        if counts:
+            message = f"{what}, while {counts[0][0]} ({counts[0][1].location}) counts layers per pipeline stage"
+            yield Finding(node.location, message, "one form in the whole section: layer indices", fix)
+        elif values != sorted(values):
+            message = f"{what}, because swap is on; with swap off it would count the layers of {len(values)} stages"
+            yield Finding(node.location, message, "layer indices, ascending to say so", fix, Level.WARNING)
+
+
+def note_on_counts(context: Context) -> str | None:
+    """Note on the first list of layer indices where every list could also be one count for each pipeline stage."""
+    lists = list(_lists(context)) if context.settings.is_swap_enabled else []
+    if not lists or not all(_can_be_counts(context, node) for _, node in lists):
+        return None
+    path, node = lists[0]
+    layers = format_layers(Layers(item.value for item in node.items or ()))
+    what = f"{node.location}: {path}: {show(node)} is read as {layers}, because swap is on"
+    return f"{what}; if a number of layers of each stage is meant: {_as_indices(context, path, node)}"
+
+
+def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
+    """Every list under a recompute option, with its key path."""
+    for option in ("recompute", *SELECT_OPTIONS):
+        node = context.document.get("recompute_config", option)
+        path = f"recompute_config.{option}"
+        if node is not None and node.items:
+            yield path, node
+        for entry in node.unique_entries() if node is not None else ():
+            if entry.value.items:
+                yield f"{path}['{key_text(entry.key)}']", entry.value
+
+
+def _can_be_counts(context: Context, node: DocumentNode) -> bool:
+    """Return whether a list has one number for each stage, none above the layers of its stage and not all 0."""
+    pipeline, num_layers = context.settings.pipeline, context.num_layers
+    values = [item.value for item in node.items or ()]
+    is_one_each = pipeline.num_stages == len(values) and all(map(is_whole_number, values))
+    if num_layers is None or not is_one_each or not any(values):
+        return False
+    stages = [pipeline.stage_layers(stage, num_layers) or () for stage in range(pipeline.num_stages)]
+    return all(0 <= value <= len(layers) for value, layers in zip(values, stages, strict=True))
+
+
+def _as_indices(context: Context, path: str, node: DocumentNode) -> str:
+    layers = layers_of_stage_counts(node, context.settings.pipeline, context.num_layers)
+    if layers is None:
+        return "write the indices of the layers, counted from 0 over all stages"
+    return f"{last_key(path)}: {list(layers) if layers else False}"
+
+
+@rule(Level.ERROR)
+def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
+    """With swap off, MindFormers stops at recompute_config, or does less than it says.
+
+    Errors are what stops MindFormers when it builds the network: more counts than stages, values that are
+    no counts, an offset that does not fit the model. Warnings are what it accepts silently: counts
+    above the number of layers, operator names that match nothing, flags that it does not pass on.
+    `mindswap run` leaves such a configuration to MindFormers; only commands such as `mindswap check` report it.
+    An offset that does not fit the model is an error with swap on, too.
+
+    PASS (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1]}
+    FAIL (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1, 1]}
+    """
+    if context.document.root is None or context.is_left_to_mindformers:
+        return
+    if context.num_layers is None:
+        yield from () if context.settings.is_swap_enabled else find_unknown_keys(context.document)
+        return
+    if context.settings.pipeline.lacks_chunks:
+        return  # `pipeline-refused` reports it
+    if context.settings.is_swap_enabled:  # the other rules judge all but the offset
+        problem = find_layout_problem(context.document, context.num_layers)
+        if problem is not None and problem.location.line:  # else no key says how layers are spread
+            yield problem
+        return
+    expansion = expand_stage_recompute(context.document, context.num_layers)
+    yield from expansion.problems
+    names = replace(context, settings=replace(context.settings, recompute=expansion.statements))
+    yield from bad_regex.find(names)
+    for idle in (plain_dot, unmatched_pattern):  # MindFormers takes these, and does nothing
+        for problem in idle.check(names):
+            yield replace(problem, level=Level.WARNING)
+    for statement in expansion.statements:
+        if statement.option.endswith("_exclude") and _names_only_cells(context, statement):
+            message = f"{statement.path}: '{statement.pattern}' names a cell, and MindFormers excludes operators only"
+            yield Finding(statement.location, message, fix="name the operators in it", level=Level.WARNING)
+
+
+def _names_only_cells(context: Context, statement: Statement) -> bool:
+    if context.coverage is None or not statement.pattern or context.coverage.error(statement.pattern):
+        return False
+    kinds = context.coverage.layers_by_kind(statement.layers)
+    found = [match for kind in kinds for match in match_pattern(statement.pattern, context.coverage.kinds[kind])]
+    return bool(found) and not any(match.node.is_primitive for match in found)

@@ -1,0 +1,171 @@
+"""Rules for how and on what a step runs: mode, device, levels of the compiler, memory, environment."""
+
+import re
+from collections.abc import Iterator
+from decimal import ROUND_DOWN, Decimal
+
+from mindswap.config.findings import Finding, rule
+from mindswap.config.nodes import DocumentNode, show
+from mindswap.config.problem import Level, Location
+from mindswap.config.step_settings import (
+    ALLOWED,
+    ASCEND,
+    GRAPH,
+    PATH,
+    PYNATIVE,
+    asks_for_pynative,
+    is_device_memory,
+    is_on_cpu,
+    read_device_memory,
+    read_device_target,
+)
+from mindswap.rules.context import Context
+from mindswap.units import format_bytes, parse_bytes
+
+# GiB of each unit that people write, where GB is GiB.
+_GB_PER_UNIT = {unit: Decimal(1) for unit in ("", "G", "GB")}
+_GB_PER_UNIT |= {unit: Decimal(1) / 1024 for unit in ("M", "MB")} | {unit: Decimal(1024) for unit in ("T", "TB")}
+_MEMORY = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit>(?:[GMT]B?)?)", re.ASCII)
+LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
+
+
+def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
+    """Node at a place whose value is not what swap in graph mode needs there."""
+    node = context.document.get(*place)
+    if not context.settings.is_swap_enabled or asks_for_pynative(context.document) or node is None or node.is_null:
+        return None
+    return None if node.value in allowed else node
+
+
+@rule(Level.ERROR)
+def context_mode(context: Context) -> Iterator[Finding]:
+    """context.mode is not a mode in which mindswap swaps.
+
+    In graph mode the compiler swaps. In PyNative mode mindswap does, on CPU; its copies for Ascend were never run, so
+    there they have to be asked for with `mindswap: {stream_copies: True}`.
+
+    PASS: context: {mode: 0}
+    PASS: context: {mode: 1, device_target: CPU}
+    FAIL: context: {mode: 1, device_target: Ascend}
+    """
+    node = context.document.get("context", "mode")  # MindFormers takes graph mode where the key is missing
+    if not context.settings.is_swap_enabled or node is None:
+        return
+    is_mode = not isinstance(node.value, bool)
+    if is_mode and node.value in GRAPH:
+        return
+    if not is_mode or node.value not in PYNATIVE:
+        message = f"context.mode: {show(node)}, which is not a mode"
+        yield Finding(node.location, message, "0 or GRAPH_MODE, 1 or PYNATIVE_MODE", "mode: 0")
+        return
+    if not is_on_cpu(context.document) and context.document.value("mindswap", "stream_copies") is not True:
+        message = (
+            f"context.mode: {show(node)} is PyNative mode, where swap_config acts on "
+            f"{read_device_target(context.document)} only with mindswap.stream_copies"
+        )
+        allowed = "0 or GRAPH_MODE; 1 with device_target: CPU, or with mindswap: {stream_copies: True}"
+        yield Finding(node.location, message, allowed, "mode: 0")
+
+
+@rule(Level.WARNING)
+def device_target(context: Context) -> Iterator[Finding]:
+    """context.device_target is not Ascend: training runs, but in graph mode nothing is swapped.
+
+    PASS: context: {device_target: "Ascend"}
+    FAIL: context: {device_target: "CPU"}
+    """
+    node = _other_than(context, ("context", "device_target"), ASCEND)
+    if node is not None:
+        message = f"context.device_target: on {show(node)} swap has no effect at run time"
+        yield Finding(node.location, message, f"'{ASCEND}'", "none needed to try a configuration out")
+
+
+@rule(Level.ERROR)
+def jit_level(context: Context) -> Iterator[Finding]:
+    """jit_level is neither O0 nor O1: swap exists only there.
+
+    PASS: context: {jit_config: {jit_level: "O1"}}
+    FAIL: context: {jit_config: {jit_level: "O2"}}
+    """
+    for place in (("context", "jit_config", "jit_level"), ("context", "jit_level")):
+        node = _other_than(context, place, "O0", "O1")
+        if node is not None:
+            message = f"{'.'.join(place)}: {show(node)}, but swap needs O0 or O1"
+            yield Finding(node.location, message, "'O0' or 'O1'", 'jit_level: "O1"')
+
+
+@rule(Level.ERROR)
+def memory_optimize_level(context: Context) -> Iterator[Finding]:
+    """context.memory_optimize_level is not O0: the memory planner of the other levels knows no host memory.
+
+    Where the key is missing, mindswap sets O0 itself.
+
+    PASS: context: {memory_optimize_level: "O0"}
+    FAIL: context: {memory_optimize_level: "O1"}
+    """
+    node = _other_than(context, ("context", "memory_optimize_level"), "O0")
+    if node is not None:
+        message = f"context.memory_optimize_level: {show(node)}, but swap needs O0"
+        yield Finding(node.location, message, "'O0'", 'memory_optimize_level: "O0"')
+
+
+@rule(Level.ERROR)
+def max_device_memory(context: Context) -> Iterator[Finding]:
+    """`context.max_device_memory` is not as MindSpore takes it, or below the memory that steps are planned for.
+
+    MindSpore takes a string of digits and `GB`, which is GiB there. Plans and simulations use the smaller of it and of
+    what the device has; where `mindswap.memory` says more, a plan for that would run out of memory. `mindswap plan
+    --memory` writes such a budget there.
+
+    PASS: context: {max_device_memory: "58GB"}
+    FAIL: context: {max_device_memory: "58 GiB"}
+    """
+    node = context.document.get(*PATH.split("."))
+    if node is not None and not node.is_null and not is_device_memory(node.value):
+        message = f"{PATH}: {show(node)}: MindSpore stops at it"
+        yield Finding(node.location, message, ALLOWED, _meant_memory(node.value), context.stop_level)
+    limit = read_device_memory(context.document)
+    budget = context.document.get("mindswap", "memory")
+    if limit is None or budget is None or not isinstance(budget.value, str):
+        return
+    try:
+        asked_bytes = parse_bytes(budget.value)
+    except ValueError:
+        return  # said with the figures of the device
+    if asked_bytes > limit.size_bytes:
+        allowed = format_bytes(limit.size_bytes)
+        message = f"mindswap.memory: {show(budget)} is more than the {allowed} of {PATH} ({limit.location})"
+        fix = f'{PATH}: "{-(-asked_bytes // 2**30)}GB", or memory: {allowed} and mindswap plan again'
+        yield Finding(budget.location, message, f"at most {allowed}", fix, Level.WARNING)
+
+
+def _meant_memory(value: object) -> str:
+    """The memory as MindSpore takes it, for a number or another unit; "" where there is no telling.
+
+    A number alone and G are read as GB, which is GiB to MindSpore.
+    """
+    text = re.sub(r"\s", "", str(value)).upper().replace("IB", "B")
+    match = _MEMORY.fullmatch(text) if not isinstance(value, bool) else None
+    if match is None:
+        return ""
+    gigabytes = Decimal(match["number"]) * _GB_PER_UNIT[match["unit"]]
+    if not 0 < gigabytes < 10**6:
+        return ""
+    return f'{PATH.rpartition(".")[2]}: "{gigabytes.quantize(Decimal("0.1"), ROUND_DOWN).normalize():f}GB"'
+
+
+@rule(Level.ERROR)
+def lazy_inline_env(context: Context) -> Iterator[Finding]:
+    """ENABLE_LAZY_INLINE_NO_PIPELINE is 0 and there is no pipeline parallelism: nothing would be swapped.
+
+    Swap needs lazy inline, which mindswap switches on itself unless this variable forbids it.
+
+    PASS: export ENABLE_LAZY_INLINE_NO_PIPELINE=1     (or not set)
+    FAIL (parallel_config.pipeline_stage: 1): export ENABLE_LAZY_INLINE_NO_PIPELINE=0
+    """
+    if not context.settings.is_swap_enabled or context.settings.pipeline.num_stages > 1:
+        return
+    is_ascend = read_device_target(context.document) == ASCEND
+    if is_ascend and context.environ.get(LAZY_INLINE, "").strip() == "0":
+        message = f"{LAZY_INLINE}: 0 switches lazy inline off, and without pipeline stages swap needs it"
+        yield Finding(Location("environment"), message, "1, or not set", f"export {LAZY_INLINE}=1")

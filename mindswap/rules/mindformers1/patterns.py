@@ -1,0 +1,228 @@
+"""Rules for patterns of operator names: whether they can be matched, and what they name."""
+
+import re
+from collections.abc import Iterator
+
+from mindswap.config.characters import WIDE
+from mindswap.config.findings import Finding, rule
+from mindswap.config.problem import Level
+from mindswap.policy.cell_tree import MAX_PATTERN_CHARS, SEPARATOR, CellNode, PatternError, match_pattern, split_pattern
+from mindswap.policy.coverage import Coverage
+from mindswap.policy.formats.mindformers1.schema import SELECT_OPTIONS, default_operators
+from mindswap.policy.formats.mindformers1.settings import Statement
+from mindswap.policy.model import Layers
+from mindswap.policy.wording import closest_names, format_layers
+from mindswap.rules.context import Context, StatementIndex, StatementOverlap
+
+# As pages of MindFormers print names, and as its log does.
+_DOUBLED = "\\\\."
+# Where the model is not known, a pattern is at least tried on names like those of real models.
+_TYPICAL_NAMES = ("attention", "feed_forward", "input_layernorm", "self_attention", "flash_attention", "w1", "mul")
+_TYPICAL_LAYER = CellNode("", "Layer", children=tuple(CellNode(name, "Cell") for name in _TYPICAL_NAMES))
+# Escapes and character classes are skipped as a whole; a dot counts between two names only, so not
+# before a quantifier (`.*`, `.+`, `.?`, `.{2}`) and not at the end of a level (`w.\.matmul`).
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?<=[\w)\]*+?}])(?P<dot>\.)(?=[\w(\[]|\.[*+])", re.DOTALL)
+
+
+@rule(Level.ERROR)
+def bad_regex(context: Context) -> Iterator[Finding]:
+    """An operator name is not a regular expression, or one that takes too long to match.
+
+    The name is split at `\\.`, and each part is a regular expression of its own.
+
+    PASS: op_name: '.*\\.flash_attention'
+    FAIL (nothing before the star): op_name: '*\\.flash_attention'
+    """
+    errors: dict[str, PatternError | None] = {}
+    for statement in context.settings.statements:
+        pattern = statement.pattern
+        if pattern is None or statement.is_default:
+            continue
+        if pattern not in errors:
+            errors[pattern] = _error(context, pattern)
+        if errors[pattern] is None:
+            continue
+        if _DOUBLED in pattern:
+            message = f"{statement.pattern_path}: '{pattern}': in single quotes YAML keeps both backslashes"
+            fix = f"'{pattern.replace(_DOUBLED, SEPARATOR)}'"
+            yield Finding(statement.pattern_location, message, "one backslash", fix)
+            continue
+        allowed = rf"cell names joined by '\.', each part a regex of at most {MAX_PATTERN_CHARS} characters"
+        fix = "write '.*' for any name" if pattern.startswith("*") else ""
+        yield Finding(statement.pattern_location, f"{statement.pattern_path}: {errors[pattern]}", allowed, fix)
+
+
+def _error(context: Context, pattern: str) -> PatternError | None:
+    if context.coverage is not None:
+        return context.coverage.error(pattern)
+    try:
+        match_pattern(pattern, _TYPICAL_LAYER)
+    except PatternError as error:
+        return error
+    return None
+
+
+@rule(Level.ERROR)
+def plain_dot(context: Context) -> Iterator[Finding]:
+    """A `.` joins two names where `\\.` is meant: it matches one character, and no level begins there.
+
+    An error; a warning where the pattern matches something as it stands.
+
+    PASS: op_name: 'attention\\.flash_attention'
+    FAIL: op_name: 'attention.flash_attention'
+    """
+    for statement in context.settings.statements:
+        meant = _with_levels(statement.pattern or "")
+        if meant is None:
+            continue
+        is_matching = context.coverage is not None and context.matches_anything(statement)
+        message = f"{statement.pattern_path}: '{statement.pattern}' has a plain '.', which stands for any one character"
+        message += "; it matches something as it stands" if is_matching else ""
+        allowed = r"'\.' between the names of two levels; '[_]' or '.{1}' for one character"
+        key = "op_name: " if statement.pattern_path.endswith(".op_name") else ""
+        level = Level.WARNING if is_matching else None
+        yield Finding(statement.pattern_location, message, allowed, f"{key}'{meant}'", level)
+
+
+def _with_levels(pattern: str) -> str | None:
+    r"""The pattern with `\.` for each plain dot between names; None if it has none."""
+    meant = _TOKENS.sub(lambda token: r"\." if token["dot"] else token[0], pattern)
+    return None if meant == pattern else meant
+
+
+# Each is compared with every path of a layer, which takes milliseconds; no more problems are shown.
+MAX_COMPARED_PATTERNS = 100
+
+
+@rule(Level.ERROR)
+def unmatched_pattern(context: Context) -> Iterator[Finding]:
+    """A pattern names no operator of the model in the layers it is meant for.
+
+    Of the patterns of a default (flash attention of the default strategy, the operators of
+    `select_recompute: True`), one has to match: no model has all of them.
+
+    PASS: op_name: 'attention\\.flash_attention'
+    FAIL (a level is missing): op_name: 'flash_attention'
+    """
+    coverage = context.coverage
+    if coverage is None:
+        return
+    matched_defaults = {
+        statement.option
+        for statement in context.settings.statements
+        if _is_default(context, statement) and context.matches_anything(statement)
+    }
+    num_unmatched = 0
+    for statement in context.settings.statements:
+        pattern = statement.pattern
+        if pattern is None or WIDE.search(pattern) or not statement.layers or coverage.error(pattern) is not None:
+            continue
+        by_kind = coverage.layers_by_kind(statement.layers)
+        missing = Layers(i for kind, layers in by_kind.items() if not coverage.matches(pattern, kind) for i in layers)
+        if not missing:
+            continue
+        if context.matches_anything(statement):
+            if statement.layers.indices is not None and not statement.is_default:
+                layers = format_layers(missing)
+                message = f"{statement.pattern_path}: '{pattern}' matches no operator in {layers}"
+                fix = f"take {layers} out of the list"
+                yield Finding(statement.pattern_location, message, fix=fix, level=Level.WARNING)
+        elif coverage.names_prediction(pattern):
+            # Something of the layer of multi-token prediction, under another number.
+            last = coverage.num_layers - 1
+            if last not in statement.layers.resolve(coverage.num_layers):
+                message = (
+                    f"{statement.pattern_path}: '{pattern}' matches no operator in {format_layers(statement.layers)}, "
+                    f"only in the layer of multi-token prediction, which has the number of the last layer, {last}"
+                )
+                yield Finding(statement.pattern_location, message, f"layer {last}", f"name layer {last}")
+        elif _is_default(context, statement):
+            if statement.option not in matched_defaults and statement.is_default:
+                yield _no_default(statement, coverage)
+        elif _with_levels(pattern) is None:  # else the plain dot is the reason, and has its own problem
+            num_unmatched += 1
+            near = _near_paths(pattern, coverage) if num_unmatched <= MAX_COMPARED_PATTERNS else []
+            yield _unmatched(statement, pattern, coverage, near)
+
+
+def _is_default(context: Context, statement: Statement) -> bool:
+    """True for a default pattern, also where it is written out (as `Policy.to_config` does)."""
+    if statement.is_default or statement.option not in SELECT_OPTIONS:
+        return statement.is_default
+    return statement.pattern in default_operators(statement.option, context.settings.use_legacy)
+
+
+def _unmatched(statement: Statement, pattern: str, coverage: Coverage, near: list[str]) -> Finding:
+    layers = "any layer" if statement.layers.indices is None else format_layers(statement.layers)
+    message = f"{statement.pattern_path}: '{pattern}' matches no operator in {layers} of {coverage.trees.source}"
+    allowed = r"cell names joined by '\.', each part a regex"
+    if near:
+        allowed += "; closest: " + ", ".join(f"'{path}'" for path in near)
+    if statement.pattern_location.line:
+        allowed += f"; all paths: mindswap explain --paths {statement.pattern_location.file}"
+    key = "op_name: " if statement.pattern_path.endswith(".op_name") else "write "
+    return Finding(statement.pattern_location, message, allowed, f"{key}'{near[0]}'" if near else "")
+
+
+def _no_default(statement: Statement, coverage: Coverage) -> Finding:
+    source = coverage.trees.source
+    if statement.option == "op_swap":
+        message = f"{statement.path}: the default strategy finds no flash attention in {source}"
+        fix = "set model_config.use_flash_attention: True, or name operators in op_swap"
+        return Finding(statement.pattern_location, message, fix=fix)
+    message = f"{statement.path}: none of the default operators is in {source}, so this has no effect"
+    return Finding(statement.pattern_location, message, fix="name the operators", level=Level.WARNING)
+
+
+def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
+    """Three paths that a pattern may be meant for: those that end with it first, then those most like it."""
+    parts = split_pattern(pattern)
+    ends = [path for path in coverage.paths if tuple(split_pattern(path))[-len(parts) :] == parts]
+    others = [path for path in coverage.paths if path not in ends]
+    return [*ends, *closest_names(pattern, others, 3)][:3]
+
+
+@rule(Level.WARNING)
+def exclude_select(context: Context) -> Iterator[Finding]:
+    """An exclude option contradicts a select option, or excludes what nothing selects.
+
+    Excluded operators are not recomputed, whatever selects them.
+
+    PASS:
+        select_recompute: ['feed_forward']
+        select_recompute_exclude: ['feed_forward\\.mul']
+
+    FAIL (selected and excluded):
+        select_recompute: ['feed_forward\\.mul']
+        select_recompute_exclude: ['feed_forward\\.mul']
+    """
+    for option in ("select_recompute", "select_comm_recompute"):
+        selected = context.settings.of(option)
+        whole = context.settings.of("recompute") if option == "select_recompute" else ()
+        choosing = StatementIndex((*selected, *whole))
+        for excluded in context.settings.of(f"{option}_exclude"):
+            if excluded.is_default:
+                continue
+            pairs = (
+                (statement, context.overlap(statement, excluded)) for statement in choosing.candidates(excluded.layers)
+            )
+            meetings = [(statement, overlap) for statement, overlap in pairs if overlap is not None]
+            for statement, overlap in meetings:
+                if _takes_all(context, statement, overlap):
+                    message = (
+                        f"{excluded.pattern_path}: excludes all that {statement.path} ({statement.location}) selects "
+                        f"in {format_layers(overlap.layers)}; the exclude option acts"
+                    )
+                    yield Finding(excluded.pattern_location, message, fix="delete one of the two")
+            if not meetings:
+                message = f"{excluded.pattern_path}: nothing is recomputed that this excludes, so it has no effect"
+                yield Finding(excluded.pattern_location, message, fix="delete it")
+
+
+def _takes_all(context: Context, statement: Statement, overlap: StatementOverlap) -> bool:
+    if statement.pattern is None:
+        return False
+    if context.coverage is None:
+        return True
+    by_kind = context.coverage.layers_by_kind(overlap.layers)
+    return all(context.coverage.operators(statement.pattern, kind) <= set(overlap.operators) for kind in by_kind)

@@ -1,0 +1,207 @@
+"""Rules for values that their places do not take, and defaults without effect."""
+
+import re
+from collections.abc import Iterator
+
+from mindswap.config.findings import Finding, rule
+from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
+from mindswap.config.problem import Level
+from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS, find_num_layers
+from mindswap.policy.formats.mindformers1.schema import MAX_NUM_LAYERS, PREFETCH_DEFAULT, Expect
+from mindswap.policy.formats.mindformers1.settings import InvalidValue
+from mindswap.policy.wording import last_key
+from mindswap.rules.context import Context
+from mindswap.rules.mindformers1.keys import is_misspelt_switch
+
+# Advice where the distance that was meant is not known.
+FIND_DISTANCE = "a number of operators, such as 10; mindswap plan finds the best one"
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
+_INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
+_LAYERS = re.compile(r"\s*(-?\d{1,20})(?:\.0|\s*-\s*(-?\d{1,20}))?\s*", re.ASCII)
+
+
+@rule(Level.ERROR)
+def swap_not_bool(context: Context) -> Iterator[Finding]:
+    """`swap` is neither True nor False.
+
+    PASS: swap_config: {swap: True}
+    FAIL (quotes make it a string): swap_config: {swap: 'True'}
+    """
+    for misfit in context.settings.unread.plain_misfits:
+        if misfit.path == "swap_config.swap":
+            fix = f"swap: {context.settings.is_swap_enabled}"
+            yield Finding(misfit.node.location, misfit.message, Expect.BOOL.value, fix)
+
+
+@rule(Level.ERROR)
+def bad_prefetch(context: Context) -> Iterator[Finding]:
+    """A prefetch distance is not a positive integer.
+
+    `backward_prefetch` and `default_prefetch` count operators, so 1 is the least; `True` is not an integer.
+
+    PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
+    FAIL: layer_swap: [{backward_prefetch: 0, layers: [0]}]
+    """
+    for misfit in context.settings.unread.misfits_of(Expect.PREFETCH):
+        reason = "is out of range" if misfit.node.kind == "an integer" else f"is {misfit.node.kind}"
+        message = f"{misfit.path}: {show(misfit.node)} {reason}"
+        meant = _meant_distance(misfit.node.value)
+        fix = f"{misfit.path.rpartition('.')[2]}: {meant}" if meant else FIND_DISTANCE
+        yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+
+
+def _meant_distance(value: object) -> int | None:
+    """The number that was probably meant; None where there is no telling."""
+    if isinstance(value, str) and len(value) < 10 and _NUMBER.fullmatch(value.strip()):
+        value = float(value)  # 1e2 is a string in YAML 1.1
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < 2**31:
+        return int(value)
+    return None
+
+
+@rule(Level.WARNING)
+def unused_default_prefetch(context: Context) -> Iterator[Finding]:
+    """default_prefetch is set next to layer_swap or op_swap, where it has no effect.
+
+    PASS: swap_config: {swap: True, default_prefetch: 10}
+    FAIL: swap_config: {swap: True, default_prefetch: 10, layer_swap: [{backward_prefetch: 20, layers: [0]}]}
+    """
+    settings = context.settings
+    node = context.document.get("swap_config", "default_prefetch")
+    is_used = any(statement.is_default for statement in settings.swap)
+    if node is None or node.is_null or not settings.is_swap_enabled or is_used:
+        return
+    if not node.location.line and node.value == PREFETCH_DEFAULT:
+        return  # MindFormers itself puts the default there
+    message = "swap_config.default_prefetch: has no effect next to layer_swap or op_swap"
+    yield Finding(node.location, message, fix="delete it; backward_prefetch of each entry counts")
+
+
+@rule(Level.WARNING)
+def swap_off(context: Context) -> Iterator[Finding]:
+    """swap_config says more than `swap: False`, and none of it has an effect.
+
+    One warning at most, and never an error: with swap off nothing in swap_config may stop a run.
+
+    PASS: swap_config: {swap: False}
+    FAIL: swap_config: {swap: False, default_prefetch: 10}
+    """
+    section = context.document.get("swap_config")
+    if section is None or context.settings.is_swap_enabled or context.settings.unread.misfits:
+        return
+    unknown = context.settings.unread.unknown_keys
+    if any(is_misspelt_switch(context.document, key) for key in unknown):
+        return  # an error that includes this
+    entries = [entry for entry in section.unique_entries() if entry.key not in {key.entry.key for key in unknown}]
+    said = [entry for entry in entries if not _says_nothing(entry.key, entry.value)]
+    if said:
+        first = min(said, key=lambda entry: entry.location)
+        state = "False" if section.get("swap") is not None else "not set"
+        message = f"swap_config.{key_text(first.key)}: has no effect, because swap is {state}"
+        yield Finding(first.location, message, fix="write 'swap: True', or delete it")
+
+
+def _says_nothing(key: object, node: DocumentNode) -> bool:
+    if key == "default_prefetch":
+        return node.value == PREFETCH_DEFAULT and not isinstance(node.value, bool)
+    return key == "swap" or (key in ("layer_swap", "op_swap") and node.is_null)
+
+
+@rule(Level.ERROR)
+def number_of_layers(context: Context) -> Iterator[Finding]:
+    """`model.model_config.num_layers` is written, and is not a number of layers.
+
+    MindFormers stops at it, or at what follows from it, and without it layers and operator names cannot be checked.
+
+    PASS: model: {model_config: {num_layers: 32}}
+    FAIL: model: {model_config: {num_layers: "32"}}
+    """
+    written = ((key, context.document.get("model", "model_config", key)) for key in NUM_LAYERS_KEYS)
+    key, node = next(((key, node) for key, node in written if node is not None and not node.is_null), ("", None))
+    if node is None or find_num_layers(context.document) is not None:
+        return
+    number = str(node.value).strip() if isinstance(node.value, (str, float)) else ""
+    whole = number.removesuffix(".0")
+    is_number = whole.isdecimal() and 1 <= int(whole[:6]) <= MAX_NUM_LAYERS
+    fix = f"{key}: {int(whole) if is_number else 'the number of layers of the model'}"
+    what = f"is {node.kind}" if node.kind != "an integer" else "is out of range"
+    message = f"model.model_config.{key}: {show(node)} {what}"
+    yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.stop_level)
+
+
+@rule(Level.ERROR)
+def wrong_type(context: Context) -> Iterator[Finding]:
+    """A value has a type that its place does not take.
+
+    Integers must be integers: `1.0` and `'1'` are not, and neither is `True`.
+
+    PASS: layer_swap: [{backward_prefetch: 20, layers: [0, 3]}]
+    FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]
+    """
+    for misfit in context.settings.unread.plain_misfits:
+        if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
+            fix = _right_type(misfit, context.num_layers)
+            yield Finding(misfit.node.location, misfit.message, misfit.expect.value, fix)
+
+
+def _right_type(misfit: InvalidValue, num_layers: int | None) -> str:
+    value = misfit.node.value
+    key = last_key(misfit.path)
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if misfit.expect is Expect.LAYER_INDEX:
+        if isinstance(value, bool):
+            return f"{key}: True" if value else "0, if the first layer is meant"
+        return _meant_layers(str(value), num_layers)
+    if misfit.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
+        if _whole_number(value) or is_whole_number(value):
+            return _meant_list(key, int(_whole_number(value) or value), misfit.expect, num_layers)
+        if word in ("true", "all", "every"):
+            return f"{key}: True"
+        parts = value.replace(" ", "").split(",") if isinstance(value, str) else []
+        if len(parts) > 1 and all(_INDEX.fullmatch(part) for part in parts):
+            return f"{key}: [{', '.join(part if part.isdecimal() else repr(part) for part in parts)}]"
+        if value is None or word in ("false", "none"):
+            return "" if misfit.expect is Expect.LAYERS else f"{key}: False"
+        if isinstance(value, str) and misfit.expect is Expect.SELECT:
+            return f"{key}: ['{value}']"
+    if misfit.expect is Expect.BOOL and word in ("true", "false"):
+        return f"{key}: {word.title()}"
+    return ""
+
+
+def _meant_list(key: str, number: int, expect: Expect, num_layers: int | None) -> str:
+    """One number in place of a list: an index, and for recompute, which MindFormers also counts, that many layers."""
+    limit = num_layers or MAX_NUM_LAYERS
+    index = f"{key}: [{number}]" if 0 <= number < limit else ""
+    if expect is Expect.LAYERS or not 1 <= number <= limit:
+        return index
+    counted = f"{key}: {'[0]' if number == 1 else f'[{chr(39)}0-{number - 1}{chr(39)}]'}, if {number} layers are meant"
+    return f"{index}, if layer {number} is meant; {counted}" if index else counted
+
+
+def _meant_layers(text: str, num_layers: int | None) -> str:
+    """A layer of a number, from the last one if it is negative, or the layers between two numbers, in quotes.
+
+    "" if it has no number; words if there is no such layer.
+    """
+    found = _LAYERS.fullmatch(text)
+    if found is None:
+        return ""
+    limit = num_layers or MAX_NUM_LAYERS
+    low, high = sorted((int(found[1]), int(found[2] or found[1])))
+    if found[2]:
+        low, high = max(low, 0), min(high, limit - 1)
+    elif low < 0 and num_layers:
+        low = high = low + num_layers
+    if 0 <= low <= high < limit:
+        return f"'{low}-{high}'" if found[2] else str(low)
+    return f"delete it; the last layer is {limit - 1}" if num_layers else "delete it; layers are counted from 0"
+
+
+def _whole_number(value: object) -> str:
+    """The integer that a float or string means; "" if it means none."""
+    if isinstance(value, str) and len(value) < 10 and value.strip().isdecimal():
+        return str(int(value))
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e9:
+        return str(int(value))
+    return ""

@@ -1,0 +1,236 @@
+"""Rules for patterns in 2.x files: whether they can be matched, what they name, and what comes of that."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from mindswap.config.findings import Finding
+from mindswap.config.problem import Level
+from mindswap.policy.cell_tree import MAX_PATTERN_CHARS, PatternError
+from mindswap.policy.formats.mindformers2.effect import LayerOutcome
+from mindswap.policy.formats.mindformers2.renaming import to_2x_path
+from mindswap.policy.formats.mindformers2.settings import Target
+from mindswap.policy.formats.mindformers2.tables import match_paths
+from mindswap.policy.wording import closest_names, format_names, name_indices
+from mindswap.rules.context import Context2x, rule
+
+# Where the model is not known, a pattern is at least tried on paths like those of real models.
+TYPICAL_PATHS = ("mlp", "self_attention.core_attention", "mlp.linear_fc1.matmul", "pre_mlp_layernorm")
+# A dot that is any character, repeated: what can swallow a level.
+CROSSING = re.compile(r"(?<!\\)\.[*+{]")
+SWAPPED_INPUT = "leave it, if that is meant; else take the layers out of one of the two"
+
+
+@rule(Level.ERROR)
+def bad_regex(context: Context2x) -> Iterator[Finding]:
+    """A pattern is not a regular expression (which stops upstream), or takes too long to match (then nothing matches).
+
+    PASS: op_swap: [{op_name: '.*linear_fc1', layers: [0]}]
+    FAIL (nothing before the star): op_swap: [{op_name: '*linear_fc1', layers: [0]}]
+    """
+    model = context.effect.model
+    paths = model.layers[0].order if model is not None and model.layers else TYPICAL_PATHS
+    for target in context.settings.targets:
+        error = _error(target, paths)
+        if error is not None:
+            allowed = f"a regex for a whole dotted path, of at most {MAX_PATTERN_CHARS} characters"
+            fix = "write '.*' for any name" if str(target.pattern).startswith("*") else ""
+            yield Finding(target.pattern_location, f"{target.pattern_path}: {error}", allowed, fix)
+
+
+def _error(target: Target, paths: tuple[str, ...]) -> PatternError | None:
+    try:
+        match_paths(target.pattern or "", paths)
+    except PatternError as error:
+        return error
+    return None
+
+
+@rule(Level.WARNING)
+def crossing_pattern(context: Context2x) -> Iterator[Finding]:
+    """A pattern matches more than one reads in it: `.*` crosses levels, and a plain `.` is any character.
+
+    In MindFormers 1.9 each part matched one level. The message lists what is matched, methods of cells as well. What
+    stands below another match of the same section is left out there.
+
+    PASS: op_swap: [{op_name: 'mlp\\.linear_fc1', layers: [0]}]
+
+    FAIL (also `self_attention.linear_qkv` and everything else with this word in its path):
+        op_swap: [{op_name: '.*linear.*', layers: [0]}]
+    """
+    for target in context.settings.targets:
+        pattern = target.pattern
+        if pattern is None or not CROSSING.search(pattern):
+            continue
+        what = ""
+        if context.effect.model is not None:
+            found = next((paths for paths in context.effect.matches(target).values() if paths), ())
+            depth = len(re.split(r"\\\.", pattern))
+            if all(path.count(".") + 1 == depth for path in found):
+                continue
+            what = f"; here it is {len(found)} paths: {format_names(found, 6)}"
+        message = f"{target.pattern_path}: '{pattern}' matches on any level{what}"
+        fix = r"write '[^.]*' for one level, '\.' between levels"
+        yield Finding(target.pattern_location, message, fix=fix)
+
+
+@rule(Level.ERROR)
+def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
+    """A pattern names nothing in its layers. Upstream only warns; in part of the layers it says nothing at all.
+
+    Looked up where the model is in a table of mindswap. The pattern must match the whole dotted path.
+
+    PASS: op_swap: [{op_name: 'self_attention\\.core_attention', layers: [0]}]
+    FAIL (the cell of MindFormers 2.x is `self_attention`): op_swap: [{op_name: attention, layers: [0]}]
+    """
+    model = context.effect.model
+    if model is None:
+        return
+    for target in context.settings.targets:
+        if target.pattern is None or _error(target, ("mlp",)) is not None:
+            continue
+        matched = context.effect.matches(target)
+        missing = [layer for layer, paths in matched.items() if not paths]
+        if missing and len(missing) < len(matched):
+            message = f"{target.pattern_path}: '{target.pattern}' matches nothing in {name_indices('layer', missing)}"
+            fix = "take them out of the list"
+            yield Finding(target.pattern_location, message, fix=fix, level=Level.WARNING)
+        elif missing:
+            near = _near(target.pattern, model.layers[0].order)
+            message = f"{target.pattern_path}: '{target.pattern}' matches nothing in {model.source}"
+            allowed = "a regex that matches a whole dotted path; closest: " + ", ".join(f"'{name}'" for name in near)
+            yield Finding(target.pattern_location, message, allowed, f"write '{near[0]}'" if near else "")
+
+
+def _near(pattern: str, order: Sequence[str]) -> list[str]:
+    """Patterns of up to three paths that may be meant: of another version, with the same end, alike."""
+    plain = pattern.replace("\\", "")
+    renamed = to_2x_path(plain)
+    same_end = [path for path in order if path.rpartition(".")[2] == plain.rpartition(".")[2]]
+    found = [*([renamed] if renamed in order and renamed != plain else []), *same_end, *closest_names(plain, order, 3)]
+    return [path.replace(".", "\\.") for path in dict.fromkeys(found)][:3]
+
+
+@rule(Level.WARNING)
+def covered(context: Context2x) -> Iterator[Finding]:
+    """A pattern has no effect, since others cover it: its layers are taken whole, or its cells are inside named cells.
+
+    PASS: swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [1]}]}
+
+    FAIL (layer 0 is swapped whole):
+        swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [0, 1]}]}
+    """
+    settings = context.settings
+    wholes = {
+        "op_swap": (settings.swap_layers, "layer_swap"),
+        "select_module": (settings.full_layers, "full_recompute_layer"),
+        "comm": (settings.full_layers, "recompute.full_recompute_layer"),
+    }
+    # Of equal patterns only the last counts; `repeated_op_name` and `duplicate_key` tell of the others.
+    last = {(target.option, target.pattern): target for target in settings.targets}
+    for target in settings.targets:
+        if target.pattern is not None and last[target.option, target.pattern] is not target:
+            continue
+        layer_map = context.effect.maps.get(target.option)
+        whole, key = wholes.get(target.option, (frozenset(), ""))
+        matches = context.effect.matches(target)
+        in_whole = [layer for layer in matches if layer in whole]
+        if in_whole:
+            message = f"{target.layers_path}: has no effect in {name_indices('layer', in_whole)}: {key} has them"
+            yield Finding(target.layers_location, message, fix="take them out of one of the two")
+        lost = [
+            layer
+            for layer, paths in matches.items()
+            if layer_map is not None and paths and layer not in whole and not set(paths) & set(layer_map.get(layer, ()))
+        ]
+        if lost:
+            message = f"{target.pattern_path}: a cell above it is named, too, so it adds nothing in "
+            yield Finding(target.pattern_location, message + name_indices("layer", lost), fix="delete it")
+
+
+def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutcome, tuple[str, ...]]]:
+    """The layers of a target that the model has, what happens to each, and what the target names there."""
+    for layer, paths in context.effect.matches(target).items():
+        if layer < len(context.effect.layers):
+            yield layer, context.effect.layers[layer], paths
+
+
+@rule(Level.ERROR)
+def comm_cell(context: Context2x) -> Iterator[Finding]:
+    """`recompute_comm` names a cell; it takes operators only, and says so in one line at level INFO.
+
+    PASS: recompute_comm: {enable: True, select_module: {'self_attention\\.cat': [0]}}
+    FAIL: recompute_comm: {enable: True, select_module: {mlp: [0]}}
+    """
+    for target in context.settings.of("comm"):
+        found = [(i, p) for i, layer, paths in _named(context, target) for p in paths if p in layer.refused_cells]
+        if found:
+            names, layers = _in_words(found)
+            message = f"{target.pattern_path}: {names} is a cell and is not recomputed, in {layers}"
+            yield Finding(target.pattern_location, message, "operators", "name an operator in it")
+
+
+@rule(Level.WARNING)
+def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
+    """A layer or cell is recomputed and swapped: then only its input is moved, since nothing else is saved.
+
+    MindFormers 2.1.0 accepts it, though its documentation promises an error. It is useful where the inputs of
+    recomputed layers are what fills the memory.
+
+    PASS:
+        recompute: {mode: full, full_recompute_layer: [0]}
+        swap: {enable: True, layer_swap: [{layers: [1]}]}
+
+    FAIL:
+        recompute: {mode: full, full_recompute_layer: [0]}
+        swap: {enable: True, layer_swap: [{layers: [0, 1]}]}
+    """
+    settings = context.settings
+    both = sorted(settings.full_layers & settings.swap_layers) if settings.is_swap_enabled else []
+    if both:
+        entry = settings.of("layer_swap")[0]
+        named = f"{entry.layers_path}: {name_indices('layer', both)}"
+        message = f"{named}: recomputed as a whole, so only the input is swapped"
+        yield Finding(entry.layers_location, message, fix=SWAPPED_INPUT)
+    for target in settings.of("op_swap"):
+        found = [
+            (index, path)
+            for index, layer, paths in _named(context, target)
+            for path in paths
+            if path in layer.recomputed and path in layer.swapped
+        ]
+        if found:
+            names, layers = _in_words(found)
+            message = f"{target.pattern_path}: {names} in {layers} is recomputed; only its input is swapped"
+            yield Finding(target.pattern_location, message, fix=SWAPPED_INPUT)
+
+
+@rule(Level.WARNING)
+def swap_below_recompute(context: Context2x) -> Iterator[Finding]:
+    """`op_swap` names a cell in a layer that is recomputed as a whole, or below a recomputed cell: nothing is swapped.
+
+    Upstream lists it in its "Swap Configuration Map", makes no wrapper and says nothing.
+
+    PASS:
+        recompute: {mode: full, full_recompute_layer: [0]}
+        swap: {enable: True, op_swap: [{op_name: mlp, layers: [1]}]}
+
+    FAIL:
+        recompute: {mode: full, full_recompute_layer: [0]}
+        swap: {enable: True, op_swap: [{op_name: mlp, layers: [0]}]}
+    """
+    for target in context.settings.of("op_swap"):
+        lost: dict[str, list[tuple[int, str]]] = {}
+        for index, layer, paths in _named(context, target):
+            for drop in layer.drops:
+                if drop.option == "op_swap" and drop.path in paths:
+                    lost.setdefault(drop.reason, []).append((index, drop.path))
+        for reason, found in lost.items():
+            names, layers = _in_words(found)
+            message = f"{target.pattern_path}: {names} is not swapped in {layers}: {reason}"
+            fix = "take these layers out of op_swap, or out of recompute"
+            yield Finding(target.pattern_location, message, fix=fix)
+
+
+def _in_words(found: Sequence[tuple[int, str]]) -> tuple[str, str]:
+    """Names and layers of (layer, path)."""
+    return format_names(dict.fromkeys(path for _, path in found)), name_indices("layer", (layer for layer, _ in found))

@@ -1,0 +1,243 @@
+"""The training command of the user, and the same command as an attempt starts it."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.config.nodes import Document, DocumentNode
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.render import COMMAND_LINE
+from mindswap.config.step_settings import DEFAULT_MASTER_PORT
+from mindswap.errors import LaunchError
+from mindswap.runtime.launcher_arguments import DEFAULT_LOG_DIR, worker_command
+from mindswap.runtime.msrun import find_msrun, find_python
+from mindswap.runtime.training_command import ADAPTIVE_FLAG, find_option, parse_training
+
+# What a restart sets in the YAML; on the command line it would go before that.
+_RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
+# Python 3.10 has no option that leaves the working folder out of where modules are.
+SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
+# Where a node stands in the cluster: the driver says it.
+_NODE_OPTIONS = ("--master_addr", "--node_rank")
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """The training command of the user."""
+
+    msrun_options: tuple[str, ...] | None  # options of msrun as given; None for one process without msrun
+    script: Path | None  # the training script; None for the package's own entry
+    options: tuple[str, ...]  # of the script, without `--config`
+    config_path: Path  # the YAML, absolute
+    num_workers: int = 1  # worker processes
+    num_local: int = 1  # of them, on each node
+    log_dir: Path = Path(DEFAULT_LOG_DIR)  # folder of the logs as given: the run directory
+    master_port: int = DEFAULT_MASTER_PORT  # port of the scheduler
+
+    def words(
+        self, config_path: Path, log_dir: Path, port: int, is_resumed: bool, place: tuple[str, int] | None = None
+    ) -> list[str]:
+        """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
+
+        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler; `place` is its
+        address and the rank of this node, where there are many.
+        """
+        options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
+        # A script is of the folder where it is; else a training imports the same MindFormers as the planner.
+        start = ["-m", "mindswap", "run", str(self.script)] if self.script else [*SAFE_PATH, "-m", "mindswap", "run"]
+        worker = [*start, "--config", str(config_path), *options]
+        if self.msrun_options is None:
+            return [sys.executable, *worker]
+        own = without_options(self.msrun_options, lambda name: place is not None and name in _NODE_OPTIONS)
+        return [
+            *find_msrun(),
+            *own,
+            *([f"--master_addr={place[0]}", f"--node_rank={place[1]}"] if place else []),
+            f"--log_dir={log_dir}",
+            f"--master_port={port}",
+            "--join=True",
+            f"--tail_worker_log={self.num_workers}",  # a worker that is not there: no log is copied to the terminal
+            "--",
+            find_python(),
+            *worker,
+        ]
+
+
+def parse_command(words: Sequence[str], num_nodes: int | None = None) -> TrainingCommand:
+    """Read `msrun [OPTIONS] [python ...] [SCRIPT.py] --config CONFIG ...`, or the same without msrun.
+
+    `num_nodes` is of a cluster, which needs msrun; None for this machine alone.
+
+    Raises:
+        LaunchError: what is wrong with it.
+    """
+    if not words:
+        fix = f"mindswap run {ADAPTIVE_FLAG} -- msrun ... (as you start it now)"
+        raise LaunchError(f"{ADAPTIVE_FLAG}: no training command\n    fix: {fix}")
+    if Path(words[0]).name != "msrun":
+        if num_nodes is not None:
+            raise LaunchError(f"--ray: the training command is {words[0]}\n    allowed: msrun, which every node starts")
+        return _with_training(None, list(words), {}, None)
+    values, rest = _split_msrun(list(words[1:]))
+    options = words[1 : len(words) - len(rest)]
+    return _with_training(tuple(word for word in options if word != "--"), rest, values, num_nodes)
+
+
+def _split_msrun(words: list[str]) -> tuple[Mapping[str, str], list[str]]:
+    """Values of options of msrun, and what follows them."""
+    values, index = {}, 0
+    while index < len(words) and words[index].startswith("--") and words[index] != "--":
+        name, equals, value = words[index].partition("=")
+        if not equals and index + 1 < len(words):
+            index += 1
+            value = words[index]
+        values[name] = value
+        index += 1
+    return values, words[index + 1 :] if words[index : index + 1] == ["--"] else words[index:]
+
+
+def _with_training(
+    msrun_options: tuple[str, ...] | None, worker: list[str], values: Mapping[str, str], num_nodes: int | None
+) -> TrainingCommand:
+    if not worker:
+        raise LaunchError(
+            "msrun has nothing to start\n    fix: msrun [OPTIONS] python -m mindswap run --config CONFIG.yaml"
+        )
+    if worker[:2] == ["mindswap", "run"]:
+        worker = worker[2:]
+    training = parse_training(worker_command(worker, f"{ADAPTIVE_FLAG}: the training command")[0][3:] if worker else [])
+    options = without_options(training.options, lambda name: name in ("--config", ADAPTIVE_FLAG))
+    command = TrainingCommand(msrun_options, training.script, tuple(options), training.config_path.absolute())
+    if msrun_options is None:
+        return command
+    total = _integer(values, "--worker_num", 8)
+    local = _integer(values, "--local_worker_num", 8)
+    if num_nodes is not None and local * num_nodes != total:
+        raise LaunchError(
+            f"--nodes {num_nodes}: --worker_num={total}, --local_worker_num={local}\n"
+            "    allowed: --worker_num is --nodes times --local_worker_num"
+        )
+    if num_nodes is None and local != total:
+        fix = f"\n    fix:     add --local_worker_num={total}" if "--local_worker_num" not in values else ""
+        raise LaunchError(
+            f"{ADAPTIVE_FLAG}: --worker_num={total}, --local_worker_num={local}\n"
+            f"    allowed: all workers on one machine, or --ray auto --nodes N{fix}"
+        )
+    return replace(
+        command,
+        num_workers=total,
+        num_local=local,
+        log_dir=Path(values.get("--log_dir") or DEFAULT_LOG_DIR),
+        master_port=_integer(values, "--master_port", DEFAULT_MASTER_PORT),
+    )
+
+
+def _integer(values: Mapping[str, str], name: str, default: int) -> int:
+    text = values.get(name, str(default))
+    if not text.isdecimal():
+        raise LaunchError(f"msrun {name} is {text!r}\n    allowed: a number")
+    return int(text)
+
+
+def without_options(words: Sequence[str], is_left_out: Callable[[str], bool]) -> list[str]:
+    """The words without some options and their values, by the names of the options."""
+    kept: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if not is_left_out(name):
+            kept.append(word)
+        elif not equals and rest and not rest[0].startswith("--"):
+            rest.pop(0)
+    return kept
+
+
+def checkpoint_folder(command: TrainingCommand, document: Document, working_folder: Path) -> Path:
+    """Folder of `rank_0`, `rank_1`, ... of the checkpoints: `checkpoint` below the output folder."""
+    output = find_option(list(command.options), "--output_dir")
+    if output is None:
+        output = str(document.value("output_dir") or "./output")
+    for monitor in _checkpoint_monitors(document):
+        directory = monitor.get("directory")
+        if directory is not None and directory.value:
+            output = str(directory.value)
+    return working_folder / output / "checkpoint"
+
+
+def saves_checkpoints(document: Document) -> bool:
+    """The configuration has a callback that saves them."""
+    return any(_checkpoint_monitors(document))
+
+
+def single_checkpoints(document: Document) -> Iterator[Location]:
+    """Places of callbacks that keep one checkpoint: MindFormers deletes it before it writes the next one."""
+    for monitor in _checkpoint_monitors(document):
+        # mindformers 1.9.0, core/callback/callback.py:1878: the oldest goes, then the new one is written
+        kept = monitor.get("keep_checkpoint_max")
+        if kept is not None and kept.value == 1:
+            yield kept.location
+
+
+def _checkpoint_monitors(document: Document) -> Iterator[DocumentNode]:
+    callbacks = document.get("callbacks")
+    for callback in (callbacks.items or ()) if callbacks is not None else ():
+        kind = callback.get("type")
+        if kind is not None and kind.value == "CheckpointMonitor":
+            yield callback
+
+
+def is_parallel(command: TrainingCommand, document: Document) -> bool:
+    """True where MindFormers takes its processes for parts of one training: not by default, whoever starts them."""
+    option = find_option(list(command.options), "--use_parallel")
+    return option.lower() == "true" if option is not None else document.value("use_parallel") is True
+
+
+# What a configuration must not say by hand where the plan decides it.
+
+RULE = "adaptive-exclusion"
+_FIX = "delete it, or --replace: the plan takes its place, your file stays as it is"
+
+
+def find_exclusions(document: Document, options: Sequence[str]) -> tuple[Problem, ...]:
+    """Swap and recomputation that the user set by hand, in the file and in the options of the training script.
+
+    As with MindSpeed's adaptive memory optimization, which excludes full recompute, selective recompute and
+    prefetching swap of the user's own.
+    """
+    return (*_in_file(document), *_in_options(options))
+
+
+def is_excluded(option: str) -> bool:
+    """True for an option of the training script that sets swap or recomputation."""
+    return option.startswith(("--swap_config.", "--recompute_config."))
+
+
+def _in_file(document: Document) -> Iterator[Problem]:
+    swap = document.get("swap_config", "swap")
+    if swap is not None and _is_on(swap):
+        yield _problem(swap.location, "swap_config.swap", "the plan decides what is swapped", ": True")
+    for key in ("recompute", "select_recompute", "select_comm_recompute"):
+        node = document.get("recompute_config", key)
+        if node is not None and _is_on(node):
+            yield _problem(node.location, f"recompute_config.{key}", "the plan decides what is recomputed")
+
+
+def _in_options(options: Sequence[str]) -> Iterator[Problem]:
+    for word in options:
+        if is_excluded(word):
+            yield _problem(Location(COMMAND_LINE), word.split("=", 1)[0], "it would override the plan")
+
+
+def _is_on(node: DocumentNode) -> bool:
+    if node.items is not None:
+        return any(_is_on(item) for item in node.items)
+    if node.entries is not None:
+        return any(_is_on(entry.value) for entry in node.entries)
+    return bool(node.value) and node.value not in ("False", "false")
+
+
+def _problem(location: Location, subject: str, why: str, value: str = "") -> Problem:
+    message = f"{subject}{value}: set by hand, together with --adaptive-memory-optimization: {why}"
+    return Problem(location, RULE, Level.ERROR, message, fix=_FIX, subject=subject)

@@ -1,0 +1,276 @@
+"""The nodes of an adaptive run, as the driver sees them: this machine alone, or those of a Ray cluster."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindswap.errors import LaunchError
+from mindswap.runtime.attempt.checkpoints import CheckpointKey, incomplete_on
+from mindswap.runtime.attempt.model import Ended, Outcome
+from mindswap.runtime.attempt.node import NodeFacts, NodeTask, TrainingNode, choose_nodes, node_mistakes, read_config
+from mindswap.runtime.attempt.watch import Seen, merge_seen
+from mindswap.runtime.ray_cluster import (
+    NPU,
+    NodeLost,
+    answer_of,
+    connect,
+    living_nodes,
+    on_node,
+    package_versions,
+    refuse,
+)
+
+# Arguments of a call on a node, by its rank.
+Given = Callable[[int], tuple[Any, ...]]
+
+
+class Nodes:
+    """This machine alone; what does not depend on where the nodes are.
+
+    Attributes:
+        step: the last step that all workers of the attempt have passed.
+        startup_s: from the start to the first step; 0 while unknown.
+    """
+
+    def __init__(self, task: NodeTask) -> None:
+        self.step = 0
+        self.startup_s = 0.0
+        self._task = task
+        self._ended: list[bool | None] = []
+        self._started_s = 0.0
+        self._node: TrainingNode | None = None
+
+    def connect(self) -> None:
+        """From now on they answer. Raises LaunchError: what keeps them from it."""
+        self._node = TrainingNode(self._task)
+
+    def ask(self, method: str, arguments: Given = lambda _: (), ranks: Sequence[int] | None = None) -> list[Any]:
+        """Answers of all nodes, or of some, by rank. Raises NodeLost after all that live have answered."""
+        return [getattr(self._node, method)(*arguments(0))]
+
+    def mend(self) -> list[str]:
+        """Put spare nodes in the place of lost ones; gives what was done. Raises LaunchError: none is left."""
+        return []
+
+    def name_of(self, rank: int) -> str:
+        """Of the node that has this rank now; "" where there is no other."""
+        return ""
+
+    def master_address(self) -> str:
+        """Of the node of rank 0, where the scheduler runs."""
+        return "127.0.0.1"
+
+    def choose_port(self, may_differ: bool) -> int:
+        """Port of the scheduler, on the node of rank 0."""
+        return int(self.ask("choose_port", lambda _: (self.master_address(), may_differ), ranks=[0])[0])
+
+    def marks(self) -> tuple[str, ...]:
+        """Of the checkpoint files on all nodes."""
+        return tuple(sorted({mark for marks in self.ask("marks") for mark in marks}))
+
+    def newest(self, ignored: tuple[str, ...]) -> CheckpointKey | None:
+        """The newest checkpoint that every rank has completely, on its own node."""
+        return max(frozenset.intersection(*self.ask("complete", lambda _: (ignored,))), default=None)
+
+    def to_resume(self, ignored: tuple[str, ...], say: Callable[[str], None]) -> CheckpointKey | None:
+        """The same to go on from; `say` hears who lacks a newer one.
+
+        Raises:
+            LaunchError: a node has none, where the others have several: to begin anew would lose them.
+        """
+        complete = self.ask("complete", lambda _: (ignored,))
+        having, without = ([rank for rank, keys in enumerate(complete) if bool(keys) is has] for has in (True, False))
+        others = frozenset[CheckpointKey]().union(*complete).intersection(*(complete[rank] for rank in having))
+        if without and len(others) > 1:
+            steps = ", ".join(str(saved.step) for saved, *_ in sorted(others))
+            raise LaunchError(
+                f"no checkpoint of its ranks is on {self._names(without)}; the others have those of steps {steps}\n"
+                "    fix:     copy the rank_* folders of the node that had its place "
+                f"to {self._task.checkpoints} there, or save to a disk that all nodes share; to begin at step 0, move "
+                "those of the others away"
+            )
+        newer, lacking = incomplete_on(complete)
+        if newer:
+            say(f"the checkpoint of step {newer[0].step} is not complete on {self._names(lacking)}: it is not used")
+        return max(frozenset.intersection(*complete), default=None)
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(self.name_of, ranks))
+
+    def full_disks(self) -> tuple[str, ...]:
+        """Disks of nodes without room; nothing of nodes that are lost."""
+        with contextlib.suppress(NodeLost):
+            named = ((self.name_of(rank), lines) for rank, lines in enumerate(self.ask("full_disks")))
+            return tuple(f"{name}: {line}" if name else line for name, lines in named for line in lines)
+        return ()
+
+    def prepare(
+        self, number: int, yaml_text: str, key: CheckpointKey | None, ignored: tuple[str, ...], port: int
+    ) -> None:
+        """Each node writes what its workers read."""
+        self.ask("prepare", lambda _: (number, yaml_text, key, ignored, (self.master_address(), port)))
+
+    def open(self, number: int) -> None:
+        """Turn to the logs of an attempt."""
+        self.step, self.startup_s, self._started_s = 0, 0.0, time.monotonic()
+        self.ask("open", lambda _: (number,))
+
+    def start(self) -> None:
+        """Start the workers on all nodes."""
+        self.ask("start")
+
+    def look(self) -> Seen:
+        """State of training by their logs."""
+        seen = merge_seen(self.ask("look"))
+        self.step = max(self.step, seen.step)
+        if self.step and not self.startup_s:
+            self.startup_s = time.monotonic() - self._started_s
+        return seen
+
+    def is_over(self) -> bool:
+        """Workers of a node ended badly, or all have ended."""
+        self._ended = self.ask("ended")
+        return False in self._ended or None not in self._ended
+
+    def explain(self) -> Ended:
+        """Why they are over: want of memory first, of whichever node."""
+        ranks = [rank for rank, ended in enumerate(self._ended) if ended is False] or range(len(self._ended))
+        found = zip(ranks, self.ask("explain", ranks=ranks), strict=True)
+        event = first_cause([_placed(event, self.name_of(rank)) for rank, event in found])
+        memory = self.look().out_of_memory
+        if False in self._ended and event.outcome is not Outcome.OUT_OF_MEMORY and memory:
+            worker, seen = memory  # of a node whose msrun has not ended yet
+            event = Ended(Outcome.OUT_OF_MEMORY, 0, seen.text, worker=worker, missing_bytes=seen.missing_bytes)
+        return replace(event, step=self.step)
+
+    def stop_all(self) -> None:
+        """End all workers, on all nodes that answer."""
+        with contextlib.suppress(NodeLost):
+            self.ask("stop_all")
+
+    def close(self) -> None:
+        """Leave them."""
+        with contextlib.suppress(NodeLost):
+            self.ask("close")
+
+
+@dataclass(frozen=True)
+class _RayNode:
+    name: str  # its address
+    actor: Any
+
+
+class RayNodes(Nodes):
+    """One actor on each of `num_nodes` nodes, and `num_spare` more that take the place of a lost one."""
+
+    def __init__(self, address: str, num_nodes: int, num_spare: int, task: NodeTask) -> None:
+        super().__init__(task)
+        self._ray: Any = None  # until it is connected
+        self._address = address
+        self._num_nodes, self._num_spare = num_nodes, num_spare
+        self._nodes: list[_RayNode] = []
+        self._spare: list[_RayNode] = []
+        self._lost: dict[int, str] = {}  # rank -> name
+
+    def connect(self) -> None:
+        """Start the actors, and compare the nodes. Raises LaunchError: what differs, with node and value."""
+        self._ray = connect(self._address)
+        path = self._task.command.config_path
+        here = NodeFacts("here", package_versions(), read_config(path))
+        nodes, facts = self._reach(living_nodes(self._ray))
+        refuse(node_mistakes(facts, path, here))
+        self._nodes, self._spare = nodes[: self._num_nodes], nodes[self._num_nodes :]
+        self.ask("enter", lambda rank: (rank,))
+
+    def _reach(self, alive: list[Mapping[str, Any]]) -> tuple[list[_RayNode], list[NodeFacts]]:
+        """The nodes to take and what they say of themselves; others, if Ray comes to know that one is dead."""
+        own, wanted = self._ray.get_runtime_context().get_node_id(), (self._num_nodes, self._num_spare)
+        nodes = [self._on(node) for node in choose_nodes(alive, own, self._task.command.num_local, wanted)]
+        try:
+            return nodes, [self._facts(node) for node in nodes]
+        except NodeLost as error:
+            left = living_nodes(self._ray)
+            if len(left) >= len(alive):
+                fix = "ray status: are its NPUs free?"
+                raise LaunchError(f"{error}: nothing starts there\n    fix:     {fix}") from error
+            for node in nodes:
+                self._ray.kill(node.actor)
+            return self._reach(left)
+
+    def _on(self, node: Mapping[str, Any]) -> _RayNode:
+        options: dict[str, Any] = {"num_cpus": 0, **on_node(node)}
+        if node["Resources"].get(NPU):
+            options["resources"] = {NPU: self._task.command.num_local}
+        actor = self._ray.remote(TrainingNode).options(**options).remote(self._task)
+        return _RayNode(node["NodeManagerAddress"], actor)
+
+    def _facts(self, node: _RayNode) -> NodeFacts:
+        versions, config = self._get(node, node.actor.facts.remote())  # waits for its process
+        before_s = time.time()
+        clock_s = self._get(node, node.actor.clock_s.remote())
+        return NodeFacts(node.name, versions, config, clock_s - (before_s + time.time()) / 2)
+
+    def ask(self, method: str, arguments: Given = lambda _: (), ranks: Sequence[int] | None = None) -> list[Any]:
+        calls = {
+            rank: getattr(node.actor, method).remote(*arguments(rank))
+            for rank, node in enumerate(self._nodes)
+            if rank not in self._lost and (ranks is None or rank in ranks)
+        }
+        answers = []
+        for rank, call in calls.items():
+            try:
+                answers.append(self._get(self._nodes[rank], call))
+            except NodeLost:
+                self._lost[rank] = self._nodes[rank].name
+        if self._lost:
+            raise NodeLost("; ".join(f"node {name} (node_rank {rank}) is lost" for rank, name in self._lost.items()))
+        return answers
+
+    def _get(self, node: _RayNode, call: Any) -> Any:
+        return answer_of(self._ray, node.name, call)
+
+    def mend(self) -> list[str]:
+        said = []
+        while self._lost:
+            rank, name = min(self._lost.items())
+            if not self._spare:
+                raise LaunchError(
+                    f"node {name} (node_rank {rank}) is lost, and no spare node is left\n"
+                    "    fix:     --spare 1, or bring it back; the same command goes on from the newest checkpoint"
+                )
+            self._ray.kill(self._nodes[rank].actor)
+            self._nodes[rank] = self._spare.pop(0)
+            del self._lost[rank]
+            try:
+                self._get(self._nodes[rank], self._nodes[rank].actor.enter.remote(rank))
+            except NodeLost:
+                self._lost[rank] = self._nodes[rank].name
+            else:
+                said.append(f"node {self._nodes[rank].name} takes the place of {name} (node_rank {rank})")
+        return said
+
+    def name_of(self, rank: int) -> str:
+        return f"node {self._nodes[rank].name} (node_rank {rank})"
+
+    def master_address(self) -> str:
+        return self._nodes[0].name
+
+    def close(self) -> None:
+        super().close()
+        self._ray.shutdown()
+
+
+def _placed(event: Ended, node: str) -> Ended:
+    """With the node in the text."""
+    if not node or not event.text:
+        return event
+    is_report = event.outcome is Outcome.FAILED
+    return replace(event, text=f"    on {node}:\n{event.text}" if is_report else f"{event.text} on {node}")
+
+
+def first_cause(found: Sequence[Ended]) -> Ended:
+    """Of what nodes say after one another's failure, what brought it about: a kill makes others fail."""
+    order = (Outcome.OUT_OF_MEMORY, Outcome.KILLED, Outcome.FAILED, Outcome.FINISHED)
+    return min(found, key=lambda event: order.index(event.outcome))

@@ -1,0 +1,197 @@
+"""The state of a run on disk: written whole or not at all, and read with care.
+
+The file carries a key (configuration, versions, device) and a digest of its content: one of another
+configuration, a damaged or a foreign one is passed over with a message, never trusted.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from mindswap.config.parse import parse_document
+from mindswap.config.source import BASE_CONFIG
+from mindswap.errors import LaunchError, MindswapError, system_errors_as
+from mindswap.files import put_aside, replace_file
+from mindswap.graph.capture_cache import CodecError, from_plain, to_plain
+from mindswap.runtime.attempt.checkpoints import Checkpoint, CheckpointFolder, link_checkpoint
+from mindswap.runtime.attempt.model import CLASSES, State
+from mindswap.runtime.msrun import RUN_DIR_BYTES, describe_full
+
+FORMAT = 3  # one more where a class of the state is renamed or loses a field
+MAX_BYTES = 64 << 20
+
+
+class StateProblem(MindswapError):
+    """The file cannot be used; the text says why."""
+
+
+def state_path(run_dir: Path) -> Path:
+    """File of the state of a run directory."""
+    return run_dir / "adaptive" / "state.json"
+
+
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Only one process works on a run directory; the lock goes with the process, however it ends.
+
+    Raises:
+        LaunchError: another one does, or it cannot be written.
+    """
+    path = _lock_path(run_dir)
+    with system_errors_as(LaunchError, f"{path.parent}: cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LaunchError(
+                f"{run_dir}: an adaptive run is already running here\n"
+                f"    fix:     another --log_dir; mindswap status {run_dir}"
+            ) from error
+        yield
+
+
+def is_locked(run_dir: Path) -> bool:
+    """True while a process works on a run directory."""
+    try:
+        file = _lock_path(run_dir).open()
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _lock_path(run_dir: Path) -> Path:
+    return state_path(run_dir).with_name("lock")
+
+
+class StateFile:
+    """The state of one run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = state_path(run_dir)
+
+    def load(self, key: str | None = None) -> State | None:
+        """The saved state; None if there is no file.
+
+        It must have been saved under this key; None accepts any.
+
+        Raises:
+            StateProblem: it is damaged, foreign, or of another configuration.
+        """
+        try:
+            with self.path.open("rb") as file:
+                data = json.loads(file.read(MAX_BYTES))
+            body = data["state"]
+            if data["format"] != FORMAT:
+                raise StateProblem(f"is of format {data['format']!r}, not {FORMAT}")
+            if data["digest"] != _digest(body):
+                raise StateProblem("is damaged: its digest does not match")
+            if key is not None and data["key"] != key:
+                raise StateProblem("is of another configuration, version or device")
+            state = from_plain(body, CLASSES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StateProblem(f"cannot be read: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, RecursionError, CodecError) as error:
+            raise StateProblem(f"is no state of an adaptive run: {type(error).__name__}") from None
+        if not isinstance(state, State):
+            raise StateProblem("is no state of an adaptive run")
+        return state
+
+    def save(self, state: State, key: str) -> None:
+        """Write the state so that a reader, or a run that goes on after a kill, sees the old or the new one.
+
+        Raises:
+            OSError: it cannot be written; what was there stays.
+        """
+        body = to_plain(state)
+        content = json.dumps({"format": FORMAT, "key": key, "digest": _digest(body), "state": body}, indent=1)
+        replace_file(self.path, content.encode(), is_durable=True)
+
+    def put_aside(self) -> Path | None:
+        """Rename a file that cannot be used, so that nothing of it is lost."""
+        target = self.path.with_name("state.json.ignored")
+        try:
+            self.path.replace(target)
+        except OSError:
+            return None
+        return target
+
+
+def _digest(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+# The folder of one attempt: the plan, the configuration that the workers read, links to the checkpoint.
+
+
+def attempt_folder(run_dir: Path, number: int) -> Path:
+    """Folder of the files and logs of an attempt."""
+    return run_dir / f"attempt_{number}"
+
+
+def prepare_attempt(
+    folder: Path, yaml_text: str, config_path: Path, checkpoint: Checkpoint | None, *, is_parallel: bool
+) -> Path:
+    """Write what the workers of an attempt read; a folder of this name is put aside.
+
+    Args:
+        folder: of the attempt.
+        yaml_text, config_path: the planned configuration, and the user's file which it came from.
+        checkpoint: what to start from; None for the beginning.
+        is_parallel: several processes, as MindFormers sees it.
+
+    Returns:
+        The configuration of the attempt: the planned one, and above it where to start from.
+
+    Raises:
+        LaunchError: the folder cannot be written.
+    """
+    with system_errors_as(LaunchError, f"{folder}: cannot be written"):
+        if folder.exists():
+            put_aside(folder)
+        folder.mkdir(parents=True)
+        plan = folder / "plan.yaml"
+        plan.write_text(with_absolute_bases(yaml_text, config_path.parent), encoding="utf-8", newline="")
+        if checkpoint is None:
+            return plan.absolute()
+        resume = (folder / "resume").absolute()
+        resumed = {
+            BASE_CONFIG: plan.name,
+            "load_checkpoint": str(resume),
+            "resume_training": link_checkpoint(checkpoint, resume, is_parallel=is_parallel),
+            "load_ckpt_format": checkpoint.format,
+        }
+        config = folder / "config.yaml"
+        config.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in resumed.items()), encoding="utf-8")
+    return config.absolute()
+
+
+def full_disks(checkpoints: CheckpointFolder, run_dir: Path) -> tuple[str, ...]:
+    """Folders in which there is no room for one more checkpoint, or for a run; one line for each file system."""
+    newest = checkpoints.newest()
+    size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
+    by_disk = {path.stat().st_dev: path for path in reversed(checkpoints.folders()) if path.exists()}
+    lines = [describe_full(path, size_bytes, "a checkpoint") for path in by_disk.values()]
+    return tuple(line for line in (*lines, describe_full(run_dir, RUN_DIR_BYTES, "a run")) if line)
+
+
+def with_absolute_bases(text: str, folder: Path) -> str:
+    """The configuration with paths of `base_config` that hold from any folder."""
+    root = parse_document(text, "config").span if BASE_CONFIG in text else None
+    for key, value in reversed((root.entries or []) if root else []):
+        if key.text == BASE_CONFIG:
+            for span in reversed(value.items if value.items is not None else [value]):
+                path = json.dumps(str((folder / span.text).absolute()))
+                text = text[: span.start] + path + text[span.end :]
+    return text

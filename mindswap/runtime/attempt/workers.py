@@ -1,0 +1,157 @@
+"""The processes of one attempt, what their logs say, and what their end means."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mindswap.errors import LaunchError, PlanError, system_errors_as
+from mindswap.graph.capture_cache import from_plain, to_plain
+from mindswap.runtime.attempt.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
+from mindswap.runtime.attempt.watch import LogFollower, RunWatch, Seen, read_worker_exits
+from mindswap.runtime.msrun import failure_report, worker_log
+from mindswap.system.children import ask, tie_to_parent
+from mindswap.system.process_tree import stop_descendants, worker_ranks
+from mindswap.system.signals import held_signals
+
+# Signals with which somebody ends a process; others are crashes.
+_KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The last lines of the other workers arrive while msrun already ends them.
+DRAIN_S = 2.0
+MAX_KEPT_BYTES = 1 << 20
+
+
+class Workers:
+    """Starts the workers of an attempt, reads their logs and says how they ended. All are descendants of this process.
+
+    Attributes:
+        step: the last step that was seen.
+    """
+
+    def turn_to(self, folder: Path, ranks: Iterable[int], *, has_msrun: bool) -> None:
+        """From now on they are those of an attempt.
+
+        Args:
+            folder: of the attempt.
+            ranks: of the workers; each has its log there.
+            has_msrun: msrun starts them; what it prints goes to `msrun.log`. Without it the training writes
+                `worker_0.log`.
+        """
+        self.step = 0
+        self._folder = folder
+        self._has_msrun = has_msrun
+        self._worker_ranks = tuple(ranks)
+        self._watch = RunWatch({rank: worker_log(folder, rank) for rank in self._worker_ranks})
+        self._output = LogFollower(folder / "msrun.log" if has_msrun else worker_log(folder, 0))
+        self._printed = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ranks: dict[int, int] = {}
+        self._num_oom_kills = count_oom_kills()
+
+    def start_words(self, words: list[str], environment: Mapping[str, str], working_folder: Path) -> None:
+        """Start them. Raises LaunchError: it cannot be started."""
+        log = self._output.path
+        with system_errors_as(LaunchError, f"{log}: cannot be written"):
+            file = log.open("wb")
+        # Held: during a fork Python drops exceptions, and a process that was started has to be known.
+        with system_errors_as(LaunchError, f"{words[0]} cannot be started"), file, held_signals():
+            self._process = subprocess.Popen(
+                words, cwd=working_folder, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=tie_to_parent(),
+            )  # fmt: skip
+
+    def look(self) -> Seen:
+        """State of training by their logs."""
+        seen = self._watch.poll()
+        self.step = max(self.step, seen.step)
+        return seen
+
+    def ended(self) -> bool | None:
+        """True where all have ended well, False where a worker has not; None while all run."""
+        assert self._process is not None
+        if self._has_msrun:
+            if not self.step:  # processes are still being started
+                self._ranks.update(worker_ranks())
+            self._output.poll(self._keep)
+        code, exits = self._process.poll(), self._exits()
+        return None if code is None and not exits else code == 0 and not exits
+
+    def explain(self) -> Ended:
+        """Why they are over."""
+        assert self._process is not None
+        code = self._process.poll()
+        deadline = time.monotonic() + (DRAIN_S if code != 0 else 0)
+        while (seen := self.look()).out_of_memory is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if code == 0 and not self._exits():
+            if not seen.num_finished and 0 < seen.step < seen.num_steps:
+                return Ended(Outcome.KILLED, self.step, "msrun ended before the training did")
+            return Ended(Outcome.FINISHED, self.step)
+        if seen.out_of_memory is not None:
+            worker, event = seen.out_of_memory
+            return self._out_of_memory(worker, event.text, event.missing_bytes)
+        return self._explain_exit(code)
+
+    def _out_of_memory(self, worker: int, text: str, missing_bytes: int | None = None) -> Ended:
+        return Ended(Outcome.OUT_OF_MEMORY, self.step, text, worker=worker, missing_bytes=missing_bytes)
+
+    def _explain_exit(self, code: int | None) -> Ended:
+        pid, exit_code = next(iter(self._exits()), (None, code or 0))
+        worker = 0 if pid is None else self._ranks.get(pid, 0)
+        name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
+        if exit_code < 0 and -exit_code in _KILLS:
+            if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
+                return self._out_of_memory(worker, "killed by the system, whose memory ran out (oom_kill)")
+            return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
+        crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
+        report = failure_report(self._folder, self._worker_ranks)
+        return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)
+
+    def stop_all(self) -> None:
+        """End all of them; their logs may still be read."""
+        stop_descendants()
+        if self._process is not None:
+            self._process.poll()
+
+    def close(self) -> None:
+        """Their logs are not read any more."""
+        self._output.close()
+        self._watch.close()
+
+    def _keep(self, block: bytes) -> None:
+        self._printed = (self._printed + block)[-MAX_KEPT_BYTES:]
+
+    def _exits(self) -> list[tuple[int, int]]:
+        return read_worker_exits(self._printed.decode(errors="replace"))
+
+
+def count_oom_kills() -> int:
+    """Number of processes that the kernel has killed for want of memory since it started; 0 if it does not say."""
+    try:
+        with Path("/proc/vmstat").open(encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+# The planner, in a process of its own. The one that asks imports nothing of what plans: it is to be there at once, and
+# small beside the training.
+
+
+def planner_in_child(variables: Mapping[str, str]) -> Planner:
+    """The planner of the package in a process of its own, which has these variables too."""
+
+    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
+        asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
+        answer = ask([asked], None, "mindswap.features.adaptive.planner_process", variables)
+        if answer.data is None:
+            raise PlanError(f"the planner crashed, exit code {answer.exit_code}\n{answer.error}")
+        if "refused" in answer.data:
+            raise PlanError(answer.data["refused"])
+        found = from_plain(answer.data, CLASSES)
+        assert isinstance(found, TrainingPlan | NothingFits)
+        return found
+
+    return plan

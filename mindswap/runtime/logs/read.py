@@ -1,0 +1,190 @@
+"""Read the logs of all workers of a run: `worker_0.log`, `worker_1.log`, ..., in one folder or in one for each node."""
+
+import importlib
+import multiprocessing
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from mindswap.errors import LogError
+from mindswap.runtime.logs.oom import SetLine, WorkerLog
+from mindswap.runtime.logs.scan import LogScanner, Search, search
+
+# The end of a log: how far the training came, and why it stopped.
+
+TAIL_BYTES = 1 << 18
+MAX_LINE = 300
+# The last line of a Python traceback, or a MindSpore log line; both only where the line begins.
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
+_LOGGED = re.compile(
+    r"\[(?:ERROR|CRITICAL)\]|mindswap: (?:error|a bug):|.*: (?:error|fatal):|.* - (?:ERROR|CRITICAL) - ", re.IGNORECASE
+)
+# `{ Epoch:[  1/  1], step:[   37/   40], loss:[...` of MindFormers' MFLossMonitor.
+_STEP = re.compile(r"\bstep:\[ *(\d+) */ *(\d+)\]")
+
+
+def read_tail(log: Path) -> list[str]:
+    """Last lines of a log, the first of them perhaps only in part.
+
+    Raises:
+        OSError: if the log cannot be read.
+    """
+    with log.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+
+
+def find_last_error(lines: list[str]) -> str:
+    """The last exception, else the last logged error, at most 300 characters of it; "" for none."""
+    for pattern in (_EXCEPTION, _LOGGED):
+        for line in reversed(lines):
+            if pattern.match(line):
+                return line if len(line) <= MAX_LINE else line[:MAX_LINE] + " ..."
+    return ""
+
+
+def find_last_step(lines: list[str]) -> str:
+    """The last training step, as `37/40`; "" for none."""
+    for line in reversed(lines):
+        if "step:[" in line and (match := _STEP.search(line)):
+            return f"{match[1]}/{match[2]}"
+    return ""
+
+
+BLOCK_BYTES = 1 << 18
+# More than so many bytes of logs are read by several processes.
+MIN_PARALLEL_BYTES = 256 << 20
+_NAME = re.compile(r"worker_(\d{1,9})\.log")
+_NODE = re.compile(r"node_(\d{1,9})")
+# A log to read: its path, the number of the worker over all nodes, the folder of its node.
+_Task = tuple[Path, int, str]
+
+
+def read_worker_logs(
+    directory: str | Path, progress: Callable[[int, int], None] | None = None
+) -> tuple[WorkerLog, ...]:
+    """The logs that msrun wrote into a folder, by number of worker; one that cannot be read comes with its `problem`.
+
+    `worker_*.log` may also be in folders `node_0`, `node_1`, ..., one for each node. Reads in blocks: a log of 5 GB
+    takes no more memory than a small one.
+
+    Args:
+        progress: called after each log with the number of logs read and of all.
+
+    Raises:
+        LogError: if the folder itself cannot be read, or two logs are of the same worker.
+    """
+    tasks = _find_logs(Path(directory))
+    logs = []
+    texts: dict[tuple[SetLine, ...], tuple[SetLine, ...]] = {}  # thousands of workers log the same lines: kept once
+    with _mapper(tasks) as read:
+        for log in read:
+            logs.append(replace(log, set_lines=texts.setdefault(log.set_lines, log.set_lines)))
+            if progress:
+                progress(len(logs), len(tasks))
+    return tuple(logs)
+
+
+@contextmanager
+def _mapper(tasks: list[_Task]) -> Iterator[Iterable[WorkerLog]]:
+    """The logs in the order of the tasks, by as many processes as there are processors if they are large."""
+    num_processes = min(len(os.sched_getaffinity(0)), len(tasks))
+    # A fork of a process in which MindSpore has threads may hang.
+    if num_processes < 2 or "mindspore" in sys.modules or sum(map(_size_bytes, tasks)) < MIN_PARALLEL_BYTES:
+        yield map(_read, tasks)
+    else:
+        find = importlib.import_module("mindswap.runtime.logs.search").search_compiled
+        find(b"", 0, 0)(0)  # compiled before the fork
+        with multiprocessing.get_context("fork").Pool(num_processes) as pool:
+            yield pool.imap(partial(_read, find=find), tasks, chunksize=4)
+
+
+def _find_logs(folder: Path) -> list[_Task]:
+    """Every log by number of worker.
+
+    msrun numbers workers over all nodes if it knows its node's rank; else each node begins at 0, and the folders of the
+    nodes, all with the same number of workers, say which worker it is.
+    """
+    names = _names(folder, "give the one of `msrun --log_dir`, usually output/msrun")
+    nodes = sorted((int(match[1]), name) for name in names if (match := _NODE.fullmatch(name)))
+    found = {"": _numbered(names)} if any(map(_NAME.fullmatch, names)) or not nodes else {}
+    found |= {name: numbered for _, name in nodes if (numbered := _numbered(_names(folder / name)))}
+    tasks = [(folder / node / name, number, node) for node, logs in found.items() for number, name in logs.items()]
+    twice = len(tasks) - len({number for _, number, _ in tasks})
+    if twice and "" not in found:
+        size = len(next(iter(found.values())))
+        if all(list(logs) == list(range(size)) for logs in found.values()):
+            ranks = {name: rank for rank, name in nodes}
+            tasks = [(path, ranks[node] * size + number, node) for path, number, node in tasks]
+            twice = 0
+    if twice:
+        places: dict[int, list[str]] = {}
+        for path, number, _ in tasks:
+            places.setdefault(number, []).append(str(path))
+        first, second = next(found for found in places.values() if len(found) > 1)[:2]
+        raise LogError(
+            f"{folder}: {first} and {second} are of the same worker\n"
+            "    allowed: numbers over all nodes (msrun --node_rank), or worker_0.log to worker_N.log in each node_*/\n"
+            "    fix:     remove the logs of an older run, or name the folder of one run"
+        )
+    return sorted(tasks, key=lambda task: task[1])
+
+
+def _numbered(names: Iterable[str]) -> dict[int, str]:
+    return dict(sorted((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))))
+
+
+def _names(folder: Path, hint: str = "") -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        raise LogError(f"{folder}: no such folder; {hint}") from None
+    except NotADirectoryError:
+        raise LogError(f"{folder} is not a folder: give the one that holds worker_0.log, worker_1.log, ...") from None
+    except OSError as error:
+        raise LogError(f"{folder}: {error.strerror or error}") from None
+
+
+def _size_bytes(task: _Task) -> int:
+    try:
+        return task[0].stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(task: _Task, find: Search = search) -> WorkerLog:
+    path, worker, node = task
+    return replace(read_worker_log(path, worker, find), node=node)
+
+
+def read_worker_log(path: Path, worker: int, find: Search = search) -> WorkerLog:
+    """One log; whatever keeps it from being read is its `problem`."""
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            return WorkerLog(worker, problem="is a folder")
+        if not stat.S_ISREG(status.st_mode):
+            return WorkerLog(worker, problem="is no regular file")
+        return _scan(path, worker, status.st_size, find)
+    except OSError as error:
+        return WorkerLog(worker, problem=f"cannot be read: {error.strerror or error}")
+
+
+def _scan(path: Path, worker: int, size_bytes: int, find: Search) -> WorkerLog:
+    scanner = LogScanner(find)
+    remaining = size_bytes  # a log that grows while it is read has an end nevertheless
+    with path.open("rb") as file:
+        while remaining and (block := file.read(min(BLOCK_BYTES, remaining))):
+            scanner.feed(block)
+            remaining -= len(block)
+    lines = read_tail(path)
+    return replace(
+        scanner.finish(worker, size_bytes), last_error=find_last_error(lines), last_step=find_last_step(lines)
+    )

@@ -1,0 +1,231 @@
+"""The msrun command line and the environment of the workers."""
+
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mindswap.errors import LaunchError
+from mindswap.policy.wording import name_indices
+from mindswap.runtime.launcher_arguments import Job
+from mindswap.runtime.logs.read import find_last_error, read_tail
+from mindswap.system.children import module_command
+from mindswap.units import format_bytes
+
+# msrun puts the name of its log folder into a command of a shell, unquoted, where these have no meaning.
+PLAIN_FOR_MSRUN = ":,"
+
+
+def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
+    """The arguments of msrun; `bind_core` gives every worker CPU cores of its own, near its card.
+
+    msrun hands the name of `log_dir` to a shell, so it must be plain. `command` is `python` and its arguments; after
+    `--`, without which msrun takes some of them for its own.
+    """
+    return [
+        *(["--bind_core=True"] if bind_core else []),
+        f"--worker_num={job.num_workers}",
+        f"--local_worker_num={job.num_local_workers}",
+        *([] if job.is_single_node else [f"--master_addr={job.master_addr}"]),
+        f"--master_port={job.master_port}",
+        *([] if job.is_single_node else [f"--node_rank={job.node_rank}"]),
+        f"--log_dir={log_dir}",
+        f"--join={job.join}",
+        f"--cluster_time_out={job.timeout_s}",
+        "--",
+        *command,
+    ]
+
+
+def find_python() -> str:
+    """The name, `python` or `python3`, under which msrun finds this very interpreter.
+
+    msrun starts workers with one of these two names only; `worker_environment` puts the folder of
+    this interpreter first in PATH.
+
+    Raises:
+        LaunchError: the folder has neither.
+    """
+    here = Path(sys.executable)
+    for name in ("python", "python3"):
+        if (here.parent / name).exists() and (here.parent / name).resolve() == here.resolve():
+            return name
+    raise LaunchError(
+        f"msrun starts workers as 'python', which {here.parent} lacks\n    fix:     a virtual environment"
+    )
+
+
+def find_msrun() -> list[str]:
+    """The command that starts the msrun of this interpreter's MindSpore.
+
+    Raises:
+        LaunchError: MindSpore is not installed.
+    """
+    if importlib.util.find_spec("mindspore") is None:
+        raise LaunchError(
+            f"MindSpore is not installed for {sys.executable}\n"
+            "    fix:     pip install mindspore==2.9.0, or on Ascend the MindSpore that matches your CANN"
+        )
+    beside = Path(sys.executable).with_name("msrun")
+    return [str(beside)] if beside.exists() else module_command("mindspore.parallel.cluster.run")
+
+
+def log_folder(job: Job, environment: Mapping[str, str]) -> Path:
+    """LOG_DIR with MF_LOG_SUFFIX."""
+    return Path(job.log_dir + _suffix(environment))
+
+
+def worker_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment for msrun and its workers; MindFormers writes `output/` below `folder`."""
+    suffix = _suffix(environment)
+    result = dict(environment)
+    result["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), environment.get("PATH")]))
+    if not environment.get("LOG_MF_PATH"):
+        result["LOG_MF_PATH"] = f"{folder}/output/log{suffix}"
+    if environment.get("PLOG_REDIRECT_TO_OUTPUT", "False") not in ("", "False"):
+        result["ASCEND_PROCESS_LOG_PATH"] = f"{folder}/output/plog{suffix}"
+    return result
+
+
+def _suffix(environment: Mapping[str, str]) -> str:
+    suffix = environment.get("MF_LOG_SUFFIX", "")
+    return f"_{suffix}" if suffix else ""
+
+
+# Logs of the workers: old ones out of the way, and what they say when a run failed.
+
+
+def worker_log(folder: Path, rank: int) -> Path:
+    """File in which msrun writes what a worker prints."""
+    return folder / f"worker_{rank}.log"
+
+
+def put_old_logs_aside(folder: Path, ranks: Iterable[int], num_workers: int, *, with_scheduler: bool) -> list[Path]:
+    """Rename logs of an earlier run to `*.log.old`, so that none is taken for one of this run; gives those.
+
+    Only logs that this machine is about to write, and those of workers that this job has not: others
+    may come from other machines of the same job, in a shared folder.
+    """
+    mine = set(ranks)
+    logs = [folder / "scheduler.log"] if with_scheduler else []
+    for path in sorted(folder.glob("worker_*.log")):
+        rank = path.stem.removeprefix("worker_")
+        if rank.isdecimal() and (int(rank) in mine or int(rank) >= num_workers):
+            logs.append(path)
+    old = [path for path in logs if path.exists()]
+    for path in old:
+        path.replace(path.with_name(f"{path.name}.old"))
+    return old
+
+
+def failure_report(folder: Path, ranks: Iterable[int]) -> str:
+    """Report of failed workers: those with the same last error once, those with an error first."""
+    found: dict[tuple[bool, str], list[int]] = {}
+    for rank in ranks:
+        found.setdefault(_examine(worker_log(folder, rank)), []).append(rank)
+    causes = [text for is_cause, text in found if is_cause]
+    causes_first = sorted(found.items(), key=lambda finding: not finding[0][0])
+    lines = [f"    {_name(same)}: {text}" for (_, text), same in causes_first]
+    scheduler = folder / "scheduler.log"
+    is_cause, text = _examine(scheduler)
+    if is_cause and text not in causes and scheduler.exists():
+        lines.append(f"    scheduler.log: {text}")
+    elif not causes:
+        lines.append("    no error in any log: was a worker killed, for want of memory? (dmesg)")
+    return "\n".join([*lines, f"    logs: {folder}"])
+
+
+def _name(ranks: list[int]) -> str:
+    return f"worker_{ranks[0]}.log" if len(ranks) == 1 else name_indices("worker", ranks)
+
+
+def _examine(log: Path) -> tuple[bool, str]:
+    """Whether it is a cause, and the text of a log about its end."""
+    try:
+        lines = read_tail(log)
+    except OSError:
+        return True, "no log: this worker was not started"
+    if error := find_last_error(lines):
+        return True, error
+    return False, "no error in the log; msrun stops all workers when one fails" if lines else "its log is empty"
+
+
+# Is the master's port free?
+
+
+def check_port(address: str, port: int, fix: str = "") -> None:
+    """Raise if the master runs here and its port is taken; a port of another machine is not checked.
+
+    `fix` is what is typed before the free port, such as `add --master_port=`.
+
+    Raises:
+        LaunchError: naming a free port; or the address is unknown.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise LaunchError(f"MASTER_ADDR is {address!r}: {error}\n    allowed: an IP address or a host name") from error
+    is_here = _can_listen(family, place, 0)  # port 0 asks for any
+    if not is_here or _can_listen(family, place, port):
+        return
+    others = (*range(port + 1, min(port + 1000, 65536)), *range(1024, port))
+    free = next((other for other in others if _can_listen(family, place, other)), None)
+    use = f"{fix}{free}" if fix else f"{free} is free"
+    raise LaunchError(f"MASTER_PORT {port} of {address} is in use\n    fix:     {use} (ss -ltnp shows who has {port})")
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def _can_listen(family: int, place: tuple[Any, ...], port: int) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as server:
+        # As MindSpore's scheduler does: connections of an earlier run that wait for their end do not count.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((place[0], port, *place[2:]))
+            server.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+# Room on a file system: where a run writes, and how much is free there.
+
+# Plan, state and the logs of a short run; assumed: a rank writes some 100 KiB before its first step.
+RUN_DIR_BYTES = 1 << 20
+
+
+def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
+    """Room that is missing on the file system of a folder, which need not exist, for `what`; empty if there is room.
+
+    Nothing is free without an inode.
+    """
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    status = os.statvfs(place)
+    free = 0 if status.f_files and not status.f_favail else status.f_bavail * status.f_frsize
+    if free >= needed_bytes:
+        return ""
+    whole = status.f_blocks * status.f_frsize
+    return (
+        f"{folder}: {format_bytes(free)} of {format_bytes(whole)} are free on its file system; "
+        f"{what} needs {format_bytes(needed_bytes)}, {format_bytes(needed_bytes - free)} more"
+    )
+
+
+def require_room(run_dir: Path) -> None:
+    """Stop before anything is planned for a run that could not write its logs.
+
+    Raises:
+        LaunchError: naming the folder and what is missing.
+    """
+    if missing := describe_full(run_dir, RUN_DIR_BYTES, "a run"):
+        raise LaunchError(
+            f"{missing}\n    fix:     make room there, or take another --run-dir; the same command goes on"
+        )

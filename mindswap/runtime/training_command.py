@@ -1,0 +1,138 @@
+"""The command line of one training: a script or the package's own entry, its options, its configuration."""
+
+import difflib
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from mindswap.config.nodes import Document
+from mindswap.config.problem import find_errors
+from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import SEMI_AUTO_MODES
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.policy.formats.mindformers2.tables import refuse_pynative
+from mindswap.rules.checker import check_before_network
+from mindswap.rules.refusals import TRAIN_MODES
+from mindswap.units import format_count
+
+ADAPTIVE_FLAG = "--adaptive-memory-optimization"
+
+
+@dataclass(frozen=True)
+class Training:
+    """Words behind `mindswap run`."""
+
+    script: Path | None  # the training script; None for the package's own entry
+    options: list[str]  # its options
+    config_path: Path  # the YAML, where the script will look for it
+
+
+def parse_training(words: list[str]) -> Training:
+    """Read `[SCRIPT.py] --config CONFIG ...`. Raises LaunchError if there is no such script, or no --config."""
+    script = Path(words[0]) if words and words[0].endswith(".py") else None
+    options = words[1:] if script else words
+    if script and not script.is_file():
+        raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
+    if near := difflib.get_close_matches(ADAPTIVE_FLAG, [word for word in options if word != ADAPTIVE_FLAG], 1, 0.9):
+        raise LaunchError(f"{near[0]}: no such option\n    fix: {ADAPTIVE_FLAG}")
+    config = find_option(options, "--config")
+    if config is None:
+        raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
+    config_path = Path(config)
+    if script and not config_path.is_absolute():  # upstream's script reads it beside itself
+        config_path = script.resolve().parent / config_path
+    return Training(script, options, config_path)
+
+
+def load_trainable(path: Path) -> Document:
+    """A configuration of a form that `mindswap run` takes, read.
+
+    Raises:
+        PolicyError: it cannot be read, or is for MindFormers 2.x.
+    """
+    document = load_document(str(path))
+    if find_errors(document.problems):
+        raise PolicyError(document.problems)
+    refuse_pynative(document)
+    return document
+
+
+def find_option(options: list[str], name: str) -> str | None:
+    """Value of `--name value` or `--name=value` among options, the last one; None if it is not there.
+
+    Raises:
+        LaunchError: it is there without a value.
+    """
+    found = None
+    for position, word in enumerate(options):
+        key, equals, value = word.partition("=")
+        if key != name:
+            continue
+        following = options[position + 1 : position + 2]
+        if not equals and (not following or following[0].startswith("--")):
+            raise LaunchError(f"{name}: its value is missing\n    fix:     {name} VALUE")
+        found = value if equals else following[0]
+    return found
+
+
+# A configuration that is wrong by itself stops the launch, before any worker starts.
+
+
+def check_configuration(command: list[str], num_workers: int) -> None:
+    """Check the YAML of a worker's command, `-m mindswap run [SCRIPT.py] OPTIONS`, as it stands.
+
+    Options that change the YAML make that pointless: then each worker checks what it is given, as it
+    always does.
+
+    Args:
+        command: of a worker.
+        num_workers: workers of the job, on all machines.
+
+    Raises:
+        PolicyError: if the configuration has an error.
+        LaunchError: if it is for another number of workers.
+    """
+    try:
+        training = parse_training(command[3:])
+    except LaunchError:
+        return  # `mindswap run` itself says what is missing
+    if any(_changes_configuration(option) for option in training.options):
+        return
+    document = load_document(str(training.config_path))
+    mode = find_option(training.options, "--run_mode") or document.value("run_mode")
+    if mode not in (None, *TRAIN_MODES):
+        return
+    check_before_network(document, dict(os.environ))
+    _check_workers(document, training.options, num_workers)
+
+
+# What MindFormers multiplies and compares with the workers (`_check_parallel` of tools/check_rules.py, mindformers
+# 1.9.0). Experts are spread over data, tensor and context parallel ranks, so `expert_parallel` is not among them.
+FACTORS = ("data_parallel", "model_parallel", "context_parallel", "pipeline_stage")
+
+
+def _check_workers(document: Document, options: list[str], num_workers: int) -> None:
+    """Refuse a configuration whose ranks are not the workers: each of them would stop after minutes."""
+    stated = find_option(options, "--use_parallel")
+    is_parallel = str(document.value("use_parallel") if stated is None else stated).lower() == "true"
+    mode = document.value("parallel", "parallel_mode")
+    if not is_parallel or isinstance(mode, bool) or (mode is not None and mode not in SEMI_AUTO_MODES):
+        return
+    counts = [document.count("parallel_config", name) for name in FACTORS]
+    num_ranks = prod(counts)
+    if num_ranks == num_workers:
+        return
+    place = document.place("parallel_config")
+    product = " x ".join(f"{name} {count}" for name, count in zip(FACTORS, counts, strict=True) if count > 1) or "1"
+    rest, remainder = divmod(num_workers, num_ranks // counts[0])
+    other = f", or data_parallel: {rest}" if rest and not remainder else ""
+    raise LaunchError(
+        f"{place}: parallel_config is for {format_count(num_ranks, 'worker')} ({product}), and WORKER_NUM is "
+        f"{num_workers}\n    fix:     WORKER_NUM {num_ranks}{other}"
+    )
+
+
+def _changes_configuration(option: str) -> bool:
+    name = option.split("=", 1)[0]
+    return name in ("--options", "--mode", "--device_target") or (name.startswith("--") and "." in name)

@@ -1,0 +1,68 @@
+"""Cost of operators and copies of a step: the device that is asked for, within what the configuration allows."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from mindswap.config.nodes import Document
+from mindswap.config.step_settings import read_device_memory
+from mindswap.errors import PolicyError
+from mindswap.simulator.cost.calibration_file import load_measured
+from mindswap.simulator.cost.cost_table import CostTable
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, load_device, read_cost_settings
+from mindswap.simulator.cost.hardware import FRAGMENTS_PERMILLE, SET_BY_USER, Device, with_figures
+
+
+def find_costs(
+    documents: Sequence[Document], device: str | os.PathLike[str] | None, overrides: Mapping[str, str]
+) -> CostTable:
+    """The costs on a device.
+
+    Args:
+        documents: configurations that may name it in `mindswap:`; the first overrides the others.
+        device: name or file; None for what they say.
+        overrides: figures to replace; they go before those of the configurations.
+
+    Raises:
+        PolicyError: if a configuration is wrong.
+        CostError: if the device is not known.
+    """
+    asked = [read_cost_settings(document) for document in documents]
+    if problems := [problem for settings in asked for problem in settings.problems]:
+        raise PolicyError(problems)
+    named = (settings.device for settings in asked if settings.device)
+    chosen = device if device is not None else next(named, DEFAULT_DEVICE)
+    figures: dict[str, str] = {}
+    for settings in reversed(asked):
+        figures |= settings.overrides
+    known = within_configuration(load_device(chosen, {**figures, **overrides}), documents[0])
+    return CostTable(with_environment(known, os.environ), load_measured(chosen))
+
+
+def within_configuration(device: Device, document: Document) -> Device:
+    """The device with no more memory than the configuration lets MindSpore take, unless a budget is named."""
+    limit = read_device_memory(document)
+    is_named = device.sources["usable_memory"] == SET_BY_USER
+    if limit is None or is_named or limit.size_bytes >= device.usable_memory_bytes:
+        return device
+    return with_figures(device, {"usable_memory": limit.size_bytes}, {"usable_memory": limit.source})
+
+
+def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
+    """The device with what the environment sets, unless a figure is named.
+
+    Buffers of HCCL as `HCCL_BUFFSIZE` asks for (in MiB, from 1); fragments where `MS_ALLOC_CONF` takes the pool its
+    pages (`enable_vmm:False`).
+    """
+    maps_pages = "enable_vmm:false" not in environ.get("MS_ALLOC_CONF", "").lower().replace(" ", "")
+    if not maps_pages and not device.leaves_fragments and device.sources["fragments"] != SET_BY_USER:
+        source = "environment, MS_ALLOC_CONF=enable_vmm:False"
+        device = with_figures(device, {"fragments": FRAGMENTS_PERMILLE}, {"fragments": source})
+    text = environ.get("HCCL_BUFFSIZE", "").strip()
+    is_named = device.sources["hccl_buffer"] == SET_BY_USER
+    if is_named or not text.isdecimal() or int(text) < 1:  # HCCL takes nothing else
+        return device
+    source = f"environment, HCCL_BUFFSIZE={text}"
+    return with_figures(device, {"hccl_buffer": int(text) * 2**20}, {"hccl_buffer": source})
+
+
+# A device file from a profile of a real machine.

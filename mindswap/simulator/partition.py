@@ -1,0 +1,164 @@
+"""A compiled step cut into blocks that can be put together again in any number and order.
+
+What is before the layers, each compiled layer, and what is behind them become one block each, with its
+part of forward and its part of backward. A block knows its own tensors, and which tensors of the block
+before, of the block behind and of the whole step it reads. So three compiled layers give a model of eighty,
+and layers under different settings can stand side by side.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from types import MappingProxyType
+
+from mindswap.errors import SimulationError
+from mindswap.graph.analysis.collectives import Collective
+from mindswap.graph.analysis.saved_tensors import Names
+from mindswap.graph.analysis.work import Work
+from mindswap.graph.constants import made_of_constants
+from mindswap.graph.model import Graph, Node
+from mindswap.simulator.captured_step import GradientRule
+from mindswap.simulator.layer_block import Block, BlockTensor, Read, Role, Source, Uses
+from mindswap.simulator.program import ONE_WAY
+from mindswap.simulator.segment_reader import Place, StepReader, StepTensor
+from mindswap.units import ceil_div
+
+
+class BlockMaker:
+    """Reads a compiled step, and makes the block of each of its sections when it is asked for.
+
+    Args:
+        graph: a step with lazy_inline on, from the compiler or from `graph.passes.swap_recompute`.
+        label: what to call a forward operator.
+        collectives: communication that belongs to a node, by its name.
+        is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
+        once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
+            another only.
+        rule: what becomes of gradients of weights; by default they stay as they are made.
+        alignment_bytes: the memory of a tensor is a multiple of it.
+        is_swapping: the step, of one micro-batch, swaps, if not in these layers.
+
+    Raises:
+        SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        operator_ns: Callable[[Node, Work], int],
+        label: Callable[[Node], Names],
+        collectives: Mapping[str, tuple[Collective, ...]] = MappingProxyType({}),
+        collective_ns: Callable[[Collective], int] = lambda collective: 0,
+        is_fused: bool = False,
+        once: Set[str] = frozenset(),
+        rule: GradientRule = GradientRule(),  # noqa: B008 frozen
+        alignment_bytes: int = 1,
+        is_swapping: bool = False,
+    ):
+        if not graph.has_lazy_inline:
+            raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
+        # A weight that backward reads as it is stored: each of several micro-batches has a copy of its own until then.
+        # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun); of one alone, none.
+        kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
+        copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
+        static = made_of_constants(graph).keys() if rule.is_summed else frozenset()
+        self.step = step = StepReader(
+            graph, operator_ns, label, collectives, collective_ns, once, is_fused, is_swapping, copied, static
+        )
+        step.read()
+        self.rule = rule
+        self.alignment_bytes = alignment_bytes
+        self.roles = self._name_roles()
+        # The tensors that each section makes or reads, in order.
+        self.known: dict[int, list[StepTensor]] = {section: [] for section in range(-1, step.num_layers + 1)}
+        for tensor in step.tensors:
+            for section in {tensor.section, *tensor.uses}:
+                self.known[section].append(tensor)
+                if section != tensor.section:
+                    self._source(tensor, section)  # refuses the whole step, whichever block is asked for
+
+    def block(self, section: int) -> Block:
+        """That of one section: -1 before the layers, then the layers from 0 on, and what is behind them."""
+        tensors: list[BlockTensor] = []
+        reads: list[Read] = []
+        for tensor in self.known[section]:
+            uses, role = tensor.uses_in(section), self.roles.get(tensor)
+            size_bytes = self._memory_of(tensor.type.size_bytes)
+            if tensor.section == section:
+                tensors += self._gradient(tensor) if tensor.is_gradient else ()
+                if tensor.place.is_forward or tensor.is_read:
+                    tensors.append(_block_tensor(tensor, size_bytes, uses, role))
+            elif uses != Uses():
+                assert role is not None  # another section reads it
+                reads.append(Read(self._source(tensor, section), role, size_bytes, uses))
+        places = (Place(section, True), Place(section, False), Place(section, True, True))
+        forward, backward, once = map(self.step.ops_of, places)
+        return Block(forward, backward, tuple(tensors), tuple(reads), once)
+
+    def _name_roles(self) -> dict[StepTensor, Role]:
+        """Roles of the tensors that other sections read."""
+        counts: dict[tuple[object, ...], int] = {}
+        roles: dict[StepTensor, Role] = {}
+        for tensor in self.step.tensors:
+            if tensor.uses.keys() <= {tensor.section}:
+                continue
+            known, is_forward, is_shared = tensor.type, tensor.place.is_forward, self._is_shared(tensor)
+            key = (tensor.section, is_forward, is_shared, known.shape, known.dtype)
+            roles[tensor] = Role(known.shape, known.dtype, counts.get(key, 0), is_forward, is_shared)
+            counts[key] = counts.get(key, 0) + 1
+        return roles
+
+    def _is_shared(self, tensor: StepTensor) -> bool:
+        """Made before the layers (in backward: behind them) and read by more than the next section."""
+        first, second = (-1, 0) if tensor.place.is_forward else (self.step.num_layers, self.step.num_layers - 1)
+        return tensor.section == first and bool(tensor.uses.keys() - {first, second})
+
+    def _source(self, tensor: StepTensor, section: int) -> Source:
+        if self._is_shared(tensor):
+            return Source.SHARED
+        if tensor.section == section - 1:
+            return Source.BEFORE
+        if tensor.section == section + 1:
+            return Source.BEHIND
+        raise SimulationError(
+            f"{tensor.label} would be read two or more layers away from where it is made; only neighbouring layers can "
+            "share tensors"
+        )
+
+    def _memory_of(self, size_bytes: int) -> int:
+        """The piece of memory that a tensor gets."""
+        return ceil_div(size_bytes, self.alignment_bytes) * self.alignment_bytes
+
+    def _gradient(self, tensor: StepTensor) -> Iterable[BlockTensor]:
+        """Parts of a gradient of a weight: until its sum or its ReduceScatter has taken it, and those that stay."""
+        size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
+        ops = self.step.ops[tensor.place]
+        behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
+        in_half = (at for at in behind if ops[at].is_weight == ops[made_at].is_weight)
+        taken = Uses(last_backward=behind[0] if behind else made_at, last_weight=next(in_half, made_at))
+        rule = self.rule
+        where = -1 if tensor.section < 0 else int(tensor.section == self.step.num_layers)
+        is_cut, is_sent = rule.is_cut(tensor.type, where), rule.is_sent(tensor.type, where)
+        parts = rule.parts_bytes(size_bytes, is_cut, is_sent)
+        for size, uses, is_final in zip(parts, (taken, Uses(), Uses()), (False, True, True), strict=True):
+            if size:
+                yield BlockTensor(
+                    tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,
+                    is_final=is_final,
+                )  # fmt: skip
+
+
+def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Uses, role: Role | None) -> BlockTensor:
+    return BlockTensor(
+        tensor.label,
+        size_bytes,
+        tensor.place.is_forward,
+        tensor.is_again,
+        tensor.made_at,
+        uses,
+        role,
+        prefetch=max(tensor.prefetch, default=0),
+        num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
+        is_held=bool(tensor.prefetch) and tensor.has_keeper,  # stays in spite of its copies
+        is_once=tensor.place.is_once,
+        is_early=tensor.is_early,
+        is_early_later=tensor.is_early_later,
+    )

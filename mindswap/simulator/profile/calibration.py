@@ -1,0 +1,287 @@
+"""A profile and a device -> durations of operators, and the device with the figures of its links as they were.
+
+Times of copies are fitted as `t = a + size / b`, collectives as shares of links.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.graph.ops import ComputeUnit
+from mindswap.simulator.cost.cost_table import Measurement
+from mindswap.simulator.cost.hardware import Device, figure_values, with_figures
+from mindswap.simulator.profile.profile import (
+    Profile,
+    ProfiledCopy,
+    ProfiledKernel,
+    Transfer,
+    can_measure,
+    is_matrix_kernel,
+    measure,
+)
+from mindswap.units import NS_PER_S, format_bytes
+
+MIN_SAMPLES = 3  # of copies, collectives or kernels; fewer say nothing
+# The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
+LARGE_BYTES = 2**20
+# A collective says how fast links are when they are busy for this much of it.
+BUSY_PERMILLE = 800
+# A copy counts as contended when this much of it runs beside copies in the other direction.
+CONTENDED_PERMILLE = 900
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """One direction of the link to the host."""
+
+    bandwidth_bytes_per_s: int  # b
+    latency_ns: int  # a, not below 0
+    num_copies: int  # copies that were fitted: those that had the link to themselves
+    num_large: int  # those of them that tell of the bandwidth: of `LARGE_BYTES` or more
+    middle_error_permille: int  # how far fitted times are from measured ones
+    largest_error_permille: int
+
+    def duration_ns(self, size_bytes: int) -> int:
+        return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
+
+
+def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
+    """Least squares over the copies of one direction that ran while none ran the other way.
+
+    Copies of one size count with their middle time, as often as there are: one that was held up moves nothing. With
+    one size only, or where the line would begin below zero, the latency is 0. None with fewer than three copies, or
+    where larger copies were not slower.
+    """
+    pairs = zip(copies, _overlaps(copies), strict=True)
+    alone = [copy for copy, overlap in pairs if copy.is_out is is_out and copy.duration_ns and not overlap]
+    if len(alone) < MIN_SAMPLES:
+        return None
+    times: dict[int, list[int]] = {}
+    for copy in alone:
+        times.setdefault(copy.size_bytes, []).append(copy.duration_ns)
+    points = [(size, statistics.median(found), len(found)) for size, found in sorted(times.items())]
+    sizes, middles, counts = np.array(points, np.float64).T
+    slope, latency = np.polyfit(sizes, middles, 1, w=np.sqrt(counts)).tolist() if len(points) > 1 else (0.0, -1.0)
+    if latency < 0:
+        slope, latency = float(counts @ (sizes * middles) / (counts @ sizes**2)), 0.0
+    if slope <= 0:
+        return None
+    num_large = sum(copy.size_bytes >= LARGE_BYTES for copy in alone)
+    fit = LinkFit(max(1, round(NS_PER_S / slope)), round(latency), len(alone), num_large, 0, 0)
+    errors = [abs(fit.duration_ns(c.size_bytes) - c.duration_ns) * 1000 // c.duration_ns for c in alone]
+    return replace(fit, middle_error_permille=int(statistics.median(errors)), largest_error_permille=max(errors))
+
+
+def fit_share(
+    transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int, latency_ns: int = 0
+) -> tuple[int, int, int] | None:
+    """Share of the bandwidth of one link of a kind (`Transfer.link`) that collectives reach, from start to end.
+
+    In thousandths, with the number of collectives that were compared, and how far times by it are from measured ones.
+
+    Of the same collective of the same size the quickest counts: the others waited for a rank. So many links worked
+    side by side as it takes to move the bytes in that time. Where those were busy for less than `BUSY_PERMILLE` of it,
+    even the quickest waited, and says nothing. None without large transfers that say something.
+    """
+    groups: dict[tuple[str, int], list[Transfer]] = {}
+    for transfer in transfers:
+        if transfer.link == link and transfer.size_bytes >= LARGE_BYTES and transfer.elapsed_ns > 2 * latency_ns:
+            groups.setdefault((transfer.op.partition("__")[0], transfer.size_bytes), []).append(transfer)
+    moved = []
+    for group in groups.values():
+        best = min(group, key=lambda transfer: transfer.elapsed_ns)
+        num_links = max(1, -(-best.link_ns // best.elapsed_ns))
+        if best.link_ns * 1000 >= BUSY_PERMILLE * num_links * best.elapsed_ns:
+            moved.append((len(group), best.size_bytes, num_links * (best.elapsed_ns - latency_ns)))
+    if not moved or not bandwidth_bytes_per_s:
+        return None
+    size, time = sum(n * size for n, size, _ in moved), sum(n * time for n, _, time in moved)
+    errors = [abs(one_size * time // size - one_time) * 1000 // one_time for _, one_size, one_time in moved]
+    permille = size * NS_PER_S * 1000 // (time * bandwidth_bytes_per_s)
+    return max(1, permille), sum(n for n, _, _ in moved), int(statistics.median(errors))
+
+
+def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
+    """Rate of copies while the other direction copies too; `out` and `back` are what they take alone.
+
+    The middle of (time alone / time measured) in thousandths, at most 1000, and of how many copies; None with fewer
+    than three.
+    """
+    rates = []
+    for copy, overlap in zip(copies, _overlaps(copies), strict=True):
+        fit = out if copy.is_out else back
+        if fit is not None and copy.duration_ns > 0 and overlap * 1000 >= CONTENDED_PERMILLE * copy.duration_ns:
+            rates.append(min(1000, fit.duration_ns(copy.size_bytes) * 1000 // copy.duration_ns))
+    return (max(1, int(statistics.median(rates))), len(rates)) if len(rates) >= MIN_SAMPLES else None
+
+
+def _overlaps(copies: Sequence[ProfiledCopy]) -> np.ndarray:
+    """For each copy, ns during which copies of the other direction ran on the same rank."""
+    rows = [(copy.start_ns, copy.duration_ns, 2 * copy.rank + copy.is_out) for copy in copies]
+    start, duration, stream = np.array(rows, np.int64).reshape(-1, 3).T
+    end, result = start + duration, np.zeros(len(copies), np.int64)
+    for own in np.unique(stream).tolist():
+        here, others = stream == own, stream == own ^ 1
+        begun, ended = (_passed(at[others], end[here]) - _passed(at[others], start[here]) for at in (start, end))
+        result[here] = begun - ended
+    return result
+
+
+def _passed(since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Sum of the times from each of the earlier moments on until each of the others."""
+    since = np.sort(since)
+    number = np.searchsorted(since, until)
+    return number * until - np.append(0, np.cumsum(since))[number]
+
+
+# Kernels and the step times are from the same run: their sums agree but for what ran beside each other.
+FEWEST_PERMILLE, MOST_PERMILLE = 800, 1200
+
+
+@dataclass(frozen=True)
+class FigureFit:
+    """Fit of one figure to a profile."""
+
+    name: str  # of the figure
+    before: int  # of the device that was begun with, in its smallest unit
+    fitted: int | None = None  # by the profile; None if it shows nothing
+    num_samples: int = 0  # copies or collectives
+    # middle, over copies or transfers, of how far times by the fit are from those measured; None without any
+    residual_permille: int | None = None
+    objection: str = ""  # why the figure stays as it was; empty if it is replaced
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.fitted is not None and not self.objection
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Durations and figures from a profile."""
+
+    device: Device  # with the new figures, and the profile as their source
+    measurements: tuple[Measurement, ...]  # durations of operators, the largest sum first
+    figures: tuple[FigureFit, ...]  # every figure that a profile can show, with what this one does
+    links: Mapping[str, LinkFit]  # the fits of both directions, by figure; only those that could be fitted
+    others: tuple[tuple[str, int], ...]  # kernels that `measurements` lack, and their time, the largest first
+    num_kernels: int  # runs of compute kernels in the profile
+    kernels_ns: int  # their time
+    num_covered: int  # those that `measurements` have
+    covered_ns: int
+    notes: tuple[str, ...]  # what could not be done, and why
+
+    @property
+    def changes(self) -> tuple[FigureFit, ...]:
+        """The figures that are replaced."""
+        return tuple(figure for figure in self.figures if figure.is_accepted)
+
+
+def calibrate(profile: Profile, device: Device) -> Calibration:
+    """Durations of operators, and the device with the figures of links that a profile shows; all others stay."""
+    kernels = [kernel for kernel in profile.kernels if ComputeUnit.NETWORK not in kernel.units]
+    measurements = measure(kernels)
+    links = _links(profile, device)
+    figures = (*_link_figures(profile, device, links), *_shares(profile, device))
+    accepted = [figure for figure in figures if figure.is_accepted]
+    source = f"measured, {profile.num_ranks} rank{'s' * (profile.num_ranks > 1)} of a profile"
+    new_device = with_figures(
+        device,
+        {figure.name: figure.fitted for figure in accepted if figure.fitted is not None},
+        {figure.name: f"{source}, {figure.num_samples} samples" for figure in accepted},
+    )
+    covered = [kernel for kernel in kernels if can_measure(kernel)]
+    others: Counter[str] = Counter()
+    for kernel in kernels:
+        others[kernel.type] += 0 if can_measure(kernel) else kernel.duration_ns
+    return Calibration(
+        device=new_device,
+        measurements=measurements,
+        figures=figures,
+        links={name: fit for name, fit in links.items() if fit is not None},
+        others=tuple((name, time_ns) for name, time_ns in others.most_common() if time_ns),
+        num_kernels=len(kernels),
+        kernels_ns=sum(kernel.duration_ns for kernel in kernels),
+        num_covered=len(covered),
+        covered_ns=sum(kernel.duration_ns for kernel in covered),
+        notes=(*profile.notes, *_notes(profile, kernels, device)),
+    )
+
+
+def _links(profile: Profile, device: Device) -> dict[str, LinkFit | None]:
+    """Fits of both directions; None where times do not grow with sizes: no link is faster than device memory."""
+    fits = {"d2h": fit_link(profile.copies, True), "h2d": fit_link(profile.copies, False)}
+    limit = device.memory_bandwidth_bytes_per_s
+    return {name: fit if fit and fit.bandwidth_bytes_per_s <= limit else None for name, fit in fits.items()}
+
+
+def _link_figures(profile: Profile, device: Device, fits: Mapping[str, LinkFit | None]) -> Iterable[FigureFit]:
+    values = figure_values(device)
+    for name, is_out in (("d2h", True), ("h2d", False)):
+        fit, latency = fits[name], f"{name}_latency"
+        if fit is None:
+            count = sum(copy.is_out is is_out for copy in profile.copies)
+            why = _why_no_link(profile, count)
+            yield from (FigureFit(key, values[key], num_samples=count, objection=why) for key in (name, latency))
+            continue
+        objection = ""
+        if fit.num_large < MIN_SAMPLES:
+            large = f"too few copies of {format_bytes(LARGE_BYTES)} or more ({fit.num_large})"
+            objection = f"{large}; {MIN_SAMPLES} are needed"
+        for key, fitted in ((name, fit.bandwidth_bytes_per_s), (latency, fit.latency_ns)):
+            yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
+    permille, count = fit_contention(profile.copies, fits["d2h"], fits["h2d"]) or (None, 0)
+    why = "" if count else "fewer than three copies ran beside the other direction"
+    yield FigureFit("contended_fraction", values["contended_fraction"], permille, count, objection=why)
+
+
+def _why_no_link(profile: Profile, count: int) -> str:
+    if count:
+        return f"{count} copies, of which fewer than three ran alone, or whose times do not grow with their sizes"
+    return "copies have no size below Level2" if profile.num_unsized_copies else "no copies in this direction"
+
+
+def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
+    """Shares that collectives reach on the links within a node (HCCS) and between nodes (RDMA)."""
+    values = figure_values(device)
+    num_links = max(1, device.intranode.num_mesh_cards - 1)
+    for name, link, bandwidth in (
+        ("collective_fraction", "HCCS", device.intranode.bandwidth_bytes_per_s // num_links),
+        ("internode_fraction", "RDMA", device.internode.bandwidth_bytes_per_s),
+    ):
+        fit = fit_share(profile.transfers, link, bandwidth, device.op_latency_ns["communication"])
+        if fit is None:
+            why = f"no large {link} transfers in communication.json that did not wait"
+            yield FigureFit(name, values[name], objection=why)
+            continue
+        permille, num_transfers, _ = fit
+        objection = ""
+        if num_transfers < MIN_SAMPLES:
+            objection = f"too few collectives ({num_transfers}); {MIN_SAMPLES} are needed"
+        elif permille > 1000:
+            objection = f"links are faster than those of {device.title}: is this its profile?"
+        yield FigureFit(name, values[name], *fit, objection)
+
+
+def _notes(profile: Profile, kernels: Sequence[ProfiledKernel], device: Device) -> Iterable[str]:
+    if profile.num_unsized_copies:
+        level = f" ({profile.level})" if profile.level else ""
+        yield (
+            f"{profile.num_unsized_copies} copies without a size{level}: only profiler level 2 writes sizes, "
+            "so the links to the host keep their figures"
+        )
+    computing = sum(step.computing_ns for step in profile.steps)
+    kernels_ns = sum(kernel.duration_ns for kernel in kernels)
+    if computing and not FEWEST_PERMILLE <= kernels_ns * 1000 // computing <= MOST_PERMILLE:
+        yield (
+            f"kernels take {kernels_ns * 100 // computing} % of the computing time in step_trace_time.csv: "
+            "is a part of one of them missing?"
+        )
+    # Matrix kernels are split over all cores of a card; there are cards of the same name with 20, 24 and 25.
+    blocks = [kernel.num_blocks for kernel in kernels if can_measure(kernel) and is_matrix_kernel(kernel)]
+    most, num_cores = max(blocks, default=0), device.num_matrix_cores
+    if num_cores and len(blocks) >= MIN_SAMPLES and most and most != num_cores:
+        cores = f"matrix kernels run on {most} cores, {device.title} has {num_cores}"
+        yield f"{cores}: is --device the card of this profile?"

@@ -1,0 +1,239 @@
+"""Blocks -> Program: the step of a whole model on all its pipeline stages.
+
+The rules of `backward_prefetch` are those of MindSpore's Ascend backend (acl_stream_assign.cc,
+insert_pre_fetch_depend.cc). Positions count kernels in the order in which a stage issues them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindswap.simulator.layer_block import Block
+from mindswap.simulator.layout import StageLayout
+from mindswap.simulator.placing import TransferCosts, join, place_memory
+from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Ops, Program
+from mindswap.simulator.schedules.rounds import Pass, PassWork
+from mindswap.simulator.stage_pass import (
+    TENSOR_COLUMNS,
+    MicroBatchGroup,
+    ModelSections,
+    StagePass,
+    cut_backward,
+    shift,
+    tensor_rows,
+)
+from mindswap.simulator.stage_tensors import TensorTable, once_columns
+
+
+def build_program(
+    blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None, only_stage: int | None = None
+) -> Program:
+    """One step.
+
+    Args:
+        blocks: what is before the layers, every layer of the model, what is behind them; where sequences are cut,
+            as one piece computes them.
+        costs: time of moving bytes.
+        layout: default is one stage that has all, and one micro-batch.
+        only_stage: this stage alone, which then waits for no other: what it receives is there at once.
+    """
+    layout = layout or StageLayout(((tuple(range(len(blocks))),),))
+    return _Builder(blocks, costs, layout).build(range(layout.num_stages) if only_stage is None else (only_stage,))
+
+
+OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
+# Under what SENDs are found: section handed to, micro-batch, piece of the sequence, is forward.
+_Hand = tuple[int, int, int, bool]
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """A virtual chunk: turns by (its first forward, which does what is done once; backward is cut)."""
+
+    sections: tuple[int, ...]
+    first_forward: StagePass
+    later_forward: StagePass
+    backward: StagePass
+    turns: dict[tuple[bool, bool], MicroBatchGroup] = field(default_factory=dict)
+    once_begin: int = 0  # of its first forward
+
+    def turns_of(self, entry: Pass, is_cut: bool) -> MicroBatchGroup:
+        """The turns that a micro-batch belongs to; made when the first of them comes."""
+        forward = self.later_forward if entry.micro_batch or entry.sequence else self.first_forward
+        key = (forward is self.first_forward, is_cut)
+        if key not in self.turns:
+            if is_cut:
+                *halves, places = cut_backward(self.backward)
+                self.turns[key] = MicroBatchGroup(forward, self.backward, (halves[0], halves[1]), places)
+            else:
+                self.turns[key] = MicroBatchGroup(forward, self.backward)
+        return self.turns[key]
+
+
+class _Builder:
+    """Lays out stage after stage: first the operators of all turns, then the tensors between them.
+
+    What a chunk does is put together once, and then laid down for each micro-batch.
+    """
+
+    def __init__(self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout):
+        self.costs = costs
+        self.layout = layout
+        self.model = ModelSections(blocks, self._send_ns)
+        self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
+        self.position = 0
+        self.last_compute = 0  # of the stage that is laid out
+        self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
+        self.sends: dict[_Hand, int] = {}
+        self.receives: dict[int, _Hand] = {}
+        self.sent: list[tuple[int, int, bool]] = []  # of the stage that is laid out: SEND, bytes, is forward
+
+    def build(self, stages: Sequence[int]) -> Program:
+        starts, tables = [0], []
+        for stage in stages:
+            tables.append(self._lay_out(stage))
+            starts.append(self.position)
+        columns = {name: np.concatenate(pieces) for name, pieces in self.ops.items()}
+        wait_op = columns["wait_op"]
+        for position, key in self.receives.items():
+            wait_op[position] = self.sends.get(key, NO_OP)
+        ops = Ops(
+            columns["duration_ns"],
+            columns["kind"].astype(np.int8),
+            wait_op,
+            *(columns[name].astype(np.int32) for name in ("layer", "micro_batch", "label")),
+        )
+        num_copies, parts = 0, []
+        for stage, table in enumerate(tables):
+            parts.append(place_memory(table, ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies))
+            num_copies += len(parts[-1][0])
+        copies, intervals = zip(*parts, strict=True)
+        return Program(
+            np.array(starts, np.int64),
+            ops,
+            join(copies),
+            join(intervals),
+            tuple(self.model.labels),
+            self.costs.contended_permille,
+            self.layout.num_sequences,
+        )
+
+    def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
+        """Adds the operators of a stage; its tensors."""
+        self.sent = []
+        begin = last_forward = self.position
+        passes = self.layout.passes(stage)
+        has_later = any(entry.micro_batch or entry.sequence for entry in passes)
+        chunks = [self._chunk(sections, has_later) for sections in self.layout.chunks[stage]]
+        cut = {_key(entry) for entry in passes if entry.work is PassWork.WEIGHT_GRADIENT}
+        for entry in passes:
+            self._run(chunks[entry.chunk], entry, _key(entry) in cut)
+            last_forward = self.last_compute if entry.work is PassWork.FORWARD else last_forward
+        tables, others = [], []
+        for chunk in chunks:
+            for turns in chunk.turns.values():
+                made = TensorTable(self.model, chunk.sections, turns)
+                tables.append(turns.expand(made.own(), self.last_compute))
+                others.append(turns.expand(made.others(), self.last_compute))
+            once = {section: chunk.once_begin + at for section, at in chunk.first_forward.once.items()}
+            if once:
+                tables.append(once_columns(self.model, once, list(chunk.turns.values())))
+        tables += others
+        closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
+        # The optimizer has no operator here: the last one of backward stands for its begin, and what goes with that one
+        # makes room.
+        closing_bytes -= sum(_ending_bytes(table, self.last_compute) for table in tables) if closing_bytes else 0
+        if closing_bytes > 0:
+            label = self.model.label("gradients for the optimizer")
+            at = {"is_forward": False, "begin": self.last_compute, "kind": MemoryKind.GRADIENT, "label": label}
+            tables.append(tensor_rows(np.array([closing_bytes]), **at))
+        if self.layout.forward_bytes:
+            label = self.model.label("made of constants")
+            at = {"is_forward": True, "begin": begin, "kind": MemoryKind.TRANSIENT, "label": label}
+            tables.append(tensor_rows(np.array([self.layout.forward_bytes]), last_forward=last_forward, **at))
+        if self.sent:
+            sends, sizes, is_forward = map(np.array, zip(*self.sent, strict=True))
+            for table in tables:
+                _drop_unsent(table, sends, sizes)
+            tables.append(self._copies_sent(sends, sizes, is_forward))
+        return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
+
+    def _copies_sent(self, sends: np.ndarray, sizes: np.ndarray, is_forward: np.ndarray) -> dict[str, np.ndarray]:
+        """The output that `Send` has: as large as what it sends, and read by nobody. Seen in a dry run of 2.9.0."""
+        return tensor_rows(
+            sizes,
+            is_forward=is_forward,
+            begin=sends,
+            last_forward=np.where(is_forward, sends, NO_OP),
+            last_backward=np.where(is_forward, NO_OP, sends),
+            kind=MemoryKind.TRANSIENT,
+            label=self.model.label("sent"),
+            micro_batch=0,
+        )
+
+    def _chunk(self, sections: tuple[int, ...], has_later: bool) -> _Chunk:
+        first = self.model.make_pass(sections, True, None)
+        later = self.model.make_pass(sections, True, first.once) if first.once and has_later else first
+        return _Chunk(sections, first, later, self.model.make_pass(sections, False, {}))
+
+    def _run(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> None:
+        """Lays down the operators of a pass."""
+        turns = chunk.turns_of(entry, is_cut)
+        turn = entry.micro_batch * self.layout.num_sequences + entry.sequence
+        begins = turns.begins.setdefault(turn, [])
+        which = {PassWork.FORWARD: 0, PassWork.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
+        assert len(begins) == which, f"{entry} comes too early"
+        part = turns.forward if which == 0 else turns.halves[which - 1] if turns.halves else turns.backward
+        columns = part.columns
+        if which == 0 and not turn:
+            chunk.once_begin = self.position
+        begins.append(self.position)
+        wait_op = shift(columns["wait_op"], self.position)
+        if "wait_half" in columns:
+            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_half"], begins[1]), wait_op)
+        if "wait_once" in columns:
+            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_once"], chunk.once_begin), wait_op)
+        if part.is_first_held_back:
+            wait_op[0] = max(int(wait_op[0]), self.position - 1)
+        self.ops["wait_op"].append(wait_op)
+        for name in ("kind", "label", "layer"):
+            self.ops[name].append(columns[name])
+        pieces = columns["piece_ns"]
+        self.ops["duration_ns"].append(pieces[:, min(entry.sequence, pieces.shape[1] - 1)])
+        self.ops["micro_batch"].append(np.full(part.num_ops, turn))
+        hand = entry.micro_batch, entry.sequence, which == 0
+        if part.receive is not None:
+            self.receives[self.position] = (part.receive, *hand)
+        compute = np.flatnonzero(columns["kind"] < OpKind.COLLECTIVE)
+        if len(compute):
+            self.last_compute = self.position + int(compute[-1])
+        self.position += part.num_ops
+        if part.send is not None:
+            self.sends[(part.send, *hand)] = self.position - 1
+            if self.stages.get(part.send) != self.stages.get(chunk.sections[0]):
+                size_bytes = self.model.handed_bytes(part.send, which == 0)
+                self.sent.append((self.position - 1, size_bytes, which == 0))
+
+    def _send_ns(self, section: int, target: int, size_bytes: int) -> int:
+        """Nothing moves where both sections are on one stage: the turn of a V."""
+        return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
+
+
+def _ending_bytes(table: dict[str, np.ndarray], last: int) -> int:
+    """Bytes that are there until an operator, and not until the optimizer."""
+    ends = np.maximum.reduce([table[name] for name in ("begin", "last_forward", "last_backward")])
+    return int(table["size_bytes"][(ends == last) & ~table.get("is_final", np.zeros(len(ends), bool))].sum())
+
+
+def _drop_unsent(table: dict[str, np.ndarray], sends: np.ndarray, sizes: np.ndarray) -> None:
+    """Copies of what is sent in another type are made where it is received: here they go before it is sent."""
+    for name in ("last_forward", "last_backward"):
+        column = table[name]
+        place = np.minimum(np.searchsorted(sends, column), len(sends) - 1)
+        is_other = (sends[place] == column) & (sizes[place] != table["size_bytes"])
+        table[name] = np.where(is_other, np.maximum(column - 1, table["begin"]), column)
+
+
+def _key(entry: Pass) -> tuple[int, int, int]:
+    return entry.chunk, entry.micro_batch, entry.sequence

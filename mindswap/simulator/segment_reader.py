@@ -1,0 +1,336 @@
+"""A compiled step read operator by operator: what runs in each section, which tensors it makes and reads."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from mindswap.graph.analysis.collectives import Collective
+from mindswap.graph.analysis.saved_tensors import Label, Names
+from mindswap.graph.analysis.work import Work, WorkMeter
+from mindswap.graph.layer_paths import find_weight_gradients
+from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
+from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
+from mindswap.graph.passes.gather import is_gathering
+from mindswap.graph.passes.interleaved_halves import RING, list_rounds
+from mindswap.simulator.layer_block import BlockOp, Uses, ring_buffers, ring_ops
+from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.segments import backward_sections, count_layers, find_early, forward_sections
+
+
+class Place(NamedTuple):
+    """A list of operators in which positions count: forward or backward of a section, or what it does once."""
+
+    section: int
+    is_forward: bool
+    is_once: bool = False
+
+
+class UntimedOp(NamedTuple):
+    """An operator as it is read; how long it takes is found when its section is asked for, and most are not."""
+
+    node: Node
+    label: Label
+    kind: OpKind
+    wait_op: int  # this and the next two: as of `BlockOp`
+    wait_once: int
+    is_weight: bool
+
+
+# Where the fields of `Uses` stand.
+LAST_FORWARD, FIRST_BACKWARD, LAST_BACKWARD, FIRST_INPUT, FIRST_WEIGHT = map(
+    Uses._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
+)
+UNUSED = Uses()[:-1]  # without `last_once`
+
+
+@dataclass(eq=False, slots=True)
+class StepTensor:
+    """A tensor while the graph is read."""
+
+    label: Label  # who makes it
+    type: TensorType  # shape and bytes
+    place: Place  # where it is made
+    made_at: int  # position there
+    is_again: bool  # by an operator that runs again
+    uses: dict[int, list[int]] = field(default_factory=dict)  # by section, the fields of `Uses` but the last
+    last_once: int = NO_OP  # last use by an operator that runs once
+    is_read: bool = False  # by any operator
+    collective: int = NO_OP  # position of the collective that makes it what its readers want
+    prefetch: list[int] = field(default_factory=list)  # `backward_prefetch` of each of its copies to the host
+    has_keeper: bool = False  # backward holds it under a name that is not copied
+    is_gradient: bool = False  # backward hands it out
+    is_one_way: bool = False  # its copy never comes back
+    is_early: bool = False  # there from the begin of forward on
+    is_early_later: bool = False  # likewise in every micro-batch but the first
+
+    @property
+    def section(self) -> int:
+        """Section that makes it."""
+        return self.place.section
+
+    def uses_in(self, section: int) -> Uses:
+        """Positions at which a section reads it."""
+        last_once = self.last_once if section == self.section else NO_OP
+        return Uses._make((*self.uses.get(section, UNUSED), last_once))
+
+    def note_use(self, place: Place, position: int, is_weight: bool) -> None:
+        """An operator reads it."""
+        self.is_read = True
+        if place.is_once:
+            self.last_once = position
+            return
+        uses = self.uses.get(place.section)
+        if uses is None:
+            uses = self.uses[place.section] = list(UNUSED)
+        if place.is_forward:
+            uses[LAST_FORWARD] = position
+            return
+        for first in (FIRST_BACKWARD, FIRST_WEIGHT if is_weight else FIRST_INPUT):  # the last one stands behind it
+            if uses[first] == NO_OP:
+                uses[first] = position
+            uses[first + 1] = position
+
+
+@dataclass(eq=False)
+class StepReader:
+    """Reads forward, then backward, and books every operator and every use on a section of the step.
+
+    Raises:
+        SimulationError: if the step has no layers.
+    """
+
+    graph: Graph  # this and the next seven: as `BlockMaker` takes them
+    operator_ns: Callable[[Node, Work], int]
+    label: Callable[[Node], Names]
+    collectives: Mapping[str, tuple[Collective, ...]]
+    collective_ns: Callable[[Collective], int]
+    once: Set[str]
+    is_fused: bool
+    is_swapping: bool = False
+    copied: Set[str] = frozenset()  # copies of weights that are memory
+    static: Set[str] = frozenset()  # made once in a step, of constants: `graph.constants.made_bytes`
+    ops: dict[Place, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # operators of each place, in order
+    tensors: list[StepTensor] = field(default_factory=list)  # in order of production
+    values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
+    unwritten: set[str] = field(default_factory=set)  # values that stay within a kernel
+    early: Set[str] = frozenset()  # operators behind the layers that run when forward begins
+    # Operators of forward that read weights only, mostly casts. Marked for recompute they run once all the same in a
+    # step that swaps nothing: a copy of them waits for nothing of backward (recompute.cc ties those that read a value
+    # of forward), and the backend, where both are in one graph, merges what is equal. Of a step that swaps anything it
+    # does not: they run again. Both seen in `execute_order.csv` of dry runs of 2.9.0. With several micro-batches that
+    # is so where whole cells run again, and not where casts are named (28 November 2026): there all count as kept.
+    of_weights: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.num_layers = count_layers(self.graph)  # that were compiled
+        self.weight_nodes = find_weight_gradients(self.graph)
+
+    def read(self) -> None:
+        graph, saved = self.graph, self.graph.saved
+        sections = forward_sections(graph, self.num_layers)
+        unwritten = find_unwritten(graph) if self.is_fused else {}
+        self._note_unwritten(unwritten, graph.forward, sections)
+        self.early = find_early(graph, sections, self.num_layers)
+        for node, section in zip(graph.forward, sections, strict=True):
+            self._read(node, Place(section, True, node.name in self.once))
+        for value in saved:
+            self.values[value.backward_name] = self.values.get(value.forward_name, ())
+        behind = {
+            node.name for node, section in zip(graph.forward, sections, strict=True) if section == self.num_layers
+        }
+        sections = backward_sections(graph, self.num_layers, behind)
+        self._note_unwritten(unwritten, graph.backward, sections)
+        for node, section in zip(graph.backward, sections, strict=True):
+            self._read(node, Place(section, False))
+        self._note_copies()
+        self._note_gradients()
+
+    def ops_of(self, place: Place) -> tuple[BlockOp, ...]:
+        """Operators of a place, in order, with their durations."""
+        return tuple(self._timed(op, place) if isinstance(op, UntimedOp) else op for op in self.ops.get(place, ()))
+
+    def _timed(self, op: UntimedOp, place: Place) -> BlockOp:
+        node, work = op.node, self._work(op.node, place)
+        pieces = tuple([self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops])
+        duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
+        return BlockOp(op.label, op.kind, duration_ns, op.wait_op, node.op, op.wait_once, op.is_weight, pieces)
+
+    def _work(self, node: Node, place: Place) -> Work:
+        work = self._meter.measure(node, place.is_forward)
+        return self._fusions[not place.is_forward].fuse(node, work) if self.is_fused else work
+
+    @functools.cached_property
+    def _meter(self) -> WorkMeter:
+        return WorkMeter(self.graph)
+
+    @functools.cached_property
+    def _fusions(self) -> tuple[Fusion, Fusion]:
+        return find_fusions(self.graph)
+
+    def _note_unwritten(self, unwritten: Mapping[str, str], nodes: Sequence[Node], sections: Sequence[int]) -> None:
+        """A kernel is of one section, and communication reads what is in memory."""
+        place = {node.name: section for node, section in zip(nodes, sections, strict=True)}
+        self.unwritten.update(
+            name
+            for name, reader in unwritten.items()
+            if name in place and place[name] == place.get(reader) and name not in self.collectives
+        )
+
+    def _read(self, node: Node, place: Place) -> None:
+        if node.name in self.static:
+            return
+        if node.op in VIEW_OPS or node.op == "MoveTo":
+            self.values[node.name] = self.values.get(node.inputs[0], ())
+        elif node.op == "TupleGetItem":
+            members = self.values.get(node.inputs[0], ())
+            index = self.graph.constants.get(node.inputs[1], 0)
+            self.values[node.name] = members[index : index + 1]
+        elif node.op == "MakeTuple":
+            self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
+        elif node.op == "TensorMove" and not self.values.get(node.inputs[0]) and node.name not in self.copied:
+            return  # of a weight: it is read where it is
+        elif node.is_duplicate and node.origin in self.of_weights and not self.is_swapping:
+            self.values[node.name] = self.values[node.origin]
+        elif is_kernel(node.op):
+            self._run(node, place)
+
+    def _run(self, node: Node, place: Place) -> None:
+        """Appends an operator with its communication; notes what it reads and makes.
+
+        Its communication is on the other stream. It comes before the operator, which then waits for it, or behind it;
+        then readers wait for it (`StepTensor.collective`).
+        """
+        ops = self.ops.setdefault(place, [])
+        label, read = self._label(node, place), list(self._tensors_of(node.inputs))
+        is_weight = not place.is_forward and node.name in self.weight_nodes
+        known = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
+        begin = self._made_at(node, place) if known else NO_OP
+        waits = [
+            _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight) for c in known if c.is_before
+        ]
+        after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
+        position = len(ops)
+        wait_once = NO_OP
+        if place.is_forward and not read and not is_gathering(node) and self.static.isdisjoint(node.inputs):
+            self.of_weights.add(node.name)
+        for tensor in read:
+            tensor.note_use(place, position, is_weight)
+            if tensor.collective != NO_OP and tensor.place == place:
+                waits.append(tensor.collective)
+            elif tensor.place.is_once and tensor.place == place._replace(is_once=True):
+                wait_once = max(wait_once, tensor.collective)
+        if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
+            # Without a collective it takes no time: another one has the tensor already.
+            duration_ns = after.pop()[1] if after else 0
+            _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
+        else:
+            kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
+            own = UntimedOp(node, label, kind, max(waits, default=NO_OP), wait_once, is_weight)
+            exchange = next((c for c in known if c.kind == RING), None)
+            ops += [own] if exchange is None else self._run_ring(own, place, position, exchange, read)
+        outputs = self._make_outputs(node, label, place, position, read)
+        for name, duration_ns in after:
+            _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
+        if ops[-1].kind is OpKind.COLLECTIVE:
+            for tensor in outputs:
+                tensor.collective = len(ops) - 1
+
+    def _run_ring(
+        self, own: UntimedOp, place: Place, begin: int, exchange: Collective, read: Sequence[StepTensor]
+    ) -> list[BlockOp]:
+        """The operators of an attention whose keys and values come from other ranks, and its buffers."""
+        node, work = own.node, self._work(own.node, place)
+        operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
+        statistic = self.graph.index.forward_nodes.get(node.origin, node).outputs[0].size_bytes
+        rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
+
+        def time_ns(kernel: Work, op: str) -> int:
+            return self.operator_ns(replace(node, op=op), replace(kernel, inputs=operands))
+
+        ops = ring_ops(self._timed(own, place), rounds, begin, time_ns, self.collective_ns(exchange))
+        size_bytes = ring_buffers(operands, is_forward)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False)
+        self.tensors.append(buffers)
+        for tensor in (buffers, *read):
+            tensor.note_use(place, begin + len(ops) - 1, False)
+        return ops
+
+    def _make_outputs(
+        self, node: Node, label: Label, place: Place, position: int, read: Sequence[StepTensor]
+    ) -> list[StepTensor]:
+        is_again = node.is_duplicate and not place.is_forward
+        if node.name in self.unwritten:  # whoever reads it reads what it is made of
+            self.values[node.name] = tuple(dict.fromkeys(read))
+            return []
+        is_early, is_early_later = node.name in self.early, _is_early_later(node, place, read)
+        outputs = tuple(
+            StepTensor(label, known, place, position, is_again, is_early=is_early, is_early_later=is_early_later)
+            if known.size_bytes
+            else None
+            for known in (() if node.op in WRITING_OPS else node.outputs)
+        )
+        self.values[node.name] = outputs
+        made = [tensor for tensor in outputs if tensor is not None]
+        self.tensors += made
+        return made
+
+    def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
+        return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
+
+    def _made_at(self, node: Node, place: Place) -> int:
+        """Position of the last maker of a node's first operand, if it is in the same pass of the section."""
+        known = list(self._tensors_of(node.inputs[:1]))
+        is_here = all((tensor.section, tensor.place.is_forward) == place[:2] for tensor in known)
+        return max(tensor.made_at for tensor in known) if known and is_here else NO_OP
+
+    def _label(self, node: Node, place: Place) -> Label:
+        if place.is_forward:
+            return self.label(node)
+        origin = self.graph.index.forward_nodes.get(node.origin)
+        if origin is not None:
+            return self.label(origin)
+        return Names.of(f"{node.cell_path}.{node.op}".strip("."))
+
+    def _note_copies(self) -> None:
+        read_in_backward = {name for node in self.graph.backward for name in node.inputs}
+        nodes = self.graph.index.forward_nodes
+        for saved in self.graph.saved:
+            if saved.backward_name not in read_in_backward:
+                continue
+            copy = nodes.get(saved.forward_name)
+            for tensor in self._tensors_of((saved.forward_name,)):
+                if copy is not None and copy.op == "MoveTo":
+                    tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
+                else:
+                    tensor.has_keeper = True
+        for copy in self.graph.index.one_way_copies:
+            for tensor in self._tensors_of(copy.inputs[:1]):
+                if all(uses[FIRST_BACKWARD] == NO_OP for uses in tensor.uses.values()):
+                    tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
+                    tensor.is_one_way = True
+
+    def _note_gradients(self) -> None:
+        """Backward gives the gradients of what its function reads from outside, as one tuple."""
+        last = self.graph.backward[-1] if self.graph.backward else None
+        if last is not None and last.op == "MakeTuple":
+            for tensor in self._tensors_of((last.name,)):
+                tensor.is_gradient = not tensor.place.is_forward
+
+
+def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> bool:
+    """True for a cast of a weight that was gathered once: from the second micro-batch on, with a pipeline or
+    without, the backend launches all of these before anything else of forward (dry runs of 2.9.0, 2026-11-24).
+    """
+    is_cast = node.op == "Cast" and place.is_forward and not place.is_once
+    return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)
+
+
+def _communicate(
+    ops: list[BlockOp | UntimedOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool
+) -> int:
+    """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
+    wait_op = len(ops) - 1 if begin == NO_OP else begin
+    ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))
+    return len(ops) - 1

@@ -1,0 +1,101 @@
+"""A step recorded in PyNative mode, in place of a configuration that is compiled."""
+
+from pathlib import Path
+
+from mindswap.adapters.quiet import quiet
+from mindswap.config.nodes import Document
+from mindswap.config.parse import parse_document
+from mindswap.config.render import block_lines
+from mindswap.config.source import load_document
+from mindswap.config.step_settings import asks_for_pynative
+from mindswap.errors import DataError, GraphError
+from mindswap.files import read_limited
+from mindswap.graph.analysis.liveness import LayerSample
+from mindswap.policy.formats.mindformers2.tables import Form, find_form
+from mindswap.pynative.from_trace import graph_of_trace
+from mindswap.pynative.trace import RecordedStep, load_trace
+from mindswap.rules.checker import check_document, missing_model
+from mindswap.rules.machine.software import require_mindformers
+from mindswap.simulator.captured_step import CapturedStep
+
+
+def record_step(config: str) -> RecordedStep:
+    """Record one step of a configuration on this machine.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built, or run here.
+    """
+    document = load_document(config)
+    check_document(document).require_policy()
+    require_mindformers()
+    config_path = str(Path(config).resolve())  # quiet() changes the working directory
+    text = Path(config).read_text("utf-8")
+    if document.get("base_config") is not None:
+        text = "\n".join(block_lines(document.data(), 0, 2)) + "\n"
+    with quiet():
+        from mindswap.adapters.pynative.trace_config import record_config
+
+        return record_config(config_path, document.is_legacy, text)
+
+
+def is_trace_path(path: str) -> bool:
+    """A name that only a trace has; configurations are YAML."""
+    return path.endswith(".json")
+
+
+def read_trace(path: str) -> tuple[RecordedStep, Document]:
+    """A file of `mindswap trace`, and the configuration in it. Raises DataError if it cannot be read."""
+    try:
+        text = read_limited(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    step = load_trace(text, path)
+    return step, parse_document(step.config, path)
+
+
+def capture_of(step: RecordedStep) -> CapturedStep:
+    """The step as simulations start from it. Raises GraphError if its operators were recorded without their tensors."""
+    if not any(operator.outputs for operator in step.trace.operators):
+        raise GraphError("the trace has no tensors of operators; record it with `mindswap trace`")
+    graph = graph_of_trace(step.trace)
+    whole = tuple(range(step.trace.num_layers))
+    notes = [f"recorded in PyNative mode on {step.trace.device}; durations are of the device file"]
+    if step.trace.device == "CPU":
+        notes.append("on CPU a kernel copies a view before it reads it, and attention is made of single operators")
+    return CapturedStep(LayerSample(whole, whole), step.layers, graph, notes=(*step.notes, *notes))
+
+
+# What of a configuration stands in the way of a compile: its mode, inference, or that it has no model.
+
+
+def require_compilable(document: Document, takes_trace: bool = True) -> None:
+    """Refuse, before anything is built, what no compiled graph can tell about.
+
+    `takes_trace`: the command also reads a step that ran in PyNative mode.
+
+    Raises:
+        GraphError: if it trains in PyNative mode, is for inference, or has no model.
+    """
+    mode = document.get("context", "mode")
+    if mode is not None and asks_for_pynative(document):
+        instead = (
+            f"mindswap trace {document.file} -o step.json, and give step.json to this command"
+            if takes_trace
+            else "the log of `mindswap run` says what was moved, and whether as predicted"
+        )
+        raise GraphError(
+            f"{mode.location}: context.mode: {mode.value}: no graph is compiled in PyNative mode, and this command "
+            f"reads the compiled graph\n    fix:     {instead}; or mode: 0, to see what graph mode makes of the network"
+        )
+    past = document.get("model", "model_config", "use_past")
+    if past is not None and past.value is True:
+        raise GraphError(
+            f"{past.location}: model.model_config.use_past: True: the file is for inference, and this command compiles "
+            "a training\n    fix:     use_past: False, or a file that trains"
+        )
+    # What cannot be read, or is a file of 2.x, has problems of its own, which say more.
+    is_read = document.root is not None and find_form(document) is Form.GRAPH
+    missing = missing_model(document) if is_read else None
+    if missing:
+        raise GraphError(missing)

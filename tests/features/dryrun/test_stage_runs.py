@@ -1,0 +1,94 @@
+"""Dry runs put together: where in a step the peak is, and what a line through two short models says of a long one."""
+
+from dataclasses import replace
+
+import pytest
+
+from mindswap.features.dryrun.memory_pool import DryRun, PoolBlock
+from mindswap.features.dryrun.stage_runs import DryRunReport, StepPlace, find_places, segments, stage_run
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.report_data import PeakContributor
+from tests.report.simulated import small_report
+
+NET = "Default/network-LlamaForCausalLM/model-LlamaModel"
+
+
+def layer(index: int, is_backward: bool = False) -> str:
+    head = "Gradients/" if is_backward else ""
+    return f"{head}{NET}/layers-CellList/{index}-LLamaDecodeLayer/attention-LLamaAttention/MatMul-op{index}"
+
+
+def run_of(levels: list[tuple[str, int]]) -> DryRun:
+    """Operators in order, each with the bytes that are live while it runs."""
+    blocks = [
+        PoolBlock(2 * i, 2 * i + 2, size, "Kernel", name, 0, 2 * i) for i, (name, size) in enumerate(levels) if size
+    ]
+    operators = {2 * i: name for i, (name, _) in enumerate(levels)}
+    peak = max(size for _, size in levels)
+    return DryRun(0, peak, peak + 7, tuple(blocks), operators, (), (), 1.0)
+
+
+def model(num_layers: int) -> DryRun:
+    """Forward ends with 100 + 10 n at the loss, backward with 40 + 30 n at the embedding."""
+    forward = [(layer(i), 50 + 10 * i) for i in range(num_layers)]
+    backward = [(layer(i, True), 40) for i in reversed(range(num_layers))]
+    return run_of(
+        [
+            (f"{NET}/tok_embeddings-LlamaEmbedding/Gather-op0", 20),
+            *forward,
+            (f"{NET}/loss-CrossEntropyLoss/OneHot-op0", 100 + 10 * num_layers),
+            (f"Gradients/{NET}/norm_out-LlamaRMSNorm/RmsNormGrad-op0", 60),
+            *backward,
+            (f"Gradients/{NET}/tok_embeddings-LlamaEmbedding/UnsortedSegmentSum-op0", 40 + 30 * num_layers),
+        ]
+    )
+
+
+def test_a_fused_operator_is_where_the_one_before_it_is():
+    places = find_places(run_of([(layer(3), 10), ("Default/GraphKernel_Mul_fusion-op0", 20)]))
+    assert places[2] == StepPlace(False, "in the layers", 3, "Default/GraphKernel_Mul_fusion-op0")
+
+
+def test_the_parts_of_a_step():
+    found = {part: live for part, (_, live) in segments(model(2)).items()}
+    assert found == {
+        (False, "before the layers"): 20,
+        (False, "in the layers, first half"): 50,
+        (False, "in the layers, second half"): 60,
+        (False, "behind the layers"): 120,
+        (True, "before the layers"): 60,
+        (True, "in the layers, first half"): 40,
+        (True, "in the layers, second half"): 40,
+        (True, "behind the layers"): 100,
+    }
+
+
+def test_all_layers_are_taken_as_they_are():
+    stage = stage_run(0, 3, {3: model(3)})
+    assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (130, 137)
+    assert (stage.place.is_backward, stage.place.where, stage.place.layer) == (False, "behind the layers", None)
+
+
+@pytest.mark.parametrize(("num_layers", "peak", "is_backward"), [(2, 120, False), (4, 160, True), (32, 1000, True)])
+def test_another_moment_takes_over_on_the_way_to_many_layers(num_layers, peak, is_backward):
+    # at 1 and 2 layers the loss is highest, 110 and 120: its line gives 140 at 4, backward has 40 + 30 * 4
+    stage = stage_run(0, num_layers, {1: model(1), 2: model(2)})
+    assert (stage.used_peak_bytes, stage.place.is_backward) == (peak, is_backward)
+    assert stage.actual_peak_bytes == max(peak, 100 + 10 * num_layers + 7)
+
+
+def test_of_unlike_layers_the_line_through_the_peaks_is_corrected():
+    # At 1 and 2 layers the loss is highest: its line gives 120 + 2 * 10 at 4, and 3 less are said to be there.
+    stage = stage_run(0, 4, {1: model(1), 2: model(2)}, -3)
+    assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (137, 144)
+    assert (stage.place.is_backward, stage.place.where) == (False, "behind the layers")
+
+
+def test_casts_of_weights_are_gathered_weights_and_their_gradients_are_gradients():
+    held = [("w1.cast", MemoryKind.KEPT, 5), ("w1.cast", MemoryKind.GRADIENT, 7), ("w1.mul", MemoryKind.KEPT, 11)]
+    holders = tuple(PeakContributor(label, kind, size, 1, (0,)) for label, kind, size in held)
+    stage = replace(small_report().stages[0], static_parts=(), holders=holders)
+    simulated = replace(small_report(), stages=(stage,), weight_casts=frozenset({"w1.cast"}))
+    run = stage_run(0, 2, {2: model(2)})
+    parts = DryRunReport("case", (run,), simulated, 2, (2,), None, False).simulated_parts(run)
+    assert (parts["gathered weights"], parts["gradients"], parts["saved activations"]) == (5, 7, 11)

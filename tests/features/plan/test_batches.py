@@ -1,0 +1,106 @@
+"""Other batches and stages of a configuration: bounded, planned and sorted; only the network is that of a test."""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindswap.features.plan import batches as api
+from mindswap.features.plan import make_plan
+from mindswap.features.plan.batches import AskedBatches, plan_batches
+from mindswap.features.plan.spread import Spread
+from mindswap.features.plan.tasks import StepOptions
+from mindswap.features.step import load_step
+from mindswap.planner.strategies import Batch
+from tests.simulator.steps import captured
+
+NUM_LAYERS = 6
+ONE_STAGE = f"""\
+model:
+  model_config: {{type: LlamaConfig, num_layers: {NUM_LAYERS}, seq_length: 16}}
+  arch: {{type: LlamaForCausalLM}}
+optimizer: {{type: AdamW}}
+runner_config: {{batch_size: 2}}
+parallel_config: {{data_parallel: 1}}
+"""
+TWO_STAGES = ONE_STAGE.replace("data_parallel: 1", "data_parallel: 1, pipeline_stage: 2, micro_batch_num: 4")
+TWO_STAGES += "use_parallel: True\n"
+
+
+@pytest.fixture
+def planned(monkeypatch, tmp_path):
+    """Plans of a configuration whose network is the step of `tests.simulator.steps`; none can be captured else."""
+
+    def plan(text, asked, capture=lambda task, tick: captured(NUM_LAYERS), overrides=()):
+        monkeypatch.setattr(api, "capture_of_task", capture)
+        config = tmp_path / "x.yaml"
+        config.write_text(text)
+        said = []
+        options = StepOptions("generic", dict(overrides))
+        found = plan_batches(str(config), asked, options, Path(tmp_path), Spread(), said.append)
+        return found, said
+
+    return plan
+
+
+def test_the_fastest_batch_comes_first_and_what_cannot_be_faster_is_not_searched(planned):
+    """Batches of 2 samples: two at once, or one after the other, which takes the fixed parts of a step twice."""
+    (best, other), said = planned(ONE_STAGE, AskedBatches())
+    assert (best.batch, other.batch) == (Batch(2, 1), Batch(1, 2))
+    assert best.found is not None and best.layout is None and best.is_on_front and best.tokens_per_s > 0
+    assert other.found is None and "by the bound" in other.reason and other.tokens_per_s == 0
+    assert sum(line.startswith("capture") for line in said) == 2 and sum(line.startswith("plan") for line in said) == 1
+
+
+def test_stages_have_their_layers_where_others_are_looked_for(planned):
+    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    found, _ = planned(TWO_STAGES, asked)
+    assert ((3, 3),) in {one.layout.sizes for one in found if one.layout is not None}
+    assert all(one.layout is not None and sum(one.layout.sizes[0]) == NUM_LAYERS for one in found)
+    fixed, _ = planned(TWO_STAGES, AskedBatches(sizes=(2,), counts=(4,)))
+    assert [one.layout for one in fixed] == [None]
+
+
+def test_layers_move_from_the_stage_with_more_work_only_where_that_is_wanted(planned):
+    """Five of the six layers are in the first stage, so the other one waits."""
+    text = TWO_STAGES.replace("seq_length: 16", "seq_length: 16, offset: [2, -2]")
+    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    moved, _ = planned(text, asked)
+    first = next(one for one in moved if one.layout.sizes == ((5, 1),))
+    assert moved[0].tokens_per_s > first.tokens_per_s and moved[0].layout.sizes[0][0] < 5
+    (fixed,), _ = planned(text, replace(asked, moves_layers=False))
+    assert (fixed.layout, fixed.tokens_per_s) == (None, first.tokens_per_s)
+
+
+def test_where_no_plan_is_found_no_layers_move(planned):
+    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    (failed,), _ = planned(TWO_STAGES, asked, overrides={"memory": "1KiB"})
+    assert (failed.found, failed.layout.sizes) == (None, ((3, 3),)) and "alone need 4.0 KiB" in failed.reason
+
+
+def test_one_stage_has_no_layers_to_move(planned):
+    found, said = planned(ONE_STAGE, AskedBatches(sizes=(2,), counts=(1,), moves_layers=True))
+    assert [(one.layout, one.found is not None) for one in found] == [(None, True)]
+    assert not any("layers" in line for line in said)
+
+
+def test_a_task_is_loaded_and_planned_as_the_functions_do_it_that_it_calls():
+    """Options that nobody gives are the defaults of `load_step` and `make_plan`."""
+    loads, plans = (inspect.signature(function).parameters for function in (load_step, make_plan))
+    options = StepOptions()
+    assert (options.device, options.use_cache, options.expert_skew) == tuple(
+        loads[name].default for name in ("device", "use_cache", "expert_skew")
+    )
+    assert (options.allow, options.is_simple) == (plans["allow"].default, plans["simple"].default)
+
+
+def test_what_cannot_be_captured_is_behind_the_plans_with_its_reason(planned):
+    """The network of one sample does not compile; that of two does."""
+
+    def capture(task, tick):
+        return captured(NUM_LAYERS) if "batch_size: 2" in task.text else "it does not compile"
+
+    found, _ = planned(ONE_STAGE, AskedBatches(), capture)
+    assert [(one.batch, one.found is not None) for one in found] == [(Batch(2, 1), True), (Batch(1, 2), False)]
+    assert found[1].reason

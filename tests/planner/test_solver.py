@@ -1,0 +1,232 @@
+"""All solvers on the same small problems; every expected number is worked out by hand or by trying everything."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from reference.exact import count_choices, enumerate_all, solve_relaxed
+
+from mindswap.planner.solver.fast import _Solver, solve
+from mindswap.planner.solver.improve import _exposed_ns, _link_ns, _Move, _moves, _parts, forward_time_ns
+from mindswap.planner.solver.search import Search, Stop
+from mindswap.planner.stage_problem import Figures, Worth
+from mindswap.simulator.timeline import StallCause
+from tests.planner.builders import Tensor, ToySpace, random_space
+from tests.strength import examples, is_nightly
+
+# Two layers of two tensors. Forward takes 2 * (10 + 20) ns and 1 ns at each end, backward 2 * (30 + 40) and 2.
+PLAIN_NS = 60 + 2 + 140 + 2
+LAYER = (Tensor(100, forward_ns=10, backward_ns=30), Tensor(50, forward_ns=20, backward_ns=40))
+
+
+EVERY_SOLVER = {"fast": solve, "exact": enumerate_all, "relaxed": solve_relaxed}
+
+
+def space(budget_bytes: int, **kwargs) -> ToySpace:
+    return ToySpace((LAYER, LAYER), budget_bytes, **kwargs)
+
+
+@pytest.mark.parametrize("name", sorted(EVERY_SOLVER))
+def test_what_fits_is_left_alone(name):
+    found = EVERY_SOLVER[name](space(300))
+    assert found.best_score.fits
+    assert not found.best.any()
+    assert found.best_score.step_time_ns == PLAIN_NS
+    assert found.best_score.peak_bytes == 300
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(EVERY_SOLVER) if is_nightly() else ["fast", "relaxed"])
+def test_the_cheapest_tensor_that_is_enough_runs_again(name):
+    """Copies take a second each; 50 bytes over: one tensor of 100 bytes, again in 10 ns, is cheaper than one of 50."""
+    found = EVERY_SOLVER[name](space(250, ns_per_byte=10**7))
+    assert found.best_score.fits
+    assert found.best_score.step_time_ns == PLAIN_NS + 10
+    assert sorted(found.best.flatten().tolist()) == [-1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", sorted(EVERY_SOLVER) if is_nightly() else ["fast", "relaxed"])
+def test_an_impossible_budget_is_said(name):
+    found = EVERY_SOLVER[name](space(10))
+    assert not found.best_score.fits
+    assert found.best_score.excess_bytes == found.best_score.peak_bytes - 10
+
+
+@pytest.mark.long
+def test_a_copy_that_hides_costs_nothing():
+    """A link that moves 100 bytes in 1 ns: no recompute is needed."""
+    layers = (Tensor(100, 10, 30, can_recompute=False), Tensor(50, 20, 40, can_recompute=False))
+    fast_link = ToySpace((layers, layers), 250, ns_per_byte=0)
+    found = solve(fast_link)
+    assert found.best_score.fits
+    assert found.best_score.step_time_ns == PLAIN_NS
+
+
+@pytest.mark.long
+def test_host_memory_is_a_limit_too():
+    """Swap would be free, but the host has no room; so the cheap tensor runs again."""
+    found = solve(space(250, ns_per_byte=0, host_budget_bytes=0))
+    assert found.best_score.fits
+    assert not (found.best > 0).any()
+    assert found.best_score.step_time_ns == PLAIN_NS + 10
+
+
+@pytest.mark.long
+def test_same_problem_same_answer():
+    first, second = solve(random_space(examples(2, 7))), solve(random_space(examples(2, 7)))
+    assert first.best.tolist() == second.best.tolist()
+    assert first.num_evaluations == second.num_evaluations
+
+
+def test_an_interrupted_search_keeps_its_best():
+    calls = []
+
+    def progress() -> None:
+        calls.append(1)
+        if len(calls) == 20:
+            raise Stop
+
+    seed = examples(2, 14)
+    full, stopped = solve(random_space(seed)), solve(random_space(seed), progress)
+    assert stopped.num_evaluations == 20 < full.num_evaluations
+    assert stopped.best_score >= full.best_score
+
+
+def test_the_best_choice_simulates_to_its_score():
+    for seed in range(20) if is_nightly() else (0, 2):
+        case = random_space(seed)
+        found = solve(case)
+        again = case.evaluate(found.best)
+        assert (again.step_time_ns, again.peak_bytes) == (found.best_score.step_time_ns, found.best_score.peak_bytes)
+
+
+DISTANCES = (1, 2, 4)
+
+
+def compare(seeds, least: int, most: int, enough: int) -> int:
+    """Compares with all choices there are; how many problems were of the right size."""
+    num_compared = 0
+    for seed in seeds:
+        case = random_space(seed)
+        if not least < count_choices(case.figures, DISTANCES) <= most:
+            continue
+        if num_compared == enough:
+            break
+        num_compared += 1
+        exact, fast = enumerate_all(case, distances=DISTANCES).best_score, solve(case).best_score
+        assert fast.fits or not exact.fits, seed
+        if exact.fits:
+            assert fast.step_time_ns <= 1.01 * exact.step_time_ns, seed
+    return num_compared
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(examples(1, 8)))
+def test_within_a_percent_of_the_optimum(part):
+    """At night at least 500 problems in all parts together: 500 seeds of each, of which a seventh are small enough."""
+    assert compare(range(500 * part, 500 * part + examples(30, 500)), 0, 300, examples(3, 500)) >= examples(3, 63)
+
+
+@pytest.mark.long
+def test_within_a_percent_of_the_optimum_of_larger_problems():
+    assert compare(range(100), examples(300, 1000), examples(1000, 3500), examples(1, 100)) >= examples(1, 10)
+
+
+def test_moves_of_a_search():
+    """A tensor frees 10 bytes by its copy of 7 ns, or 20 if it runs again in 5 ns; the layer 30 in 9 ns."""
+    figures = Figures(np.array([[[0, 30], [10, 20]]] * 2), np.array([[[0, 9], [0, 5]]] * 2), np.array([[0, 7]] * 2))
+
+    def moves(choice):
+        """Layers, item, value -> bytes that it frees, and ns."""
+        found = {}
+        for move in _moves(np.array(choice), figures):
+            layers, items = np.nonzero(move.mask)
+            found[(*layers.tolist(), f"item {items[0]}", move.value)] = move.freed_bytes, move.time_ns
+        return found
+
+    expected = {
+        (0, "item 0", -1): (30, 9), (1, "item 0", -1): (30, 9), (0, 1, "item 0", -1): (60, 18),
+        (0, "item 1", -1): (20, 5), (1, "item 1", -1): (20, 5), (0, 1, "item 1", -1): (40, 10),
+    }  # fmt: skip
+    for distance in (1, 2, 3, 4, 6, 8):
+        expected |= {(0, "item 1", distance): (10, 0), (1, "item 1", distance): (10, 0)}
+        expected |= {(0, 1, "item 1", distance): (20, 0)}
+    assert moves([[0, 0], [0, 0]]) == expected
+    # Of a layer that runs again no tensor is chosen; to keep it costs the bytes and gives the time back.
+    found = moves([[-1, 0], [0, 5]])
+    assert (found[0, "item 0", 0], found[1, "item 1", 0], found[1, "item 1", -1]) == ((-30, -9), (-10, 0), (10, 5))
+    assert found[1, "item 0", -1] == (20, 9)
+    assert {key[0] for key in found if "item 1" in key} == {1}
+    assert {key[-1] for key in found if "item 1" in key} == {-1, 0, 1, 2, 3, 4, 6, 8}
+    # The distance that other layers have is tried, too.
+    assert moves([[0, 0], [0, 5]])[0, "item 1", 5] == (10, 0)
+
+
+def test_all_that_can_leave():
+    """Item 1 frees 10 bytes by swap and 8 again, item 2 again 20; item 3 is a cell with item 2 in it, of 15 and 25."""
+    freed = np.array([[[0, 0], [10, 8], [0, 20], [0, 15]], [[0, 0], [10, 8], [0, 20], [0, 25]]])
+    space = ToySpace([[Tensor(1, 1, 1)] * 3] * 2)
+    space.figures = Figures(freed, np.zeros_like(freed), np.zeros((2, 4), np.int64))
+
+    def every_bytes(worth, **changes):
+        space.figures = replace(space.figures, **changes)
+        space.worth = worth
+        return _Solver(Search(space, 1))._every_bytes()
+
+    def cell_alone(layer, row):
+        """Beside the cell nothing of item 2 is left to free."""
+        own = np.where((row > 0) | (row < 0), space.figures.freed_bytes[layer, range(4), np.where(row < 0, -row, 0)], 0)
+        own[2] *= row[3] == 0
+        return Worth(int(own.sum()), 0, 0, 0)
+
+    is_cell = np.array([True, False, False, True])
+    assert every_bytes(cell_alone) == 10 + 15 + 10 + 25
+    assert every_bytes(cell_alone, is_cell=is_cell) == 10 + 20 + 10 + 25
+    assert every_bytes(cell_alone, freed_bytes=freed[:, :, :1]) == 10 + 10  # nothing can run again
+
+
+def test_time_on_the_link_that_a_move_adds():
+    """Layer 1 is swapped already. Its copies take 7 ns, those of layer 0 take 5."""
+    figures, choice = (
+        Figures(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)), np.array([[0, 5], [0, 7]])),
+        np.array([[0, 0], [0, 3]]),
+    )
+
+    def added_ns(first, second, value):
+        return _link_ns(_Move(np.array([[False, first], [False, second]]), value, 0, 0), choice, figures)
+
+    assert [added_ns(True, False, value) for value in (8, 0, -1)] == [5, 0, 0]
+    assert [added_ns(False, True, value) for value in (8, 0, -1)] == [0, -7, -7]
+    assert [added_ns(True, True, value) for value in (8, 0, -1)] == [5, -7, -7]
+
+
+@pytest.mark.parametrize(
+    ("number", "parts"),
+    [
+        (0, []),
+        (1, [[0]]),
+        (2, [[0], [1], [0, 1]]),
+        (3, [[0], [2], [0, 1], [1, 2], [0, 1, 2], [1]]),
+        (6, [[0], [5], [0, 1], [4, 5], [0, 1, 2, 3], [2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [1], [2], [3], [4]]),
+        (7, [[0], [6], [0, 1], [5, 6], [0, 1, 2, 3], [3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6]]),
+    ],
+)
+def test_layers_that_are_moved_together(number, parts):
+    """First and last ones, and all; of few layers those between one by one."""
+    assert [part.tolist() for part in _parts(np.arange(number))] == parts
+
+
+def test_copies_have_the_time_that_forward_waits_for_communication():
+    """Forward of one layer: 1 + 5 + 1 ns in a step that waits for none; where its second operator waits 9, 16 ns."""
+    timeline = ToySpace(((Tensor(10, 5, 7),),)).timeline(np.array([[0, 0]]))
+    assert forward_time_ns(timeline) == 7
+    cause, stall_ns = timeline.stall_cause.copy(), timeline.stall_ns.copy()
+    cause[1], stall_ns[1] = StallCause.COMMUNICATION, 9
+    assert forward_time_ns(replace(timeline, stall_cause=cause, stall_ns=stall_ns)) == 16
+
+
+def test_copies_are_exposed_where_the_link_is_busy_for_longer_than_forward():
+    """Forward takes 10 ns. From 4 ns of copies, 3, 6 and 9 more make 7, 10 and 13; from 12, 1 more is exposed whole,
+    and 5 less hide the 2 that were."""
+    assert _exposed_ns(np.array([3, 6, 9]), 4, 10).tolist() == [0, 0, 3]
+    assert _exposed_ns(np.array([1, -5]), 12, 10).tolist() == [1, -2]
