@@ -1,7 +1,6 @@
-"""The command line: this module parses and dispatches, `mindswap.command_line` does the work."""
+"""The command line: this module parses and dispatches, `mindswap.features` do the work."""
 
 import argparse
-import ast
 import importlib
 import logging
 import os
@@ -10,10 +9,9 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from mindswap.command_line.parser import Parser, UsageError
 from mindswap.config.source import use_folder
@@ -27,27 +25,71 @@ from mindswap.version import __version__
 if TYPE_CHECKING:
     from mindswap.config.problem import Problem
 
-# Each is a module `mindswap.features.*.cli`, run(args) -> exit code. Its docstring is what `--help` says: a sentence,
-# examples, and options, about some of which `ARGUMENTS` says more; `{name}` in it stands for what `WORDS` has.
-COMMANDS = (
-    "check",
-    "convert",
-    "explain",
-    "run",
-    "status",
-    "verify",
-    "inspect",
-    "simulate",
-    "dryrun",
-    "plan",
-    "compare",
-    "calibrate",
-    "prove",
-    "example",
-    "prepare-data",
-    "trace",
-    "doctor",
-)
+
+class Command(NamedTuple):
+    """A command: what `mindswap --help` lists it with, and its module in `mindswap.features`.
+
+    The module has `EPILOG` (examples and notes of `--help`), `add_arguments(parser)` and `run(args) -> exit code`, and
+    where the usage line is its own, `USAGE`.
+    """
+
+    summary: str
+    module: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "check": Command("Check the swap and recompute settings of a MindFormers YAML file; nothing is run.", "check.cli"),
+    "convert": Command(
+        "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run.",
+        "convert.cli",
+    ),
+    "explain": Command(
+        "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run.", "explain.cli"
+    ),
+    "run": Command("Train with the plugin on: put `mindswap run` in front of run_mindformer.py.", "run.cli"),
+    "status": Command(
+        "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time.",
+        "adaptive.status_cli",
+    ),
+    "verify": Command(
+        "Compile the network of CONFIG without a device and show that its swap and recompute are in the graph.",
+        "verify.cli",
+    ),
+    "inspect": Command(
+        "Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device.",
+        "inspect.cli",
+    ),
+    "simulate": Command(
+        "Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device.",
+        "simulate.cli",
+    ),
+    "dryrun": Command(
+        "Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it.", "dryrun.cli"
+    ),
+    "plan": Command(
+        "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device.",
+        "plan.cli",
+    ),
+    "compare": Command(
+        "Compare simulated step time and peak memory of several configurations and baselines; no device.", "compare.cli"
+    ),
+    "calibrate": Command(
+        "Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links.",
+        "calibrate.cli",
+    ),
+    "prove": Command(
+        "Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated.", "prove.cli"
+    ),
+    "example": Command("Write a small configuration and a text to try everything with, on a CPU.", "example.cli"),
+    "prepare-data": Command("Turn text into a MindRecord that MindFormers trains on.", "data.cli"),
+    "trace": Command(
+        "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved.",
+        "trace.cli",
+    ),
+    "doctor": Command(
+        "Check whether this machine is ready to train: versions, limits, memory, environment variables.", "doctor.cli"
+    ),
+}
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
 
@@ -65,38 +107,26 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mindswap {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     if asked is None:
-        for name in COMMANDS:
-            subparsers.add_parser(name, help=_read_help(name))
+        for name, command in COMMANDS.items():
+            subparsers.add_parser(name, help=command.summary)
         return parser
-    from mindswap.command_line.options import add_options
-
-    module = importlib.import_module(f"mindswap.command_line.{asked.replace('-', '_')}")
-    text = module.__doc__ or ""
-    for name, words in getattr(module, "WORDS", {}).items():
-        text = text.replace(f"{{{name}}}", words)
-    text, _, options = text.partition("\n\noptions:\n")
-    description, _, examples = text.partition("\n\n")
-    command = subparsers.add_parser(
+    command = COMMANDS[asked]
+    module = importlib.import_module(f"mindswap.features.{command.module}")
+    command_parser = subparsers.add_parser(
         asked,
         usage=getattr(module, "USAGE", None),
-        description=description,
-        epilog=examples,
+        description=command.summary,
+        epilog=module.EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_options(command, options, getattr(module, "ARGUMENTS", {}))
-    if any(action.dest in ("config", "configs") for action in command._actions):
-        command.add_argument(
+    module.add_arguments(command_parser)
+    if any(action.dest in ("config", "configs") for action in command_parser._actions):
+        command_parser.add_argument(
             "--pretrained_model_dir", metavar="DIR", help="folder with the model's config.json, in place of CONFIG's"
         )
-    command.set_defaults(run=module.run)
+    command_parser.set_defaults(run=module.run)
     return parser
-
-
-def _read_help(command: str) -> str:
-    """First line of the docstring of a command's module, which is not imported for it."""
-    source = (Path(__file__).parent / "commands" / f"{command.replace('-', '_')}.py").read_text("utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -207,12 +237,7 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def _require_usable_python() -> None:
-    """Refuse what no command works with. Raises MindswapError: Python runs without docstrings, or nowhere."""
-    if sys.flags.optimize > 1:
-        raise MindswapError(
-            "Python runs without docstrings, which are the texts of mindswap and of MindSpore (PYTHONOPTIMIZE=2, -OO)\n"
-            "    allowed: PYTHONOPTIMIZE=1, or none\n    fix:     unset PYTHONOPTIMIZE"
-        )
+    """Raise MindswapError if the working directory cannot be used: no command works then."""
     with system_errors_as(MindswapError, "the working directory cannot be used"):
         os.getcwd()  # noqa: PTH109 raises where it is gone
 

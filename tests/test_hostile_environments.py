@@ -46,6 +46,7 @@ HARMLESS = {
     "libraries that are gone": {"LD_LIBRARY_PATH": "/nowhere"},
     "warnings that are errors": {"PYTHONWARNINGS": "error"},
     "no asserts": {"PYTHONOPTIMIZE": "1"},
+    "no docstrings": {"PYTHONOPTIMIZE": "2"},
     "an output that is not UTF-8": {"PYTHONIOENCODING": "ascii"},
     "another language": {"LC_ALL": "zh_CN.GBK", "LANGUAGE": "zh"},
     "separators in the temporary folder": {"TMPDIR": f"{{place}}/{ODD}"},
@@ -65,7 +66,6 @@ REFUSED = {
     "the working folder is gone": (
         "", "cd $(mktemp -d); rmdir $PWD", {}, "the working directory cannot be used: No such file or directory",
     ),
-    "no docstrings": ("", ":", {"PYTHONOPTIMIZE": "2"}, "Python runs without docstrings"),
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Options that several commands have, each defined once."""
 
 import argparse
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,67 +32,41 @@ def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
     return parse
 
 
-# What several commands have: with what its value is called, what it is for, and how it is read.
-_COMMON: dict[str, tuple[str, str, Callable[[str], Any] | None]] = {
-    "--expert-skew": ("N", "tokens that the busiest rank of experts gets; 1, the default, is balanced", None),
-    "--html": ("FILE", "write a page that opens offline in a browser", optional_path),
-    "--json": ("", "for machines: one object, also for errors; docs/python.md", None),
-    "--no-cache": ("", "compile again, keep nothing", None),
-    "--num-layers": ("N", "layers, if not as in model.model_config", number_from(1, MOST_LAYERS)),
-    "--plot": ("FILE", "write a picture (.png, .svg, .pdf)", optional_path),
-    "--rank": ("R", "sizes on this rank, layers of its pipeline stage", int),
-}
+def add_expert_skew(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--expert-skew", metavar="N", help="tokens that the busiest rank of experts gets; 1, the default, is balanced"
+    )
 
 
-def add_options(parser: argparse.ArgumentParser, text: str, arguments: Mapping[str, Mapping[str, Any]]) -> None:
-    """Options as `--help` has them, from the part behind `options:` of a docstring.
-
-    A line is a name with what its value is called, two blanks, and what it is for, which goes on in lines that are
-    indented further. `[CONFIG]` may be left out, of `CONFIG...` there may be several; `| --full` is not together with
-    the one above; a line at the margin begins a group. A name alone is one that several commands have.
-
-    Args:
-        parser: gets them.
-        text: the lines.
-        arguments: more about some of them, as of `ArgumentParser.add_argument`.
-    """
-    rows: list[list[str]] = []
-    for line in text.strip("\n").split("\n"):
-        if line.startswith(" " * 6):
-            rows[-1][1] = f"{rows[-1][1]} {line.strip()}".strip()
-        else:
-            rows.append([*re.split(r"(?<=\S)  +", line.strip(), maxsplit=1), ""][:2])
-    group: argparse._ActionsContainer = parser
-    for (name, help), (following, _) in zip(rows, [*rows[1:], ["", ""]], strict=True):
-        if name.endswith(":"):
-            group = parser.add_argument_group(name[:-1])
-        elif name == "--device" and not help:
-            _add_device_options(parser)
-        else:
-            if not name.startswith("| "):
-                place = group.add_mutually_exclusive_group() if following.startswith("| ") else group
-            _add_option(place, name.removeprefix("| "), help, arguments)
+def add_html(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--html", metavar="FILE", type=optional_path, help="write a page that opens offline in a browser"
+    )
 
 
-def _add_option(
-    place: argparse._ActionsContainer, name: str, help: str, arguments: Mapping[str, Mapping[str, Any]]
-) -> None:
-    names = [word for word in name.split() if word.startswith("-")]
-    metavar = name.removeprefix(" ".join(names)).strip()
-    more: dict[str, Any] = {"metavar": metavar} if metavar else {}
-    if names and names[0] in _COMMON and not help:
-        metavar, help, read = _COMMON[names[0]]
-        more = {"metavar": metavar, "type": read} if metavar else {}
-    if not names:
-        kind = "?" if name.endswith("]") else "+" if name.endswith("...") else None
-        more = {"metavar": metavar.strip("[].") if kind else metavar, "nargs": kind}
-    more |= arguments.get(names[-1] if names else name, {})
-    if names and not more:
-        more = {"action": "store_true"}
-    place.add_argument(*(names or [more.pop("dest", more["metavar"].lower())]), help=help or None, **more)
+def add_json(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--json", action="store_true", help="for machines: one object, also for errors; docs/python.md")
 
 
-def _add_device_options(parser: argparse.ArgumentParser) -> None:
+def add_no_cache(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
+
+
+def add_num_layers(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--num-layers", metavar="N", type=number_from(1, MOST_LAYERS), help="layers, if not as in model.model_config"
+    )
+
+
+def add_plot(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture (.png, .svg, .pdf)")
+
+
+def add_rank(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
     """`--device` and an option for each figure of it; `--help` lists those that most need."""
     group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
     group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")

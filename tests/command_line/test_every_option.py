@@ -17,7 +17,6 @@ import yaml
 
 from mindswap import cli
 from mindswap.cli import COMMANDS, build_parser
-from mindswap.command_line.options import add_options
 from mindswap.command_line.parser import Parser
 from mindswap.features.run import adaptive_options as adaptive
 from mindswap.runtime.attempt.state import StateFile
@@ -43,7 +42,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     """That of a command; "adaptive" has the options of `mindswap run --adaptive-memory-optimization`."""
     if command == "adaptive":
         parser = Parser(prog="mindswap run")
-        add_options(parser, (adaptive.__doc__ or "").partition("options:\n")[2], adaptive.ARGUMENTS)
+        adaptive.add_arguments(parser)
         return parser
     subparsers = next(
         action for action in build_parser(command)._actions if isinstance(action, argparse._SubParsersAction)

@@ -3,13 +3,13 @@
 import importlib
 import json
 from argparse import ArgumentTypeError
-from pathlib import Path
 
 import pytest
 
 from mindswap import cli
 from mindswap.command_line.options import MOST_LAYERS, number_from
 from mindswap.report.problems import answer_text
+from tests.command_line.test_messages import options_of
 from tests.schema import FOLDER, answer_of, load, misfits
 
 GOOD = """\
@@ -22,10 +22,7 @@ OFF = GOOD[: GOOD.index("swap_config")] + "recompute_config: {recompute: [2]}\n"
 
 def with_json():
     """Commands that have the option."""
-    folder = Path(cli.__file__).parent / "commands"
-    return [
-        name for name in cli.COMMANDS if "\n  --json" in (folder / f"{name.replace('-', '_')}.py").read_text("utf-8")
-    ]
+    return [name for name in cli.COMMANDS if "--json" in options_of(name)]
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from mindswap.cli import COMMANDS, build_parser
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mindswap"
 # Imported by every command, so no command's option may be named there as if all had it.
-SHARED = ("errors.py", "units.py", "streams.py", "scratch.py", "signals.py", "environment.py")
+SHARED = (
+    "errors.py", "units.py", "system/streams.py", "system/scratch.py", "system/signals.py", "system/environment.py",
+)  # fmt: skip
 
 
 def options_of(command):
@@ -46,7 +48,7 @@ def named(text):
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "run"])
 def test_a_command_names_its_own_options(command):
     """`mindswap plan --memory` in a message of another command is an option of `plan`."""
-    path = PACKAGE / "commands" / f"{command.replace('-', '_')}.py"
+    path = PACKAGE / "features" / f"{COMMANDS[command].module.replace('.', '/')}.py"
     for text in texts(path):
         own, *others = re.split(r"mindswap (?=[a-z-]+ )", text)
         assert named(own) <= OPTIONS[command], text

@@ -1,26 +1,25 @@
-"""Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time.
+"""Command line of `mindswap status`."""
 
+import argparse
+from pathlib import Path
+
+from mindswap.command_line.options import add_json, answer
+from mindswap.features.adaptive.report import format_summary, summary_to_json
+from mindswap.features.adaptive.run_status import read_run
+
+EPILOG = """\
 examples:
   mindswap status output/msrun_log
   mindswap status --json output/msrun_log | jq '.attempts[-1]'
 
 DIR is the run directory: the --log_dir of msrun. It may be asked at any time, from any terminal.
-
-options:
-  DIR  run directory of `mindswap run --adaptive-...`
-  --json
 """
 
-import argparse
-from pathlib import Path
 
-from mindswap.command_line.options import answer
-from mindswap.features.adaptive.report import format_summary, summary_to_json
-from mindswap.features.adaptive.run_status import read_run
-
-ARGUMENTS = {
-    "DIR": {"dest": "directory", "type": Path},
-}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("directory", metavar="DIR", type=Path, help="run directory of `mindswap run --adaptive-...`")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,5 +1,18 @@
-"""Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links.
+"""Command line of `mindswap calibrate`."""
 
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mindswap.command_line.options import add_json, answer
+from mindswap.features.calibrate import calibrate_device
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices
+from mindswap.simulator.profile.tables import Progress
+from mindswap.system.streams import print_text
+
+EPILOG = """\
 examples:
   mindswap calibrate ./profile -o device.yaml
   mindswap calibrate ./profile/host_20260101_ascend_ms -o device.yaml --device atlas_800t_a2_376t
@@ -11,33 +24,18 @@ PROFILE is the output_path of mindspore.Profiler or torch_npu.profiler, the fold
 folder of msprof; all ranks below it are read as one. Profile a few steps at profiler level 2: level 1 writes no
 sizes of copies, level 0 no shapes. What the profile does not show keeps the figure of --device. Exit code 1, and no
 file, where the profile shows nothing or the fitted figures do not explain it.
-
-options:
-  PROFILE           what the profiler wrote
-  -o --output FILE  device file to write (.yaml)
-  --device NAME     begin with: a file, or {devices}
-  --overwrite       replace FILE
-  --json
 """
 
-import argparse
-from contextlib import ExitStack
-from pathlib import Path
 
-from tqdm import tqdm
-
-from mindswap.command_line.options import answer
-from mindswap.features.calibrate import calibrate_device
-from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices
-from mindswap.simulator.profile.tables import Progress
-from mindswap.system.streams import print_text
-
-ARGUMENTS = {
-    "PROFILE": {"type": Path},
-    "--output": {"type": Path, "required": True},
-    "--device": {"default": DEFAULT_DEVICE},
-}
-WORDS = {"devices": ", ".join(list_devices())}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("profile", metavar="PROFILE", type=Path, help="what the profiler wrote")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="device file to write (.yaml)")
+    parser.add_argument(
+        "--device", metavar="NAME", default=DEFAULT_DEVICE, help=f"begin with: a file, or {', '.join(list_devices())}"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,26 +1,10 @@
-"""Check the swap and recompute settings of a MindFormers YAML file; nothing is run.
-
-examples:
-  mindswap check llama2_7b.yaml
-  mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
-  mindswap check --ignore overlap llama2_7b.yaml
-  mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
-  mindswap check --num-layers 80 --json my.yaml | jq .problems
-
-options:
-  CONFIG...      the YAML file, or several; - reads standard input
-  --json
-  --num-layers
-  --table        take operator names from a table of models only
-  | --network    take them from the network that MindFormers builds, not from a table
-  --ignore RULE  only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG
-"""
+"""Command line of `mindswap check`."""
 
 import argparse
 import os
 import sys
 
-from mindswap.command_line.options import answer
+from mindswap.command_line.options import add_json, add_num_layers, answer
 from mindswap.config.nodes import Document
 from mindswap.config.parse import MAX_FILE_BYTES, parse_document
 from mindswap.config.problem import find_errors
@@ -33,10 +17,35 @@ from mindswap.system.streams import print_text, printable
 STDIN = "standard input"
 
 
-ARGUMENTS = {
-    "CONFIG...": {"dest": "configs"},
-    "--ignore": {"default": [], "action": "append"},
-}
+EPILOG = """\
+examples:
+  mindswap check llama2_7b.yaml
+  mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
+  mindswap check --ignore overlap llama2_7b.yaml
+  mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
+  mindswap check --num-layers 80 --json my.yaml | jq .problems
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument(
+        "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
+    )
+    add_json(parser)
+    add_num_layers(parser)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--table", action="store_true", help="take operator names from a table of models only")
+    either.add_argument(
+        "--network", action="store_true", help="take them from the network that MindFormers builds, not from a table"
+    )
+    parser.add_argument(
+        "--ignore",
+        metavar="RULE",
+        default=[],
+        action="append",
+        help="only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,37 +1,10 @@
-r"""Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run.
-
-examples:
-  mindswap convert old.yaml --to index -o new.yaml      # counts per stage (swap off) -> layer indices (swap on)
-  mindswap convert old.yaml --to 2.x -o new.yaml        # swap and recompute in the sections of MindFormers 2.x
-  mindswap convert old.yaml --to 2.x --trace step.json  # the same, by the tensors of a recorded step
-  mindswap convert --from megatron --num-layers 32 --recompute-activations
-  mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \
-      --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
-  mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
-
-Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
-
-options:
-  [CONFIG]             YAML of MindFormers
-  --to                 form of recompute_config, or version of MindFormers
-  --from               take the settings from its options
-  --ops-per-layer N    operators of a layer in backward, for distances between versions; default is a table of the model
-  --trace FILE         between versions: a step of the same model (mindswap trace); settings that move the same tensors
-  -o --output FILE     write here; default is the terminal
-  | --in-place         change CONFIG itself
-  --overwrite          replace FILE
-  --json
-with --from megatron:
-  --from-args FILE     a launch script, or a file with options; - reads stdin
-  --family             operator names without CONFIG
-  --backward-prefetch N  of what is offloaded; default 1
-{megatron}
-"""
+"""Command line of `mindswap convert`."""
 
 import argparse
 
 from mindswap.command_line.options import (
     MOST_LAYERS,
+    add_json,
     answer,
     number_from,
     optional_path,
@@ -46,20 +19,62 @@ from mindswap.policy.formats.megatron.options import OPTIONS, OptionKind
 from mindswap.report.problems import format_problems, problems_to_data
 from mindswap.system.streams import print_text
 
-ARGUMENTS = {
-    "--to": {"choices": ("index", "2.x", "1.9")},
-    "--from": {"dest": "source", "choices": ("megatron",)},
-    "--ops-per-layer": {"type": number_from(1, MOST_LAYERS)},
-    "--output": {"type": optional_path},
-    "--family": {"default": "llama", "choices": sorted(FAMILIES)},
-    "--backward-prefetch": {"type": number_from(1, MOST_LAYERS), "default": 1},
-    **{name: {"nargs": "+"} for name, its in OPTIONS.items() if its.kind is OptionKind.NAMES},
-}
-_VALUES = {OptionKind.FLAG: "", OptionKind.NAMES: "NAME"}
-_MEGATRON = {name: _VALUES.get(its.kind, "|".join(its.choices) or "N") for name, its in OPTIONS.items()}
-WORDS = {
-    "megatron": "\n".join(f"  {name} {_MEGATRON[name]}".rstrip() + f"  {its.help}" for name, its in OPTIONS.items())
-}
+EPILOG = """\
+examples:
+  mindswap convert old.yaml --to index -o new.yaml      # counts per stage (swap off) -> layer indices (swap on)
+  mindswap convert old.yaml --to 2.x -o new.yaml        # swap and recompute in the sections of MindFormers 2.x
+  mindswap convert old.yaml --to 2.x --trace step.json  # the same, by the tensors of a recorded step
+  mindswap convert --from megatron --num-layers 32 --recompute-activations
+  mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \\
+      --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
+  mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
+
+Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of MindFormers")
+    parser.add_argument(
+        "--to", choices=("index", "2.x", "1.9"), help="form of recompute_config, or version of MindFormers"
+    )
+    parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
+    parser.add_argument(
+        "--ops-per-layer",
+        metavar="N",
+        type=number_from(1, MOST_LAYERS),
+        help="operators of a layer in backward, for distances between versions; default is a table of the model",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="between versions: a step of the same model (mindswap trace); settings that move the same tensors",
+    )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "-o", "--output", metavar="FILE", type=optional_path, help="write here; default is the terminal"
+    )
+    either.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    add_json(parser)
+    megatron = parser.add_argument_group("with --from megatron")
+    megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
+    megatron.add_argument("--family", default="llama", choices=sorted(FAMILIES), help="operator names without CONFIG")
+    megatron.add_argument(
+        "--backward-prefetch",
+        metavar="N",
+        type=number_from(1, MOST_LAYERS),
+        default=1,
+        help="of what is offloaded; default 1",
+    )
+    for name, option in OPTIONS.items():
+        if option.kind is OptionKind.FLAG:
+            megatron.add_argument(name, action="store_true", help=option.help)
+        elif option.kind is OptionKind.NAMES:
+            megatron.add_argument(name, metavar="NAME", nargs="+", help=option.help)
+        else:
+            megatron.add_argument(name, metavar="|".join(option.choices) or "N", help=option.help)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,5 +1,15 @@
-"""Turn text into a MindRecord that MindFormers trains on.
+"""Command line of `mindswap prepare-data`."""
 
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mindswap.command_line.options import add_json, answer
+from mindswap.features.data import prepare_data
+from mindswap.runtime.text.samples import NEWER_COLUMNS, TEXT_SUFFIXES
+from mindswap.units import format_bytes
+
+EPILOG = """\
 examples:
   mindswap prepare-data book.txt docs/ --output data/train.mindrecord --seq-length 128
   zcat wiki.txt.gz | mindswap prepare-data - --output wiki.mindrecord --seq-length 4096 --tokenizer tokenizer.json
@@ -7,33 +17,40 @@ examples:
 Without --tokenizer the tokens are bytes: pad 0, bos 1, eos 2, byte value + 3; vocab_size 259.
 A document (file) ends with eos; documents follow each other and are cut into samples of
 seq_length + 1 tokens, the column input_ids of CausalLanguageModelDataset.
-
-options:
-  TEXT...                 a file, a folder (its {suffixes} files), or - for the standard input
-  -o --output X.mindrecord  file to write; X.mindrecord.db comes with it
-  --seq-length N          seq_length of the model
-  --tokenizer FILE        Hugging Face tokenizer.json or sentencepiece .model (default: bytes)
-  --eos-token NAME        token of the tokenizer file that ends a document
-  --newer-model           columns of the models with use_legacy: False, {columns}, instead of input_ids alone
-  --overwrite             replace the output if it is there
-  --json
 """
 
-import argparse
-from pathlib import Path
-from typing import Any
 
-from mindswap.command_line.options import answer
-from mindswap.features.data import prepare_data
-from mindswap.runtime.text.samples import NEWER_COLUMNS, TEXT_SUFFIXES
-from mindswap.units import format_bytes
-
-ARGUMENTS = {
-    "--output": {"type": Path, "required": True},
-    "--seq-length": {"type": int, "required": True},
-    "--tokenizer": {"type": Path},
-}
-WORDS = {"suffixes": f"*{', *'.join(TEXT_SUFFIXES)}", "columns": ", ".join(NEWER_COLUMNS)}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument(
+        "text",
+        metavar="TEXT",
+        nargs="+",
+        help=f"a file, a folder (its *{', *'.join(TEXT_SUFFIXES)} files), or - for the standard input",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="X.mindrecord",
+        type=Path,
+        required=True,
+        help="file to write; X.mindrecord.db comes with it",
+    )
+    parser.add_argument("--seq-length", metavar="N", type=int, required=True, help="seq_length of the model")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        type=Path,
+        help="Hugging Face tokenizer.json or sentencepiece .model (default: bytes)",
+    )
+    parser.add_argument("--eos-token", metavar="NAME", help="token of the tokenizer file that ends a document")
+    parser.add_argument(
+        "--newer-model",
+        action="store_true",
+        help=f"columns of the models with use_legacy: False, {', '.join(NEWER_COLUMNS)}, instead of input_ids alone",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,5 +1,13 @@
-"""Check whether this machine is ready to train: versions, limits, memory, environment variables.
+"""Command line of `mindswap doctor`."""
 
+import argparse
+
+from mindswap.command_line.options import add_json, answer
+from mindswap.config.problem import Level
+from mindswap.features.doctor import examine_machine
+from mindswap.features.doctor.report import doctor_to_json, format_doctor
+
+EPILOG = """\
 examples:
   mindswap doctor
   mindswap doctor llama2_7b.yaml
@@ -7,18 +15,13 @@ examples:
 
 No device is needed, and nothing is compiled. The exit code is 1 if a training would not start, or would not swap.
 With CONFIG, also what this training needs: host memory for what it swaps and loads, and what `mindswap check` finds.
-
-options:
-  [CONFIG]  YAML of a training that is to run here
-  --json
 """
 
-import argparse
 
-from mindswap.command_line.options import answer
-from mindswap.config.problem import Level
-from mindswap.features.doctor import examine_machine
-from mindswap.features.doctor.report import doctor_to_json, format_doctor
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of a training that is to run here")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,36 +1,4 @@
-"""Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it.
-
-examples:
-  mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
-  mindswap dryrun llama2_7b.yaml --against none            # beside the same without swap and recompute
-  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # two short models, and the line through them
-  mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
-  mindswap dryrun llama2_7b.yaml --html report.html
-  mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
-  mindswap dryrun llama2_7b.yaml --insight step           # memory in MindStudio Insight; no times
-  mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
-
-Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
-minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
-out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
-Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
-device maps no pages (--fragments, docs/dryrun.md).
-
-options:
-  CONFIG               YAML of MindFormers
-  --ranks R,...        default is the first of each pipeline stage
-  --layers N[,M]       run models with so many layers; of two depths the straight line through them is shown
-  | --full             run all layers, however long it takes
-  --against none|FILE  show another dry run beside; none: nothing moved
-  --jobs N             processes at a time (1)
-  --keep FOLDER        leave logs and MindSpore's own tables there
-  --insight DIR        write folders for MindStudio Insight
-  --snapshot FILE      write the memory for pytorch.org/memory_viz (.pickle)
-  --plot
-  --html
-  --json
-  --device
-"""
+"""Command line of `mindswap dryrun`."""
 
 import argparse
 import sys
@@ -39,7 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.command_line.options import MOST, MOST_LAYERS, answer, device_overrides, number_from, optional_path
+from mindswap.command_line.options import (
+    MOST,
+    MOST_LAYERS,
+    add_device,
+    add_html,
+    add_json,
+    add_plot,
+    answer,
+    device_overrides,
+    number_from,
+    optional_path,
+)
 from mindswap.command_line.progress import PhaseLines
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
@@ -65,14 +44,51 @@ def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
-ARGUMENTS = {
-    "--ranks": {"type": _numbers(0), "default": ()},
-    "--layers": {"type": _numbers(1), "default": ()},
-    "--jobs": {"type": number_from(1, 64), "default": 1},
-    "--keep": {"type": Path},
-    "--insight": {"type": optional_path},
-    "--snapshot": {"type": optional_path},
-}
+EPILOG = """\
+examples:
+  mindswap dryrun configs/llama2_7b/case4_swap_and_recompute.yaml
+  mindswap dryrun llama2_7b.yaml --against none            # beside the same without swap and recompute
+  mindswap dryrun llama2_7b.yaml --layers 4,6 --jobs 2     # two short models, and the line through them
+  mindswap dryrun llama2_7b.yaml --full --ranks 0,4 --keep tables
+  mindswap dryrun llama2_7b.yaml --html report.html
+  mindswap dryrun llama2_7b.yaml --snapshot memory.pickle  # drop it on pytorch.org/memory_viz
+  mindswap dryrun llama2_7b.yaml --insight step           # memory in MindStudio Insight; no times
+  mindswap dryrun --json llama2_7b.yaml | jq '.stages[].used_peak_bytes'
+
+Any Linux machine with MindSpore 2.9.0 will do: stand-ins for CANN's libraries are made from the wheel itself (half a
+minute, once; needs a C compiler, or ziglang of PyPI). No kernel runs, so there are no times and no values, nothing runs
+out of memory, and workspaces, which a dry run does not know, are simulated. A long model is run at two short depths.
+Exit code 1 if the peak with workspace is above the memory that may be used; with fragments, too, where the pool of the
+device maps no pages (--fragments, docs/dryrun.md).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument(
+        "--ranks", metavar="R,...", type=_numbers(0), default=(), help="default is the first of each pipeline stage"
+    )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--layers",
+        metavar="N[,M]",
+        type=_numbers(1),
+        default=(),
+        help="run models with so many layers; of two depths the straight line through them is shown",
+    )
+    either.add_argument("--full", action="store_true", help="run all layers, however long it takes")
+    parser.add_argument("--against", metavar="none|FILE", help="show another dry run beside; none: nothing moved")
+    parser.add_argument("--jobs", metavar="N", type=number_from(1, 64), default=1, help="processes at a time (1)")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave logs and MindSpore's own tables there")
+    parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
+    parser.add_argument(
+        "--snapshot", metavar="FILE", type=optional_path, help="write the memory for pytorch.org/memory_viz (.pickle)"
+    )
+    add_plot(parser)
+    add_html(parser)
+    add_json(parser)
+    add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,13 +1,4 @@
-"""Write a small configuration and a text to try everything with, on a CPU.
-
-examples:
-  mindswap example trial
-
-A Llama of four layers with swap, and text of Python's own help. What it prints are the commands to go on with.
-
-options:
-  FOLDER  where to write them; made if it is not there
-"""
+"""Command line of `mindswap example`."""
 
 import argparse
 from pathlib import Path
@@ -24,9 +15,17 @@ written: {folder}/{name} and {folder}/{text}; next:
   mindswap run --config {name} --run_mode train --train_dataset_dir text.mindrecord"""
 
 
-ARGUMENTS = {
-    "FOLDER": {"type": Path},
-}
+EPILOG = """\
+examples:
+  mindswap example trial
+
+A Llama of four layers with swap, and text of Python's own help. What it prints are the commands to go on with.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write them; made if it is not there")
 
 
 def run(args: argparse.Namespace) -> int:

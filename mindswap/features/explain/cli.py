@@ -1,5 +1,15 @@
-"""Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run.
+"""Command line of `mindswap explain`."""
 
+import argparse
+
+from mindswap.command_line.options import add_json, add_num_layers, answer
+from mindswap.config.source import load_document
+from mindswap.features.explain import explain_config, list_names
+from mindswap.features.explain.report import format_paths
+from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.system.streams import print_text
+
+EPILOG = """\
 examples:
   mindswap explain llama2_7b.yaml
   mindswap explain --paths llama2_7b.yaml        # every name for op_swap and select_recompute
@@ -7,22 +17,15 @@ examples:
 
 With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with
 single backslashes in names), then the layers. Where `mindswap check` finds errors, those are printed instead.
-
-options:
-  CONFIG   YAML of MindFormers
-  --paths  list the cells and operators of a layer instead
-  --num-layers
-  --json
 """
 
-import argparse
 
-from mindswap.command_line.options import answer
-from mindswap.config.source import load_document
-from mindswap.features.explain import explain_config, list_names
-from mindswap.features.explain.report import format_paths
-from mindswap.report.problems import format_problems, problems_to_data
-from mindswap.system.streams import print_text
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
+    add_num_layers(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,30 +1,8 @@
-"""Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device.
-
-examples:
-  mindswap inspect configs/llama2_7b/case1_default_swap.yaml
-  mindswap inspect llama2_7b.yaml --layers 0,3-5 --by cell
-  mindswap inspect llama2_7b.yaml --rank 0
-  mindswap inspect llama2_7b.yaml --plot saved.png
-  mindswap inspect --json llama2_7b.yaml | jq '.total'
-
-Sizes are of one micro-batch: with --rank as that rank has it, by the strategies that the model sets for
-tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
-What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or
-you cannot, in mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
-
-options:
-  CONFIG         YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
-  --layers LIST  only these, e.g. 0,3-5
-  --rank
-  --by           what a row is
-  --plot
-  --no-cache
-  --json
-"""
+"""Command line of `mindswap inspect`."""
 
 import argparse
 
-from mindswap.command_line.options import answer
+from mindswap.command_line.options import add_json, add_no_cache, add_plot, add_rank, answer
 from mindswap.errors import GraphError
 from mindswap.features.inspect import inspect_memory
 from mindswap.features.inspect.report import format_memory, memory_to_json
@@ -60,7 +38,29 @@ def parse_layers(text: str) -> frozenset[int]:
     return frozenset(indices)
 
 
-ARGUMENTS = {
-    "--layers": {"type": parse_layers},
-    "--by": {"default": "operator", "choices": ("layer", "operator", "cell")},
-}
+EPILOG = """\
+examples:
+  mindswap inspect configs/llama2_7b/case1_default_swap.yaml
+  mindswap inspect llama2_7b.yaml --layers 0,3-5 --by cell
+  mindswap inspect llama2_7b.yaml --rank 0
+  mindswap inspect llama2_7b.yaml --plot saved.png
+  mindswap inspect --json llama2_7b.yaml | jq '.total'
+
+Sizes are of one micro-batch: with --rank as that rank has it, by the strategies that the model sets for
+tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
+What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or
+you cannot, in mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument(
+        "config", metavar="CONFIG", help="YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
+    )
+    parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these, e.g. 0,3-5")
+    add_rank(parser)
+    parser.add_argument("--by", default="operator", choices=("layer", "operator", "cell"), help="what a row is")
+    add_plot(parser)
+    add_no_cache(parser)
+    add_json(parser)

@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from textwrap import wrap
-from typing import Any
 
-from mindswap.command_line.options import MOST, device_overrides, number_from, refuse_given
+from mindswap.command_line.options import MOST, device_overrides, refuse_given
 from mindswap.command_line.progress import PhaseLines, SearchBar
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline_layout import Layout
@@ -47,7 +46,8 @@ WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # of lines of names, in none of whi
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers_or_auto(text: str) -> tuple[int, ...]:
+    """Return the numbers of `1,2,4`, or () for `auto`. Raises argparse.ArgumentTypeError."""
     if text == AUTO:
         return ()
     try:
@@ -57,16 +57,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not numbers or not all(1 <= number <= MOST for number in numbers):
         raise argparse.ArgumentTypeError(f"{text}: write auto, or numbers from 1 on such as 1,2,4")
     return numbers
-
-
-BATCH_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--batch-size": {"type": _numbers},
-    "--micro-batches": {"type": _numbers},
-    "--strategy": {"choices": [AUTO]},
-    "--stages": {"choices": [AUTO]},
-    "--cards": {"type": number_from(1)},
-    "--jobs": {"type": number_from(1, 256), "default": 1},
-}
 
 
 def asks_for_batches(args: argparse.Namespace) -> bool:

@@ -1,60 +1,4 @@
-r"""Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device.
-
-examples:
-  mindswap plan llama2_7b.yaml --memory 54GiB
-  mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
-  mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
-  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
-  mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\.flash_attention=swap' --pin 'feed_forward=keep'
-  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
-  mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
-  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
-  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
-  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
-  mindswap plan llama2_7b.yaml --strategy auto --cards 8 -o best.yaml    # data, tensor, pipeline, expert parallel
-  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
-  mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
-
-What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
-compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
-least memory that would is named.
-
-options:
-  CONFIG                   YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
-  -o --output FILE         write the configuration with the plan here
-  | --in-place             change CONFIG itself
-  --overwrite              replace FILE
-  --trace FILE             step of the network, for a CONFIG of MindFormers 2.x
-  --allow swap,recompute   what the plan may do; default is both
-  --objective              default is time
-  --simple                 at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance;
-                           says what it costs against the full plan
-  --no-verify              write the plan without a compile that shows that it does what it says
-  --pin PATTERN=MEANS      decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch,
-                           else 10), recompute, or keep; may be given several times
-  --explain                say in words why these operators
-  --dry-run                dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three
-                           times at most
-  --sweep                  plans for many budgets, from all that is kept to the least
-  --batch-size auto|N,...  plan for other numbers of samples of a micro-batch, and write the fastest; a step keeps its
-                           samples
-  --micro-batches auto|N,...  plan for other numbers of micro-batches of a step, and write the fastest; a step keeps
-                           its samples
-  --any-global-batch       with these: a step may have more or fewer samples than now
-  --strategy               plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel,
-                           and write the fastest; a step keeps its samples, and so does a micro-batch without
-                           --batch-size
-  --stages                 plan for other numbers of layers on the pipeline stages (offset), and write the fastest
-  --cards N                with --strategy: over so many; default is as now
-  --jobs N                 with these: so many processes (1)
-  --ray ADDRESS            with these: on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto
-  --html
-  --plot FILE              write a picture of the curve of --sweep
-  --no-cache
-  --json
-  --expert-skew
-  --device
-"""
+"""Command line of `mindswap plan`."""
 
 import argparse
 import gc
@@ -63,7 +7,18 @@ import sys
 import time
 from pathlib import Path
 
-from mindswap.command_line.options import device_overrides, optional_path, refuse_given, reject_overwrite_without_output
+from mindswap.command_line.options import (
+    add_device,
+    add_expert_skew,
+    add_html,
+    add_json,
+    add_no_cache,
+    device_overrides,
+    number_from,
+    optional_path,
+    refuse_given,
+    reject_overwrite_without_output,
+)
 from mindswap.command_line.progress import PhaseLines, SearchBar
 from mindswap.config.source import load_document
 from mindswap.errors import PlanError
@@ -77,9 +32,9 @@ from mindswap.features.plan import (
     sweep,
 )
 from mindswap.features.plan.batches_cli import (
-    BATCH_ARGUMENTS,
     asks_for_batches,
     deliver,
+    numbers_or_auto,
     refuse_beside_batches,
     run_batches,
 )
@@ -100,14 +55,123 @@ from mindswap.system.streams import print_text
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
-ARGUMENTS = {
-    "--output": {"type": optional_path},
-    "--allow": {"default": "swap,recompute"},
-    "--objective": {"default": "time", "choices": [objective.value for objective in Objective]},
-    "--pin": {"default": [], "action": "append"},
-    "--plot": {"type": optional_path},
-    **BATCH_ARGUMENTS,
-}
+EPILOG = """\
+examples:
+  mindswap plan llama2_7b.yaml --memory 54GiB
+  mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
+  mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
+  mindswap plan llama2_7b.yaml --memory 40GiB --simple     # at most 4 entries, and what that costs
+  mindswap plan llama2_7b.yaml --memory 40GiB --pin 'attention\\.flash_attention=swap' --pin 'feed_forward=keep'
+  mindswap plan llama2_7b.yaml --memory 40GiB --dry-run    # until it fits on MindSpore's Ascend backend
+  mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
+  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
+  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
+  mindswap plan llama2_7b.yaml --batch-size auto -o best.yaml       # other micro-batches, as many samples a step
+  mindswap plan llama2_7b.yaml --strategy auto --cards 8 -o best.yaml    # data, tensor, pipeline, expert parallel
+  mindswap plan llama2_13b.yaml --stages auto -o best.yaml               # other numbers of layers on the stages
+  mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
+
+What is written is verified first, as `mindswap verify` does, in a compile of 5 minutes at most; a plan that the
+compiler does not follow is not written. All times and sizes are simulated. Exit code 1 if nothing fits; then the
+least memory that would is named.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument(
+        "config", metavar="CONFIG", help="YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
+    )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "-o", "--output", metavar="FILE", type=optional_path, help="write the configuration with the plan here"
+    )
+    either.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    parser.add_argument("--trace", metavar="FILE", help="step of the network, for a CONFIG of MindFormers 2.x")
+    parser.add_argument(
+        "--allow", metavar="swap,recompute", default="swap,recompute", help="what the plan may do; default is both"
+    )
+    parser.add_argument(
+        "--objective", default="time", choices=[objective.value for objective in Objective], help="default is time"
+    )
+    parser.add_argument(
+        "--simple",
+        action="store_true",
+        help=(
+            "at most 4 entries: whole layers, or the cells of attention and feed-forward, one distance; says what "
+            "it costs against the full plan"
+        ),
+    )
+    parser.add_argument(
+        "--no-verify", action="store_true", help="write the plan without a compile that shows that it does what it says"
+    )
+    parser.add_argument(
+        "--pin",
+        metavar="PATTERN=MEANS",
+        default=[],
+        action="append",
+        help=(
+            "decide about operators or cells in all layers: swap (swap:12 with its backward_prefetch, else 10), "
+            "recompute, or keep; may be given several times"
+        ),
+    )
+    parser.add_argument("--explain", action="store_true", help="say in words why these operators")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help=(
+            "dry run the plan on MindSpore's Ascend backend, and plan again until it fits there, three times at most"
+        ),
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="auto|N,...",
+        type=numbers_or_auto,
+        help="plan for other numbers of samples of a micro-batch, and write the fastest; a step keeps its samples",
+    )
+    parser.add_argument(
+        "--micro-batches",
+        metavar="auto|N,...",
+        type=numbers_or_auto,
+        help="plan for other numbers of micro-batches of a step, and write the fastest; a step keeps its samples",
+    )
+    parser.add_argument(
+        "--any-global-batch", action="store_true", help="with these: a step may have more or fewer samples than now"
+    )
+    parser.add_argument(
+        "--strategy",
+        choices=["auto"],
+        help=(
+            "plan for all that MindFormers takes of data, tensor, pipeline, expert and sequence parallel, and write"
+            " the fastest; a step keeps its samples, and so does a micro-batch without --batch-size"
+        ),
+    )
+    parser.add_argument(
+        "--stages",
+        choices=["auto"],
+        help="plan for other numbers of layers on the pipeline stages (offset), and write the fastest",
+    )
+    parser.add_argument(
+        "--cards", metavar="N", type=number_from(1), help="with --strategy: over so many; default is as now"
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=number_from(1, 256), default=1, help="with these: so many processes (1)"
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="with these: on all CPUs of a Ray cluster (pip install '.[ray]' in a checkout), or auto",
+    )
+    add_html(parser)
+    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture of the curve of --sweep")
+    add_no_cache(parser)
+    add_json(parser)
+    add_expert_skew(parser)
+    add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:

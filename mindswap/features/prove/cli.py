@@ -1,39 +1,11 @@
-"""Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated.
-
-examples:
-  mindswap prove llama2_7b.yaml --layers 4
-  mindswap prove llama2_7b.yaml --layers 4 --memory 20GiB -o proof_20gib
-  mindswap prove llama2_7b.yaml --layers 4 --variants off,yaml --steps 10 --no-profile
-  mindswap prove configs/llama2_7b/cpu/case3_op_swap.yaml --worker-num 2
-  mindswap prove llama2_7b.yaml --layers 8 --ray auto --nodes 2 --worker-num 16
-  mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
-
-Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
-and memory, step time and copies are not visible. Read report.html; support_bundle.tar.gz has what to send for a report.
-
-options:
-  CONFIG            YAML of MindFormers
-  -o --output FOLDER  default is proof
-  --overwrite       put an earlier FOLDER aside as FOLDER.old1
-  --layers N        cut the model to N layers; default is all
-  --steps N         steps of each run (5)
-  --worker-num N    workers, one per card; default: CONFIG's, 8 at most
-  --variants off,yaml,plan  default is all
-  --profile         profile the last step of rank 0 (on)
-  --synthetic-data  make data, although CONFIG has some
-  --deterministic   losses must be equal to the last bit; slower
-  --ray ADDRESS     train on the nodes of a Ray cluster: its address, or auto
-  --nodes N         nodes of the cluster that train
-  --json            for machines; progress goes to the standard error
-  --device
-"""
+"""Command line of `mindswap prove`."""
 
 import argparse
 import sys
 import time
 from pathlib import Path
 
-from mindswap.command_line.options import device_overrides, number_from
+from mindswap.command_line.options import add_device, device_overrides, number_from
 from mindswap.command_line.progress import PhaseLines
 from mindswap.errors import LaunchError
 from mindswap.features.prove import ProofRequest, prove
@@ -57,15 +29,40 @@ def _variants(text: str) -> tuple[str, ...]:
     return tuple(name for name in VARIANTS if name in names)
 
 
-ARGUMENTS = {
-    "--output": {"type": Path, "default": Path("proof")},
-    "--layers": {"type": number_from(1)},
-    "--steps": {"type": number_from(3), "default": 5},
-    "--worker-num": {"type": number_from(1)},
-    "--variants": {"type": _variants, "default": VARIANTS},
-    "--profile": {"default": True, "action": argparse.BooleanOptionalAction},
-    "--nodes": {"type": number_from(1)},
-}
+EPILOG = """\
+examples:
+  mindswap prove llama2_7b.yaml --layers 4
+  mindswap prove llama2_7b.yaml --layers 4 --memory 20GiB -o proof_20gib
+  mindswap prove llama2_7b.yaml --layers 4 --variants off,yaml --steps 10 --no-profile
+  mindswap prove configs/llama2_7b/cpu/case3_op_swap.yaml --worker-num 2
+  mindswap prove llama2_7b.yaml --layers 8 --ray auto --nodes 2 --worker-num 16
+  mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
+
+Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
+and memory, step time and copies are not visible. Read report.html; support_bundle.tar.gz has what to send for a report.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, default=Path("proof"), help="default is proof")
+    parser.add_argument("--overwrite", action="store_true", help="put an earlier FOLDER aside as FOLDER.old1")
+    parser.add_argument("--layers", metavar="N", type=number_from(1), help="cut the model to N layers; default is all")
+    parser.add_argument("--steps", metavar="N", type=number_from(3), default=5, help="steps of each run (5)")
+    parser.add_argument(
+        "--worker-num", metavar="N", type=number_from(1), help="workers, one per card; default: CONFIG's, 8 at most"
+    )
+    parser.add_argument("--variants", metavar="off,yaml,plan", type=_variants, default=VARIANTS, help="default is all")
+    parser.add_argument(
+        "--profile", default=True, action=argparse.BooleanOptionalAction, help="profile the last step of rank 0 (on)"
+    )
+    parser.add_argument("--synthetic-data", action="store_true", help="make data, although CONFIG has some")
+    parser.add_argument("--deterministic", action="store_true", help="losses must be equal to the last bit; slower")
+    parser.add_argument("--ray", metavar="ADDRESS", help="train on the nodes of a Ray cluster: its address, or auto")
+    parser.add_argument("--nodes", metavar="N", type=number_from(1), help="nodes of the cluster that train")
+    parser.add_argument("--json", action="store_true", help="for machines; progress goes to the standard error")
+    add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:

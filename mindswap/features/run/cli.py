@@ -1,21 +1,4 @@
-r"""Train with the plugin on: put `mindswap run` in front of run_mindformer.py.
-
-examples:
-  mindswap run run_mindformer.py --config llama2_7b.yaml --run_mode train
-  mindswap run --config llama2_7b.yaml --run_mode train --use_parallel False
-  msrun --worker_num=8 --local_worker_num=8 python -m mindswap run --config llama2_7b.yaml --run_mode train
-  scripts/msrun_launch.sh "run_mindformer.py --config llama2_7b.yaml --run_mode train --use_parallel True"
-  mindswap run --adaptive-memory-optimization --memory 54GiB -- msrun --worker_num=8 --local_worker_num=8 \
-      --log_dir=output/msrun python -m mindswap run --config llama2_7b.yaml --run_mode train --use_parallel True
-
-With --adaptive-memory-optimization mindswap plans swap and recompute for the memory there is, watches the training,
-and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
---measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
-Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
-
-options:
-  [SCRIPT.py] OPTIONS
-"""
+"""Command line of `mindswap run`."""
 
 import argparse
 import traceback
@@ -25,9 +8,27 @@ from mindswap.features.run import hint_after_failure, prepare_training
 from mindswap.runtime.training_command import ADAPTIVE_FLAG
 from mindswap.system.streams import print_text
 
-ARGUMENTS = {
-    "[SCRIPT.py] OPTIONS": {"dest": "arguments", "nargs": argparse.REMAINDER},
-}
+EPILOG = """\
+examples:
+  mindswap run run_mindformer.py --config llama2_7b.yaml --run_mode train
+  mindswap run --config llama2_7b.yaml --run_mode train --use_parallel False
+  msrun --worker_num=8 --local_worker_num=8 python -m mindswap run --config llama2_7b.yaml --run_mode train
+  scripts/msrun_launch.sh "run_mindformer.py --config llama2_7b.yaml --run_mode train --use_parallel True"
+  mindswap run --adaptive-memory-optimization --memory 54GiB -- msrun --worker_num=8 --local_worker_num=8 \\
+      --log_dir=output/msrun python -m mindswap run --config llama2_7b.yaml --run_mode train --use_parallel True
+
+With --adaptive-memory-optimization mindswap plans swap and recompute for the memory there is, watches the training,
+and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
+--measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
+Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("arguments", metavar="[SCRIPT.py] OPTIONS", nargs=argparse.REMAINDER)
+
+
 USAGE = "mindswap run [SCRIPT.py] --config CONFIG [OPTIONS of run_mindformer.py]"
 
 

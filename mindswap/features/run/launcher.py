@@ -1,27 +1,4 @@
-"""usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
-       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
-       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM MASTER_PORT LOG_DIR JOIN CLUSTER_TIME_OUT
-       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK \\
-                                    LOG_DIR JOIN CLUSTER_TIME_OUT
-
-  EXECUTE_ORDER     script and its arguments in one string, as in a shell, but nothing is evaluated:
-                    "run_mindformer.py --config case1.yaml --run_mode train --use_parallel True"
-  WORKER_NUM        workers of the job, on all machines together (8)
-  LOCAL_WORKER      workers on this machine (WORKER_NUM)
-  MASTER_ADDR       address of the machine with NODE_RANK 0 (127.0.0.1)
-  MASTER_PORT       its port, 1024 to 65535 (8118)
-  NODE_RANK         0, 1, ...: number of this machine (0)
-  LOG_DIR           folder for worker_0.log ... (output/msrun_log)
-  JOIN              True: wait, and return the exit code of the training; False: return once all are started (False)
-  CLUSTER_TIME_OUT  seconds that workers wait for each other (7200)
-
---adaptive-memory-optimization before EXECUTE_ORDER: plan swap and recompute for the memory there is, watch the
-training, plan again when memory runs out; options as of `mindswap run` (mindswap run --help)
-
-environment: MF_LOG_SUFFIX=x makes LOG_DIR end with _x; LOG_MF_PATH is the folder of MindFormers' own logs;
-PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs under output/plog"""
-
-# `python -m mindswap.features.run`, which scripts/msrun_launch.sh runs: start the workers, wait for them, stop them.
+"""The launcher that scripts/msrun_launch.sh runs: start the workers, wait for them, stop them."""
 
 import contextlib
 import os
@@ -55,6 +32,29 @@ from mindswap.system.scratch import plain_name
 from mindswap.system.signals import held_signals, signals_raise
 from mindswap.system.streams import prepare_streams, print_text
 
+USAGE = """usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM MASTER_PORT LOG_DIR JOIN CLUSTER_TIME_OUT
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK \\
+                                    LOG_DIR JOIN CLUSTER_TIME_OUT
+
+  EXECUTE_ORDER     script and its arguments in one string, as in a shell, but nothing is evaluated:
+                    "run_mindformer.py --config case1.yaml --run_mode train --use_parallel True"
+  WORKER_NUM        workers of the job, on all machines together (8)
+  LOCAL_WORKER      workers on this machine (WORKER_NUM)
+  MASTER_ADDR       address of the machine with NODE_RANK 0 (127.0.0.1)
+  MASTER_PORT       its port, 1024 to 65535 (8118)
+  NODE_RANK         0, 1, ...: number of this machine (0)
+  LOG_DIR           folder for worker_0.log ... (output/msrun_log)
+  JOIN              True: wait, and return the exit code of the training; False: return once all are started (False)
+  CLUSTER_TIME_OUT  seconds that workers wait for each other (7200)
+
+--adaptive-memory-optimization before EXECUTE_ORDER: plan swap and recompute for the memory there is, watch the
+training, plan again when memory runs out; options as of `mindswap run` (mindswap run --help)
+
+environment: MF_LOG_SUFFIX=x makes LOG_DIR end with _x; LOG_MF_PATH is the folder of MindFormers' own logs;
+PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs under output/plog"""
+
 
 def main(words: list[str] | None = None) -> int:
     """Run one call of the launcher; prints, as commands do.
@@ -67,13 +67,13 @@ def main(words: list[str] | None = None) -> int:
         prepare_streams()
     words = sys.argv[1:] if words is None else words
     if words in (["-h"], ["--help"]):
-        print_text(__doc__)
+        print_text(USAGE)
         return 0
     usage = ""
     try:
         if ADAPTIVE_FLAG in words:
             return _run_adaptive(words)
-        usage = f"{__doc__}\n\n"  # for a call that cannot be read
+        usage = f"{USAGE}\n\n"  # for a call that cannot be read
         job, command = _read(words)
         usage = ""
         check_configuration(command, job.num_workers)

@@ -1,5 +1,24 @@
-"""Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device.
+"""Command line of `mindswap simulate`."""
 
+import argparse
+from pathlib import Path
+
+from mindswap.command_line.options import (
+    add_device,
+    add_expert_skew,
+    add_html,
+    add_json,
+    add_no_cache,
+    answer,
+    device_overrides,
+    optional_path,
+)
+from mindswap.errors import DataError
+from mindswap.features.simulate.report import format_simulation, simulation_to_json
+from mindswap.features.step import load_step
+from mindswap.files import is_recorded_step, require_folder, require_folders
+
+EPILOG = """\
 examples:
   mindswap simulate configs/llama2_7b/pretrain_llama2_7b.yaml
   mindswap simulate llama2_7b.yaml --device atlas_800t_a2 --memory 54GiB --d2h 20GB/s
@@ -11,32 +30,22 @@ examples:
 The network is compiled once, without swap and recompute; what the policy makes of it is worked out by the rules
 of the compiler. Settings of the device can also stand in the configuration, under `mindswap:`.
 Exit code 1 if it does not fit into the memory.
-
-options:
-  CONFIG         YAML of MindFormers, or a step that `mindswap trace` recorded (.json)
-  --trace FILE   write a Chrome trace (.json) for Perfetto
-  --insight DIR  write folders for MindStudio Insight
-  --figures      list the figures of the device, with their sources
-  --html
-  --no-cache
-  --json
-  --expert-skew
-  --device
 """
 
-import argparse
-from pathlib import Path
 
-from mindswap.command_line.options import answer, device_overrides, optional_path
-from mindswap.errors import DataError
-from mindswap.features.simulate.report import format_simulation, simulation_to_json
-from mindswap.features.step import load_step
-from mindswap.files import is_recorded_step, require_folder, require_folders
-
-ARGUMENTS = {
-    "--trace": {"type": optional_path},
-    "--insight": {"type": optional_path},
-}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument(
+        "config", metavar="CONFIG", help="YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
+    )
+    parser.add_argument("--trace", metavar="FILE", type=optional_path, help="write a Chrome trace (.json) for Perfetto")
+    parser.add_argument("--insight", metavar="DIR", type=optional_path, help="write folders for MindStudio Insight")
+    parser.add_argument("--figures", action="store_true", help="list the figures of the device, with their sources")
+    add_html(parser)
+    add_no_cache(parser)
+    add_json(parser)
+    add_expert_skew(parser)
+    add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:

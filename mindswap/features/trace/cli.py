@@ -1,5 +1,17 @@
-"""Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved.
+"""Command line of `mindswap trace`."""
 
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mindswap.command_line.options import add_json, answer
+from mindswap.errors import DataError
+from mindswap.files import require_folders, write_new
+from mindswap.pynative.trace import dump_trace
+from mindswap.steps.recorded import is_trace_path, record_step
+from mindswap.units import format_bytes
+
+EPILOG = """\
 examples:
   mindswap trace configs/llama2_7b/cpu/case3_op_swap.yaml -o step.json
   mindswap simulate step.json
@@ -7,28 +19,15 @@ examples:
 
 The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
 was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not.
-
-options:
-  CONFIG            YAML of MindFormers 1.9
-  -o --output FILE  file to write (.json)
-  --overwrite       replace the output if it is there
-  --json
 """
 
-import argparse
-from pathlib import Path
-from typing import Any
 
-from mindswap.command_line.options import answer
-from mindswap.errors import DataError
-from mindswap.files import require_folders, write_new
-from mindswap.pynative.trace import dump_trace
-from mindswap.steps.recorded import is_trace_path, record_step
-from mindswap.units import format_bytes
-
-ARGUMENTS = {
-    "--output": {"type": Path, "required": True},
-}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers 1.9")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="file to write (.json)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

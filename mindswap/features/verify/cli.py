@@ -1,5 +1,13 @@
-"""Compile the network of CONFIG without a device and show that its swap and recompute are in the graph.
+"""Command line of `mindswap verify`."""
 
+import argparse
+
+from tqdm import tqdm
+
+from mindswap.command_line.options import add_json, add_no_cache, add_rank, answer
+from mindswap.features.verify import verify
+
+EPILOG = """\
 examples:
   mindswap verify configs/llama2_7b/case3_op_swap.yaml
   mindswap verify --json llama2_7b.yaml | jq '.layers[].swapped_bytes'
@@ -14,22 +22,19 @@ With --brief it is compiled once, under the policy, and without swap only if som
 With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
 is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap; where others can write to the latter, or you cannot, in
 mindswap-user-UID in the temporary folder. A $MINDSWAP_CACHE that others can write to is not used.
-
-options:
-  CONFIG     YAML of MindFormers
-  --rank
-  --no-cache
-  --json
-  --brief    do not say what is kept without swap; half the time
-  --log DIR  also compare the logs of a run: worker_*.log, or node_*/worker_*.log
 """
 
-import argparse
 
-from tqdm import tqdm
-
-from mindswap.command_line.options import answer
-from mindswap.features.verify import verify
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the arguments and options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    add_rank(parser)
+    add_no_cache(parser)
+    add_json(parser)
+    parser.add_argument("--brief", action="store_true", help="do not say what is kept without swap; half the time")
+    parser.add_argument(
+        "--log", metavar="DIR", help="also compare the logs of a run: worker_*.log, or node_*/worker_*.log"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
