@@ -77,6 +77,11 @@ MAX_SHOWN_KEYS = 5
 MAX_FILES = 100
 
 
+def as_document(config: str | os.PathLike[str] | Document) -> Document:
+    """Return a configuration that is named by its path or was read already."""
+    return config if isinstance(config, Document) else load_document(config)
+
+
 def load_document(path: str | os.PathLike[str]) -> Document:
     """Read a configuration file and the files it is based on.
 

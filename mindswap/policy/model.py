@@ -5,8 +5,7 @@ simulating and planning alike. `Policy.to_config()` writes it as MindFormers spe
 back, that gives an equal policy.
 """
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -212,24 +211,6 @@ class Policy:
             if not isinstance(getattr(self, name), bool):
                 raise MindswapError(f"{name}={getattr(self, name)!r}\n    allowed: True or False")
 
-    @staticmethod
-    def from_file(path: str | os.PathLike[str]) -> "Policy":
-        """The policy of a YAML file.
-
-        Raises:
-            PolicyError: with every problem, if there is an error.
-        """
-        return READERS["file"](path)
-
-    @staticmethod
-    def from_config(config: Mapping[str, Any]) -> "Policy":
-        """The policy of a configuration as plain data: `{"swap_config": {...}, "recompute_config": {...}}`.
-
-        Raises:
-            PolicyError: with every problem, if there is an error.
-        """
-        return READERS["data"](config)
-
     def beside(self, fixed: "Policy") -> "Policy":
         """This with the entries of another on operators, which go before; swap is on."""
         both: dict[str, Any] = {}
@@ -262,11 +243,6 @@ class Policy:
         if self.output_recompute:
             config["mindswap"] = {"output_recompute": self.output_recompute.to_config()}
         return config
-
-
-# What reads a policy, by what it reads: `rules.checker` puts it here, as reading takes the rules, and users look for
-# it on the class. Importing `mindswap` brings it along.
-READERS: dict[str, Callable[[Any], Policy]] = {}
 
 
 def _to_config(entry: LayerSwap | OpSwap) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_re
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect, compute_effect
 from mindswap.policy.formats.mindformers2.read import read_pynative
 from mindswap.policy.formats.mindformers2.tables import Model, form_problem, load_model
-from mindswap.policy.model import READERS, Policy
+from mindswap.policy.model import Policy
 from mindswap.policy.wording import closest_names
 from mindswap.rules.context import Context, Context2x
 from mindswap.rules.mindformers1 import find_rules
@@ -142,22 +142,21 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
     return check_document(document, environ=environ, ignore=MODEL_RULES, is_run=True)
 
 
-def load_policy(path: str | os.PathLike[str]) -> Policy:
-    """The policy of a configuration file.
+def load_policy(source: str | os.PathLike[str] | Mapping[str, Any]) -> Policy:
+    """Read the policy of a configuration.
+
+    Args:
+        source: a YAML file, or its content as plain data: `{"swap_config": {...}, "recompute_config": {...}}`.
+
+    Returns:
+        The normalized policy.
 
     Raises:
-        PolicyError: with every error and warning, if there is an error. With swap off, what MindFormers refuses
-            is left to it.
+        PolicyError: with every problem, if there is an error.
     """
-    return policy_of_document(load_document(path))
-
-
-def policy_of_data(config: Mapping[str, Any]) -> Policy:
-    """As `load_policy`, of plain data: `{"swap_config": {...}, "recompute_config": {...}}`."""
-    return policy_of_document(document_from_data(config, "the configuration"))
-
-
-READERS.update(file=load_policy, data=policy_of_data)
+    if isinstance(source, Mapping):
+        return policy_of_document(document_from_data(source, "the configuration"))
+    return policy_of_document(load_document(source))
 
 
 def policy_of_document(document: Document) -> Policy:

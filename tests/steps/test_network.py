@@ -177,7 +177,7 @@ def test_a_pattern_of_any_option_that_names_nothing_is_refused(cells, option):
 
 def test_default_operators_that_are_not_there_are_a_warning(cells, caplog):
     """As in `mindswap check`: no model has all of them."""
-    policy = Policy.from_config({"swap_config": {"swap": True}, "recompute_config": {"select_comm_recompute": True}})
+    policy = mindswap.load_policy({"swap_config": {"swap": True}, "recompute_config": {"select_comm_recompute": True}})
     policy = dataclasses.replace(policy, default_prefetch=None, op_swap=())
     mindswap.apply(cells.network("stages"), policy, layers="backbone.stages")
     assert caplog.messages == [

@@ -11,6 +11,7 @@ from typing import Any
 from mindswap.config.findings import OTHER_RULES
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem, sort_problems
+from mindswap.config.source import as_document
 from mindswap.errors import LaunchError
 from mindswap.policy.formats.mindformers2.tables import Form, find_form
 from mindswap.policy.wording import closest_names
@@ -48,7 +49,7 @@ class CheckedConfig:
 
 
 def check_config(
-    document: Document,
+    config: str | os.PathLike[str] | Document,
     num_layers: int | None = None,
     ignore: Collection[str] = (),
     names: NameSource = NameSource.EITHER,
@@ -57,12 +58,13 @@ def check_config(
     """Findings about a configuration.
 
     Args:
-        document: the configuration, of either form.
+        config: path of the configuration, of either form, or what was read from it.
         num_layers: layers of the model; None takes what the configuration states.
         ignore: rules whose warnings are only counted.
         names: where operator names come from.
         can_build: the document is a file that MindFormers can read, too.
     """
+    document = as_document(config)
     if find_form(document) is Form.PYNATIVE:
         return _check_2x(document, num_layers, ignore)
     result, notes = _with_real_names(document, num_layers, ignore, names, can_build)

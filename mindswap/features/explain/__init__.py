@@ -6,6 +6,7 @@ from typing import Any
 
 from mindswap.config.nodes import Document
 from mindswap.config.problem import Problem
+from mindswap.config.source import as_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.features.explain.report import (
     explain_layers,
@@ -33,13 +34,14 @@ class ExplainedConfig:
     has_errors: bool = False  # only with a file of MindFormers 2.x; one of 1.9 is not explained then
 
 
-def explain_config(document: Document, num_layers: int | None = None) -> ExplainedConfig:
+def explain_config(config: str | os.PathLike[str] | Document, num_layers: int | None = None) -> ExplainedConfig:
     """Recompute and swap of each layer, stage and chunk.
 
     Raises:
         PolicyError: the configuration has errors; one of MindFormers 2.x cannot be read.
         GraphError: the number of layers is needed and not known.
     """
+    document = as_document(config)
     if find_form(document) is Form.PYNATIVE:
         checked_2x = check_pynative(document, num_layers, mindformers=installed_version("mindformers"))
         if document.root is None:
@@ -57,12 +59,13 @@ def explain_config(document: Document, num_layers: int | None = None) -> Explain
     return ExplainedConfig(format_explanation(explanation), explanation_to_json(explanation), checked.problems)
 
 
-def list_names(document: Document, num_layers: int | None = None) -> list[dict[str, Any]]:
+def list_names(config: str | os.PathLike[str] | Document, num_layers: int | None = None) -> list[dict[str, Any]]:
     """Cells and operators of a layer: the names for `op_swap` and `select_recompute`.
 
     Raises:
         GraphError: the model is not known here.
     """
+    document = as_document(config)
     if find_form(document) is not Form.PYNATIVE:
         return list_paths(_find_trees(document, check_document(document, num_layers)))
     checked = check_pynative(document, num_layers)

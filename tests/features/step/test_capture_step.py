@@ -102,7 +102,7 @@ def test_a_plan_fits_and_is_read_back(step, tmp_path):
     assert plan.fits and plan.peak_bytes <= budget
     assert plan.run().peak_bytes == plan.peak_bytes
     plan.save(tmp_path / "planned.yaml")
-    assert Policy.from_file(tmp_path / "planned.yaml") == plan.policy
+    assert mindswap.load_policy(tmp_path / "planned.yaml") == plan.policy
     assert str(plan).startswith("plan for ")
     with pytest.raises(DataError, match="already exists"):
         plan.save(tmp_path / "planned.yaml")
