@@ -29,6 +29,7 @@ demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend wit
 check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (2 min)
 	$(CHECK_VENV)/bin/ruff check .
 	$(CHECK_VENV)/bin/ruff format --check .
+	$(CHECK_VENV)/bin/lint-imports --no-logo --no-cache
 	{ $(CHECK_VENV)/bin/python -c 'import sys; sys.exit(sys.version_info > (3, 11))' || $(CHECK_VENV)/bin/mypy; } & types=$$!; \
 	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend and not long"; tests=$$?; \
 	wait $$types && exit $$tests  # both are heard out; NumPy for Python 3.10 has other types

@@ -13,7 +13,15 @@ VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "mindswap" / "version.py
 CPU_STACK = ["mindspore==2.9.0", "mindformers==1.9.0"]
 PLOT_LIBRARY = "matplotlib>=3.8"
 TEST_TOOLS = ["scipy>=1.11,<2", "pytest>=8", "pytest-xdist>=3", "hypothesis>=6"]
-CHECK_TOOLS = ["jsonschema>=4,<5", "ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-psutil", "types-tqdm"]
+CHECK_TOOLS = [
+    "jsonschema>=4,<5",
+    "ruff==0.17.5",
+    "mypy==2.4.1",
+    "import-linter==2.17",
+    "types-PyYAML",
+    "types-psutil",
+    "types-tqdm",
+]
 NOTEBOOK_TOOLS = ["nbclient>=0.10", "nbformat>=5.10", "ipykernel>=6.29"]
 SITE_TOOL = "mkdocs-material>=9.5,<10"
 

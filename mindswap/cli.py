@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mindswap.config.problem import Problem
 
 
-class Command(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command: what `mindswap --help` lists it with, and its module in `mindswap.features`.
 
     The module has `EPILOG` (examples and notes of `--help`), `add_arguments(parser)` and `run(args) -> exit code`, and
@@ -37,56 +37,58 @@ class Command(NamedTuple):
     module: str
 
 
-COMMANDS: Mapping[str, Command] = {
-    "check": Command("Check the swap and recompute settings of a MindFormers YAML file; nothing is run.", "check.cli"),
-    "convert": Command(
+COMMANDS: Mapping[str, CommandEntry] = {
+    "check": CommandEntry(
+        "Check the swap and recompute settings of a MindFormers YAML file; nothing is run.", "check.cli"
+    ),
+    "convert": CommandEntry(
         "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run.",
         "convert.cli",
     ),
-    "explain": Command(
+    "explain": CommandEntry(
         "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run.", "explain.cli"
     ),
-    "run": Command("Train with the plugin on: put `mindswap run` in front of run_mindformer.py.", "run.cli"),
-    "status": Command(
+    "run": CommandEntry("Train with the plugin on: put `mindswap run` in front of run_mindformer.py.", "run.cli"),
+    "status": CommandEntry(
         "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time.",
         "adaptive.status_cli",
     ),
-    "verify": Command(
+    "verify": CommandEntry(
         "Compile the network of CONFIG without a device and show that its swap and recompute are in the graph.",
         "verify.cli",
     ),
-    "inspect": Command(
+    "inspect": CommandEntry(
         "Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device.",
         "inspect.cli",
     ),
-    "simulate": Command(
+    "simulate": CommandEntry(
         "Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device.",
         "simulate.cli",
     ),
-    "dryrun": Command(
+    "dryrun": CommandEntry(
         "Run CONFIG on MindSpore's Ascend backend without a card: peak memory as MindSpore itself has it.", "dryrun.cli"
     ),
-    "plan": Command(
+    "plan": CommandEntry(
         "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device.",
         "plan.cli",
     ),
-    "compare": Command(
+    "compare": CommandEntry(
         "Compare simulated step time and peak memory of several configurations and baselines; no device.", "compare.cli"
     ),
-    "calibrate": Command(
+    "calibrate": CommandEntry(
         "Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links.",
         "calibrate.cli",
     ),
-    "prove": Command(
+    "prove": CommandEntry(
         "Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated.", "prove.cli"
     ),
-    "example": Command("Write a small configuration and a text to try everything with, on a CPU.", "example.cli"),
-    "prepare-data": Command("Turn text into a MindRecord that MindFormers trains on.", "data.cli"),
-    "trace": Command(
+    "example": CommandEntry("Write a small configuration and a text to try everything with, on a CPU.", "example.cli"),
+    "prepare-data": CommandEntry("Turn text into a MindRecord that MindFormers trains on.", "data.cli"),
+    "trace": CommandEntry(
         "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved.",
         "trace.cli",
     ),
-    "doctor": Command(
+    "doctor": CommandEntry(
         "Check whether this machine is ready to train: versions, limits, memory, environment variables.", "doctor.cli"
     ),
 }

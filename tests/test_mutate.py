@@ -71,14 +71,14 @@ def test_what_takes_too_long_on_the_clock_is_not_killed_and_what_computes_withou
 
 
 def test_its_own_tests_are_tried_first_and_once(tmp_path, monkeypatch):
-    folder = tmp_path / "tests" / "simulator" / "cost"
+    folder = tmp_path / "tests" / "simulator" / "profile"
     folder.mkdir(parents=True)
-    (folder / "test_calibrate.py").write_text("")
+    (folder / "test_calibration.py").write_text("")
     monkeypatch.chdir(tmp_path)
     own = "tests/simulator/profile/test_calibration.py"
     assert list(load().rounds(Path("mindswap/simulator/profile/calibration.py"), ["tests/planner"])) == [
         ("its own tests", [own]),
-        ("its folder", ["tests/simulator/cost", f"--ignore={own}"]),
+        ("its folder", ["tests/simulator/profile", f"--ignore={own}"]),
         ("the others", ["tests/planner", f"--ignore={own}"]),
     ]
 

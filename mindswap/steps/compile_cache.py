@@ -20,26 +20,18 @@ T = TypeVar("T")
 GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
 # Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
-# Rooms and files that read, write or show what was found, and the planner: none of them decides a captured step or a
-# verdict.
+# Packages that read, write or show results, and the planner: none of them decides a captured step or a verdict.
 NOT_IN_CACHE_KEY = (
+    "command_line",
+    "planner",
+    "policy/formats/megatron",
+    "rules/machine",
+    "runtime",
     *(
-        "commands",
-        "planner",
-        "training",
-        "policy/megatron",
-        "check/doctor",
-        "features/adaptive/__init__.py",
-        "features/compare/__init__.py",
+        f"features/{name}"
+        for name in ("adaptive", "calibrate", "compare", "convert", "data", "doctor", "dryrun", "example", "plan")
     ),
-    *(
-        "features/convert/__init__.py",
-        "features/convert/stage_counts.py",
-        "features/convert/versions.py",
-        "features/data/__init__.py",
-        "features/dryrun/__init__.py",
-    ),
-    *("features/prove/__init__.py", "features/run/__init__.py"),
+    *(f"features/{name}" for name in ("prove", "run", "trace")),
 )
 
 

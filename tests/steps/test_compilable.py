@@ -87,7 +87,7 @@ PACKAGE = Path(cache.__file__).parents[1]
 def copy(tmp_path, monkeypatch):
     """A copy of the package, which the cache takes for the one that is installed."""
     shutil.copytree(PACKAGE, tmp_path / "mindswap", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cache, "__file__", str(tmp_path / "mindswap" / "api" / "cache.py"))
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "mindswap" / "steps" / "compile_cache.py"))
     return tmp_path / "mindswap"
 
 

@@ -1,4 +1,4 @@
-"""Which layer of one compiled network is like one of another; the rest is in tests/commands, where networks compile."""
+"""Which layer of one compiled network is like one of another; the rest is in tests/features, where networks compile."""
 
 from types import SimpleNamespace
 

@@ -169,12 +169,12 @@ def test_warnings_are_shown_and_not_obeyed(capsys):
 
 
 # Output that is printed as it is: of colours, whose parts are escaped, and of YAML, which can hold no such characters.
-RAW = {("check.py", "join"), ("convert.py", "text"), ("options.py", "printable")}
+RAW = {("check", "join"), ("convert", "text"), ("command_line", "printable")}
 
 
 def test_commands_print_with_escapes_only():
-    files = [*(ROOT / "mindswap/commands").glob("*.py"), ROOT / "mindswap/cli.py"]
-    found = [(file.name, node) for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
+    files = [*(ROOT / "mindswap/features").glob("*/*cli.py"), *(ROOT / "mindswap/command_line").glob("*.py")]
+    found = [(file.parent.name, node) for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
     calls = [(name, node) for name, node in found if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"]
     words = {(name, word) for name, node in calls for word in re.findall(r"\w+", ast.unparse(node.args[0]))}
     assert len(calls) == len(RAW) and words >= RAW

@@ -8,6 +8,7 @@ from pathlib import Path
 from mindswap.config.nodes import Document, show
 from mindswap.config.step_settings import ALLOWED, PATH, is_on_cpu, read_device_memory, read_device_target
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.features.adaptive.report import format_summary
 from mindswap.features.adaptive.supervise import AdaptiveRun
 from mindswap.graph.capture_cache import make_key
 from mindswap.rules.machine.probe import host_memory
@@ -31,6 +32,8 @@ from mindswap.runtime.logs.scan import REPORT_MEMORY
 from mindswap.runtime.training_command import ADAPTIVE_FLAG, load_trainable
 from mindswap.units import format_bytes, parse_bytes
 from mindswap.version import __version__
+
+__all__ = ["format_summary", "train_adaptively"]
 
 # What MindFormers lets MindSpore take of a card where `context.max_device_memory` does not say.
 DEFAULT_DEVICE_MEMORY = "58GiB"

@@ -1,8 +1,9 @@
 """Every problem of a configuration of either form, and what it asks for layer by layer.
 
-The rules are in `check`; here they meet the real network, where a table of its operators is missing.
+The rules are in `rules`; here they meet the real network, where a table of its operators is missing.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

@@ -19,7 +19,7 @@ from mindswap.features.dryrun.backend import Say, run_rank
 from mindswap.features.dryrun.cann_stand_ins import has_cann, stand_ins
 from mindswap.features.dryrun.memory_pool import DryRun
 from mindswap.features.dryrun.page import own_curve
-from mindswap.features.dryrun.report import format_dry_run
+from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from mindswap.features.simulate import LoadedStep
 from mindswap.files import make_fresh
@@ -38,6 +38,11 @@ from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.report_data import SimulationReport
 from mindswap.system.disk_cache import kept_folder
 from mindswap.system.scratch import scratch_folder
+
+__all__ = [
+    "DryRun", "DryRunOptions", "DryRunReport", "Say", "StepDryRun", "dry_run_step", "dry_run_to_json", "limits_of",
+    "run_stages",
+]  # fmt: skip
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
 MOST_SHORT_LAYERS = 6

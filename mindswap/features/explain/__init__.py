@@ -1,5 +1,6 @@
 """`mindswap explain`: recompute and swap of each layer, stage and chunk of a configuration."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -8,10 +8,7 @@ from typing import Any
 from mindswap.adapters.quiet import telling
 from mindswap.config.render import document_from_data
 from mindswap.errors import NOT_COMPILED, LaunchError
-from mindswap.features.dryrun import run_stages
-from mindswap.features.dryrun.backend import Say
-from mindswap.features.dryrun.report import dry_run_to_json
-from mindswap.features.dryrun.stage_runs import DryRunReport
+from mindswap.features.dryrun import DryRunReport, Say, dry_run_to_json, run_stages
 from mindswap.features.plan import StepPlan
 from mindswap.features.plan.pynative import is_2x
 from mindswap.policy.equivalence import policy_sections

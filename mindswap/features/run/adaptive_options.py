@@ -5,8 +5,7 @@ from pathlib import Path
 
 from mindswap.command_line.options import number_from
 from mindswap.command_line.parser import Parser, say, write_out
-from mindswap.features.adaptive import train_adaptively
-from mindswap.features.adaptive.report import format_summary
+from mindswap.features.adaptive import format_summary, train_adaptively
 from mindswap.runtime.training_command import ADAPTIVE_FLAG
 from mindswap.system.streams import printable
 

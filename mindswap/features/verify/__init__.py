@@ -238,8 +238,8 @@ def verify_recompute(
 ) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
     """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
 
-    With swap off in the YAML, and `policy` from `policy.formats.mindformers1.stage_recompute`. Gives one effect per layer
-    of the model, and the compiled network.
+    With swap off in the YAML, and `policy` from `stage_recompute`. Gives one effect per layer of the model,
+    and the compiled network.
     """
     compiled = compile_under(document, Policy(), placement, use_cache)
     plain, like = compile_beside(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)

@@ -207,7 +207,7 @@ def test_a_configuration_for_cards_is_refused_at_once_where_there_are_none(prove
 
 def test_a_worker_needs_a_card(prove, tmp_path, monkeypatch):
     monkeypatch.setattr("mindswap.features.prove.cli.require_mindformers", lambda: None)
-    for module in ("training", "prove"):
+    for module in ("run", "prove"):
         monkeypatch.setattr(f"mindswap.features.{module}.count_cards", lambda: 8)
     assert prove(ASCEND_CONFIG, "-o", tmp_path / "proof", "--worker-num", "16") == (
         1,

@@ -18,7 +18,7 @@ CONFIG = str(Path(__file__).parents[3] / "configs/llama2_7b/cpu/case3_op_swap.ya
 def parsed(monkeypatch):
     """How often each file is parsed, under its name."""
     for name in ("check", "explain", "plan", "verify", "inspect", "simulate"):
-        importlib.import_module(f"mindswap.command_line.{name}")
+        importlib.import_module(f"mindswap.features.{name}.cli")
     real, counts = parse.parse_document, Counter()
 
     def count(content, file):

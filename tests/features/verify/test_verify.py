@@ -1,4 +1,4 @@
-"""The verdict on all layers, from what the compiler does in each; networks compile in tests/commands."""
+"""The verdict on all layers, from what the compiler does in each; networks compile in `test_cli.py`."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -149,7 +149,7 @@ def asked(tmp_path, monkeypatch):
     def asked(code):
         module = tmp_path / "mindswap/features/adaptive/planner_process.py"
         module.parent.mkdir(parents=True)
-        for folder in (module.parent, module.parent.parent):
+        for folder in (module.parent, module.parent.parent, module.parent.parent.parent):
             (folder / "__init__.py").touch()
         module.write_text(f"import json, os, sys\n{code}\n")
         monkeypatch.syspath_prepend(str(tmp_path))  # a child imports from where this process would
