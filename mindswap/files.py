@@ -1,5 +1,6 @@
 """Files that appear complete or not at all: the one place where the package writes files that others read."""
 
+import csv
 import itertools
 import json
 import os
@@ -256,3 +257,13 @@ def unique_labels(paths: Sequence[str | os.PathLike[str]], taken: Collection[str
         number = stems[:position].count(parts)  # the same file, or one with another ending
         labels.append(f"{label} ({number + 1})" if number else label)
     return labels
+
+
+@contextmanager
+def csv_field_limit(max_chars: int) -> Iterator[None]:
+    """Let the fields of CSV files be that long while this lasts; the limit is one of the whole process."""
+    limit = csv.field_size_limit(max_chars)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)

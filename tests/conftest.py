@@ -3,8 +3,10 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
+from mindswap.system.scratch import remove_kept
 from tests.strength import NIGHTLY
 
 # A shell without job control starts what it puts into the background with SIGINT ignored, and so would every
@@ -25,6 +27,13 @@ os.environ["MINDSWAP_PROGRESS"] = "0"
 settings.register_profile("day", deadline=None)
 settings.register_profile("nightly", deadline=None)
 settings.load_profile("day")
+
+
+@pytest.fixture(autouse=True)
+def no_kept_folders():
+    """Forget the scratch folders that errors of a test left: a command of the next test would report them."""
+    yield
+    remove_kept()
 
 
 # Files that take longest come first: whichever worker has the last file, the others wait for it.

@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from mindswap.errors import LaunchError
+from mindswap.files import csv_field_limit
 from mindswap.runtime.logs.read import read_worker_log
 
 # In the folder of a rank.
@@ -208,8 +209,8 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    csv.field_size_limit(1 << 27)  # stacks
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    # Some fields hold stacks of calls.
+    with csv_field_limit(1 << 27), path.open(encoding="utf-8", errors="replace", newline="") as file:
         yield from csv.DictReader(file)
 
 

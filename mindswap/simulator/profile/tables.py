@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mindswap.errors import CostError
-from mindswap.files import package_data
+from mindswap.files import csv_field_limit, package_data
 from mindswap.graph.model import BYTES_PER_ELEMENT, TensorType
 from mindswap.simulator.profile.profile import ProfiledKernel, Share, Transfer
 
@@ -187,14 +187,11 @@ def _lines(stream: TextIO, progress: Progress | None) -> Iterator[str]:
 
 
 def _read(path: Path, progress: Progress | None = None) -> Iterator[list[str]]:
-    limit = csv.field_size_limit(MAX_FIELD)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
+        with csv_field_limit(MAX_FIELD), path.open(newline="", encoding="utf-8-sig") as stream:
             yield from csv.reader(_lines(stream, progress), skipinitialspace=True)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CostError(f"{path}: cannot be read: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
 
 
 # `communication.json` of a profile -> what collectives sent over which links.
