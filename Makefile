@@ -12,13 +12,13 @@ check demo test test-nightly test-ms210 test-ray: export GLIBC_TUNABLES ?= glibc
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
-$(VENV)/.installed: setup.py
+$(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing MindSpore and MindFormers into $(VENV): about 3 minutes, once"
 	$(VENV)/bin/pip install --quiet -e '.[cpu,test]'
 	touch $@
 
-$(CHECK_VENV)/.installed: setup.py
+$(CHECK_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CHECK_VENV)
 	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
 	touch $@
