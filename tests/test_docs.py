@@ -28,7 +28,9 @@ def load_tool():
 
 TOOL = load_tool()
 # Pages in English, each beside the same in Chinese.
-ENGLISH = ("README.md", *(page for page in TOOL.PAGES_IN_DOCS if "_CN" not in page))
+ENGLISH = (
+    "README.md", *(page for page in TOOL.PAGES_IN_DOCS if "_CN" not in page and page not in TOOL.DEVELOPER_PAGES),
+)  # fmt: skip
 PAGES = (*ENGLISH, *(page.replace(".md", "_CN.md") for page in ENGLISH))
 # Commands that compile a network.
 COMPILING = ("verify", "inspect", "simulate", "compare", "plan", "dryrun")
@@ -127,7 +129,7 @@ def test_both_languages_have_the_same_examples(page):
         assert blocks(page, language) == blocks(page.replace(".md", "_CN.md"), language)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", [*PAGES, *TOOL.DEVELOPER_PAGES])
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf-8"))
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []

@@ -22,6 +22,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # Guides, and what is behind them in docs/internals/.
 PAGES_IN_DOCS = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))]
+# For developers: in English only.
+DEVELOPER_PAGES = (
+    "CONTRIBUTING.md",
+    "docs/development/how_to.md",
+    "docs/development/testing.md",
+    "docs/internals/architecture.md",
+)
 LEFT_OUT = "..."
 CASE_4 = "configs/llama2_7b/case4_swap_and_recompute.yaml"
 LLAMA2_7B = "benchmarks/models/llama2_7b.yaml"

@@ -1,6 +1,4 @@
-"""YAML text with places, and typed readings of it.
+"""YAML documents: nodes that know line and column, typed readings of them, and edits that keep comments.
 
-In: the text of a configuration. Out: a `Document` whose nodes know line and column; what it says of pipeline, rank,
-memory and weights as plain values; and edits back into the user's text that keep comments.
-Open first: `parse.py` (text -> Document), then `step.py` (a typed reading).
+Start reading at `parse.py` (text to `Document`) and `step_settings.py` (a typed reading).
 """

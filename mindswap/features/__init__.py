@@ -1,8 +1,5 @@
-"""The door: what commands and Python users call.
+"""One package a command: the public function in `__init__.py`, its report, its command line.
 
-In: a path or a network. Out: results of a whole question, kept in a cache where they took a compile.
-One function for each command: `check_config`, `explain_config`, `convert_config`, `load_step` (simulate, plan, dryrun),
-`compare_configs`, `inspect_memory`, `verify`, `sweep`, `calibrate_device`, `examine_machine`, `record_step`,
-`prepare_data`, `prepare_training` (run), `train_adaptively`, `read_run` (status), `prove`, `write_example`.
-Open first: `step.py`.
+`mindswap` exports the public functions. A feature imports another one through its `__init__.py` only. `step.py` has
+`load_step`, with which `simulate`, `plan` and `dryrun` begin.
 """

@@ -1,7 +1,5 @@
-"""The compiled graph: what it keeps in memory, who uses it, and what of the policy took effect.
+"""The compiled graph of a training step, and what can be derived from it.
 
-In: the protobuf of MindSpore's compiler. Out: `Graph`, bytes kept for backward, FLOPs and bytes of operators.
-`sharding/` gives sizes per rank, `rewrite/` the step under another policy without compiling, `effect/` compares graph
-and policy.
-Open first: `model.py`, then `load.py` and `storage.py`; `ops.py` has all that is known of an operator.
+`load.py` reads the MindIR of MindSpore's compiler into `Graph` (`model.py`). `passes/` rewrite a graph, `analysis/`
+measures it, `sharding/` gives sizes on one rank. `ops.py` has all that is known of an operator.
 """

@@ -1,6 +1,5 @@
-"""Which activations to swap, recompute or keep, for a given memory.
+"""The policy that trains fastest within a memory budget, and a lower bound of the step time of any policy.
 
-In: a `StepModel` and a budget. Out: a policy, replayed by the simulator, and a lower bound of any policy's time.
-`solvers/` search, `bound/` proves.
-Open first: `planner/planning.py`, then `space.py` and `evaluate.py`.
+`planning.py` goes from a `StepModel` and a budget to a plan; `solver/` searches, `lower_bound/` bounds, `evaluate.py`
+replays a policy on the whole step.
 """

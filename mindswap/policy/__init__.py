@@ -1,6 +1,5 @@
-"""The user's request: statements of a configuration -> one `Policy` -> a decision for each operator.
+"""The normalized policy: what happens to each operator of each layer.
 
-In: a `Document`. Out: `Policy` (model), the decision per layer and operator (resolve), counts per stage as
-indices (expand). `convert.py` turns one form into another; `megatron/` and `mindformers_2x/` are other formats.
-Open first: `model.py`, then `read.py` and `resolve.py`.
+`model.py` has `Policy`, `resolve.py` decides which entry wins for an operator, `formats/` reads and writes the forms
+in which users state a policy.
 """

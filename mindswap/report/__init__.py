@@ -1,5 +1,4 @@
-"""Results as text, JSON, pictures, HTML and traces.
+"""Parts that the reports of several commands share: tables, HTML frame, timelines, pictures, problems as text.
 
-In: frozen results of the other rooms. Out: text and files. Nothing is decided or resolved here.
-Open first: `tables.py`, then the file of what is shown; `simulation/` has the simulated step.
+The report of one command is in its package below `features/`. Nothing is decided here.
 """

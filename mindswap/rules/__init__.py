@@ -1,6 +1,5 @@
-"""Problems of a configuration and of a machine.
+"""Findings: problems of a configuration or of a machine, with location, what is allowed and a fix.
 
-In: a `Document`. Out: problems with place, message and fix.
-`rules/` are for files of MindFormers 1.9, `rules_2x/` for 2.x, `doctor/` looks at the machine.
-Open first: `rules/checker.py`, then any file of `rules/`.
+`checker.py` reads a configuration and runs the rules. `mindformers1/` has those for files of MindFormers 1.9,
+`mindformers2/` those for 2.x, `machine/` those of `mindswap doctor`.
 """

@@ -1,6 +1,5 @@
-"""A training step before it runs: time and memory.
+"""Time and memory of a training step on a device, from the compiled layers and a policy.
 
-In: a captured step, a policy, a device. Out: a timeline of computing, copies and memory for each pipeline stage.
-`cost/` says how long an operator or a copy takes on a device, `schedules/` in which order a stage passes micro-batches.
-Open first: `step_model.py`, then `build.py` (program) and `engine.py` (events).
+`step_model.py` makes a program (`program_builder.py`) of a policy and runs it (`engine.py`). `cost/` has the time of
+operators and copies, `schedules/` the order of micro-batches, `profile/` figures of real machines.
 """

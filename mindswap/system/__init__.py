@@ -1,0 +1,1 @@
+"""The operating system: child processes, signals, standard streams, scratch folders, environment, disk cache."""

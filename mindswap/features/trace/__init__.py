@@ -1,0 +1,1 @@
+"""`mindswap trace`: one step in PyNative mode, recorded on this machine."""

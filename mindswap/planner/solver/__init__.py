@@ -1,1 +1,1 @@
-"""The search: `fast` finds a choice for a `Space`, `search` counts and keeps what was simulated."""
+"""Search for the decisions of one pipeline stage, or of all of them."""

@@ -1,1 +1,1 @@
-"""Faults of this machine that keep a training from doing what it says: facts (gather) -> findings (machine.examine)."""
+"""Findings about a machine: facts (`probe.py` gathers them), limits and resources, installed software."""

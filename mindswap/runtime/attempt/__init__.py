@@ -1,5 +1,4 @@
-"""Training that plans, watches itself and starts again: plan -> start -> watch -> decide -> plan ...
+"""One attempt to run a training: its command, its workers on one or more nodes, its checkpoints and its state.
 
-model (plain data) -> decide (pure: state and event -> state and action) -> watch (logs of the workers while
-they grow), checkpoints, exclusions, command -> state (one JSON per run directory) -> supervise (processes).
+`features/adaptive` decides when an attempt ends and the next one starts; `features/prove` runs short ones.
 """

@@ -1,1 +1,1 @@
-"""Logs of workers of a training run, and whether they agree with the policy."""
+"""Logs of workers: what they report about settings, memory, losses and errors."""

@@ -1,1 +1,1 @@
-"""Training text: files -> tokens -> samples of equal length, streamed, without MindSpore."""
+"""Training text: files to tokens to samples of equal length, streamed, without MindSpore."""

@@ -1,0 +1,1 @@
+"""Costs: devices, duration of operators and copies, static memory, the memory budget."""

@@ -1,1 +1,1 @@
-"""Options of Megatron-LM: launch script (script) -> options -> problems (validity) and `Policy` (policy)."""
+"""Options of Megatron-LM: launch script, options, their validity, and the policy that they mean."""

@@ -1,0 +1,1 @@
+"""`swap_config` and `recompute_config` of MindFormers 1.9: schema, reading, counts per pipeline stage."""
