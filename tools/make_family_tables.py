@@ -235,7 +235,7 @@ def _users_by_path(graph) -> dict[str, set[str]]:
 
     Operators of the compiler's own (`TupleGetItem`, `Depend`, ...) have none and are looked through.
     """
-    from mindswap.graph.ops import UNNAMED_OPS
+    from mindswap.graph.ops import COMPILER_OPS
 
     uses: dict[str, set[str]] = {}
     for node in graph.forward:
@@ -245,7 +245,7 @@ def _users_by_path(graph) -> dict[str, set[str]]:
             if producer is not None and producer.paths:
                 for path in producer.paths:
                     uses.setdefault(path, set()).update(node.paths)
-            elif producer is not None and producer.op in UNNAMED_OPS:
+            elif producer is not None and producer.op in COMPILER_OPS:
                 pending += [source for source in producer.inputs if source not in pending]
     return uses
 

@@ -35,7 +35,7 @@ LOG_NAME = "compile.log"
 def tell(text: str) -> None:
     """Say on a terminal, in a few words, what takes its time now; the line before is deleted, by "" without a new one.
 
-    Where stderr is no terminal only what takes long is said, a line each time. Nothing outside `telling`.
+    Where stderr is no terminal only what takes long is said, a line each time. Nothing outside `progress_reporting`.
     """
     descriptor = _stderr.get()
     if descriptor < 0:
@@ -63,7 +63,7 @@ def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
 
 
 @contextlib.contextmanager
-def telling(text: str) -> Iterator[int]:
+def progress_reporting(text: str) -> Iterator[int]:
     """While this lasts, `tell` says on stderr what takes its time, at first `text`; gives a descriptor of it."""
     descriptor = os.dup(2)
     token, is_over = _stderr.set(descriptor), threading.Event()
@@ -100,7 +100,7 @@ def quiet() -> Iterator[Path]:
     try:
         with (
             scratch_folder("compile", kept_on=(Exception,)) as folder,
-            telling("starting MindSpore and MindFormers") as descriptor,
+            progress_reporting("starting MindSpore and MindFormers") as descriptor,
             replaced_environment(),
             _redirected(folder / LOG_NAME, descriptor),
         ):

@@ -87,17 +87,17 @@ def _first_difference(root: DocumentNode, data: object) -> Problem | None:
             entries = {entry.key: entry for entry in node.unique_entries()}
             for key in (*(key for key in value if key not in entries), *(key for key in entries if key not in value)):
                 place = entries[key].location if key in entries else node.location
-                return _difference(place, join_path(path, key), "the key", "no such key", is_ours=key in entries)
+                return _difference(place, join_path(path, key), "the key", "no such key", is_exclusive=key in entries)
             waiting.extend((join_path(path, key), entry.value, value[key]) for key, entry in entries.items())
         elif node.items is not None and type(value) is list and len(value) == len(node.items):
             waiting.extend((f"{path}[{i}]", *pair) for i, pair in enumerate(zip(node.items, value, strict=True)))
         elif node.entries is not None or node.items is not None or not _is_same_scalar(node.value, value):
-            return _difference(node.location, path, show(node), show(value), is_ours=True)
+            return _difference(node.location, path, show(node), show(value), is_exclusive=True)
     return None
 
 
-def _difference(place: Location, path: str, one: str, other: str, *, is_ours: bool) -> Problem:
-    ours, theirs = (one, other) if is_ours else (other, one)
+def _difference(place: Location, path: str, one: str, other: str, *, is_exclusive: bool) -> Problem:
+    ours, theirs = (one, other) if is_exclusive else (other, one)
     message = f"{path}: PyYAML {yaml.__version__}, and so MindFormers, reads {theirs}, and mindswap {ours}"
     fix = "write the value in plain YAML, without a tag and without `<<`"
     return Problem(place, "yaml-value", Level.ERROR, message, fix=fix)

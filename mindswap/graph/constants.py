@@ -11,7 +11,7 @@ from mindswap.graph.sequences import is_cache
 # A parameter that the capture puts in place of a constant too large for a protobuf has this name below its cell.
 STAND_IN_NAME = "lower_triangle_mask"
 # Not made once for all micro-batches, whatever they read.
-NOT_ONCE = WEIGHT_OPS | RANDOM_OPS | WRITING_OPS | COMMUNICATION_OPS
+PER_MICRO_BATCH_OPS = WEIGHT_OPS | RANDOM_OPS | WRITING_OPS | COMMUNICATION_OPS
 
 
 def restore_constants(graph: Graph) -> Graph:
@@ -49,7 +49,7 @@ def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
     return found
 
 
-def made_of_constants(graph: Graph) -> Mapping[str, frozenset[str]]:
+def constant_operators(graph: Graph) -> Mapping[str, frozenset[str]]:
     """Forward operators outside the layers that read constants alone, each with those whose memory it gives.
 
     A view of a constant is a copy of it; one of such a copy is none, nor is a tuple of them.
@@ -57,7 +57,7 @@ def made_of_constants(graph: Graph) -> Mapping[str, frozenset[str]]:
     outside = {*graph.inputs, *(saved.backward_name for saved in graph.saved)}
     made: dict[str, frozenset[str]] = {}
     for node in graph.forward:
-        if node.layer_index is not None or node.op in NOT_ONCE:
+        if node.layer_index is not None or node.op in PER_MICRO_BATCH_OPS:
             continue
         tensors = [name for name in node.inputs if name in graph.types or name in graph.index.forward_nodes]
         if tensors and all(name in made or (name in graph.types and name not in outside) for name in tensors):
@@ -67,13 +67,13 @@ def made_of_constants(graph: Graph) -> Mapping[str, frozenset[str]]:
     return made
 
 
-def made_bytes(graph: Graph) -> tuple[int, int]:
+def constant_operator_bytes(graph: Graph) -> tuple[int, int]:
     """Bytes of what is made of constants alone: of what only forward reads, and of what backward reads too.
 
     Several micro-batches make it once, and it is there until the last of them has read it (dry runs of 2.9.0: a causal
     mask without compression, tables of rotary embedding).
     """
-    made, nodes = made_of_constants(graph), graph.index.forward_nodes
+    made, nodes = constant_operators(graph), graph.index.forward_nodes
 
     def bytes_of(names: Set[str]) -> int:
         return sum(nodes[name].size_bytes for name in names)

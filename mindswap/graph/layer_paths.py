@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mindswap.graph.model import Graph, Node, Saved, depending, first_source
-from mindswap.graph.ops import BOOKKEEPING_OPS, GRADIENT_PASSING_OPS, MATMUL_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
+from mindswap.graph.model import Graph, Node, Saved, find_dependents, first_source
+from mindswap.graph.ops import BOOKKEEPING_OPS, GRADIENT_PASSING_OPS, MATMUL_OPS, ORDERING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.passes.interleaved_halves import Branches
 from mindswap.graph.sequences import is_sequence_state
 
@@ -14,12 +14,12 @@ WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
 # Layers of multi-token prediction are behind those of the model, with the head.
 MTP_CELL = "mtp"
 # Tie an order or read a weight; their inputs say nothing about where they are.
-UNPLACED_OPS = TYING_OPS | WEIGHT_OPS
+POSITIONLESS_OPS = ORDERING_OPS | WEIGHT_OPS
 # Where values are made, in the order of the step: before the layers, in a layer (its index), behind them.
 BEFORE, BEHIND = -1, 2**31
 
 
-def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
+def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
     """Operators of functions that models call belong where their inputs are made.
 
     The compiler leaves the `TupleGetItem` it adds, and functions of MindSpore (`Default/DropoutExt-op1`), without any
@@ -51,7 +51,7 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
                 node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
             elif zone != BEFORE:
                 zone = BEHIND
-        elif zone > node.layer_index and latest is not None and node.op not in UNPLACED_OPS:
+        elif zone > node.layer_index and latest is not None and node.op not in POSITIONLESS_OPS:
             node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
         elif node.layer_index is not None:
             zone = node.layer_index
@@ -87,7 +87,7 @@ def _with_its_weight(node: Node) -> Node:
     return node if index == node.layer_index else replace(node, layer_index=index, cell_path=match["cell"])
 
 
-def place_gradients(
+def assign_gradient_layers(
     backward: Iterable[Node],
     origins: Mapping[str, Sequence[str]],
     forward: Iterable[Node],
@@ -108,8 +108,8 @@ def place_gradients(
         source = next((placed[name] for name in node.inputs if name in placed), None)
         # A copy keeps the scope that its operator was written with, also where that one lost its own. What it
         # reads may be of the layer before.
-        has_place = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
-        nearby = node if has_place else source
+        has_own_position = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
+        nearby = node if has_own_position else source
         candidates = [placed[name] for name in origins.get(node.name, ())]
         branches.add(node, candidates)
         if nearby is not None and len({candidate.layer_index for candidate in candidates}) > 1:
@@ -119,7 +119,7 @@ def place_gradients(
         if len(candidates) == 1:
             source = candidates[0]
             node = replace(node, origin=source.name)
-        if source is not None and not has_place and (node.origin or not node.is_duplicate):
+        if source is not None and not has_own_position and (node.origin or not node.is_duplicate):
             node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
         placed[node.name] = node
         nodes.append(node)
@@ -190,7 +190,7 @@ def _shared(graph: Graph) -> set[str]:
     """Operators that depend on no weight and are read by another layer, and those that only make their inputs."""
     nodes = graph.index.forward_nodes
     reads = (n.name for n in graph.forward if n.op in WEIGHT_OPS and not is_sequence_state(n.inputs[0]))
-    weighted = depending(graph.forward, reads)
+    weighted = find_dependents(graph.forward, reads)
     shared: set[str] = set()
     for node in reversed(graph.forward):
         for name in node.inputs:
@@ -214,8 +214,8 @@ def find_weight_gradients(graph: Graph) -> frozenset[str]:
     """Names of the matrix products that give a gradient of a weight, and of what is between them and its sum."""
     if not graph.backward or graph.backward[-1].op != "MakeTuple":
         return frozenset()
-    handed_out = graph.backward[-1].name
-    between = {handed_out}  # operators that only pass gradients on
+    gradient_tuple = graph.backward[-1].name
+    between = {gradient_tuple}  # operators that only pass gradients on
     passed: set[str] = set()  # what these read
     others: set[str] = set()  # what others read
     found: set[str] = set()
@@ -227,6 +227,6 @@ def find_weight_gradients(graph: Graph) -> frozenset[str]:
                 between.add(node.name)
         (passed if node.name in between else others).update(node.inputs)
     for node in graph.backward:
-        if node.name in between and node.name != handed_out and found.intersection(node.inputs):
+        if node.name in between and node.name != gradient_tuple and found.intersection(node.inputs):
             found.add(node.name)
     return frozenset(found)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.errors import GraphError
-from mindswap.graph.layer_paths import MTP_CELL, place_forward, place_gradients
+from mindswap.graph.layer_paths import MTP_CELL, assign_forward_layers, assign_gradient_layers
 from mindswap.graph.model import RECOMPUTE_SCOPE, Graph, Node, Saved, TensorType
 from mindswap.graph.ops import WEIGHT_OPS
 from mindswap.graph.passes.gather import weight_name
@@ -26,7 +26,7 @@ from mindswap.graph.passes.gather import weight_name
 BEFORE = -1
 
 
-def place_untagged(nodes: Sequence[Node], layer_list: str) -> tuple[Node, ...]:
+def assign_untagged_layers(nodes: Sequence[Node], layer_list: str) -> tuple[Node, ...]:
     """Forward, in execution order, with every operator in its layer.
 
     One that could be in two layers is where the first of its kind is: at the begin of its layer, or at the end.
@@ -116,16 +116,16 @@ def load_graph(model: Message, layer_list: str | None = None) -> Graph:
     types |= {parameter.name: parameter.tensor[0] for parameter in parameters if len(parameter.tensor) == 1}
     bound = _find_partial(forward[0], primitives).input[1:]
     saved = tuple(Saved(name, parameter.name) for name, parameter in zip(bound, backward[0].input, strict=False))
-    forward_nodes = place_forward(_read_nodes(forward[0], primitives, layer_list))
+    forward_nodes = assign_forward_layers(_read_nodes(forward[0], primitives, layer_list))
     if layer_list is not None:
-        forward_nodes = place_untagged(forward_nodes, layer_list)
+        forward_nodes = assign_untagged_layers(forward_nodes, layer_list)
     names_by_id: dict[str, list[str]] = {}
     for name, identity in _identities(forward[0]).items():
         names_by_id.setdefault(identity, []).append(name)
     origins = {name: names_by_id.get(identity, []) for name, identity in _identities(backward[0]).items()}
     return Graph(
         forward=forward_nodes,
-        backward=place_gradients(
+        backward=assign_gradient_layers(
             _read_nodes(backward[0], primitives, layer_list), origins, forward_nodes, saved, constants
         ),
         saved=saved,

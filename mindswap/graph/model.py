@@ -76,7 +76,7 @@ class Node:
         return sum(output.size_bytes for output in self.outputs)
 
     @property
-    def makes_more_than_a_number(self) -> bool:
+    def has_tensor_output(self) -> bool:
         """It makes something that can be cut."""
         return any(math.prod(output.shape) > 1 for output in self.outputs)
 
@@ -220,7 +220,7 @@ def first_source(name: str, ops: Set[str], nodes: Mapping[str, Node]) -> str:
     return name
 
 
-def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
+def find_dependents(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
     """The names of some values, and of all operators (in order of execution) that depend on one of them."""
     found = set(roots)
     for node in nodes:

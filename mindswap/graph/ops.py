@@ -43,7 +43,7 @@ class OpClass(Enum):
         return self.value[1]
 
 
-class Cut(Enum):
+class SplitRule(Enum):
     """Rule for the split of outputs, given that of operands; the rules are in `graph/sharding/split_rules.py`."""
 
     ELEMENTWISE = auto()
@@ -114,7 +114,7 @@ class Operators:
     traits: Trait = Trait.NONE  # what else is to be known
     # rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of a tensor
     # as the tensor; None where no rule is known
-    cut: Cut | tuple[int, ...] | None = None
+    cut: SplitRule | tuple[int, ...] | None = None
     rate: str = ""  # figure in `Device.vector_rates`, for kernels that the vector units bound
     # of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py)
     gradient: str = ""
@@ -127,7 +127,7 @@ def _read_line(row: Mapping[str, Any]) -> Operators:
     return Operators(
         OpClass[row.get("class", "ELEMENTWISE")],
         Trait(sum(Trait[name].value for name in row.get("traits", "").split())),
-        Cut[cut] if isinstance(cut, str) else cut and tuple(cut),
+        SplitRule[cut] if isinstance(cut, str) else cut and tuple(cut),
         row.get("rate", ""),
         row.get("gradient", ""),
         row.get("products"),
@@ -141,7 +141,7 @@ _UNKNOWN = Operators()
 OP_OF_KERNEL: Mapping[str, str] = {kernel: op for row in TABLE for kernel, op in row.get("kernels", {}).items()}
 
 
-def _having(trait: Trait) -> frozenset[str]:
+def _ops_with_trait(trait: Trait) -> frozenset[str]:
     return frozenset(name for name, line in _BY_NAME.items() if line.traits & trait)
 
 
@@ -150,54 +150,54 @@ def _of_class(kind: OpClass) -> frozenset[str]:
 
 
 # Sets for code that asks of every node of a graph; all of them follow from the table.
-VIEW_OPS = _having(Trait.VIEW)
-WEIGHT_OPS = _having(Trait.READS_WEIGHT)
-TUPLE_OPS = _having(Trait.BUNDLES | Trait.UNBUNDLES)
-TYING_OPS = _having(Trait.TIES)
+VIEW_OPS = _ops_with_trait(Trait.VIEW)
+WEIGHT_OPS = _ops_with_trait(Trait.READS_WEIGHT)
+TUPLE_OPS = _ops_with_trait(Trait.BUNDLES | Trait.UNBUNDLES)
+ORDERING_OPS = _ops_with_trait(Trait.TIES)
 # Tie values together; nothing is computed with them.
-BOOKKEEPING_OPS = TYING_OPS | _having(Trait.BUNDLES)
-UNNAMED_OPS = _having(Trait.IS_OF_COMPILER)
+BOOKKEEPING_OPS = ORDERING_OPS | _ops_with_trait(Trait.BUNDLES)
+COMPILER_OPS = _ops_with_trait(Trait.IS_OF_COMPILER)
 # Operators of the compiler's own, views, and reads of weights: no work. Copies are the links' work.
 NO_WORK_OPS = _of_class(OpClass.NONE)
 # Views and tuples are the memory of their inputs; Load reads a weight where it is.
 NO_MEMORY_OPS = VIEW_OPS | TUPLE_OPS | (WEIGHT_OPS & NO_WORK_OPS)
 MATMUL_OPS = _of_class(OpClass.MATMUL)
 # Matrix products with a rule for their cut.
-PRODUCT_OPS = frozenset(name for name, line in _BY_NAME.items() if line.cut is Cut.PRODUCT)
+PRODUCT_OPS = frozenset(name for name, line in _BY_NAME.items() if line.cut is SplitRule.PRODUCT)
 COMMUNICATION_OPS = _of_class(OpClass.COMMUNICATION)
-REDISTRIBUTION_OPS = _having(Trait.REDISTRIBUTES)
-RESHAPING_OPS = _having(Trait.TAKES_ASKED_SPLIT)
-KEEPING_OPS = _having(Trait.KEEPS_OPERANDS)
-UNJOINING_OPS = _having(Trait.UNJOINS)
-RANDOM_OPS = _having(Trait.RANDOM)
-PARTIAL_READ_OPS = _having(Trait.READS_PART)
-FUSED_OPS = _having(Trait.FUSED)
-FUSED_READERS = FUSED_OPS | _having(Trait.ENDS_FUSION)
-WRITING_OPS = _having(Trait.WRITES)
+REDISTRIBUTION_OPS = _ops_with_trait(Trait.REDISTRIBUTES)
+RESHAPING_OPS = _ops_with_trait(Trait.TAKES_ASKED_SPLIT)
+OPERAND_SAVING_OPS = _ops_with_trait(Trait.KEEPS_OPERANDS)
+CONCAT_GRADIENT_OPS = _ops_with_trait(Trait.UNJOINS)
+RANDOM_OPS = _ops_with_trait(Trait.RANDOM)
+PARTIAL_READ_OPS = _ops_with_trait(Trait.READS_PART)
+FUSED_OPS = _ops_with_trait(Trait.FUSED)
+FUSED_READERS = FUSED_OPS | _ops_with_trait(Trait.ENDS_FUSION)
+WRITING_OPS = _ops_with_trait(Trait.WRITES)
 
 # Behind these something is what it was before them. What that something is decides which they are:
 # the value itself,
 VALUE_PASSING_OPS = VIEW_OPS | TUPLE_OPS
 # how it is cut,
-SPLIT_PASSING_OPS = _having(Trait.PASSES_SPLIT)
+SPLIT_PASSING_OPS = _ops_with_trait(Trait.PASSES_SPLIT)
 # what one layer hands to the next: the compiler puts these between, casts of norms for one,
 LAYER_PASSING_OPS = VALUE_PASSING_OPS | _of_class(OpClass.CAST)
 # the part of a sum that a communication of the model's own adds,
-SUM_PASSING_OPS = VIEW_OPS | _having(Trait.IS_BEFORE_SUM)
+SUM_PASSING_OPS = VIEW_OPS | _ops_with_trait(Trait.IS_BEFORE_SUM)
 # and the gradient of a weight on its way to the sum; another rank's part is added by communication.
-GRADIENT_PASSING_OPS = VIEW_OPS | COMMUNICATION_OPS | _of_class(OpClass.CAST) | _having(Trait.UNBUNDLES)
+GRADIENT_PASSING_OPS = VIEW_OPS | COMMUNICATION_OPS | _of_class(OpClass.CAST) | _ops_with_trait(Trait.UNBUNDLES)
 # What they give is their first input; the others only tie an order.
-FIRST_INPUT_OPS = WEIGHT_OPS | (VIEW_OPS & UNNAMED_OPS) | _of_class(OpClass.CAST)
+FIRST_INPUT_OPS = WEIGHT_OPS | (VIEW_OPS & COMPILER_OPS) | _of_class(OpClass.CAST)
 
 
-def line_of(op: str) -> Operators:
+def operator_info(op: str) -> Operators:
     """Line of the table for an operator; element-wise where it has none."""
     return _BY_NAME.get(op, _UNKNOWN)
 
 
 def classify(op: str) -> OpClass:
     """Kind of an operator; element-wise where nothing else is known."""
-    return line_of(op).kind
+    return operator_info(op).kind
 
 
 def is_kernel(op: str) -> bool:

@@ -107,7 +107,7 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     return tuple(saved)
 
 
-def kept_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, int]:
+def kept_bytes_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, int]:
     """Bytes that stay on the device from forward to backward, by the layer that makes them; 0 for all others."""
     kept: Counter[int | None] = Counter()
     for entry in saved:
@@ -117,11 +117,11 @@ def kept_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, int]:
 
 def _first_users(graph: Graph) -> dict[str, int]:
     """For each value that forward hands over, where backward first computes with it, behind views and copies in."""
-    first = first_readers(graph.backward, VIEW_OPS | {"MoveTo"})
+    first = first_reader_positions(graph.backward, VIEW_OPS | {"MoveTo"})
     return {saved.forward_name: first.get(saved.backward_name, len(graph.backward)) for saved in graph.saved}
 
 
-def first_readers(
+def first_reader_positions(
     nodes: Sequence[Node], passing: Set[str], is_reading: Callable[[Node], bool] = lambda node: True
 ) -> dict[str, int]:
     """For each value, the position of the first operator that reads it, behind those of types that pass it on."""

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import product
 
-from mindswap.graph.analysis.saved_tensors import Names, OperatorNames, find_handed_on, merged_readers
+from mindswap.graph.analysis.saved_tensors import Names, OperatorNames, find_boundary_operators, merged_readers
 from mindswap.graph.model import Graph, Node, first_source
-from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
+from mindswap.graph.ops import ORDERING_OPS, REDISTRIBUTION_OPS, TUPLE_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode, is_within
 
 # What a weight is read through is there in any case, and what only orders side effects makes nothing.
-IGNORED_OPS = WEIGHT_OPS | TYING_OPS
+IGNORED_OPS = WEIGHT_OPS | ORDERING_OPS
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class _Walker:
         self.kept = {node.name for entry in saved for node in entry.keepers}
         # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
         # keys and values of other pieces of the sequence.
-        handed_on = (graph.owner(graph.index.forward_nodes[name]) for name in find_handed_on(graph))
+        handed_on = (graph.owner(graph.index.forward_nodes[name]) for name in find_boundary_operators(graph))
         fixed = (*handed_on, *(graph.index.forward_nodes[name] for name in cache_readers(graph)))
         self.output_names = frozenset(name for node in fixed for name in names(node))
         # Cells in which an operator reads a weight.

@@ -65,7 +65,7 @@ class Figures:
         layers, items = np.ogrid[: self.num_layers, : self.num_items]
         return (choice > KEEP) & self.all_conflicts[layers, items, np.maximum(-choice, 0)].any(axis=1)
 
-    def read_again(self, row: np.ndarray, layer: int) -> np.ndarray:
+    def swapped_recompute_inputs(self, row: np.ndarray, layer: int) -> np.ndarray:
         """Swaps of a row of a layer that what it recomputes reads: bool, shape (num_items,)."""
         reads = np.broadcast_to(self.reads, self.all_conflicts.shape)[layer]
         return (row > KEEP) & reads[np.arange(self.num_items), np.maximum(-row, 0)].any(axis=0)

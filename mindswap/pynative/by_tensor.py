@@ -18,19 +18,19 @@ from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 
 # A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
-RIM = 0.1
+MAX_EXCESS_FRACTION = 0.1
 INPUT = "the input of the layer"
 
 
 @dataclass(frozen=True)
-class TensorFate:
+class StorageTreatment:
     """Saved storages of a step under some settings: numbers of those that move, and that are computed again."""
 
     moved: frozenset[int]
     again: frozenset[int]
 
 
-def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
+def treatment_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> StorageTreatment:
     """Fate of each storage in MindFormers 1.9: it goes with its maker, or where none was seen, with its saver."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
@@ -46,10 +46,10 @@ def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
             again.add(index)
         elif not claims and all(decision.prefetch is not None for decision in decisions):
             moved.add(index)
-    return TensorFate(frozenset(moved), frozenset(again))
+    return StorageTreatment(frozenset(moved), frozenset(again))
 
 
-def fate_in_2x(trace: Trace, effect: SettingsEffect) -> TensorFate:
+def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
     """Fate of each storage in MindFormers 2.x: it goes with the cell that saves it."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
@@ -64,7 +64,7 @@ def fate_in_2x(trace: Trace, effect: SettingsEffect) -> TensorFate:
             continue
         elif any(_is_swapped_2x(effect, saver) for saver in savers):
             moved.add(index)
-    return TensorFate(frozenset(moved), frozenset(again))
+    return StorageTreatment(frozenset(moved), frozenset(again))
 
 
 def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
@@ -78,7 +78,7 @@ def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layer
             continue
         for saver in savers:
             if saver.layer_index is not None and saver.layer_index < num_layers:
-                for path in _prefixes(to_2x_path(_sure_path(saver))):
+                for path in _prefixes(to_2x_path(_unambiguous_path(saver))):
                     if path in known.cells or path in known.callables or not path:
                         offers.setdefault((saver.layer_index, path), set()).add(index)
     return _choose(trace, wanted, offers)
@@ -92,7 +92,7 @@ def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], b
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, _) in _activations(trace).items():
         if maker.layer_index is not None:
-            for path in _prefixes(_sure_path(maker)):
+            for path in _prefixes(_unambiguous_path(maker)):
                 if not path or nameable(path):
                     offers.setdefault((maker.layer_index, path), set()).add(index)
     return _choose(trace, wanted, offers)
@@ -175,7 +175,7 @@ def _choose(trace: Trace, wanted: frozenset[int], offers: Mapping[tuple[int, str
     def chosen(layer: int, path: str) -> list[str]:
         found = offers[layer, path]
         good, bad = size(found & wanted), size(found - wanted)
-        if bad <= RIM * good:
+        if bad <= MAX_EXCESS_FRACTION * good:
             return [path] if good else []
         inner = [name for other, name in offers if other == layer and name and name.rpartition(".")[0] == path != name]
         parts = [part for name in inner for part in chosen(layer, name)]
@@ -197,7 +197,7 @@ def _paths_2x(operator: Operator) -> list[str]:
     return [to_2x_path(path) for path in _paths(operator)]
 
 
-def _sure_path(operator: Operator) -> str:
+def _unambiguous_path(operator: Operator) -> str:
     """Its path, or that of its cell where several may be meant."""
     return ".".join(operator.path[:-1] if operator.also else operator.path)
 

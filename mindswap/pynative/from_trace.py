@@ -36,7 +36,7 @@ class _GraphBuilder:
         self.trace = trace
         self.names: dict[tuple[int, tuple[int, ...]], str] = {}  # (memory, shape) -> value
         self.latest: dict[int, str] = {}  # memory -> value made last
-        self.made_in_forward: set[str] = set()
+        self.forward_values: set[str] = set()
         self.forward: list[Node] = []
         self.backward: list[Node] = []
         self.saved: dict[str, Saved] = {}  # by name in forward
@@ -52,7 +52,7 @@ class _GraphBuilder:
             self._add(index, operator)
         return Graph(
             forward=tuple(self.forward),
-            backward=(*self.backward, self._handed_out()),
+            backward=(*self.backward, self._gradient_tuple()),
             saved=tuple(self.saved.values()),
             has_lazy_inline=True,
             constants=self.constants,
@@ -132,7 +132,7 @@ class _GraphBuilder:
         self.names[value.memory, value.shape] = name
         self.latest[value.memory] = name
         if is_forward:
-            self.made_in_forward.add(name)
+            self.forward_values.add(name)
 
     def _input(self, value: Value, index: int, operator: Operator) -> str:
         """The name under which an operator reads a tensor."""
@@ -148,7 +148,7 @@ class _GraphBuilder:
 
     def _name_at(self, operator: Operator, name: str, value: Value) -> str:
         """Name of a value for an operator: backward has one of its own for what forward made."""
-        if operator.is_forward or name not in self.made_in_forward:
+        if operator.is_forward or name not in self.forward_values:
             return name
         saved = self.saved.setdefault(name, Saved(name, f"{name}.saved"))
         self.types.setdefault(saved.backward_name, _type_of(value))
@@ -175,7 +175,7 @@ class _GraphBuilder:
         self.forward.append(Node(name, "Load", operator.layer_index, "", f"Default/{name}", (source,), known, {}))
         self._make(name, value, True)
 
-    def _handed_out(self) -> Node:
+    def _gradient_tuple(self) -> Node:
         """The gradients of weights, as one tuple: what backward makes of the shape of a weight and reads no more."""
         read = {name for node in self.backward for name in node.inputs}
         weights = Counter(node.outputs[0].shape for node in self.forward if node.op == "Load")

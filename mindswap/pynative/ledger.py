@@ -28,7 +28,7 @@ class Ledger:
         self.peak_device_bytes = self.peak_host_bytes = 0
         self.offloaded_bytes = self.prefetched_bytes = self.held_bytes = 0
         self._device_bytes = self._host_bytes = 0
-        self._over_time: list[int] = []
+        self._device_bytes_by_event: list[int] = []
 
     def book(self, kind: ActionKind, storage: int, size_bytes: int) -> None:
         """One action on one storage.
@@ -56,12 +56,12 @@ class Ledger:
         self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
     def end_event(self) -> None:
-        self._over_time.append(self._device_bytes)
+        self._device_bytes_by_event.append(self._device_bytes)
 
     @property
     def totals(self) -> Totals:
         return Totals(
-            tuple(self._over_time), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
+            tuple(self._device_bytes_by_event), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
             self.prefetched_bytes, self.held_bytes,
         )  # fmt: skip
 

@@ -83,7 +83,7 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
     }
     watched = {save.layer_index for save in trace.saves if save.storage in wanted}
     hooked = tuple(sorted(watched | set(hooked_layers)))
-    events = trace.events_of(hooked)
+    events = trace.events_for_layers(hooked)
     clock = _Clock(trace, events)
     actions: list[list[StorageAction]] = [[] for _ in events]
     moved = []
@@ -94,7 +94,7 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
         if storage.size_bytes and not storage.protection:
             actions[clock.saves[index][0]].append(StorageAction(ActionKind.ADD, index))
             actions[min(reads[-1] + 1, len(events) - 1)].append(StorageAction(ActionKind.DROP, index))
-        moments = _moments(clock, trace, index, storage, wanted[index]) if index in wanted else None
+        moments = _transfer_events(clock, trace, index, storage, wanted[index]) if index in wanted else None
         if moments is None or not moments[0] <= moments[1] < moments[2] < reads[0]:
             continue
         moved.append(index)
@@ -128,16 +128,16 @@ class _Clock:
             if is_forward:
                 self.forward_end = position
 
-    def first_behind(self, num_operators: int) -> int:
+    def first_event_after(self, num_operators: int) -> int:
         """The first event at which so many operators have begun; the last one of forward if there is none."""
         return min(bisect_left(self.times, num_operators), self.forward_end)
 
-    def last_before(self, num_operators: int) -> int:
+    def last_event_before(self, num_operators: int) -> int:
         """The last event at which no more than so many operators have begun, in backward."""
         return max(bisect_right(self.times, num_operators) - 1, self.forward_end + 1)
 
 
-def _moments(
+def _transfer_events(
     clock: _Clock, trace: Trace, index: int, storage: TracedStorage, distance: Distance
 ) -> tuple[int, int, int] | None:
     """Moments at which a storage is offloaded, released and prefetched; None if there are no such moments."""
@@ -148,7 +148,7 @@ def _moments(
     saved = [trace.saves[clock.events[position].index] for position in clock.saves[index]]
     # It cannot go before the last operator of forward that reads it has run, which is sure when the next one has
     # begun (some operators have their inputs saved before they run), nor before all saves of it are known.
-    earliest = max(clock.first_behind(storage.last_use + 2), last_save + 1)
+    earliest = max(clock.first_event_after(storage.last_use + 2), last_save + 1)
     if distance.unit is Unit.LAYERS:
         layer = max(save.layer_index for save in saved)
         ahead = layer + distance.count
@@ -159,9 +159,9 @@ def _moments(
         begun = [at for at in clock.ends.get((EventKind.BACKWARD_BEGIN, ahead), ()) if at <= reads[0]]
         return (ended[0], max(ended[1], earliest), begun[-1]) if begun else None
     made = saved[0].operator if storage.maker is None else storage.maker
-    release = max(clock.first_behind(made + distance.count + 1), earliest)
+    release = max(clock.first_event_after(made + distance.count + 1), earliest)
     first_read = clock.times[reads[0]]
-    return clock.saves[index][0], release, clock.last_before(first_read - distance.count - 1)
+    return clock.saves[index][0], release, clock.last_event_before(first_read - distance.count - 1)
 
 
 # Policy -> which storages of a trace leave the device.

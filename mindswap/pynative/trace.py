@@ -106,7 +106,7 @@ class Trace:
     events: tuple[Event, ...]  # in order
     device: str = "CPU"  # where it was recorded, e.g. `CPU`
 
-    def events_of(self, layers: Sequence[int]) -> tuple[Event, ...]:
+    def events_for_layers(self, layers: Sequence[int]) -> tuple[Event, ...]:
         """Events for an executor with hooks in some layers only: begins and ends of all layers, saves and reads of
         these."""
         chosen = frozenset(layers)

@@ -11,7 +11,7 @@ from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.analysis.saved_tensors import OperatorNames
 from mindswap.graph.model import Graph, TensorType
 from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
-from mindswap.graph.passes.gather import WEIGHT_MARK, is_gathering, weight_name, weight_parts
+from mindswap.graph.passes.gather import WEIGHT_MARK, is_gathering, tensor_parallel_parts, weight_name
 from mindswap.policy.cell_tree import CellNode
 from mindswap.simulator.cost.static_memory import FLOAT32_BYTES, Parameter
 from mindswap.units import ceil_div
@@ -114,7 +114,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Par
         name = weight_name(node)
         if name and node.outputs and name not in found:
             known = node.outputs[0]
-            parts = weight_parts(node)
+            parts = tensor_parallel_parts(node)
             is_cut = sharding.cuts(name, known.shape, known.size_bytes, parts)
             num_shards = sharding.num_ranks_of(name, parts)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import SimulationError
-from mindswap.graph.analysis.saved_tensors import Label, Names, find_handed_on
+from mindswap.graph.analysis.saved_tensors import Label, Names, find_boundary_operators
 from mindswap.graph.layer_paths import assign_layer_indices
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.passes.fusion import merge_equal
 from mindswap.graph.passes.gather import gather_weights
 from mindswap.graph.passes.interleaved_halves import order_halves
-from mindswap.graph.passes.swap_recompute import name_saved, rewrite_graph, settings_of_policy
+from mindswap.graph.passes.swap_recompute import normalize_saved_names, rewrite_graph, settings_of_policy
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.sharding.pipeline_stage import share_casts
 from mindswap.graph.storage import classify_saved
@@ -46,7 +46,7 @@ class CompiledLayers:
         # The step before equal operators are merged; communication that makes weights whole, by name of its node;
         # operators that run once in a step, for all micro-batches.
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
-        self._named = name_saved(self.graph)  # what is rewritten
+        self._named = normalize_saved_names(self.graph)  # what is rewritten
         self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
         # The step without any policy: equal operators merged.
         self.plain = replace(source, graph=self.graph)
@@ -118,7 +118,7 @@ class CompiledLayers:
         """Error for a policy that no block can express on a layer, with what to mend."""
         recomputed = settings_of_policy(self.graph, self._paths, self.decisions(policy, layer_index)).recomputed
         nodes = self.graph.index.forward_nodes
-        handed_on = (nodes[name] for name in sorted(find_handed_on(self.graph) & set(recomputed)))
+        handed_on = (nodes[name] for name in sorted(find_boundary_operators(self.graph) & set(recomputed)))
         names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in handed_on))
         fix = f"\n    fix: recompute without {names}: what is behind the layer reads it" if names else ""
         return SimulationError(f"layer {layer_index}: {error}{fix}")

@@ -13,7 +13,7 @@ from mindswap.errors import SimulationError
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.graph.analysis.saved_tensors import Names
 from mindswap.graph.analysis.work import Work
-from mindswap.graph.constants import made_of_constants
+from mindswap.graph.constants import constant_operators
 from mindswap.graph.model import Graph, Node
 from mindswap.simulator.captured_step import GradientRule
 from mindswap.simulator.layer_block import Block, BlockTensor, Read, Role, Source, Uses
@@ -59,7 +59,7 @@ class BlockMaker:
         # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun); of one alone, none.
         kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
         copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
-        static = made_of_constants(graph).keys() if rule.is_summed else frozenset()
+        static = constant_operators(graph).keys() if rule.is_summed else frozenset()
         self.step = step = StepReader(
             graph, operator_ns, label, collectives, collective_ns, once, is_fused, is_swapping, copied, static
         )

@@ -6,7 +6,7 @@ from itertools import chain
 
 from mindswap.config.step_settings import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
-from mindswap.graph.constants import constant_bytes, made_bytes
+from mindswap.graph.constants import constant_bytes, constant_operator_bytes
 from mindswap.graph.model import Graph
 from mindswap.graph.sequences import cache_bytes
 from mindswap.simulator.captured_step import (
@@ -70,7 +70,7 @@ def weigh_stages(
     parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
     rule = _gradient_rule(captured.graph, settings)
     # One micro-batch makes what is made of constants as anything else.
-    forward_bytes, step_bytes = made_bytes(plain) if settings.num_turns > 1 else (0, 0)
+    forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_turns > 1 else (0, 0)
     exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
     return StageWeights(
         rule,

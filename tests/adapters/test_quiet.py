@@ -42,7 +42,7 @@ def test_what_another_process_does_is_told_too():
     script = """
 import mindswap.adapters.quiet as q, sys, time
 q.FIRST_S = 0.2
-with q.telling("verifying"):
+with q.progress_reporting("verifying"):
     print("heard", file=sys.stderr)
     time.sleep(1)
 """

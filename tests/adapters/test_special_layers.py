@@ -51,11 +51,11 @@ def test_layers_in_two_halves_differ_at_the_begin_and_at_the_end_of_the_model(nu
     """As `construct` of the layer tells them apart by `layer_id`, and by it less `num_layers`."""
     from mindformers.models.llama.llama_interleave import LLamaDecodeLayerInterleave
 
-    from mindswap.adapters.graph.experts import place_in_model
+    from mindswap.adapters.graph.experts import layer_position
 
     sizes = {"dim": 16, "n_heads": 2}
     layers = [LLamaDecodeLayerInterleave(1, 8, i, num_layers=num_layers, **sizes) for i in range(num_layers)]
-    assert list(map(place_in_model, layers)) == places
+    assert list(map(layer_position, layers)) == places
 
 
 def test_communication_of_both_halves_is_found_in_backward(tmp_path):

@@ -7,8 +7,8 @@ compiler computes it again for a layer under other settings, the first result se
 
 from collections.abc import Hashable
 
-from mindswap.graph.model import Graph, Node, depending
-from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
+from mindswap.graph.model import Graph, Node, find_dependents
+from mindswap.graph.ops import NO_WORK_OPS, ORDERING_OPS, WEIGHT_OPS
 from mindswap.graph.passes.gather import WEIGHT_MARK
 
 # Attributes that say how an operator is treated, not what it computes.
@@ -35,10 +35,10 @@ def has_kernel(node: Node, weights: frozenset[str]) -> bool:
 
 def find_shared(graph: Graph) -> frozenset[str]:
     """Operators whose output layers read and no weight goes into: masks and rotary tables, and what makes them."""
-    weighted = depending(graph.forward, (node.name for node in graph.forward if node.op in WEIGHT_OPS))
+    weighted = find_dependents(graph.forward, (node.name for node in graph.forward if node.op in WEIGHT_OPS))
     needed: set[str] = set()
     for node in reversed(graph.forward):
-        if node.op in TYING_OPS:
+        if node.op in ORDERING_OPS:
             continue
         if node.name in needed or (node.name in weighted and node.layer_index is not None):
             needed.update(node.inputs)

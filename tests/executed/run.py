@@ -9,7 +9,7 @@ import numpy as np
 
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
+from mindswap.graph.ops import NO_MEMORY_OPS, ORDERING_OPS, VIEW_OPS
 from tests.executed.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from tests.executed.timetable import POISON, ExecutedMemory, StepTimetable, TimedOperator
 
@@ -94,7 +94,7 @@ class _Run:
                 is_forward = entry.target == self.code.forward.name
                 self.values[entry.name] = self._call(entry, self.code.forward if is_forward else self.code.backward)
                 losses = self._flat(self.values[entry.name]) if is_forward else losses
-            elif entry.name not in self.values and entry.op not in NO_MEMORY_OPS | TYING_OPS:
+            elif entry.name not in self.values and entry.op not in NO_MEMORY_OPS | ORDERING_OPS:
                 results = self.kernels(entry.op, entry.attributes, self._arguments(entry.inputs), ())
                 self.values[entry.name] = results[0] if len(results) == 1 else results
         gradients = self._flat(self.value(self.code.main.output))

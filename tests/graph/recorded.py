@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.analysis.liveness import find_peak
 from mindswap.graph.analysis.recompute_effect import compare_recompute
-from mindswap.graph.analysis.saved_tensors import find_handed_on, measure_layer_memory, operator_uses
+from mindswap.graph.analysis.saved_tensors import find_boundary_operators, measure_layer_memory, operator_uses
 from mindswap.graph.analysis.swap_effect import compare_effect
 from mindswap.graph.analysis.work import Work, measure_work
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.passes.fusion import find_unwritten, fuse_work, least_work_again, merge_equal, readers_of_saved
+from mindswap.graph.passes.fusion import find_unwritten, fuse_work, merge_equal, min_recompute_work, readers_of_saved
 from mindswap.graph.passes.gather import gather_weights
 from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_policy
 from mindswap.graph.storage import classify_saved
@@ -81,7 +81,7 @@ def memory(step: CapturedStep) -> object:
         "layers": [f"{row.layer_index} " + " ".join(map(str, list(vars(op).values()))) for row in rows
                    for op in row.operators],
         "uses": [f"{layer} {path}: {len(users)}" for (layer, path), users in uses.items()],
-        "handed on": sorted(plain.index.forward_nodes[name].op for name in find_handed_on(plain)),
+        "handed on": sorted(plain.index.forward_nodes[name].op for name in find_boundary_operators(plain)),
         "work": [summed(works) for works in measure_work(plain)],
     }  # fmt: skip
 
@@ -98,7 +98,7 @@ def rewritten(step: CapturedStep) -> object:
         }  # fmt: skip
     plain = merge_equal(step.graph)
     work, users = measure_work(plain)[0], readers_of_saved(plain)
-    found["least"] = [summed(least_work_again(plain, work, users, twice)) for twice in (False, True)]
+    found["least"] = [summed(min_recompute_work(plain, work, users, twice)) for twice in (False, True)]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.constants import constant_bytes, made_bytes, made_of_constants, restore_constants
+from mindswap.graph.constants import constant_bytes, constant_operator_bytes, constant_operators, restore_constants
 from mindswap.graph.model import TensorType
 from tests.graph.builders import KIB, graph, node
 
@@ -66,17 +66,17 @@ def constant_step():
 
 def test_what_is_made_of_constants_alone():
     owners = {"spread": {"spread"}, "row": {"spread"}, "outer": {"outer"}, "cos": {"cos"}}
-    assert made_of_constants(constant_step()) == owners
+    assert constant_operators(constant_step()) == owners
 
 
 def test_what_forward_reads_and_what_backward_reads_are_apart():
-    assert made_bytes(constant_step()) == (4 * KIB, 2 * KIB)
+    assert constant_operator_bytes(constant_step()) == (4 * KIB, 2 * KIB)
 
 
 def test_what_a_step_is_fed_is_no_constant():
     fed = replace(constant_step(), inputs=("ids", "▸CR_model.w", "triangle", "positions"))
-    assert made_of_constants(fed) == {}
-    assert made_bytes(fed) == (0, 0)
+    assert constant_operators(fed) == {}
+    assert constant_operator_bytes(fed) == (0, 0)
 
 
 def test_members_of_a_tuple_are_each_there():
@@ -87,10 +87,10 @@ def test_members_of_a_tuple_are_each_there():
         node("part", "TupleGetItem", "both one", layer=None),
         node("reader", "Mul", "mask part"),
     ]
-    assert made_bytes(replace(step, forward=(*step.forward, *more))) == (4 * KIB + KIB, 2 * KIB)
+    assert constant_operator_bytes(replace(step, forward=(*step.forward, *more))) == (4 * KIB + KIB, 2 * KIB)
 
 
 def test_what_is_random_or_sent_is_not_made_once():
     step = constant_step()
     more = [node(op, op, "positions", layer=None) for op in ("DropoutGenMask", "AllGather")]
-    assert made_of_constants(replace(step, forward=(*step.forward, *more))) == made_of_constants(step)
+    assert constant_operators(replace(step, forward=(*step.forward, *more))) == constant_operators(step)

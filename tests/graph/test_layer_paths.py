@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.layer_paths import place_forward, place_gradients
+from mindswap.graph.layer_paths import assign_forward_layers, assign_gradient_layers
 from mindswap.graph.load import _split_scope
 from mindswap.graph.model import Saved
 from tests.graph.builders import node
@@ -38,7 +38,7 @@ def test_a_function_that_layers_call_is_where_it_reads():
         node("c", "Mul", "one_hot", layer=1),
         node("loss", "Sum", "c", layer=None, cell_path="loss"),
     ]
-    assert [placed.layer_index for placed in place_forward(nodes)] == [0, 1, 1, 1, None]
+    assert [placed.layer_index for placed in assign_forward_layers(nodes)] == [0, 1, 1, 1, None]
 
 
 def test_a_function_that_only_what_has_no_place_reads_is_where_it_reads():
@@ -51,13 +51,13 @@ def test_a_function_that_only_what_has_no_place_reads_is_where_it_reads():
         node("c", "Mul", "b", layer=2),
         node("loss", "Cast", "c", layer=None, cell_path="loss"),
     ]
-    assert [placed.layer_index for placed in place_forward(nodes)] == [1, 1, 1, 1, 2, None]
+    assert [placed.layer_index for placed in assign_forward_layers(nodes)] == [1, 1, 1, 1, 2, None]
 
 
 @pytest.mark.parametrize("inputs", ["a b", "b a"])
 def test_what_reads_several_layers_is_of_the_last_of_them(inputs):
     nodes = [node("a", "Mul", "x", layer=0), node("b", "Mul", "a", layer=1), node("sum", "Add", inputs, layer=0)]
-    assert [placed.layer_index for placed in place_forward(nodes)] == [0, 1, 1]
+    assert [placed.layer_index for placed in assign_forward_layers(nodes)] == [0, 1, 1]
 
 
 def test_what_is_outside_the_layers_stays_there():
@@ -71,7 +71,7 @@ def test_what_is_outside_the_layers_stays_there():
         node("head", "Mul", "norm", layer=None, cell_path="head"),
         node("again", "OneHot", "head", layer=0),
     ]
-    assert [(placed.layer_index, placed.cell_path) for placed in place_forward(nodes)] == [
+    assert [(placed.layer_index, placed.cell_path) for placed in assign_forward_layers(nodes)] == [
         (None, "embedding"), (None, "scale"), (0, "mlp"), (None, "norm"), (None, ""), (None, "head"), (None, "head"),
     ]  # fmt: skip
 
@@ -89,10 +89,10 @@ def test_a_product_without_a_cell_is_in_that_of_its_weight():
         node("back", "Reshape", "product", layer=None, cell_path=""),
         node("sum", "Add", "made back", layer=1, cell_path=""),
     ]
-    cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
+    cells = {placed.name: placed.cell_path for placed in assign_forward_layers(nodes)}
     assert {cells[name] for name in ("tokens", "out", "tied", "product", "back")} == {"attention.linear_proj"}
     assert (cells["made"], cells["sum"]) == ("attention.core", "")
-    assert {placed.layer_index for placed in place_forward(nodes)} == {1}
+    assert {placed.layer_index for placed in assign_forward_layers(nodes)} == {1}
 
 
 @pytest.mark.parametrize("cell", ["mlp.up", ""])
@@ -106,7 +106,7 @@ def test_only_products_and_views_that_have_no_place_go_to_a_weight(cell):
         node("bias", "Load", "▸model.layers.1.mlp.up.bias ▸u", layer=1, cell_path="mlp"),
         node("sum", "Add", "made bias", layer=None, cell_path=""),
     ]
-    cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
+    cells = {placed.name: placed.cell_path for placed in assign_forward_layers(nodes)}
     assert (cells["view"], cells["product"], cells["sum"]) == ("core", cell, "core")
 
 
@@ -120,7 +120,7 @@ def test_what_a_product_without_a_cell_reads_is_where_it_is_if_it_is_no_view():
         node("first", "MatMul", "gelu weight", **nowhere),
         node("second", "MatMul", "placed weight", **nowhere),
     ]
-    cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
+    cells = {placed.name: placed.cell_path for placed in assign_forward_layers(nodes)}
     assert (cells["gelu"], cells["placed"], cells["first"], cells["second"]) == ("core", "view", "mlp.up", "mlp.up")
 
 
@@ -128,7 +128,7 @@ def test_what_only_ties_an_order_or_reads_a_weight_stays_where_its_scope_says():
     """They read something of layer 1; an operator that computes with it would be of layer 1."""
     ops = ("UpdateState", "Load", "Mul")
     nodes = [node("a", "Mul", "x", layer=1), *(node(op, op, "a", layer=0) for op in ops)]
-    assert [placed.layer_index for placed in place_forward(nodes)] == [1, 0, 0, 1]
+    assert [placed.layer_index for placed in assign_forward_layers(nodes)] == [1, 0, 0, 1]
 
 
 def gradients(*backward):
@@ -136,7 +136,7 @@ def gradients(*backward):
     forward = [node("mul0", "Mul", "x", layer=0), node("mul1", "Mul", "mul0", layer=1)]
     saved = [Saved("mul0", "mul0_b"), Saved("mul1", "mul1_b")]
     origins = {each.name: ["mul0", "mul1"] for each in backward}
-    return [(n.layer_index, n.origin) for n in place_gradients(backward, origins, forward, saved, {})]
+    return [(n.layer_index, n.origin) for n in assign_gradient_layers(backward, origins, forward, saved, {})]
 
 
 def test_of_several_origins_it_is_that_of_the_layer_it_reads():
@@ -165,7 +165,7 @@ def test_of_several_origins_in_one_layer_it_is_that_of_the_half_it_reads():
     forward.append(node("far", "Mul", "z", layer=1))
     grad = [node(f"g{i}", "MulGrad", name, layer=None) for i, name in enumerate(("x0_b", "x1_b", "far_b x0_b", "x0_b"))]
     origins = {"g0": ["y0", "y1"], "g1": ["y0", "y1"], "g2": ["y0", "y1"], "g3": ["y1"]}
-    placed = place_gradients(grad, origins, forward, saved, {})
+    placed = assign_gradient_layers(grad, origins, forward, saved, {})
     assert [each.origin for each in placed] == ["y0", "y1", "y0", "y1"]
 
 
@@ -177,7 +177,7 @@ def test_a_read_of_a_weight_is_in_the_layer_and_cell_of_its_name():
         node("other", "Load", "▸model.norm.weight ▸u", layer=1, cell_path="x"),
         node("moved", "TensorMove", "▸model.layers.2.mlp.w1.weight", layer=1, cell_path="x"),
     ]
-    assert [(placed.layer_index, placed.cell_path) for placed in place_forward(reads)] == [
+    assert [(placed.layer_index, placed.cell_path) for placed in assign_forward_layers(reads)] == [
         (2, "mlp.w1"), (None, "mlp"), (1, "x"), (1, "x"),
     ]  # fmt: skip
 
@@ -191,7 +191,7 @@ def test_what_has_no_origin_is_where_its_first_input_is_and_a_copy_without_place
         replace(node("lost", "Mul", "mul0_b", **nowhere), is_duplicate=True),
     ]
     saved = [Saved("mul0", "mul0_b"), Saved("mul1", "mul1_b")]
-    placed = place_gradients(backward, {"again": ["mul1"]}, forward, saved, {})
+    placed = assign_gradient_layers(backward, {"again": ["mul1"]}, forward, saved, {})
     assert [(n.name, n.layer_index, n.cell_path, n.origin) for n in placed] == [
         ("copy", 1, "mlp.up", ""), ("again", 1, "mlp.up", "mul1"), ("lost", None, "", ""),
     ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.analysis.saved_tensors import find_handed_on, merged_readers, operator_uses
+from mindswap.graph.analysis.saved_tensors import find_boundary_operators, merged_readers, operator_uses
 from tests.builders import layer
 from tests.graph.builders import node
 from tests.graph.cut_graphs import graph, op
@@ -48,7 +48,7 @@ def test_outputs_are_found_behind_casts_and_views():
         op("view", "Reshape", "cast", (4, 2), layer=None),
         op("norm", "RmsNorm", "view gamma", (4, 2), layer=None),
     )
-    assert find_handed_on(step) == {"add", "sum", "cast"}
+    assert find_boundary_operators(step) == {"add", "sum", "cast"}
 
 
 def test_tuples_of_the_compiler_compute_nothing():
@@ -60,7 +60,7 @@ def test_tuples_of_the_compiler_compute_nothing():
         op("two", "MakeTuple", "a b", (8,), (8,), layer=0),
         op("both", "Concat", "two", (16,), layer=0),
     )
-    assert find_handed_on(step) == frozenset()
+    assert find_boundary_operators(step) == frozenset()
 
 
 def test_users_of_an_operator_are_found_behind_what_has_no_name():

@@ -16,11 +16,11 @@ from mindswap.graph.ops import (
     VALUE_PASSING_OPS,
     VIEW_OPS,
     ComputeUnit,
-    Cut,
     OpClass,
+    SplitRule,
     classify,
     is_kernel,
-    line_of,
+    operator_info,
 )
 from mindswap.graph.sharding.split_rules import RULES
 from mindswap.simulator.cost.device_file import load_device
@@ -35,7 +35,7 @@ def test_every_operator_stands_in_one_line():
 def test_an_operator_without_a_line_is_an_element_wise_kernel():
     assert (classify("SomethingNew"), classify("SomethingNew").unit) == (OpClass.ELEMENTWISE, ComputeUnit.VECTOR)
     assert is_kernel("SomethingNew")
-    line = line_of("SomethingNew")
+    line = operator_info("SomethingNew")
     assert (line.cut, line.rate, line.gradient, line.products) == (None, "", "", None)
 
 
@@ -112,14 +112,14 @@ def test_no_other_module_lists_operators():
 
 
 def test_every_cut_has_a_rule():
-    assert RULES.keys() == set(Cut)
+    assert RULES.keys() == set(SplitRule)
 
 
 def test_rates_are_those_of_devices():
-    assert {rate for name in NAMES if (rate := line_of(name).rate)} == set(load_device().vector_rates)
+    assert {rate for name in NAMES if (rate := operator_info(name).rate)} == set(load_device().vector_rates)
 
 
 def test_a_collective_is_the_gradient_of_its_gradient():
-    pairs = {name: gradient for name in NAMES if (gradient := line_of(name).gradient)}
+    pairs = {name: gradient for name in NAMES if (gradient := operator_info(name).gradient)}
     assert pairs["AllGather"] == "ReduceScatter"
     assert all(pairs[gradient] == name for name, gradient in pairs.items())

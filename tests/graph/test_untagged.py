@@ -1,6 +1,6 @@
 """Operators that are written in `construct`, as MindSpore hands them over: with the scope of the first layer."""
 
-from mindswap.graph.load import place_untagged
+from mindswap.graph.load import assign_untagged_layers
 from tests.graph.builders import node
 
 
@@ -10,7 +10,7 @@ def own(name, inputs, layer):
 
 
 def layers(*nodes):
-    return {placed.name: placed.layer_index for placed in place_untagged(nodes, "blocks")}
+    return {placed.name: placed.layer_index for placed in assign_untagged_layers(nodes, "blocks")}
 
 
 def test_what_ends_a_layer_is_where_it_reads():

@@ -52,8 +52,8 @@ def test_an_idle_swap_frees_nothing():
 def test_of_a_row_the_swaps_that_are_read_again():
     figures = replace(FIGURES, conflicts=np.zeros((1, 1, 1, 1), bool), reads=CONFLICTS)
     assert not figures.idle(np.array([[KEEP, 5, -1]] * 2)).any()
-    assert figures.read_again(np.array([KEEP, 5, -1]), 0).tolist() == [False, True, False]
-    assert not figures.read_again(np.array([KEEP, 5, KEEP]), 1).any()
+    assert figures.swapped_recompute_inputs(np.array([KEEP, 5, -1]), 0).tolist() == [False, True, False]
+    assert not figures.swapped_recompute_inputs(np.array([KEEP, 5, KEEP]), 1).any()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindswap.config.render import document_from_data
-from mindswap.graph.analysis.recompute_effect import COMM_ATTRIBUTE, compare_recompute, decisions_by_place
+from mindswap.graph.analysis.recompute_effect import COMM_ATTRIBUTE, compare_recompute, decisions_by_operator
 from mindswap.graph.analysis.saved_tensors import OperatorNames
 from mindswap.graph.analysis.swap_effect import IdleReason, compare_effect
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -205,7 +205,7 @@ def test_where_operators_cannot_be_told_apart_all_their_decisions_count(case):
     for path, node in tree.walk():
         if node.is_primitive:
             by_place.setdefault((".".join(path[:-1]), node.type_name), []).append(decided.of(path))
-    assert {place: list(found) for place, found in decisions_by_place(decided).items()} == by_place
+    assert {place: list(found) for place, found in decisions_by_operator(decided).items()} == by_place
 
 
 def step(tree: CellNode, index: int) -> Graph:

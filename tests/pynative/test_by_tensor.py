@@ -11,7 +11,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.formats.mindformers2.tables import Model, paths_from_outline
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.by_tensor import choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x
+from mindswap.pynative.by_tensor import choose_1_9, choose_2x, differences, treatment_in_1_9, treatment_in_2x
 from mindswap.pynative.trace import Operator, Save, Trace, TracedStorage, Value
 from mindswap.rules.checker import check_pynative
 
@@ -51,12 +51,12 @@ def step():
 
 def of_policy(trace=None, **entries):
     policy = Policy(is_swap_enabled=True, **entries)
-    return fate_in_1_9(trace or step(), [resolve_layer(policy, index, LAYER) for index in range(2)])
+    return treatment_in_1_9(trace or step(), [resolve_layer(policy, index, LAYER) for index in range(2)])
 
 
 def of_text(text, trace=None):
     header = "training: {}\nparallelism: {}\nmodel: {num_hidden_layers: 2}\n"
-    return fate_in_2x(
+    return treatment_in_2x(
         trace or step(), check_pynative(parse_document((header + text).encode(), "x.yaml"), model=MODEL).effect
     )
 

@@ -18,10 +18,10 @@ from mindspore.communication import GlobalComm
 from mindspore.nn.utils import no_init_parameters
 
 from mindswap.adapters.graph.expert_exchange import set_exchange
-from mindswap.adapters.graph.experts import layers_as_in_model
+from mindswap.adapters.graph.experts import with_model_layer_numbers
 from mindswap.adapters.graph.file_recompute import recompute_by_stage
 from mindswap.adapters.graph.frontend_limits import masks_without_values, use_broadcast_products, use_rope_slices
-from mindswap.adapters.graph.network import use_whole_tensors
+from mindswap.adapters.graph.network import use_full_tensors
 from mindswap.adapters.graph.run_config import install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.versions import builds_form, replaced
 from mindswap.config.source import given_folder
@@ -134,13 +134,13 @@ def _build(config_path, policy, layers, placement):
     _leave_out_checkpoint(config)
     replace_swap_sections(config, policy)
     install_stand_ins(config)
-    num_layers = _cut_layers(config, layers) if layers is not None else 0
+    num_layers = _truncate_layers(config, layers) if layers is not None else 0
     is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
     keep_stages: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not config.get("use_legacy", True):
         if layers is None and not policy.is_swap_enabled:
             keep_stages = recompute_by_stage(**_stage_arguments(config))
-        _put_on_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
+        _use_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
         if not is_cut:
             _use_one_rank(config)
     # One process without workers: the newer models start communication in any other mode.
@@ -154,9 +154,9 @@ def _build(config_path, policy, layers, placement):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
     _set_pipeline(config, is_whole=layers is None)
-    one_of_many = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
-    keep_places = layers_as_in_model(layers, num_layers) if layers is not None else contextlib.nullcontext()
-    with one_of_many, no_init_parameters(), masks_without_values(), keep_places, keep_stages:
+    as_rank = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
+    keep_numbers = with_model_layer_numbers(layers, num_layers) if layers is not None else contextlib.nullcontext()
+    with as_rank, no_init_parameters(), masks_without_values(), keep_numbers, keep_stages:
         network = build_model_network(
             config.model,
             default_args={
@@ -174,7 +174,7 @@ def _build(config_path, policy, layers, placement):
     use_broadcast_products(network)
     if is_cut:
         notes += _set_exchange(network, config, placement)
-        use_whole_tensors(network)
+        use_full_tensors(network)
     config[NOTES_KEY] = notes
     return network, config
 
@@ -206,18 +206,18 @@ def _set_pipeline(config, is_whole: bool) -> None:
     )
 
 
-def _cut_layers(config, layers: Sequence[int]) -> int:
+def _truncate_layers(config, layers: Sequence[int]) -> int:
     """Layers that the model has without the cut."""
     model = config.model.model_config
     keys = [key for key in NUM_LAYERS_KEYS if key in model]
     before = max((model[key] for key in keys), default=len(layers))
     model.update(dict.fromkeys(keys, len(layers)))
-    _cut_kinds(model, layers)
-    _put_on_one_stage(config)
+    _truncate_layer_kinds(model, layers)
+    _use_one_stage(config)
     return before
 
 
-def _cut_kinds(model, layers: Sequence[int]) -> None:
+def _truncate_layer_kinds(model, layers: Sequence[int]) -> None:
     """Which layers have experts, told of all layers of the model, told of these alone.
 
     The first `first_k_dense_replace` have none; `moe_layer_freq` is of how many one has some, or a list of 0 and 1.
@@ -238,7 +238,7 @@ def _stage_arguments(config) -> dict[str, Any]:
     return {"num_stages": config.parallel_config.pipeline_stage or 1, "num_chunks": chunks, "offset": model.offset or 0}
 
 
-def _put_on_one_stage(config) -> None:
+def _use_one_stage(config) -> None:
     model = config.model.model_config
     model.offset = 0
     # MindFormers spreads layers over chunks on one stage too.

@@ -20,7 +20,7 @@ from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.versions import replaced
-from mindswap.graph.ops import line_of
+from mindswap.graph.ops import operator_info
 from mindswap.graph.sharding.experts import EXCHANGE, NAME_MARK, num_copies
 
 # The compiler looks a module up by its name.
@@ -72,7 +72,7 @@ class Exchange(PrimitiveWithInfer):
 @bprop_getters.register(Exchange)
 def _exchange_gradient(self):
     at = self.attrs
-    kind = line_of(at["kind"]).gradient or at["kind"]
+    kind = operator_info(at["kind"]).gradient or at["kind"]
     back = Exchange(kind, at["num_ranks"], at["stride"], at["joined"], at["cut"], at["after"], at["before"])
 
     def bprop(x, sent, received, out, dout):
@@ -209,7 +209,7 @@ def _index_select():
     return _select_rows
 
 
-def _ops_of_known_sizes() -> types.ModuleType:
+def _fixed_size_ops() -> types.ModuleType:
     """`mindspore.ops` as the dispatchers have it, with exchanges of known sizes."""
     module = types.ModuleType(OPS_NAME)
     vars(module).update({name: value for name, value in vars(ops).items() if not name.startswith("__")})
@@ -223,7 +223,7 @@ def compiled_experts() -> Iterator[None]:
     stand_ins = {"IndexSelect": _index_select, "AlltoAllV": _ExchangeRows, "AlltoAll": _ExchangeParts}
     # MindFormers 1.6 and 1.7 have not all of them.
     if hasattr(token_dispatcher, "AlltoAllV"):
-        stand_ins["ops"] = sys.modules[OPS_NAME] = _ops_of_known_sizes()
+        stand_ins["ops"] = sys.modules[OPS_NAME] = _fixed_size_ops()
     known = {name: stand_in for name, stand_in in stand_ins.items() if hasattr(token_dispatcher, name)}
     try:
         with replaced(token_dispatcher, **known):
@@ -261,7 +261,7 @@ def set_exchange(experts: nn.Cell, num_tokens: int, skew_permille: int) -> list[
     return notes
 
 
-def use_known_sizes(experts: nn.Cell) -> None:
+def use_fixed_sizes(experts: nn.Cell) -> None:
     """Replace what the dispatcher of a layer made when it was built."""
     dispatcher = experts.token_dispatcher
     local_experts = experts.config.num_moe_experts // experts.ep

@@ -20,7 +20,7 @@ from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
 from mindspore.ops.operations import Morph
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
-from mindswap.adapters.graph.expert_exchange import use_known_sizes
+from mindswap.adapters.graph.expert_exchange import use_fixed_sizes
 from mindswap.adapters.versions import replaced
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
 
@@ -70,7 +70,7 @@ bprop_getters.register(ToLocal)(_gradient_is(FromLocal))
 bprop_getters.register(FromLocal)(_gradient_is(ToLocal))
 
 
-def turn_moe_layer(cell: nn.Cell) -> None:
+def globalize_moe_layer(cell: nn.Cell) -> None:
     """The layer of experts: router and experts work on what a rank has."""
     config = cell.config
     cell.mindswap_ranks = config.data_parallel_size * config.tensor_model_parallel_size * config.context_parallel_size
@@ -86,10 +86,10 @@ def turn_moe_layer(cell: nn.Cell) -> None:
                     primitive.del_prim_attr(name)
 
 
-def turn_experts(cell: nn.Cell) -> None:
+def globalize_experts(cell: nn.Cell) -> None:
     """The experts: a rank has its part of their weights."""
-    use_known_sizes(cell)
-    _replace(cell, "morphed_forward", _forward_with_own_weights, _first)
+    use_fixed_sizes(cell)
+    _replace(cell, "morphed_forward", _forward_with_local_weights, _first)
 
 
 def _replace(cell, name, function, infer_shape):
@@ -119,7 +119,7 @@ def _from_tokens_shape(self, x, *rest):
     return (x[1] * self.mindswap_ranks // self.seq_length, self.seq_length, x[2])
 
 
-def _forward_with_own_weights(self, tokens, probs, routing_map, w1, w2, num_tokens_per_expert=None):
+def _forward_with_local_weights(self, tokens, probs, routing_map, w1, w2, num_tokens_per_expert=None):
     own1 = ToLocal(self.ep)(w1, (w1.shape[0] // self.ep, w1.shape[1]))
     own2 = ToLocal(self.ep)(w2, (w2.shape[0] // self.ep, w2.shape[1]))
     return self.forward_func(tokens, probs, routing_map, own1, own2, num_tokens_per_expert)
@@ -136,7 +136,7 @@ CLASS_NAME = "LLamaDecodeLayerInterleave"
 NUM_LAST = 2
 
 
-def place_in_model(layer: nn.Cell) -> int:
+def layer_position(layer: nn.Cell) -> int:
     """Kind of the place of a layer: 0 any, 1 it is the first, -1 the last, -2 the last but one.
 
     Layers that do not interleave are alike everywhere.
@@ -149,7 +149,7 @@ def place_in_model(layer: nn.Cell) -> int:
 
 
 @contextlib.contextmanager
-def layers_as_in_model(indices: Sequence[int], num_layers: int) -> Iterator[None]:
+def with_model_layer_numbers(indices: Sequence[int], num_layers: int) -> Iterator[None]:
     """While this lasts, a network of some layers builds each as the layer of the whole model that it stands for.
 
     `indices` are the numbers in the model of the layers that are built, `num_layers` the layers of the model.

@@ -21,19 +21,19 @@ ATTRIBUTES = ("recompute", "recompute_comm_op", "slice_activation")
 SCOPE = "recompute_"
 # Where newer models have their `LayerSetting`.
 NEWER_SETTING = "mindformers.parallel_core.training_graph.transformer.utils"
-# What `recompute_as_in_model` needs of `LayerSetting`: mindformers 1.8 and later have both, 1.6 and 1.7 the second.
+# What `with_model_recompute` needs of `LayerSetting`: mindformers 1.8 and later have both, 1.6 and 1.7 the second.
 METHODS = ("set_recompute", "_format_recompute_list")
 
 
 @dataclass(frozen=True)
-class OwnRecompute:
+class MindFormersRecompute:
     """Settings of MindFormers on the whole model."""
 
     setting: Any  # the object that sets it, by the number of a layer; None where it cannot be asked for single layers
     trees: tuple[CellNode, ...]  # the layers
 
 
-def has_kinds_of(model: Sequence[CellNode], indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
+def has_model_layer_kinds(model: Sequence[CellNode], indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
     """True if layers built alone are alike where those of the model of these numbers are, and differ where they do.
 
     Some models take the kind of a layer from its number, which is another one there.
@@ -42,15 +42,15 @@ def has_kinds_of(model: Sequence[CellNode], indices: Sequence[int], trees: Seque
     return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
 
 
-def read_own_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> OwnRecompute:
+def read_mindformers_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> MindFormersRecompute:
     """From the network of a whole model with swap off, built and not compiled."""
     found = (getattr(cell, "layer_setting", None) for _, cell in network.cells_and_names())
     setting = next((each for each in found if each is not None), None)
-    can_ask = all(hasattr(setting, method) for method in METHODS)
-    return OwnRecompute(setting if can_ask else None, tuple(read_tree(layer) for layer in layers))
+    has_layer_methods = all(hasattr(setting, method) for method in METHODS)
+    return MindFormersRecompute(setting if has_layer_methods else None, tuple(read_tree(layer) for layer in layers))
 
 
-def set_on_layer(layer: nn.Cell) -> tuple[Hashable, ...]:
+def recompute_settings(layer: nn.Cell) -> tuple[Hashable, ...]:
     """All recompute that is set on a layer, as attributes of its cells and primitives; equal means compiled alike."""
     cells = tuple(
         name for name, cell in layer.cells_and_names() if str(getattr(cell, "_scope", None)).startswith(SCOPE)
@@ -68,7 +68,7 @@ def set_on_layer(layer: nn.Cell) -> tuple[Hashable, ...]:
 
 
 @contextlib.contextmanager
-def recompute_as_in_model(own: OwnRecompute, indices: Sequence[int]) -> Iterator[None]:
+def with_model_recompute(own: MindFormersRecompute, indices: Sequence[int]) -> Iterator[None]:
     """While this lasts, a network of some layers gets on each what MindFormers sets on the layer of the whole model.
 
     `indices` are the numbers in the model of the layers that are built.

@@ -11,13 +11,13 @@ from mindspore import nn
 from mindswap.adapters.graph.apply import apply_policy, check_layers, read_tree
 from mindswap.adapters.graph.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.graph.expert_exchange import compiled_experts
-from mindswap.adapters.graph.experts import place_in_model
+from mindswap.adapters.graph.experts import layer_position
 from mindswap.adapters.graph.file_recompute import (
-    OwnRecompute,
-    has_kinds_of,
-    read_own_recompute,
-    recompute_as_in_model,
-    set_on_layer,
+    MindFormersRecompute,
+    has_model_layer_kinds,
+    read_mindformers_recompute,
+    recompute_settings,
+    with_model_recompute,
 )
 from mindswap.adapters.graph.mindspore import (
     compile_training_graph,
@@ -30,13 +30,13 @@ from mindswap.adapters.quiet import tell
 from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.graph.analysis.collectives import Collective, find_collectives
-from mindswap.graph.analysis.liveness import LayerSample, sample_layers
+from mindswap.graph.analysis.liveness import LayerSample, choose_representative_layers
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.passes.fusion import merge_gathers
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.graph.sharding.experts import is_exchange, restore_names
-from mindswap.graph.sharding.pipeline_stage import cut_embedding, drop_head, load_embedding
+from mindswap.graph.sharding.pipeline_stage import drop_head, load_embedding, shard_embedding
 from mindswap.graph.sharding.rank_sizes import shard_graph
 from mindswap.graph.sharding.split_table import Unresolved
 from mindswap.policy.cell_tree import CellNode, LayerTrees
@@ -104,7 +104,7 @@ class BuiltLayers:
     """The layers of a model, built whole without a policy; none of them compiled."""
 
     trees: tuple[CellNode, ...]
-    places: tuple[int, ...]  # kind of the place of each, as of `place_in_model`
+    places: tuple[int, ...]  # kind of the place of each, as of `layer_position`
 
 
 def build_layers(config_path: str) -> BuiltLayers:
@@ -115,7 +115,7 @@ def build_layers(config_path: str) -> BuiltLayers:
     """
     tell("building the network")
     layers = find_layers(build_network(config_path, Policy(is_swap_enabled=True))[0])
-    return BuiltLayers(tuple(map(read_tree, layers)), tuple(map(place_in_model, layers)))
+    return BuiltLayers(tuple(map(read_tree, layers)), tuple(map(layer_position, layers)))
 
 
 def choose_layers(
@@ -123,7 +123,8 @@ def choose_layers(
 ) -> LayerSample:
     """The layers that have to be compiled to know all of them under a policy with swap enabled.
 
-    With a placement only the layers on the stage of this rank, in `layer_map` too; `with_peak` as of `sample_layers`.
+    With a placement only the layers on the stage of this rank, in `layer_map` too; `with_peak` as of
+    `choose_representative_layers`.
     """
     check_layers(policy, len(built.trees))
     indices = placement.layers if placement else tuple(range(len(built.trees)))
@@ -133,23 +134,23 @@ def choose_layers(
     # What has no effect tells no layers apart.
     acting = {index: replace(own, layer_index=0, overridden=(), silent=()) for index, own in decided.items()}
     asked = [(own.layer, built.places[index], own) for index, own in acting.items()]
-    return _sampled(asked, indices, with_peak)
+    return _sample_model_layers(asked, indices, with_peak)
 
 
-def _choose_own_layers(
+def _choose_mindformers_layers(
     config_path: str, placement: RankPlacement | None, with_peak: bool
-) -> tuple[LayerSample, OwnRecompute]:
+) -> tuple[LayerSample, MindFormersRecompute]:
     """The same with swap off, and what MindFormers sets on the layers by itself."""
     tell("building the network")
     network, _ = build_network(config_path, Policy())
     layers = find_layers(network)
-    own = read_own_recompute(network, layers)
+    own = read_mindformers_recompute(network, layers)
     indices = placement.layers if placement else tuple(range(len(layers)))
     if own.setting is None:
         _require_all_layers(indices, own.trees, "MindFormers cannot be asked what it recomputes in single layers")
         return LayerSample(indices, indices), own
-    asked = [(own.trees[index], place_in_model(layers[index]), set_on_layer(layers[index])) for index in indices]
-    return _sampled(asked, indices, with_peak), own
+    asked = [(own.trees[index], layer_position(layers[index]), recompute_settings(layers[index])) for index in indices]
+    return _sample_model_layers(asked, indices, with_peak), own
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
@@ -161,9 +162,9 @@ def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reaso
         )
 
 
-def _sampled(kinds: Sequence[Hashable], indices: Sequence[int], with_peak: bool) -> LayerSample:
+def _sample_model_layers(kinds: Sequence[Hashable], indices: Sequence[int], with_peak: bool) -> LayerSample:
     """The layers to compile of these of the model, whose kinds are given, in the numbers that they have there."""
-    sample = sample_layers(kinds, with_peak)
+    sample = choose_representative_layers(kinds, with_peak)
     return replace(sample, indices=tuple(indices[position] for position in sample.indices))
 
 
@@ -199,15 +200,15 @@ def capture(
         built = built or build_layers(config_path)
         sample, known = choose_layers(policy, built, placement, with_peak), built.trees
     elif sample is None:
-        sample, own = _choose_own_layers(config_path, placement, with_peak)
+        sample, own = _choose_mindformers_layers(config_path, placement, with_peak)
         known = own.trees
     is_cut = not sample.is_whole or placement is not None
-    as_in_model = recompute_as_in_model(own, sample.indices) if own and is_cut else contextlib.nullcontext()
+    as_in_model = with_model_recompute(own, sample.indices) if own and is_cut else contextlib.nullcontext()
     with as_in_model:
         network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
-    if known and not has_kinds_of(known, sample.indices, trees):
+    if known and not has_model_layer_kinds(known, sample.indices, trees):
         stage = placement.layers if placement is not None else range(len(known))
         _require_all_layers(stage, known, "the kind of a layer depends on its number")
         everything = tuple(range(len(known)))
@@ -223,15 +224,15 @@ def capture(
     if placement is None:
         return Capture(sample, trees, compile_network(network, config), notes)
     graph = compile_network(network, config, placement.data_parallel if placement.has_strategies else 1)
-    return _as_on_rank(Capture(sample, trees, graph, notes), placement)
+    return _shard_capture(Capture(sample, trees, graph, notes), placement)
 
 
-def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
+def _shard_capture(whole: Capture, placement: RankPlacement) -> Capture:
     """The sizes of one rank, and nothing that is on another stage only."""
     sharding = shard_graph(whole.graph)
     collectives, unmatched = find_collectives(sharding)
     token_ranks = placement.data_parallel * placement.context_parallel if placement.has_strategies else 1
-    graph = cut_embedding(sharding.graph, placement.model_parallel if placement.has_strategies else 1, token_ranks)
+    graph = shard_embedding(sharding.graph, placement.model_parallel if placement.has_strategies else 1, token_ranks)
     notes = [*whole.notes, *_describe_unresolved((*sharding.unresolved, *unmatched))]
     inserted = (node for node in graph.forward if node.op in REDISTRIBUTION_OPS and not is_exchange(node))
     if any(node.layer_index is not None for node in inserted):

@@ -26,7 +26,7 @@ from mindswap.graph.model import Graph
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
 # An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
-SOURCE_PLACE = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
+SOURCE_LOCATION = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
 # Attribute names under which models hold their transformer layers.
 LAYER_LISTS = ("layers", "blocks", "h")
 # MindSpore keeps one compiled graph per value of `cell_init_args`; two networks must not share one.
@@ -160,24 +160,24 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
     cell = _GradientCell(network)
     cell.set_train(True)
     try:
-        with _old_objects_left_alone(), swaps_paused(network):
+        with _frozen_objects(), swaps_paused(network):
             phase, _ = cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
         serialized = cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
     except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError, OSError) as error:
         raise GraphError(f"{NOT_COMPILED}: {_describe_failure(error)}") from error
     finally:
-        _forget_lazy_inline()
+        _reset_lazy_inline()
     model = ModelProto()
     model.ParseFromString(serialized)
     return model
 
 
-def _forget_lazy_inline() -> None:
+def _reset_lazy_inline() -> None:
     """After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows."""
-    cell_graph_executor.compile(_Nothing(), ms.Tensor(0.0, ms.float32), phase="export.mindir", do_convert=False)
+    cell_graph_executor.compile(_EmptyCell(), ms.Tensor(0.0, ms.float32), phase="export.mindir", do_convert=False)
 
 
-class _Nothing(nn.Cell):
+class _EmptyCell(nn.Cell):
     """A cell without lazy_inline."""
 
     def construct(self, x):
@@ -185,7 +185,7 @@ class _Nothing(nn.Cell):
 
 
 @contextlib.contextmanager
-def _old_objects_left_alone() -> Iterator[None]:
+def _frozen_objects() -> Iterator[None]:
     """MindSpore collects garbage before each compile, and walks 300,000 objects of imported modules for it (0.2 s)."""
     gc.freeze()
     try:
@@ -199,7 +199,7 @@ def _describe_failure(error: Exception) -> str:
     text = str(error).strip()
     what = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
     fix = "".join(f"\n    fix:     {fix}" for fault, fix in FIXES.items() if fault in what)
-    places = SOURCE_PLACE.findall(text)
+    places = SOURCE_LOCATION.findall(text)
     if not places:
         return what + fix
     *_, (place, code) = places

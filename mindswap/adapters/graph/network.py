@@ -117,7 +117,7 @@ def _lazily_inlined(network: nn.Cell, layers: Sequence[nn.Cell]) -> Iterator[Non
 # them. Its conditions stay as they were decided when the Morph was made, so its communication stays too.
 
 
-def use_whole_tensors(network: nn.Cell) -> None:
+def use_full_tensors(network: nn.Cell) -> None:
     """Turn every Morph of a network that was built in a parallel mode.
 
     Raises:
@@ -127,7 +127,7 @@ def use_whole_tensors(network: nn.Cell) -> None:
         morphs = [name for name, primitive in cell._primitives.items() if isinstance(primitive, Morph)]
         if not morphs:
             continue
-        turn = TURNS.get(type(cell).__name__)
+        turn = GLOBALIZERS.get(type(cell).__name__)
         if turn is None:
             raise GraphError(
                 f"--rank: {path}.{morphs[0]} of {type(cell).__name__} is a function for one rank (Morph) that "
@@ -137,7 +137,7 @@ def use_whole_tensors(network: nn.Cell) -> None:
         turn(cell)
 
 
-def _turn_linear(cell: nn.Cell) -> None:
+def _globalize_linear(cell: nn.Cell) -> None:
     """(rows, in) times (out, in) transposed, and a bias: `Morph` has the strategy of (seq, batch, in) for the rows."""
     has_bias = cell.has_bias and not cell.skip_bias_add
     morph = cell.morphed_forward_with_bias if has_bias else cell.morphed_forward
@@ -149,11 +149,11 @@ def _turn_linear(cell: nn.Cell) -> None:
     _keep_local(cell)
 
 
-def _turn_row_linear(cell: nn.Cell) -> None:
+def _globalize_row_linear(cell: nn.Cell) -> None:
     """The same with the sum over all ranks, of which a ReduceScatter leaves each rank its part of the rows."""
     num_ranks, cell.tp = cell.tp, 1
     cell.input_size_per_partition = cell.input_size
-    _turn_linear(cell)
+    _globalize_linear(cell)
     if num_ranks > 1 and cell.sequence_parallel:
         rows = cell.matmul.attrs["in_strategy"][0][0]
         cell.reduce_scatter.add_prim_attr("rank_size", 1)  # the compiler divides the rows by it
@@ -172,29 +172,29 @@ def _keep_local(cell: nn.Cell) -> None:
 # working folder, and fails where that cannot be written.
 
 
-def _turn_experts(cell: nn.Cell) -> None:
-    from mindswap.adapters.graph.experts import turn_experts
+def _globalize_experts(cell: nn.Cell) -> None:
+    from mindswap.adapters.graph.experts import globalize_experts
 
-    turn_experts(cell)
+    globalize_experts(cell)
 
 
-def _turn_moe_layer(cell: nn.Cell) -> None:
-    from mindswap.adapters.graph.experts import turn_moe_layer
+def _globalize_moe_layer(cell: nn.Cell) -> None:
+    from mindswap.adapters.graph.experts import globalize_moe_layer
 
-    turn_moe_layer(cell)
+    globalize_moe_layer(cell)
 
 
 # Class of a cell -> what it takes; names of mindformers 1.9.0.
-TURNS: dict[str, Callable[[nn.Cell], None]] = {
-    "ColumnParallelLinear": _turn_linear,
-    "FFNGroupedGEMM": _turn_experts,
+GLOBALIZERS: dict[str, Callable[[nn.Cell], None]] = {
+    "ColumnParallelLinear": _globalize_linear,
+    "FFNGroupedGEMM": _globalize_experts,
     "GPTModel": _keep_local,
-    "LinearNoTP": _turn_linear,
-    "MoELayer": _turn_moe_layer,
+    "LinearNoTP": _globalize_linear,
+    "MoELayer": _globalize_moe_layer,
     "MultiTokenPredictionBlock": _keep_local,
     "MtpSharedVocabParallelEmbedding": _keep_local,
     "PreprocessLabelsAndMasks": _keep_local,
-    "RowParallelLinear": _turn_row_linear,
-    "SequenceParallelLinear": _turn_linear,
+    "RowParallelLinear": _globalize_row_linear,
+    "SequenceParallelLinear": _globalize_linear,
     "VocabParallelEmbedding": _keep_local,
 }

@@ -1,6 +1,6 @@
 """Runs a schedule while a network trains in PyNative mode: storages leave the device and come back.
 
-Autograd keeps a `KeptTensor` instead of the tensor. When its values are on the host, and nobody else can reach its
+Autograd keeps a `SavedTensor` instead of the tensor. When its values are on the host, and nobody else can reach its
 memory any more, the executor lets go of the tensor. Until then nothing is different from a pass without swap, whatever
 the user's code reads or writes; and what it can still reach when backward is about to need it stays for this pass.
 Backward gets a tensor with the same values in memory of its own.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import mindspore as ms
 
 from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
-from mindswap.adapters.pynative.saved_tensors import KeptTensor, is_differentiated, is_nested, only_these_hold
+from mindswap.adapters.pynative.saved_tensors import SavedTensor, is_differentiated, is_exclusively_held, is_nested
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals
@@ -34,15 +34,15 @@ class _Live:
 
     address: int
     itemsize: int
-    saves: list[KeptTensor] = field(default_factory=list)  # tensors on it that autograd keeps
+    saves: list[SavedTensor] = field(default_factory=list)  # tensors on it that autograd keeps
 
     @property
-    def is_ours(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Nobody else can reach it, and no tensor on it was given other memory.
 
         The second question waits for operators: MindSpore does not hold the memory of a copy between storages so long.
         """
-        return only_these_hold([saved.tensor for saved in self.saves]) and all(s.is_as_saved for s in self.saves)
+        return is_exclusively_held([saved.tensor for saved in self.saves]) and all(s.is_unmodified for s in self.saves)
 
     def take_memory(self, size_bytes: int):
         """Memory of its own for all tensors on it, still without their values."""
@@ -80,7 +80,7 @@ class Executor:
         self.poison = poison
         self.totals: Totals | None = None
         self.num_passes = self.num_deviations = 0
-        self.was_different = False
+        self.has_deviated = False
         self._moved = frozenset(schedule.moved)
         self._copies: dict[int, PendingCopy] = {}
         self._start()
@@ -89,7 +89,7 @@ class Executor:
     def device_bytes(self) -> tuple[int, int]:
         """Memory that moved storages have at this moment, as the ledger says and as MindSpore says; for audits."""
         booked = sum(size for index, size in self._ledger.device.items() if index in self._moved)
-        there = (live.saves[0].storage for index, live in self._live.items() if index not in self._leaving)
+        there = (live.saves[0].storage for index, live in self._live.items() if index not in self._pending_release)
         return booked, sum(storage.size() for storage in there if storage is not None)
 
     @property
@@ -103,7 +103,7 @@ class Executor:
         self._is_following = True
         self._has_saved = False
         self._live: dict[int, _Live] = {}
-        self._leaving: set[int] = set()  # on the host, to be let go of as soon as nobody else can reach them
+        self._pending_release: set[int] = set()  # on the host, to be let go of as soon as nobody else can reach them
         self._ledger = Ledger()
 
     # -- what the watch tells -------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Executor:
             return
         self.give_up()
         self._start()
-        self.was_different = False
+        self.has_deviated = False
         if is_nested():
             self._deviate("gradients of gradients")
 
@@ -140,10 +140,10 @@ class Executor:
         else:
             self._deviate(f"{kind.value} of layer {layer_index}")
 
-    def save(self, tensor, layer_index: int) -> tuple[int, KeptTensor]:
+    def save(self, tensor, layer_index: int) -> tuple[int, SavedTensor]:
         """Number of the save, -1 where the schedule is not followed, and what stands for the tensor."""
         self._has_saved = True
-        saved = KeptTensor(tensor)
+        saved = SavedTensor(tensor)
         if not self._is_following:
             return -1, saved
         number = self._expected_save(saved, layer_index)
@@ -162,7 +162,7 @@ class Executor:
             else:
                 self._deviate(f"save {number} is read")
         try:
-            saved.require_as_saved()
+            saved.require_unmodified()
         except ApplyError:
             self.give_up()
             raise
@@ -184,7 +184,7 @@ class Executor:
     def _expects(self, kind: EventKind, index: int) -> bool:
         return self._next(kind) == index
 
-    def _expected_save(self, saved: KeptTensor, layer_index: int) -> int | None:
+    def _expected_save(self, saved: SavedTensor, layer_index: int) -> int | None:
         """The save that the schedule has next, if this tensor is it."""
         if (number := self._next(EventKind.SAVE)) is None:
             return None
@@ -208,7 +208,7 @@ class Executor:
     def _act(self) -> None:
         for action in self.schedule.actions[self._position]:
             self._do(action)
-        for index in sorted(self._leaving):
+        for index in sorted(self._pending_release):
             self._let_go(index)
         self._ledger.end_event()
         self._position += 1
@@ -221,9 +221,9 @@ class Executor:
         if action.kind is ActionKind.OFFLOAD:
             self._copies[index] = self.copies.offload(self._live[index].saves[0].storage, size)
         elif action.kind is ActionKind.RELEASE:
-            self._leaving.add(index)
+            self._pending_release.add(index)
         elif action.kind is ActionKind.PREFETCH:
-            if index in self._leaving:
+            if index in self._pending_release:
                 pynative_executor.sync()  # operators that wait for their turn hold what they read
                 self._let_go(index)
             if not self._bring_back(index):
@@ -236,11 +236,11 @@ class Executor:
 
     def _let_go(self, index: int) -> None:
         live = self._live[index]
-        if live.is_ours:
+        if live.is_exclusive:
             self.copies.release(self._copies[index])
             for saved in live.saves:
                 saved.let_go()
-            self._leaving.remove(index)
+            self._pending_release.remove(index)
 
     def _finish(self) -> None:
         self.totals = self._ledger.totals
@@ -254,14 +254,14 @@ class Executor:
         """Give up the schedule for this pass. A pass without gradients saves nothing and is no other step."""
         self.give_up()
         if self._has_saved:
-            self.was_different = True
+            self.has_deviated = True
             self.num_deviations += 1
             logger.warning("the step is not the one that was recorded (%s): it runs without swap", what)
 
     def _bring_back(self, index: int) -> bool:
         """False for what is there, as others could reach it all the time."""
         copy = self._copies[index]
-        self._leaving.discard(index)
+        self._pending_release.discard(index)
         if copy.storage is None:
             self.copies.prefetch(copy, self._live[index].take_memory(copy.size_bytes), self.poison)
             return True

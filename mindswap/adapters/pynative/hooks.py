@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from mindspore import nn
 
-from mindswap.adapters.pynative.saved_tensors import KeptTensor, frames
+from mindswap.adapters.pynative.saved_tensors import SavedTensor, frames
 from mindswap.adapters.pynative.threads import SoleThread
 from mindswap.adapters.pynative.values import tensors_in
 from mindswap.adapters.versions import pynative_executor
@@ -87,13 +87,13 @@ class _LayerCalls:
 class _Unwatched:
     """Takes the saved tensors of a thread that no observer is told of."""
 
-    def save(self, tensor, layer_index: int) -> KeptTensor:
+    def save(self, tensor, layer_index: int) -> SavedTensor:
         """See `Observer`."""
-        return KeptTensor(tensor)
+        return SavedTensor(tensor)
 
-    def read(self, kept: KeptTensor):
+    def read(self, kept: SavedTensor):
         """See `Observer`."""
-        kept.require_as_saved()
+        kept.require_unmodified()
         return kept.tensor
 
 

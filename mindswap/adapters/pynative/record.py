@@ -18,7 +18,7 @@ from mindspore.ops import Primitive
 from mindswap.adapters.pynative.dispatch import recording
 from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.paths import CallPaths
-from mindswap.adapters.pynative.saved_tensors import KeptTensor
+from mindswap.adapters.pynative.saved_tensors import SavedTensor
 from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
 from mindswap.errors import ApplyError
 from mindswap.pynative.trace import BACKWARD_KINDS, HELD, Event, EventKind, Operator, Save, Trace, TracedStorage
@@ -81,7 +81,7 @@ class Recorder:
         self.finish()
         if self.is_forward or not self.saves or self.pass_thread != threading.get_ident():
             self._clear()
-            self.foreign = {address_of(tensor) for tensor in _held_tensors(self.network)}
+            self.foreign = {address_of(tensor) for tensor in _constant_tensors(self.network)}
         self.is_forward = True
         self.foreign |= {address_of(tensor) for tensor in tensors_in(inputs)}
 
@@ -136,14 +136,14 @@ class Recorder:
         self.storages[index].last_use = max(self.storages[index].last_use, last)
         self.saves.append(Save(index, layer_index, last, tuple(tensor.shape), str(tensor.dtype).lower()))
         self.events.append(Event(EventKind.SAVE, number, len(self.operators)))
-        return number, KeptTensor(tensor)
+        return number, SavedTensor(tensor)
 
     def _begin_backward(self) -> None:
         """The first event of backward looks who holds saved tensors; with values the recorder itself holds them all."""
         if not self.with_values and not any(event.kind in BACKWARD_KINDS for event in self.events):
-            self._protect_held()
+            self._protect_referenced()
 
-    def _protect_held(self) -> None:
+    def _protect_referenced(self) -> None:
         """Protect what a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
         own = self.packed | {id(storage.tensor) for storage in self.storages}
         others = [found for found in gc.get_objects() if issubclass(type(found), ms.Tensor) and id(found) not in own]
@@ -167,7 +167,7 @@ class Recorder:
         number, saved = kept
         self._begin_backward()
         self.events.append(Event(EventKind.READ, number, len(self.operators)))
-        saved.require_as_saved()
+        saved.require_unmodified()
         return saved.tensor
 
     # -- what the dispatch tells ----------------------------------------------------------------
@@ -237,7 +237,7 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
     return recorder.trace
 
 
-def _held_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:
+def _constant_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:
     """Constants that cells hold, such as masks and rotary tables; weights are in a dict."""
     for _, cell in network.cells_and_names():
         yield from tensors_in([value for value in vars(cell).values() if not isinstance(value, dict)])

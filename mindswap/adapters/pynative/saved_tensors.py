@@ -28,7 +28,7 @@ _GRADIENT, _GRADIENT_CELL = "_pynative_func_grad_forward", "_complex_call"
 _NUM_WORDS = 64  # of an object, in which a pointer is looked for
 
 
-class KeptTensor:
+class SavedTensor:
     """Stands for a tensor that autograd keeps; the tensor itself is None while its memory is away."""
 
     __slots__ = ("dtype", "is_copy", "layout", "size_bytes", "storage", "tensor", "version")
@@ -53,20 +53,20 @@ class KeptTensor:
         self.tensor, self.storage, self.version, self.is_copy = tensor, storage, tensor._version, True
 
     @property
-    def is_as_saved(self) -> bool:
+    def is_unmodified(self) -> bool:
         """Nothing counted as a change in place, and it has its memory; values may have been written into that."""
         if self.storage.size() != self.size_bytes:
             return False
         address = self.storage.data_ptr() + self.layout[0] * self.tensor.itemsize
         return self.tensor._version == self.version and (self.tensor.data_ptr() == address or not self.tensor.size)
 
-    def require_as_saved(self) -> None:
+    def require_unmodified(self) -> None:
         """For what is not told of a change in place of what it saved: MindSpore looks only where there are no hooks.
 
         Raises:
             ApplyError: backward would read other values than without swap.
         """
-        if not self.is_as_saved:
+        if not self.is_unmodified:
             raise ApplyError(
                 f"a tensor of shape {tuple(self.tensor.shape)} was changed in place (`t[...] = x`, `copy_`, `set_`, "
                 "`resize_`) after autograd saved it in a layer that swaps: gradients would not be those without swap\n"
@@ -99,12 +99,14 @@ def is_differentiated() -> bool:
     )
 
 
-def only_these_hold(tensors: Sequence[ms.Tensor]) -> bool:
+def is_exclusively_held(tensors: Sequence[ms.Tensor]) -> bool:
     """No one but these objects, which have all been asked for their storage, can reach their memory."""
-    return _are_sole(tensors, places(), _words)
+    return _has_expected_counts(tensors, places(), _words)
 
 
-def _are_sole(tensors: Sequence[ms.Tensor], where: Sequence[int], words: Callable[[int, int], tuple[int, ...]]) -> bool:
+def _has_expected_counts(
+    tensors: Sequence[ms.Tensor], where: Sequence[int], words: Callable[[int, int], tuple[int, ...]]
+) -> bool:
     at = [id(tensor) for tensor in tensors]
     for place, num_storages in zip(where, (0, len(tensors), 0), strict=True):
         found = Counter(words(each + place, 2) for each in at)
@@ -159,9 +161,9 @@ def places() -> tuple[int, ...]:
             for other in others:
                 held = other()
                 pynative_executor.sync()
-                seen += [_are_sole([tensor], where, words)]
+                seen += [_has_expected_counts([tensor], where, words)]
                 del held
-                seen += [_are_sole([tensor], where, words)]
+                seen += [_has_expected_counts([tensor], where, words)]
             return seen == [False, True] * len(others)
 
         found = next(filter(is_right, itertools.islice(paths(), 100)), None)

@@ -85,9 +85,9 @@ class Swap:
         if self.executor is not None and self.executor.is_unfinished:  # its last pass has no backward, or broke off
             self.executor.give_up()
         left = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
-        last_was_different = self.executor is not None and self.executor.was_different
+        last_pass_deviated = self.executor is not None and self.executor.has_deviated
         self._stop()
-        return replace(self.report, left_bytes=left, num_deviations=self.report.num_deviations + last_was_different)
+        return replace(self.report, left_bytes=left, num_deviations=self.report.num_deviations + last_pass_deviated)
 
     def remove(self) -> None:
         """Leave the network as it was before; what is on the host comes back."""
@@ -110,7 +110,7 @@ class Swap:
                 self._follow(self._recorder.trace)
             elif self._recorder.thread != threading.get_ident():
                 self._record(self._recorder)
-        elif self.executor is not None and self.executor.was_different:
+        elif self.executor is not None and self.executor.has_deviated:
             self.executor.give_up()
             self.report = replace(self.report, num_deviations=self.report.num_deviations + 1)
             self.executor = None

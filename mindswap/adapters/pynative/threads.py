@@ -38,7 +38,7 @@ class SoleThread:
             ApplyError: another thread runs a network.
         """
         _disturbed.discard(threading.get_ident())
-        self._require_no_other()
+        self._require_sole()
         self.ident = threading.get_ident()
         self._is_recorded = pynative_executor.enable_grad()
 
@@ -48,7 +48,7 @@ class SoleThread:
         Raises:
             ApplyError: another thread runs a network, or ran one during this pass.
         """
-        self._require_no_other()
+        self._require_sole()
         if threading.get_ident() in _disturbed:
             raise _refusal()
 
@@ -66,7 +66,7 @@ class SoleThread:
         if self.ident is not None:
             _disturbed.add(self.ident)
 
-    def _require_no_other(self) -> None:
+    def _require_sole(self) -> None:
         own = threading.get_ident()
         others = {ident for ident, frame in sys._current_frames().items() if ident != own and any(
             each.f_code is _CALL or each.f_code.co_name == _GRADIENT_NAME for each in frames(frame)

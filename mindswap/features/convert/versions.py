@@ -29,7 +29,14 @@ from mindswap.policy.formats.mindformers2.tables import (
 )
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.by_tensor import TensorFate, choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x
+from mindswap.pynative.by_tensor import (
+    StorageTreatment,
+    choose_1_9,
+    choose_2x,
+    differences,
+    treatment_in_1_9,
+    treatment_in_2x,
+)
 from mindswap.pynative.trace import Trace
 from mindswap.report.problems import escape
 from mindswap.rules.checker import check_document, check_pynative, check_shape, model_section
@@ -54,13 +61,13 @@ class Tensors:
         count = sum(not operator.is_forward and operator.layer_index is not None for operator in self.trace.operators)
         return max(count // self.trace.num_layers, 1)
 
-    def of_policy(self, policy: Policy) -> TensorFate:
+    def of_policy(self, policy: Policy) -> StorageTreatment:
         """Meaning to MindFormers 1.9."""
         if not policy.is_swap_enabled:
             policy = replace(policy, is_swap_enabled=True, layer_swap=(), op_swap=())
-        return fate_in_1_9(self.trace, [resolve_layer(policy, i, tree) for i, tree in enumerate(self.layers)])
+        return treatment_in_1_9(self.trace, [resolve_layer(policy, i, tree) for i, tree in enumerate(self.layers)])
 
-    def refuse_nothing(self, before: TensorFate) -> None:
+    def refuse_nothing(self, before: StorageTreatment) -> None:
         """Stop where a file that swaps moves nothing of this step: another model, most likely.
 
         Raises:
@@ -73,7 +80,7 @@ class Tensors:
             )
 
     def compared(
-        self, converted: ConvertedSettings, before: TensorFate, after: TensorFate, version: str
+        self, converted: ConvertedSettings, before: StorageTreatment, after: StorageTreatment, version: str
     ) -> ConvertedSettings:
         """The result, with what it moves and recomputes against what was asked."""
         lost = [
@@ -192,7 +199,7 @@ def _to_2x(document: Document, num_layers: int, tensors: Tensors | None, ops: tu
     if tensors is None or before is None:
         return converted
     effect = check_pynative(_sections_alone(converted), num_layers, tensors.model).effect
-    return tensors.compared(converted, before, fate_in_2x(tensors.trace, effect), "2.x")
+    return tensors.compared(converted, before, treatment_in_2x(tensors.trace, effect), "2.x")
 
 
 def _sections_alone(converted: ConvertedSettings) -> Document:
@@ -208,7 +215,7 @@ def _to_1_9(document: Document, num_layers: int, tensors: Tensors | None, ops: t
     use_legacy = find_form(document) is Form.GRAPH and document.is_legacy
     if tensors is None:
         return to_1_9(checked.effect, ops[0], use_legacy, source=ops[1])
-    before = fate_in_2x(tensors.trace, checked.effect)
+    before = treatment_in_2x(tensors.trace, checked.effect)
     if checked.effect.swaps_anything:
         tensors.refuse_nothing(before)
     use_legacy = any(child.name == "attention" for child in tensors.layers[0].children)

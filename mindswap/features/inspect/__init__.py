@@ -102,7 +102,7 @@ def inspect_config(
     names = OperatorNames(plain.layers, plain.graph)
     layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
-    notes = (*compiled.notes, *one_way_notes(compiled.graph, names.of_layers_like(like), layer_map))
+    notes = (*compiled.notes, *one_way_notes(compiled.graph, names.with_renumbered_layers(like), layer_map))
     if placement is not None:
         layers = tuple(
             layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.adapters.quiet import telling
+from mindswap.adapters.quiet import progress_reporting
 from mindswap.config.render import document_from_data
 from mindswap.errors import NOT_COMPILED, LaunchError
 from mindswap.features.dryrun import DryRunReport, Say, dry_run_to_json, run_stages
@@ -180,7 +180,7 @@ def _asked_of_compiler(
         plan.save(file)
         words = ["verify", "--brief", "--json", str(file), *([] if use_cache else ["--no-cache"])]
         try:
-            with telling("verifying the plan: compiling the network under it"):
+            with progress_reporting("verifying the plan: compiling the network under it"):
                 answer = ask(words, limit_s)
         except LaunchError as error:
             text = f"not verified: {error}; mindswap verify takes the time that it needs"

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Node, first_source
-from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, classify, is_kernel, line_of
+from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, classify, is_kernel, operator_info
 from mindswap.graph.passes.interleaved_halves import RING, ring_axes
 from mindswap.graph.sharding.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.sharding.rank_sizes import Sharding
@@ -68,11 +68,11 @@ class _Finder:
         self.gathered: set[tuple[str, str, int]] = set()
 
     def find(self) -> None:
-        own = dict(self._own_communication())
+        own = dict(self._explicit_sums())
         explicit = set(own.values())
         for name, source in own.items():
             node = self.nodes[name]
-            gradients = (g for g in self.gradients.get(name, ()) if g.op == line_of(node.op).gradient)
+            gradients = (g for g in self.gradients.get(name, ()) if g.op == operator_info(node.op).gradient)
             collective = _sum_of(node.op, node.size_bytes, self.sharding.sums[source].num_ranks)
             self._add_pair(node, collective, next(gradients, None))
         for name, partial in self.sharding.sums.items():
@@ -86,7 +86,7 @@ class _Finder:
             elif classify(node.op) is OpClass.ATTENTION and not node.is_duplicate:
                 self._add_ring(node)
 
-    def _own_communication(self) -> Iterator[tuple[str, str]]:
+    def _explicit_sums(self) -> Iterator[tuple[str, str]]:
         """Communication that the model itself has, with the operator whose parts of a sum it adds."""
         for node in self.graph.forward:
             if node.op not in ("AllReduce", "ReduceScatter"):
@@ -101,7 +101,7 @@ class _Finder:
         """After the operator; its gradient begins with that of the sum, or an operator."""
         kind = "ReduceScatter" if partial.scattered is not None else "AllReduce"
         first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
-        is_before = first is not None and first.op != line_of(kind).gradient
+        is_before = first is not None and first.op != operator_info(kind).gradient
         self._add_pair(node, _sum_of(kind, node.size_bytes, partial.num_ranks), first, is_before)
 
     def _add_exchange(self, node: Node) -> None:
@@ -110,7 +110,7 @@ class _Finder:
         num_ranks, stride = node.attributes[NUM_RANKS], node.attributes[STRIDE]
         assert isinstance(num_ranks, int) and isinstance(stride, int)
         if num_ranks > 1:  # the larger side is what AllGather gives, and what ReduceScatter takes
-            kind = node.op if line_of(node.op).gradient else "AllToAll"
+            kind = node.op if operator_info(node.op).gradient else "AllToAll"
             self._add(node.name, Collective(kind, max(source, node.size_bytes), num_ranks, stride=stride))
 
     def _add_ring(self, node: Node) -> None:
@@ -171,7 +171,7 @@ class _Finder:
         """Communication in forward, and that of its gradient at an operator of backward, which waits for it or not."""
         self._add(node.name, collective)
         if gradient is not None:
-            kind = line_of(collective.kind).gradient
+            kind = operator_info(collective.kind).gradient
             self._add(gradient.name, Collective(kind, collective.size_bytes, collective.num_ranks, is_before))
         elif node.layer_index is not None:
             self.unresolved.append(Unresolved(node, "its communication in backward is not found and takes no time"))
@@ -190,11 +190,11 @@ def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[i
     if len(moved.before) == len(moved.after):
         cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]
     else:
-        cuts = _cuts_of_blocks(made, moved.before, read, moved.after)
+        cuts = _block_splits(made, moved.before, read, moved.after)
     return math.prod(before // math.gcd(before, after) for before, after in cuts)
 
 
-def _cuts_of_blocks(
+def _block_splits(
     made: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Cuts of the dimensions that a reshape keeps, or joins and takes apart: (before, after) of each such block.

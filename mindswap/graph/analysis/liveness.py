@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import NO_MEMORY_OPS
-from mindswap.graph.storage import StorageKind, classify_saved, kept_by_layer, resolve_storage
+from mindswap.graph.storage import StorageKind, classify_saved, kept_bytes_by_layer, resolve_storage
 
 # Which layers to compile when most are alike.
 #
@@ -38,7 +38,7 @@ class LayerSample:
         return len(self.indices) == len(self.layer_map)
 
 
-def sample_layers(kinds: Sequence[Hashable], with_peak: bool = True) -> LayerSample:
+def choose_representative_layers(kinds: Sequence[Hashable], with_peak: bool = True) -> LayerSample:
     """The layers to compile; `kinds` say of each what it consists of and what is set on it: equal means alike.
 
     Without `with_peak` what layers keep and copy is known, and not what is live moment by moment (`find_peak`): of
@@ -51,7 +51,7 @@ def sample_layers(kinds: Sequence[Hashable], with_peak: bool = True) -> LayerSam
         for before, kind, behind in zip(ends, ends[1:], ends[2:], strict=False)
     ]
     indices = list(range(len(kinds)))
-    while cut := _longest_cut([places[index] for index in indices], with_peak):
+    while cut := _longest_omission([places[index] for index in indices], with_peak):
         del indices[cut]
     own = {index: position for position, index in enumerate(indices)}
     # Of compiled layers in the same place the first stands for those that are left out.
@@ -59,7 +59,7 @@ def sample_layers(kinds: Sequence[Hashable], with_peak: bool = True) -> LayerSam
     return LayerSample(tuple(indices), tuple(own.get(i, position_of[place]) for i, place in enumerate(places)))
 
 
-def _longest_cut(places: Sequence[tuple[int | None, ...]], with_peak: bool) -> slice | None:
+def _longest_omission(places: Sequence[tuple[int | None, ...]], with_peak: bool) -> slice | None:
     """The longest stretch that can be left out, of equal ones the last; None where there is none.
 
     A place is the kind of the layer before (or whether there is none), its own, and that of the layer behind.
@@ -148,7 +148,7 @@ def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, i
     It runs for the last layer of the model that its own stands for: then all layers before that one wait for
     backward, and of the sample those before its own.
     """
-    by_layer = kept_by_layer(classify_saved(graph))
+    by_layer = kept_bytes_by_layer(classify_saved(graph))
     kept = [by_layer[position] for position in range(len(sample.indices))]
     waiting = list(accumulate((kept[position] for position in sample.layer_map), initial=0))
     compiled = list(accumulate(kept, initial=0))

@@ -9,7 +9,7 @@ from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import RECOMPUTE_SCOPE, SAME_LAYERS, Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.passes.gather import is_gathering
-from mindswap.graph.storage import classify_saved, kept_by_layer, resolve_storage
+from mindswap.graph.storage import classify_saved, kept_bytes_by_layer, resolve_storage
 from mindswap.policy.cell_tree import CellNode, Match
 from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Path, Treatment, matches_of
 
@@ -19,7 +19,7 @@ from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Path, Treat
 Place = tuple[str, str]
 
 
-def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision, ...]]:
+def decisions_by_operator(decisions: LayerDecisions) -> dict[Place, tuple[Decision, ...]]:
     """Decisions for the primitives at each place of a layer.
 
     The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
@@ -29,7 +29,7 @@ def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision,
 
 
 @functools.lru_cache(maxsize=4096)  # a planner asks it of each name that it swaps
-def places_below(layer: CellNode, prefix: Path) -> frozenset[Place]:
+def operators_below(layer: CellNode, prefix: Path) -> frozenset[Place]:
     """The place of every primitive at or below a path of the layer."""
     found = layer.primitives_by_place().items()
     return frozenset(place for place, paths in found if any(path[: len(prefix)] == prefix for path in paths))
@@ -92,7 +92,7 @@ def compare_recompute(
     `baseline` is the same network without recompute; what it runs again, the model itself asks for. `like` gives its
     layer that is like one of `graph`, where that has another number.
     """
-    before, after = (kept_by_layer(classify_saved(each)) for each in (baseline, graph))
+    before, after = (kept_bytes_by_layer(classify_saved(each)) for each in (baseline, graph))
     effects = []
     for asked in layers:
         plain_index = like.get(asked.layer_index, asked.layer_index)
@@ -108,7 +108,7 @@ def _compare(
     again = [node.place for node in runs_again(graph, layer.layer_index)]
     # The graph names a primitive by its cell and its type. Where a cell has several of one type and only some are asked
     # for, that type is possible and not certain.
-    asked = {place: {*map(_is_recomputed, found)} for place, found in decisions_by_place(layer).items()}
+    asked = {place: {*map(_is_recomputed, found)} for place, found in decisions_by_operator(layer).items()}
 
     def covers(place: Place) -> bool:
         """Asked for, or added by the compiler (a read of a weight, a tuple) to a cell that was asked for."""
@@ -116,9 +116,9 @@ def _compare(
         return True in asked[place] if place in asked else _is_recomputed(layer.of(path))
 
     certain = [node for node in forward if asked.get(node.place) == {True}]
-    asked_comm = _places(layer, layer.comm_recomputes)
+    requested_comm = _places(layer, layer.comm_recomputes)
     marked_comm = {node.place: node for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
-    unasked_comm = (place for place, node in marked_comm.items() if asked_comm.isdisjoint(places_of(graph, node)))
+    unasked_comm = (place for place, node in marked_comm.items() if requested_comm.isdisjoint(places_of(graph, node)))
     return RecomputeEffect(
         layer_index=layer.layer_index,
         is_whole=layer.is_fully_recomputed,
@@ -126,10 +126,10 @@ def _compare(
         num_recomputed=len(again),
         kept_before_bytes=kept_before_bytes,
         kept_bytes=kept_bytes,
-        missing=to_names(_not_again(certain, again)),
+        missing=to_names(_not_recomputed(certain, again)),
         unasked=to_names(place for place in again if place not in always and not covers(place)),
         idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
-        comm_missing=to_names(sorted(asked_comm & _places_there(layer, graph) - marked_comm.keys())),
+        comm_missing=to_names(sorted(requested_comm & _forward_operators(layer, graph) - marked_comm.keys())),
         comm_unasked=to_names(sorted(unasked_comm)),
     )
 
@@ -141,8 +141,8 @@ def _is_recomputed(decision: Decision) -> bool:
 def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
     """Requested recompute of which backward runs nothing again; None stands for the whole layer."""
     again = {node.place for node in runs_again(graph, layer.layer_index)}
-    there = _places_there(layer, graph)
-    unplaced = _unplaced_types(graph, layer.layer_index)
+    there = _forward_operators(layer, graph)
+    unplaced = _types_without_scope(graph, layer.layer_index)
     nodes = graph.index.forward_nodes
     tagged = {
         path
@@ -154,13 +154,13 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
         yield None
     for match in matches_of(layer.recomputes):
         # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
-        places = {place for place in places_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
+        places = {place for place in operators_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
         is_unplaced = match.node.is_primitive and match.node.type_name in unplaced
         if places and not places & again and not is_unplaced and match.name not in tagged:
             yield match
 
 
-def _unplaced_types(graph: Graph, layer_index: int) -> set[str]:
+def _types_without_scope(graph: Graph, layer_index: int) -> set[str]:
     """Types of operators that are marked by themselves, have lost their scope, and run again as far as they are needed.
 
     Their copies have no scope either, so no place says that what was asked for runs again; none of it can be idle.
@@ -202,7 +202,7 @@ def to_names(places: Iterable[Place]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{cell} {op}".strip() for cell, op in places))
 
 
-def _places_there(layer: LayerDecisions, graph: Graph) -> set[Place]:
+def _forward_operators(layer: LayerDecisions, graph: Graph) -> set[Place]:
     """Places that forward of the layer has, as far as they can be told.
 
     A primitive that is marked by itself loses its scope in forward, so only its name is sure.
@@ -214,10 +214,10 @@ def _places_there(layer: LayerDecisions, graph: Graph) -> set[Place]:
 
 
 def _places(layer: LayerDecisions, claims: Iterable[Claim]) -> set[Place]:
-    return {place for claim in claims for place in places_below(layer.layer, claim.path)}
+    return {place for claim in claims for place in operators_below(layer.layer, claim.path)}
 
 
-def _not_again(nodes: list[Node], again: list[Place]) -> Iterator[Place]:
+def _not_recomputed(nodes: list[Node], again: list[Place]) -> Iterator[Place]:
     """Places of operators without a mark, but those of which backward runs as many again as there are.
 
     An operator that a cell holds twice under one setting, split say, may have lost its scope, and its mark with it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.model import LAYER_NUMBER, SAME_LAYERS, Graph, Identity, Node
-from mindswap.graph.ops import LAYER_PASSING_OPS, NO_WORK_OPS, UNNAMED_OPS
+from mindswap.graph.ops import COMPILER_OPS, LAYER_PASSING_OPS, NO_WORK_OPS
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
@@ -73,19 +73,19 @@ class OperatorNames:
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, has_all_tags: bool = False):
         found = [{} if has_all_tags else layer.primitives_by_place() for layer in layers]
-        self._by_place = [{place: Names(map(".".join, paths)) for place, paths in each.items()} for each in found]
+        self._by_key = [{place: Names(map(".".join, paths)) for place, paths in each.items()} for each in found]
         self._tags = {node.scope: Names(node.paths) for node in tagged.forward if node.paths}
 
     def can_name(self, node: Node) -> bool:
         """`op_swap` has a name for the operator: it is in a layer, and an attribute of a cell."""
         if node.layer_index is None:
             return False
-        return self.is_tagged(node) or node.place in self._by_place[node.layer_index]
+        return self.is_tagged(node) or node.place in self._by_key[node.layer_index]
 
     def is_tagged(self, node: Node) -> bool:
         return node.scope.removeprefix("recompute_") in self._tags
 
-    def of_layers_like(self, like: Mapping[int, int]) -> Callable[[Node], Names]:
+    def with_renumbered_layers(self, like: Mapping[int, int]) -> Callable[[Node], Names]:
         """The names in a graph whose layers are like those of `layers` under other numbers."""
 
         def name(node: Node) -> Names:
@@ -103,7 +103,7 @@ class OperatorNames:
         scope = node.scope.removeprefix("recompute_")
         if scope in self._tags:
             return self._tags[scope]
-        names = self._by_place[node.layer_index].get(node.place)
+        names = self._by_key[node.layer_index].get(node.place)
         return names or Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
 
@@ -144,7 +144,7 @@ def measure_layer_memory(
             )  # fmt: skip
     for entry in saved:
         node = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
-        path = names.of_layers_like(like)(node)
+        path = names.with_renumbered_layers(like)(node)
         add(entry.storage.layer_index, path, node.op, kept_bytes=entry.kept_bytes, swapped_bytes=entry.copied_bytes)
     compiled = {index: tuple(operators.values()) for index, operators in rows.items()}
     layers = tuple(LayerMemory(i, compiled.get(position, ())) for i, position in enumerate(sample.layer_map))
@@ -180,7 +180,7 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
     """
     uses: dict[tuple[int, str], set[tuple[int, str]]] = {}
     for node in graph.forward:
-        if node.layer_index is None or node.op in UNNAMED_OPS:
+        if node.layer_index is None or node.op in COMPILER_OPS:
             continue
         users = {(node.layer_index, path) for path in names(node)}
         for producer in _producers(graph, node, names.can_name):
@@ -219,7 +219,7 @@ def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> It
             pending.extend(producer.inputs)
 
 
-def find_handed_on(graph: Graph) -> frozenset[str]:
+def find_boundary_operators(graph: Graph) -> frozenset[str]:
     """Names of the operators of layers with which operators of another layer, or of none, compute.
 
     To make one again in backward takes what the layer before hands on, and so on down to the first layer.

@@ -6,10 +6,10 @@ from enum import Enum
 
 from mindswap.graph.analysis.recompute_effect import (
     Place,
-    decisions_by_place,
+    decisions_by_operator,
     idle_recompute,
     is_marked,
-    places_below,
+    operators_below,
     places_of,
     runs_again,
     to_names,
@@ -17,10 +17,10 @@ from mindswap.graph.analysis.recompute_effect import (
 )
 from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair, first_source
-from mindswap.graph.ops import UNNAMED_OPS, VIEW_OPS
-from mindswap.graph.passes.fusion import gathered_together
+from mindswap.graph.ops import COMPILER_OPS, VIEW_OPS
+from mindswap.graph.passes.fusion import parallel_gathers
 from mindswap.graph.passes.gather import is_gathering
-from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_by_layer, resolve_storage
+from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_bytes_by_layer, resolve_storage
 from mindswap.policy.cell_tree import is_within
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
@@ -96,7 +96,7 @@ def compare_effect(
     `like` gives its layer that is like one of `graph`, where that has another number.
     """
     saved = classify_saved(graph)
-    before, after = kept_by_layer(classify_saved(baseline)), kept_by_layer(saved)
+    before, after = kept_bytes_by_layer(classify_saved(baseline)), kept_bytes_by_layer(saved)
     effects = []
     for layer in layers:
         index = layer.layer_index
@@ -112,7 +112,7 @@ def stands_for_gather(graph: Graph, entry: SavedStorage) -> bool:
     One AllGather stands for all Reshapes of a tensor that are equal, with the settings of the last
     (`graph.passes.fusion.merge_gathers`): what the others keep where nothing is cut is not there.
     """
-    groups = (group for group in gathered_together(graph, "Reshape") if len(group) > 1)
+    groups = (group for group in parallel_gathers(graph, "Reshape") if len(group) > 1)
     return [pair.producer.name for pair in entry.pairs] in [[group[-1].name] for group in groups]
 
 
@@ -124,7 +124,7 @@ class _LayerComparison:
         self.index = decisions.layer_index
         self.baseline, self.plain_index = baseline, plain_index
         self.graph = graph
-        self.decided = decisions_by_place(decisions)
+        self.decided = decisions_by_operator(decisions)
         self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(pair.producer))
 
     def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
@@ -152,7 +152,7 @@ class _LayerComparison:
         """Every operator that it may be is to be offloaded."""
         decided = self.decided.get(owner.place)
         if decided is None:
-            return self._own_prefetch(owner) is not None
+            return self._attribute_prefetch(owner) is not None
         return all(decision.prefetch is not None for decision in decided)
 
     def _prefetch_named(self, producer: Node) -> frozenset[int | None]:
@@ -161,11 +161,11 @@ class _LayerComparison:
         places = places_of(self.graph, producer)
         named = {decision.named_prefetch for place in places for decision in self.decided.get(place, ())}
         if owner.place not in self.decided:
-            named.add(self._own_prefetch(owner))
+            named.add(self._attribute_prefetch(owner))
         return frozenset(named)
 
     @staticmethod
-    def _own_prefetch(owner: Node) -> int | None:
+    def _attribute_prefetch(owner: Node) -> int | None:
         """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
         return owner.num_prefetch_ops if owner.attributes.get("offload") is True else None
 
@@ -175,25 +175,25 @@ class _LayerComparison:
 
     def _missing(self) -> Iterator[Node]:
         moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
-        still_kept = {value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_own(node)}
+        still_saved = {value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_own(node)}
         for node in self.baseline.index.kept_nodes:
             key = value_key(self.baseline, node)
             is_own = self.baseline.owner(node).layer_index == self.plain_index
-            if not is_own or key in moved or key not in still_kept:
+            if not is_own or key in moved or key not in still_saved:
                 continue
-            owner = self.graph.owner(still_kept[key])
+            owner = self.graph.owner(still_saved[key])
             # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
             # can name, so here what is set on it is what was asked.
-            is_nameable = has_scope(owner) or self._own_prefetch(owner) is not None
+            is_nameable = has_scope(owner) or self._attribute_prefetch(owner) is not None
             if is_nameable and self._is_asked(self.baseline.owner(node)):
                 yield node
 
     def _idle(self) -> Iterator[Idle]:
         """Entries none of whose operators is the producer of a pair."""
-        moved = self._moved_places()
+        moved = self._swapped_operators()
         for entry, places in self._entries().items():
             nodes = self._nodes(places)
-            if places & moved or (not nodes and places & self._merged_places()):
+            if places & moved or (not nodes and places & self._merged_operators()):
                 continue
             if not self.graph.has_lazy_inline:
                 yield Idle(entry, IdleReason.NO_LAZY_INLINE)
@@ -206,16 +206,16 @@ class _LayerComparison:
             else:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
-    def _moved_places(self) -> set[Place]:
+    def _swapped_operators(self) -> set[Place]:
         """Places of what moves; where a capture wrote paths, those of the paths, as communication may stand for it."""
         moved: set[Place] = set()
         for pair in self.pairs:
             paths = [tuple(path.split(".")) for path in self.graph.owner(pair.producer).paths]
             moved |= places_of(self.graph, pair.producer)
-            moved.update(*(places_below(self.decisions.layer, path) for path in paths))
+            moved.update(*(operators_below(self.decisions.layer, path) for path in paths))
         return moved
 
-    def _merged_places(self) -> set[Place]:
+    def _merged_operators(self) -> set[Place]:
         """Places of what the compiler may have made one with what moves: of equal operators it leaves one.
 
         Whoever read one of the others reads that: it was of the cell of its reader.
@@ -223,7 +223,7 @@ class _LayerComparison:
         types = {pair.producer.name: self.graph.owner(pair.producer).op for pair in self.pairs}
         nodes = self.graph.index.forward_nodes
         read = (
-            (node.cell_path, first_source(name, UNNAMED_OPS, nodes)) for node in nodes.values() for name in node.inputs
+            (node.cell_path, first_source(name, COMPILER_OPS, nodes)) for node in nodes.values() for name in node.inputs
         )
         return {(cell, types[name]) for cell, name in read if name in types}
 
@@ -236,13 +236,13 @@ class _LayerComparison:
         for match in matches_of(self.decisions.recomputes):
             if match.name not in idle:
                 continue
-            nodes = self._nodes(places_below(self.decisions.layer, match.path))
+            nodes = self._nodes(operators_below(self.decisions.layer, match.path))
             # Of equal operators in a cell the compiler leaves one, which may have the name of another.
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
-            is_near = any(is_within(path, cell) for path in again)
+            is_partly_recomputed = any(is_within(path, cell) for path in again)
             if nodes and all(map(is_gathering, nodes)):
                 yield Idle(match.name, IdleReason.GATHERED)
-            elif not is_near:
+            elif not is_partly_recomputed:
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN if match.node.is_called else IdleReason.NOT_CALLED)
 
     def _nodes(self, places: Set[Place]) -> list[Node]:
@@ -250,8 +250,8 @@ class _LayerComparison:
 
     def _is_merged(self, node: Node) -> bool:
         """A view that stays at the place of a named one, and has not its settings."""
-        is_kept_view = node.op in VIEW_OPS and node in self.graph.index.kept_nodes
-        return is_kept_view and node.attributes.get("offload") is not True
+        is_saved_view = node.op in VIEW_OPS and node in self.graph.index.kept_nodes
+        return is_saved_view and node.attributes.get("offload") is not True
 
     def _beyond_specification(self) -> Iterator[SwapPair]:
         """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
@@ -266,7 +266,7 @@ class _LayerComparison:
         by_entry: dict[str, set[Place]] = {}
         for claim in self.decisions.offloads:
             entry = claim.entry.pattern if claim.entry.setting is Setting.OP_SWAP else claim.entry.setting.value
-            by_entry.setdefault(entry, set()).update(places_below(self.decisions.layer, claim.path))
+            by_entry.setdefault(entry, set()).update(operators_below(self.decisions.layer, claim.path))
         return by_entry
 
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, line_of
+from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, operator_info
 from mindswap.graph.passes.interleaved_halves import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
@@ -162,7 +162,7 @@ def _count_attention_flops(
         if num_queries < num_keys:
             sparse_mode = OF_LAST_RANK.get(sparse_mode, sparse_mode) if has_mask else sparse_mode
         pairs = count_attention_pairs(num_queries, num_keys, sparse_mode, before, after, has_mask)
-    with_keys, with_values = line_of(op).products or (0, 0)
+    with_keys, with_values = operator_info(op).products or (0, 0)
     per_pair = with_keys * math.prod(query) // num_queries + with_values * math.prod(result) // num_queries
     return 2 * pairs * per_pair
 

@@ -42,17 +42,17 @@ class Fusion:
     """What fused operators of forward, or of backward, do not read and write."""
 
     def __init__(self, pairs: Iterable[_Pair]):
-        self._handed_bytes: dict[str, int] = {}  # what an operator gets of others in its kernel, by its name
+        self._register_bytes: dict[str, int] = {}  # what an operator gets of others in its kernel, by its name
         self._unwritten: set[str] = set()  # operators whose output never gets to memory
         for node, reader, is_written in pairs:
-            self._handed_bytes[reader.name] = self._handed_bytes.get(reader.name, 0) + node.size_bytes
+            self._register_bytes[reader.name] = self._register_bytes.get(reader.name, 0) + node.size_bytes
             if not is_written:
                 self._unwritten.add(node.name)
 
     def fuse(self, node: Node, work: Work) -> Work:
         """The work of an operator, of which `work` is that without fusion."""
-        if node.name in self._handed_bytes:
-            left_bytes = max(work.read_bytes - self._handed_bytes[node.name], 0)
+        if node.name in self._register_bytes:
+            left_bytes = max(work.read_bytes - self._register_bytes[node.name], 0)
             work = replace(work, read_bytes=left_bytes, is_fused=True)
         return replace(work, written_bytes=0) if node.name in self._unwritten else work
 
@@ -79,15 +79,15 @@ def _pairs_of(graph: Graph) -> tuple[Sequence[_Pair], Sequence[_Pair]]:
 
 def _fused_pairs(nodes: Sequence[Node], handed: set[str]) -> Iterator[_Pair]:
     """Operators with the one that goes on in the same kernel; whether what is between them is written all the same."""
-    readers, is_handed = _readers(nodes, handed, 2)
+    readers, is_saved_name = _readers(nodes, handed, 2)
     for node in nodes:
         users = readers.get(node.name, [])
         if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS:
-            yield node, users[0], node.name in is_handed
+            yield node, users[0], node.name in is_saved_name
 
 
-def least_work_again(
-    graph: Graph, works: Sequence[Work], users: Mapping[str, Sequence[Node]], is_read_twice: bool = False
+def min_recompute_work(
+    graph: Graph, works: Sequence[Work], users: Mapping[str, Sequence[Node]], has_second_reader: bool = False
 ) -> tuple[Work, ...]:
     """Work of each operator of forward, at least, if it runs again in backward.
 
@@ -101,7 +101,7 @@ def least_work_again(
         is_read_twice: another copy reads each copy, too, so none is handed on in registers.
     """
 
-    def feeds_one(name: str) -> int:
+    def fused_input_bytes(name: str) -> int:
         """Bytes that a copy of the operator that makes a value hands on in registers."""
         producer = resolve_storage(graph, name).producer
         if producer is None or producer.op not in FUSED_OPS or producer.name in users:
@@ -112,9 +112,9 @@ def least_work_again(
     for node, work in zip(graph.forward, works, strict=True):
         if node.op in FUSED_READERS:
             own = users.get(node.name, ())
-            is_fused = len(own) + is_read_twice < 2 and all(user.op in FUSED_READERS for user in own)
+            is_fused = len(own) + has_second_reader < 2 and all(user.op in FUSED_READERS for user in own)
             is_fused &= node.op in FUSED_OPS
-            fed_bytes = sum(map(feeds_one, node.inputs))
+            fed_bytes = sum(map(fused_input_bytes, node.inputs))
             work = replace(
                 work,
                 read_bytes=max(work.read_bytes - fed_bytes, 0),
@@ -147,7 +147,7 @@ def _readers(
         most: no more readers of a value are wanted.
     """
     readers: dict[str, list[Node]] = {}
-    is_handed = set(handed)
+    is_saved_name = set(handed)
     for node in reversed(nodes):
         is_passed = node.op in VALUE_PASSING_OPS
         own = readers.get(node.name, ()) if is_passed else (node,)
@@ -155,9 +155,9 @@ def _readers(
             known = readers.setdefault(name, [])
             if most is None or len(known) < most:
                 known.extend(own)
-            if node.op == "MoveTo" or (is_passed and node.name in is_handed):
-                is_handed.add(name)
-    return readers, is_handed
+            if node.op == "MoveTo" or (is_passed and node.name in is_saved_name):
+                is_saved_name.add(name)
+    return readers, is_saved_name
 
 
 # Equal operators become one, as the compiler's common subexpression elimination makes them.
@@ -185,14 +185,14 @@ def merge_gathers(graph: Graph) -> Graph:
     not gathered along its first dimension, MindSpore takes apart and joins what arrived, and each Reshape is memory of
     its own behind that.
     """
-    groups = gathered_together(graph, "AllGather")
+    groups = parallel_gathers(graph, "AllGather")
     left = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
     name_of = {node.name: group[0].name for group in groups for node in group[1:]}
     forward = (left.get(node.name, node) for node in graph.forward if node.name not in name_of)
     return _merged(graph, tuple(node.renamed(name_of) for node in forward), name_of)
 
 
-def gathered_together(graph: Graph, op: str) -> list[list[Node]]:
+def parallel_gathers(graph: Graph, op: str) -> list[list[Node]]:
     """Operators of a type that are, or stand for, AllGathers of one tensor along its first dimension, in order."""
     groups: dict[Hashable, list[Node]] = {}
     for node in graph.forward:

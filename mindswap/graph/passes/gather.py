@@ -53,7 +53,7 @@ def weight_name(node: Node) -> str:
     return name if mark and not is_sequence_state(name) else ""
 
 
-def weight_parts(node: Node) -> int | None:
+def tensor_parallel_parts(node: Node) -> int | None:
     """Into how many parts tensor parallelism cuts the weight that a `Load` reads; None where nothing says it."""
     parts = node.attributes.get(PARTS_MARK)
     return parts if isinstance(parts, int) else None
@@ -128,16 +128,16 @@ class _Weight:
 
 def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
     readers = graph.index.forward_readers
-    kept = _needed_whole(graph)
+    kept = _backward_uses(graph)
     loads: dict[str, list[Node]] = {}
     for node in graph.forward:
         name = weight_name(node)
-        parts = weight_parts(node)
+        parts = tensor_parallel_parts(node)
         if name and node.outputs and sharding.cuts(name, node.outputs[0].shape, node.outputs[0].size_bytes, parts):
             loads.setdefault(name, []).append(node)
     mark = {GATHER_MARK: sharding.is_released}
     for name, nodes in loads.items():
-        parts = weight_parts(nodes[0])
+        parts = tensor_parallel_parts(nodes[0])
         num_ranks = sharding.num_ranks_of(name, parts)
         lead = [_part(nodes[0], num_ranks)]
         values = {node.name for node in nodes}
@@ -164,7 +164,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
         yield _Weight((*lead, gather), frozenset(values), num_ranks, stride)
 
 
-def _needed_whole(graph: Graph) -> dict[str, set[str]]:
+def _backward_uses(graph: Graph) -> dict[str, set[str]]:
     """For each value that forward hands over, the operators of forward of which backward reads it again.
 
     "" stands for what is not a copy of an operator of forward.

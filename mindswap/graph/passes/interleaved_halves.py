@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import UNJOINING_OPS
+from mindswap.graph.ops import CONCAT_GRADIENT_OPS
 from mindswap.graph.sharding.splits import read_strategy
 
 # Halves of a layer that calls the same cells for each of them (`fine_grain_interleave`).
@@ -36,7 +36,7 @@ class Branches:
         self._of: dict[str, int | None] = {}
         self._cut: set[str] = set()  # gradients of a join: their members are of one half each
         for node in forward:
-            cut = _cut_of(node)
+            cut = _slice_of_half(node)
             self._of[node.name] = int(cut[1]) if cut else self._of_inputs(node)
         for backward_name, forward_name in aliases.items():
             self._of[backward_name] = self._of.get(forward_name)
@@ -47,7 +47,7 @@ class Branches:
     def add(self, node: Node, origins: Iterable[Node]) -> None:
         """Place an operator of backward behind all that it reads; it may be the gradient of one of `origins`."""
         own = self._of_inputs(node)
-        if node.op in UNJOINING_OPS and any(origin.op == JOINING_OP for origin in origins):
+        if node.op in CONCAT_GRADIENT_OPS and any(origin.op == JOINING_OP for origin in origins):
             self._cut.add(node.name)
         elif own is None and node.op == "TupleGetItem" and node.inputs[0] in self._cut:
             own = self._constants.get(node.inputs[1], 0)
@@ -59,7 +59,7 @@ class Branches:
         return found.pop() if len(found) == 1 else None
 
 
-def _cut_of(node: Node) -> re.Match[str] | None:
+def _slice_of_half(node: Node) -> re.Match[str] | None:
     """What cuts a half out of a tensor; its group is the half."""
     return CUTTING_CELL.search(node.cell_path) if node.op == "StridedSlice" else None
 
@@ -69,7 +69,7 @@ def order_halves(graph: Graph, communicating_first: Set[str], communicating_afte
 
     Operators communicate before they compute, or what they made.
     """
-    if not any(map(_cut_of, graph.forward)):
+    if not any(map(_slice_of_half, graph.forward)):
         return graph
     branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
     origins = graph.index.forward_nodes
@@ -81,7 +81,7 @@ def order_halves(graph: Graph, communicating_first: Set[str], communicating_afte
         for _, run in groupby(nodes, key=lambda node: node.layer_index):
             part = list(run)
             stops = set(_stops(part, branches, communicating_first, communicating_after))
-            ordered += _Turns(part, branches, stops).order() if stops else part
+            ordered += _HalfScheduler(part, branches, stops).order() if stops else part
         passes.append(tuple(ordered))
     return replace(graph, forward=passes[0], backward=passes[1])
 
@@ -98,7 +98,7 @@ def _stops(nodes: Sequence[Node], branches: Branches, first: Set[str], after: Se
             yield node.name
 
 
-class _Turns:
+class _HalfScheduler:
     """Puts the operators of one layer and pass in order.
 
     Operators of the whole run as late as a half needs them (casts of weights), and as soon as they can where they put
@@ -120,7 +120,7 @@ class _Turns:
         while len(self.done) < len(self.nodes):
             before = len(self.done)
             is_waiting = [self._run(half, may_pass) for half in (0, 1)]
-            if len(self.done) == before and not any(is_waiting) and not self._run_next_of_whole():
+            if len(self.done) == before and not any(is_waiting) and not self._run_next_shared():
                 return list(self.nodes)
         return list(self.done.values())
 
@@ -160,7 +160,7 @@ class _Turns:
             if is_due and all(name in self.done or name not in self.by_name for name in node.inputs):
                 yield node
 
-    def _run_next_of_whole(self) -> bool:
+    def _run_next_shared(self) -> bool:
         node = next(self._ready(self.nodes), None)
         self.done |= {node.name: node} if node is not None else {}
         return node is not None

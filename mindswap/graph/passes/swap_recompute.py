@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from mindswap.graph.analysis.saved_tensors import OperatorNames, merged_readers
 from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import Graph, Node, Saved
-from mindswap.graph.ops import BOOKKEEPING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS, ORDERING_OPS, REDISTRIBUTION_OPS, WEIGHT_OPS
 from mindswap.graph.passes.gather import is_gathering, is_released
 from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
@@ -27,7 +27,7 @@ class NodeSettings:
     # for the nodes whose outputs are swapped, the prefetch distance in operators
     prefetch: Mapping[str, int] = field(default_factory=dict)
     # of these, the ones whose reader is recomputed though the graph does not have it
-    read_again: Set[str] = frozenset()
+    swapped_recompute_inputs: Set[str] = frozenset()
 
     def of(self, node: Node) -> tuple[bool, int | None]:
         return node.name in self.recomputed, self.prefetch.get(node.name)
@@ -43,33 +43,33 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     place = places_of(graph, names)
     recomputed = set(place.released)
     prefetch: dict[str, int] = {}
-    read_again: set[str] = set()
+    swapped_recompute_inputs: set[str] = set()
     decisions: dict[tuple[int, tuple[Path, ...]], Decision] = {}  # layers that are alike share theirs
     for node, owner, paths in place.of_model:
         assert owner.layer_index is not None
         layer = layers[owner.layer_index]
         key = id(layer), paths
         decision = decisions.get(key) or decisions.setdefault(key, layer.of(*paths))
-        is_sent_again = node.op in REDISTRIBUTION_OPS and bool(decision.communicated_again_by)
+        is_communication_recomputed = node.op in REDISTRIBUTION_OPS and bool(decision.communicated_again_by)
         runs_again = bool(decision.recomputed_by) and place.runs_again(node, layer, decision)
         seconds = merged_readers(node, paths, layer.layer)
         if seconds:
-            is_read_again = all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds)
+            is_reader_recomputed = all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds)
             # What backward asks for is what the second gives; the model itself marks some of the first.
-            runs_again = is_read_again and (runs_again or node.attributes.get("recompute") is True)
-        if is_sent_again or runs_again:
+            runs_again = is_reader_recomputed and (runs_again or node.attributes.get("recompute") is True)
+        if is_communication_recomputed or runs_again:
             recomputed.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
             prefetch[node.name] = decision.prefetch
-            if seconds and is_read_again:
-                read_again.add(node.name)
+            if seconds and is_reader_recomputed:
+                swapped_recompute_inputs.add(node.name)
     for node, users in place.of_compiler:
         if all(reader.name in recomputed for reader in users):
             recomputed.add(node.name)
-    return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
+    return NodeSettings(frozenset(recomputed), prefetch, frozenset(swapped_recompute_inputs))
 
 
-class OperatorPlaces:
+class NodeRoles:
     """Places of operators in the model, and their readers there.
 
     Attributes:
@@ -133,10 +133,10 @@ class OperatorPlaces:
         return False
 
 
-places_of = functools.lru_cache(maxsize=4)(OperatorPlaces)  # a planner asks for thousands of policies of one step
+places_of = functools.lru_cache(maxsize=4)(NodeRoles)  # a planner asks for thousands of policies of one step
 
 
-def name_saved(graph: Graph) -> Graph:
+def normalize_saved_names(graph: Graph) -> Graph:
     """The step with the names in backward that `rewrite_graph` gives to what stays: then most operators stay, too."""
     of_first = {saved.forward_name: saved.backward_name for saved in reversed(graph.saved)}  # a value may have several
     names = {backward_name: _saved_name(name) for name, backward_name in of_first.items()}
@@ -166,14 +166,14 @@ class _Rewriter:
     def __init__(self, graph: Graph, settings: NodeSettings):
         self.graph = graph
         self.nodes = graph.index.forward_nodes
-        self.prefetch, self.read_again = settings.prefetch, settings.read_again
+        self.prefetch, self.swapped_recompute_inputs = settings.prefetch, settings.swapped_recompute_inputs
         self.recomputed = {
             name
             for name in settings.recomputed
-            if name in self.nodes and self.nodes[name].op not in TYING_OPS and not self._is_weight(name)
+            if name in self.nodes and self.nodes[name].op not in ORDERING_OPS and not self._is_weight(name)
         }
         # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
-        self.own_duplicates = graph.index.duplicates
+        self.compiler_duplicates = graph.index.duplicates
         self.gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
         self.backward: list[Node] = []
         self.saved: dict[str, Saved] = {}  # by name in forward
@@ -199,7 +199,7 @@ class _Rewriter:
         for node in self.graph.forward:
             is_again = node.name in self.recomputed  # most nodes stay as they are, and a planner rewrites often
             forward.append(node if node.is_recomputed == is_again else replace(node, is_recomputed=is_again))
-            if node.name not in self.copies_out and self._leaves_for_good(node, needed):
+            if node.name not in self.copies_out and self._is_offloaded_one_way(node, needed):
                 self._copy_out(node)
             if node.name in self.copies_out:
                 forward.append(self.copies_out[node.name])
@@ -217,23 +217,23 @@ class _Rewriter:
             elif is_copied:
                 self.available[name, True] = self._bring_back(self.nodes[name])
             elif name not in self.recomputed:
-                self.available[name, False] = self._hand_over(name)
+                self.available[name, False] = self._save_for_backward(name)
             elif missing := self._missing_input(self.nodes[name]):
                 pending.append(missing)
             else:
-                self.available[name, False] = self._run_again(self.nodes[name])
+                self.available[name, False] = self._recompute(self.nodes[name])
         return self.available[asked]
 
     def _is_copied(self, name: str, gradient_of: str) -> bool:
         return name not in self.recomputed and self._is_swapped(name, gradient_of)
 
-    def _is_made(self, name: str) -> bool:
+    def _is_recomputable_input(self, name: str) -> bool:
         """An operator makes a value that has to be made available; weights and states are there."""
         return name in self.nodes and self.nodes[name].op != "UpdateState" and not self._is_weight(name)
 
     def _missing_input(self, node: Node) -> tuple[str, bool] | None:
         """The first value that an operator reads and that backward does not have yet."""
-        wanted = ((name, self._is_copied(name, "")) for name in node.inputs if self._is_made(name))
+        wanted = ((name, self._is_copied(name, "")) for name in node.inputs if self._is_recomputable_input(name))
         return next((value for value in wanted if value not in self.available), None)
 
     def _is_swapped(self, name: str, gradient_of: str) -> bool:
@@ -244,12 +244,12 @@ class _Rewriter:
         owner = self.graph.owner(node) if node is not None else None
         return owner is not None and owner.name in self.prefetch and owner.name == gradient_of
 
-    def _hand_over(self, name: str) -> str:
+    def _save_for_backward(self, name: str) -> str:
         """The name in backward of what stays, or of a copy on the host."""
         self.saved[name] = Saved(name, _saved_name(name))
         return self.saved[name].backward_name
 
-    def _leaves_for_good(self, node: Node, needed: Set[str]) -> bool:
+    def _is_offloaded_one_way(self, node: Node, needed: Set[str]) -> bool:
         """A value is copied out though it is not among what backward needs; a reshape of a value is the value.
 
         An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
@@ -260,8 +260,8 @@ class _Rewriter:
         if node.name not in self.prefetch or self._is_marked(node):
             return False
         readers = self.graph.index.forward_readers.get(node.name, ())
-        is_read_again = any(self._is_marked(reader) and reader.name not in needed for reader in readers)
-        return is_read_again or node.name in self.read_again
+        is_reader_recomputed = any(self._is_marked(reader) and reader.name not in needed for reader in readers)
+        return is_reader_recomputed or node.name in self.swapped_recompute_inputs
 
     def _is_marked(self, node: Node) -> bool:
         return node.name in self.recomputed or node.attributes.get("recompute") is True
@@ -279,16 +279,17 @@ class _Rewriter:
     def _bring_back(self, node: Node) -> str:
         """A pair of `MoveTo` around the value."""
         copy = self._copy_out(node)
-        back = replace(copy, name=f"{node.name}@in", inputs=(self._hand_over(copy.name),))
+        back = replace(copy, name=f"{node.name}@in", inputs=(self._save_for_backward(copy.name),))
         self.backward.append(back)
         return back.name
 
-    def _run_again(self, node: Node) -> str:
+    def _recompute(self, node: Node) -> str:
         """A copy of a forward operator, behind copies of what it reads."""
         inputs = [
-            self.available[name, self._is_copied(name, "")] if self._is_made(name) else name for name in node.inputs
+            self.available[name, self._is_copied(name, "")] if self._is_recomputable_input(name) else name
+            for name in node.inputs
         ]
-        own = self.own_duplicates.get(node.name)
+        own = self.compiler_duplicates.get(node.name)
         name = own.name if own is not None else f"{node.name}@again"
         copy = replace(node, name=name, inputs=tuple(inputs), is_recomputed=True, is_duplicate=True, origin=node.name)
         self.backward.append(copy)

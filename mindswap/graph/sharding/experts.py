@@ -73,7 +73,7 @@ def _restored(node: Node, marked: Mapping[str, str]) -> Node:
     return replace(node, op=names[node.op]) if node.op in names else node
 
 
-class LocalNames:
+class RankLocalValues:
     """The values that have the sizes of one rank as they were compiled: what is between ToLocal and FromLocal."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class LocalNames:
             node.op != FROM_LOCAL and any(forward_names.get(name, name) in self.names for name in inputs)
         )
         # A scalar is the same for all ranks: the loss of the router goes through the whole model.
-        is_local = is_local and node.makes_more_than_a_number
+        is_local = is_local and node.has_tensor_output
         if is_local:
             self.names.add(node.name)
         return is_local

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from mindswap.graph.model import Graph, Node, TensorType, depending
-from mindswap.graph.ops import BOOKKEEPING_OPS, RESHAPING_OPS, WEIGHT_OPS, Cut, line_of
+from mindswap.graph.model import Graph, Node, TensorType, find_dependents
+from mindswap.graph.ops import BOOKKEEPING_OPS, RESHAPING_OPS, WEIGHT_OPS, SplitRule, operator_info
 from mindswap.graph.passes.gather import GATHER_MARK, WEIGHT_MARK, GatheredStep, is_gathering, is_narrowing, weight_name
 
 
@@ -16,7 +16,7 @@ def drop_head(graph: Graph) -> Graph:
     stays, as the gradient of the last layer's output.
     """
     of_layers = {node.name for node in graph.forward if node.layer_index is not None}
-    after = depending(graph.forward, of_layers)
+    after = find_dependents(graph.forward, of_layers)
     needed = set(of_layers)  # by layers
     for node in reversed(graph.forward):
         if node.name in needed:
@@ -27,7 +27,7 @@ def drop_head(graph: Graph) -> Graph:
     head = after - needed
     saved = tuple(entry for entry in graph.saved if entry.forward_name not in head)
     # Operators of backward that depend on nothing a layer made belong to the head.
-    rest = depending(graph.backward, (entry.backward_name for entry in saved if entry.forward_name in after))
+    rest = find_dependents(graph.backward, (entry.backward_name for entry in saved if entry.forward_name in after))
     return replace(
         graph,
         forward=tuple(node for node in graph.forward if node.name not in head),
@@ -59,7 +59,7 @@ def load_embedding(graph: Graph) -> Graph:
     return replace(graph, forward=tuple(forward))
 
 
-def cut_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
+def shard_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
     """The step with the part of an embedding that one rank has; unchanged if it has another kind of embedding."""
     embedding = next((node for node in graph.forward if node.op == EMBEDDING and not node.cell_path), None)
     if embedding is None:
@@ -79,7 +79,7 @@ def cut_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
             return replace(node, outputs=(_rows(known, tensor_ranks),))
         if not is_weight and known.shape[:1] == (num_tokens,):
             return replace(node, outputs=(_rows(known, token_ranks), *node.outputs[1:]))
-        moves_tokens = node.op in ("ReduceScatter", "AllGather") or line_of(node.op).cut is Cut.TRANSPOSE
+        moves_tokens = node.op in ("ReduceScatter", "AllGather") or operator_info(node.op).cut is SplitRule.TRANSPOSE
         if (moves_tokens or node.op in RESHAPING_OPS) and math.prod(known.shape) == num_elements:
             part = _tokens(known, token_ranks)
             if node.op == "ReduceScatter" or scattered.intersection(node.inputs):

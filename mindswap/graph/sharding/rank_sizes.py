@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS, WEIGHT_OPS, OpClass, classify
+from mindswap.graph.ops import OPERAND_SAVING_OPS, PRODUCT_OPS, WEIGHT_OPS, OpClass, classify
 from mindswap.graph.sharding.experts import rank_name
 from mindswap.graph.sharding.split_backward import BackwardSplits
 from mindswap.graph.sharding.split_table import (
@@ -20,8 +20,8 @@ from mindswap.graph.sharding.split_table import (
     Redistribution,
     SplitTable,
     Unresolved,
-    cut_type,
     is_local_reshape,
+    shard_type,
 )
 from mindswap.graph.sharding.splits import LOCAL_MARK, PARTS_MARK, num_parts, read_out_strategy, read_strategy
 
@@ -35,7 +35,7 @@ from mindswap.graph.sharding.splits import LOCAL_MARK, PARTS_MARK, num_parts, re
 # ReduceScatter stands read what AllGather makes of it (ops/_grad_experimental/grad_comm_ops.py).
 
 
-def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
+def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     """The step with one view between a tensor and all operators that have it sent to them; shapes are logical.
 
     `moves` are names of tensors, each with an operator that reads it, both of forward.
@@ -70,7 +70,7 @@ def _at(node: Node, op: str, name: str, source: str, outputs: tuple[TensorType, 
     return Node(name, op, node.layer_index, node.cell_path, scope, (source,), outputs, {}, origin=origin)
 
 
-def with_gathered_gradients(graph: Graph, gathered: Mapping[str, tuple[str, TensorType]]) -> Graph:
+def insert_gradient_gathers(graph: Graph, gathered: Mapping[str, tuple[str, TensorType]]) -> Graph:
     """The step of one rank with an AllGather before the gradients of operators (by name) whose sums are scattered.
 
     Of each the gradient of its sum: the name in backward of the part that a rank has, and the type of what the
@@ -111,22 +111,22 @@ class Sharding:
 
 def shard_graph(graph: Graph) -> Sharding:
     """Sizes per rank of every tensor of a step with logical shapes; unchanged without any strategy that cuts."""
-    if not any(_is_cut(node) for node in graph.forward):
+    if not any(_is_sharded(node) for node in graph.forward):
         return Sharding(graph, (), ())
     table = _trace(graph)
-    casts = dict(_casts_before_norms(table))
+    casts = dict(_recomputed_norm_casts(table))
     arrivals = [
         (moved.producer, moved.consumer)
-        for moved in _kept_copies(table)
+        for moved in _unresolved_arrivals(table)
         if moved.consumer.op in PRODUCT_OPS or is_local_reshape(moved.consumer)
     ]
     arrivals += casts.values()
     if arrivals:
-        table = _trace(with_arrivals(_kept_as_cast(graph, casts), arrivals))
-    for moved in _kept_copies(table):
+        table = _trace(insert_arrivals(_with_saved_casts(graph, casts), arrivals))
+    for moved in _unresolved_arrivals(table):
         reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
         table.note(table.nodes[moved.producer], reason)
-    sharded = with_gathered_gradients(_of_one_rank(table), dict(_gathered_gradients(table)))
+    sharded = insert_gradient_gathers(_of_one_rank(table), dict(_gathered_gradients(table)))
     return Sharding(sharded, tuple(table.unresolved), tuple(table.redistributions), table.sums)
 
 
@@ -148,7 +148,7 @@ def _trace(graph: Graph) -> SplitTable:
 def _of_one_rank(table: SplitTable) -> Graph:
     def own(node: Node) -> Node:
         splits = table.splits[node.name]
-        outputs = tuple(cut_type(known, split) for known, split in zip(node.outputs, splits, strict=True))
+        outputs = tuple(shard_type(known, split) for known, split in zip(node.outputs, splits, strict=True))
         op = table.communications.get(node.name, rank_name(node))
         if node.op in WEIGHT_OPS and splits and splits[0] is not None:
             return replace(node, outputs=outputs, attributes={**node.attributes, PARTS_MARK: num_parts(splits[0])})
@@ -158,16 +158,16 @@ def _of_one_rank(table: SplitTable) -> Graph:
     return replace(graph, forward=tuple(map(own, graph.forward)), backward=tuple(map(own, graph.backward)))
 
 
-def _kept_copies(table: SplitTable) -> Iterator[Redistribution]:
+def _unresolved_arrivals(table: SplitTable) -> Iterator[Redistribution]:
     """Tensors that backward may hold as they arrived by communication, while their size is that of their maker."""
     saved = set(table.forward_names.values())
     for moved in table.redistributions:
-        is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes
+        is_keeping = moved.consumer.op in OPERAND_SAVING_OPS or LOCAL_MARK in moved.consumer.attributes
         if moved.producer in saved and is_keeping:
             yield moved
 
 
-def _casts_before_norms(table: SplitTable) -> Iterator[tuple[str, tuple[str, Node]]]:
+def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, Node]]]:
     """Casts before a norm that gathers their output, of those that run again; with that of forward, and the norm.
 
     They would run again for nothing: what was gathered in forward is kept (dry runs of 2.9.0, 2026-11-28).
@@ -181,7 +181,7 @@ def _casts_before_norms(table: SplitTable) -> Iterator[tuple[str, tuple[str, Nod
             yield name, (moved.producer, moved.consumer)
 
 
-def _kept_as_cast(graph: Graph, casts: Mapping[str, tuple[str, Node]]) -> Graph:
+def _with_saved_casts(graph: Graph, casts: Mapping[str, tuple[str, Node]]) -> Graph:
     """The step in which backward takes these casts from forward."""
     saved = tuple(Saved(maker, name) for name, (maker, _) in casts.items())
     backward = tuple(node for node in graph.backward if node.name not in casts)
@@ -202,9 +202,9 @@ def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, tuple[str, Ten
         for operand in table.operands(node):
             is_of_backward = operand.name not in table.forward_names
             if is_of_backward and (operand.type.shape, operand.split) == (known.shape, after):
-                yield node.origin, (operand.name, cut_type(operand.type, before))
+                yield node.origin, (operand.name, shard_type(operand.type, before))
 
 
-def _is_cut(node: Node) -> bool:
+def _is_sharded(node: Node) -> bool:
     strategies = (*read_strategy(node.attributes), *read_out_strategy(node.attributes))
     return any(num_parts(split) > 1 for split in strategies)

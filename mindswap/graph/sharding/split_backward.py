@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from mindswap.graph.model import Node
-from mindswap.graph.ops import PRODUCT_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS
+from mindswap.graph.ops import ORDERING_OPS, PRODUCT_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
 from mindswap.graph.sharding.split_table import ForwardSplits, NodeSplits, Operand
 from mindswap.graph.sharding.splits import Split, num_parts, read_strategy, reshape_split
@@ -21,8 +21,8 @@ class BackwardSplits(ForwardSplits):
                 self.table.communications[node.name] = self.table.communications[node.origin]
             return list(self.table.splits[node.origin])
         if node.op == FROM_LOCAL:
-            return [self._whole_split(node)]
-        if node.op in TUPLE_OPS or node.op in TYING_OPS or read_strategy(node.attributes):
+            return [self._full_split(node)]
+        if node.op in TUPLE_OPS or node.op in ORDERING_OPS or read_strategy(node.attributes):
             return super().of(node)
         operands = self.table.operands(node)
         if not operands and node.outputs:
@@ -50,7 +50,7 @@ class BackwardSplits(ForwardSplits):
             return [(1,) * len(known.shape) for known in node.outputs]
         return [self._unknown(node)]
 
-    def _whole_split(self, node: Node) -> Split | None:
+    def _full_split(self, node: Node) -> Split | None:
         """The cut of what ToLocal takes, for its gradient."""
         forward = self.table.nodes.get(node.origin)
         operands = self.table.operands(forward) if forward is not None else []
@@ -98,20 +98,22 @@ class BackwardSplits(ForwardSplits):
         if forward is not None and forward.op in wanted:
             strategy = read_strategy(forward.attributes)
             read = self.table.operands(forward)[: len(strategy)]
-            asked = {split for at, operand in enumerate(read) for split in _asked_of(operand, at, strategy, shape)}
+            asked = {
+                split for at, operand in enumerate(read) for split in _requested_splits(operand, at, strategy, shape)
+            }
             if len(asked) == 1:
                 return asked.pop()
         found: set[Split] = set()
         for operand in operands:
             for name in self._forward_origins(operand.name):
-                for known_as, reader in self._readers(name):
+                for alias, reader in self._readers(name):
                     strategy = read_strategy(reader.attributes)
                     if reader.op not in wanted or len(strategy) < 2:
                         continue
                     read = self.table.operands(reader)
                     for position, other in enumerate(read[:2]):
-                        if other.name != known_as:
-                            found.update(_asked_of(other, position, strategy, shape))
+                        if other.name != alias:
+                            found.update(_requested_splits(other, position, strategy, shape))
         return found.pop() if len(found) == 1 else None
 
     def _readers(self, name: str) -> Iterator[tuple[str, Node]]:
@@ -140,7 +142,9 @@ class BackwardSplits(ForwardSplits):
                 return
 
 
-def _asked_of(operand: Operand, position: int, strategy: tuple[Split, ...], shape: tuple[int, ...]) -> list[Split]:
+def _requested_splits(
+    operand: Operand, position: int, strategy: tuple[Split, ...], shape: tuple[int, ...]
+) -> list[Split]:
     """The cut of the gradient of an operand, if a tensor of this shape can be one; else nothing.
 
     An operand that all groups of the first one read has a gradient for each group, before their sum. One of which each

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindswap.graph.ops import Cut, line_of
+from mindswap.graph.ops import SplitRule, operator_info
 from mindswap.graph.sharding.splits import Shape, Split, combine_splits, fits, num_parts, reshape_split
 
 
@@ -27,12 +27,12 @@ class OperatorCall:
 
 def output_splits(call: OperatorCall) -> list[Split] | None:
     """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
-    kind = line_of(call.op).cut
+    kind = operator_info(call.op).cut
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
     # The strategy of a OneHot is that of the output, so it does not fit the operands.
-    if kind is None or len(call.splits) < 1 + (kind in TWO_OPERANDS) or not (is_matching or kind is Cut.ONE_HOT):
+    if kind is None or len(call.splits) < 1 + (kind in TWO_OPERANDS) or not (is_matching or kind is SplitRule.ONE_HOT):
         return None
-    splits = RULES[kind](call) if isinstance(kind, Cut) else _like(call, kind)
+    splits = RULES[kind](call) if isinstance(kind, SplitRule) else _like(call, kind)
     if splits is None or len(splits) != len(call.outputs):
         return None
     return splits if all(map(fits, splits, call.outputs)) else None
@@ -44,14 +44,14 @@ def summed_parts(call: OperatorCall) -> int:
     """
     if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
         return 1
-    first, kind = call.splits[0], line_of(call.op).cut
-    if kind is Cut.PRODUCT and len(first) > 1:
+    first, kind = call.splits[0], operator_info(call.op).cut
+    if kind is SplitRule.PRODUCT and len(first) > 1:
         return first[-2] if _transpose_flags(call)[0] else first[-1]
-    if kind is Cut.GATHER and len(call.splits) > 1:
+    if kind is SplitRule.GATHER and len(call.splits) > 1:
         return first[_look_up_axis(call)]
-    if kind is Cut.EMBEDDING and len(call.splits) > 1:
+    if kind is SplitRule.EMBEDDING and len(call.splits) > 1:
         return call.splits[1][0]
-    if kind is Cut.REDUCTION:
+    if kind is SplitRule.REDUCTION:
         splits = output_splits(call)
         return num_parts(first) // num_parts(splits[0]) if splits else 1
     return 1
@@ -181,22 +181,24 @@ def _dropout(call: OperatorCall) -> list[Split]:
 
 
 # Rules that need a second operand.
-TWO_OPERANDS = (Cut.EMBEDDING, Cut.GATHER, Cut.OUTER, Cut.PRODUCT, Cut.SEGMENT_SUM)
-RULES: dict[Cut, Callable[[OperatorCall], list[Split] | None]] = {
-    Cut.ATTENTION: _flash_attention,
-    Cut.BROADCAST: _tile,
-    Cut.DROPOUT: _dropout,
-    Cut.ELEMENTWISE: _elementwise,
-    Cut.EMBEDDING: lambda call: [(*call.splits[0], call.splits[1][-1])],  # a look-up of rows
-    Cut.EXPAND_DIMS: _expand_dims,
-    Cut.GATHER: _gather,
-    Cut.LIKE_FIRST: _like_first,
-    Cut.ONE_HOT: lambda call: [call.splits[0]],  # onehot_info.cc: the strategy is that of the output
-    Cut.OUTER: lambda call: [(*call.splits[0], *call.splits[1])],  # every element of one vector times all of the other
-    Cut.PRODUCT: _matmul,
-    Cut.REDUCTION: _reduce,
+TWO_OPERANDS = (SplitRule.EMBEDDING, SplitRule.GATHER, SplitRule.OUTER, SplitRule.PRODUCT, SplitRule.SEGMENT_SUM)
+RULES: dict[SplitRule, Callable[[OperatorCall], list[Split] | None]] = {
+    SplitRule.ATTENTION: _flash_attention,
+    SplitRule.BROADCAST: _tile,
+    SplitRule.DROPOUT: _dropout,
+    SplitRule.ELEMENTWISE: _elementwise,
+    SplitRule.EMBEDDING: lambda call: [(*call.splits[0], call.splits[1][-1])],  # a look-up of rows
+    SplitRule.EXPAND_DIMS: _expand_dims,
+    SplitRule.GATHER: _gather,
+    SplitRule.LIKE_FIRST: _like_first,
+    SplitRule.ONE_HOT: lambda call: [call.splits[0]],  # onehot_info.cc: the strategy is that of the output
+    SplitRule.OUTER: lambda call: [
+        (*call.splits[0], *call.splits[1])
+    ],  # every element of one vector times all of the other
+    SplitRule.PRODUCT: _matmul,
+    SplitRule.REDUCTION: _reduce,
     # Gradient of an embedding: rows are whole, the rest as the incoming gradient.
-    Cut.SEGMENT_SUM: lambda call: [(1, *call.splits[0][len(call.splits[1]) :])],
-    Cut.SQUEEZE: _squeeze,
-    Cut.TRANSPOSE: _transpose,
+    SplitRule.SEGMENT_SUM: lambda call: [(1, *call.splits[0][len(call.splits[1]) :])],
+    SplitRule.SQUEEZE: _squeeze,
+    SplitRule.TRANSPOSE: _transpose,
 }

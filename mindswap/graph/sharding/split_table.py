@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS, Cut, line_of
-from mindswap.graph.sharding.experts import FROM_LOCAL, LocalNames
+from mindswap.graph.ops import ORDERING_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, SplitRule, operator_info
+from mindswap.graph.sharding.experts import FROM_LOCAL, RankLocalValues
 from mindswap.graph.sharding.split_rules import OperatorCall, output_splits, summed_parts
 from mindswap.graph.sharding.splits import (
     LOCAL_MARK,
@@ -77,7 +77,7 @@ class SplitTable:
         self.users, self.nodes = graph.index.readers, graph.index.nodes
         self.forward_names = graph.index.forward_names
         self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
-        self.local = LocalNames()  # values that each rank has for itself
+        self.local = RankLocalValues()  # values that each rank has for itself
 
     def note(self, node: Node, reason: str) -> None:
         """The sizes of an operator are not certain."""
@@ -87,10 +87,10 @@ class SplitTable:
         """Takes the splits of a node if they fit the outputs, else none, with a note."""
         checked: list[Split | None] = [None] * len(node.outputs)
         self.splits[node.name] = tuple(checked)
-        if node.op in TYING_OPS:
+        if node.op in ORDERING_OPS:
             return
         if splits is None or len(splits) != len(node.outputs):
-            if node.makes_more_than_a_number and node.op != "MakeTuple":
+            if node.has_tensor_output and node.op != "MakeTuple":
                 self.note(node, f"no rule for {node.op} with these operands")
             return
         for position, (known, split) in enumerate(zip(node.outputs, splits, strict=True)):
@@ -132,7 +132,7 @@ class SplitTable:
         index = self.graph.constants.get(node.inputs[1], 0)
         return [members[index]] if index < len(members) and len(node.outputs) == 1 else None
 
-    def asked_split(self, node: Node) -> Split | None:
+    def requested_split(self, node: Node) -> Split | None:
         """Split that the first user with a strategy asks of the output of `node`, looking through casts."""
         for user in self.users.get(node.name, ()):
             strategy = read_strategy(user.attributes)
@@ -141,9 +141,9 @@ class SplitTable:
                     if operand.name == node.name and len(asked) == len(operand.type.shape):
                         return asked
             elif user.op in SPLIT_PASSING_OPS and user.inputs[0] == node.name:
-                asked_later = self.asked_split(user)
-                if asked_later is not None:
-                    return asked_later
+                later_split = self.requested_split(user)
+                if later_split is not None:
+                    return later_split
         return None
 
 
@@ -152,7 +152,7 @@ def is_local_reshape(node: Node) -> bool:
     return node.op in RESHAPING_OPS and LOCAL_MARK in node.attributes
 
 
-def cut_type(known: TensorType, split: Split | None) -> TensorType:
+def shard_type(known: TensorType, split: Split | None) -> TensorType:
     """The part of a tensor that one rank has."""
     if split is None or num_parts(split) == 1:
         return known
@@ -170,7 +170,7 @@ class ForwardSplits:
         self.table = table
 
     def of(self, node: Node) -> NodeSplits:
-        if node.op in TYING_OPS:
+        if node.op in ORDERING_OPS:
             return [None] * len(node.outputs)
         if self.table.local.add(node, self.table.forward_names):
             return [(1,) * len(known.shape) for known in node.outputs]
@@ -178,7 +178,7 @@ class ForwardSplits:
             return self.table.tuple_splits(node)
         operands = self.table.operands(node)
         if node.op == FROM_LOCAL:
-            return [self.table.asked_split(node)]
+            return [self.table.requested_split(node)]
         strategy = read_strategy(node.attributes)
         if strategy:
             return self._by_strategy(node, operands, strategy)
@@ -188,7 +188,7 @@ class ForwardSplits:
             if operands and operands[0].split is not None:
                 return [operands[0].split]
             # A weight is cut as the operator asks that reads it.
-            return [self.table.asked_split(node)] * len(node.outputs)
+            return [self.table.requested_split(node)] * len(node.outputs)
         return self._by_operands(node, operands, has_note=True)
 
     def _by_strategy(self, node: Node, operands: list[Operand], strategy: tuple[Split, ...]) -> NodeSplits:
@@ -200,16 +200,16 @@ class ForwardSplits:
             own = operand.split
             if own is None or len(own) != len(asked) or operand.name not in self.table.nodes:
                 continue
-            if own != asked and line_of(node.op).cut is not Cut.ONE_HOT:
+            if own != asked and operator_info(node.op).cut is not SplitRule.ONE_HOT:
                 self.table.redistributions.append(Redistribution(operand.name, node, own, asked, operand.index))
         call = self.table.call(node, used, list(strategy))
         splits = output_splits(call)
-        asked_outputs = read_out_strategy(node.attributes)
-        is_scattered = splits and asked_outputs and num_parts(asked_outputs[0]) > num_parts(splits[0])
-        self._note_sum(node, call, splits[0] if splits and is_scattered else None)
-        if asked_outputs and len(asked_outputs) <= len(node.outputs):
-            rest = splits[len(asked_outputs) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
-            return [*asked_outputs, *rest]
+        output_strategy = read_out_strategy(node.attributes)
+        is_scattered = splits and output_strategy and num_parts(output_strategy[0]) > num_parts(splits[0])
+        self._record_partial_sum(node, call, splits[0] if splits and is_scattered else None)
+        if output_strategy and len(output_strategy) <= len(node.outputs):
+            rest = splits[len(output_strategy) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
+            return [*output_strategy, *rest]
         return list(splits) if splits is not None else None
 
     def _reshape(self, node: Node, operands: list[Operand]) -> NodeSplits:
@@ -219,9 +219,9 @@ class ForwardSplits:
         source, target = operands[0], node.outputs[0].shape
         own = source.split
         carried = reshape_split(source.type.shape, own, target) if own is not None else None
-        asked = self.table.asked_split(node)
+        asked = self.table.requested_split(node)
         if asked is None and own is not None and MARK in node.name:
-            asked = self._asked_by_local_reshape(node, own)
+            asked = self._local_reshape_split(node, own)
         if asked is None:
             if carried is None and own is not None and num_parts(own) > 1:
                 self.table.note(node, f"{own} of {source.type.shape} is not a regular cut of {target}")
@@ -235,9 +235,9 @@ class ForwardSplits:
                 self.table.communications[node.name] = name_communication(own, asked)
         return [asked]
 
-    def _asked_by_local_reshape(self, node: Node, own: Split) -> Split | None:
+    def _local_reshape_split(self, node: Node, own: Split) -> Split | None:
         """Split of the input of a Reshape that each rank does for itself: in as many parts as its reader asks for."""
-        wanted = [self.table.asked_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
+        wanted = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
         return gathered_to(own, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
 
     def _by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
@@ -246,8 +246,8 @@ class ForwardSplits:
         call = self.table.call(node, operands, splits)
         outputs = output_splits(call) if operands else None
         if has_note:
-            self._note_sum(node, call)
-        if has_note and node.makes_more_than_a_number and outputs is not None:
+            self._record_partial_sum(node, call)
+        if has_note and node.has_tensor_output and outputs is not None:
             # step_parallel.cc, ExtractStrategyAndInit: batch parallel, the first dimension over all devices.
             reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
             if node.layer_index is None and not node.cell_path:  # of a function, which may be one for a rank (Morph)
@@ -255,7 +255,7 @@ class ForwardSplits:
             self.table.note(node, reason)
         return list(outputs) if outputs is not None else None
 
-    def _note_sum(self, node: Node, call: OperatorCall, scattered: Split | None = None) -> None:
+    def _record_partial_sum(self, node: Node, call: OperatorCall, scattered: Split | None = None) -> None:
         num_ranks = summed_parts(call)
         if num_ranks > 1:
             self.table.sums[node.name] = PartialSum(num_ranks, scattered)

@@ -206,8 +206,8 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
         num_handed = num_layers * layers.num_waiting
         for tensor, (size, is_kept, is_swapped, is_late) in enumerate(layer.tensors):
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
-            is_handed, is_gathered = tensor in flow.handed, tensor in flow.gathered
-            num_here = num_handed if is_handed else num_there
+            is_saved_name, is_gathered = tensor in flow.handed, tensor in flow.gathered
+            num_here = num_handed if is_saved_name else num_there
             uses.kept_bytes[is_kept] = uses.kept_bytes[is_late] = (num_gathered if is_gathered else num_here) * size
             uses.host_bytes[is_swapped] = num_here * size
             uses.out_by_then_ns[is_swapped] = num_here * out_ns
@@ -216,7 +216,7 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
                 uses.back_ns[copied] = num_copied * back_ns
                 uses.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
             for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
-                if moment.is_past_forward or not (is_gathered or is_handed):
+                if moment.is_past_forward or not (is_gathered or is_saved_name):
                     kept_bytes[is_kept] = num_layers * moment.waiting.get(layers, 0) * size
         uses.recompute_ns[layer.recompute_ns] = num_layers
         uses.out_by_then_ns[layer.recompute_ns] = -layers.num_begun * num_layers

@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.graph.analysis.work import Work, measure_work
-from mindswap.graph.constants import made_of_constants
+from mindswap.graph.constants import constant_operators
 from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.ops import (
@@ -19,11 +19,11 @@ from mindswap.graph.ops import (
     VIEW_OPS,
     is_kernel,
 )
-from mindswap.graph.passes.fusion import fuse_forward, least_work_again, readers_of_saved
+from mindswap.graph.passes.fusion import fuse_forward, min_recompute_work, readers_of_saved
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.interleaved_halves import RING
 from mindswap.graph.passes.swap_recompute import places_of
-from mindswap.graph.storage import StorageKind, classify_saved, first_readers, resolve_storage
+from mindswap.graph.storage import StorageKind, classify_saved, first_reader_positions, resolve_storage
 from mindswap.policy.cell_tree import exact_pattern, is_within
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy
 from mindswap.policy.resolve import Path
@@ -158,7 +158,7 @@ def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
     runs_anyway = np.array([node.name in graph.index.duplicates for node in graph.forward], bool)
     if model.settings.is_fused:
         users = readers_of_saved(graph)
-        least_ns, apart_ns = (times_ns(least_work_again(graph, works[0], users, twice)) for twice in (False, True))
+        least_ns, apart_ns = (times_ns(min_recompute_work(graph, works[0], users, twice)) for twice in (False, True))
         least_ns[runs_anyway] = apart_ns[runs_anyway] = 0
         least_ns -= fusion_saving_ns(graph, works[1], users, model.costs.operator_ns)
         more_ns = apart_ns - least_ns
@@ -329,12 +329,12 @@ def _handed(graph: Graph, layer_index: int) -> list[tuple[str, int]]:
                 readers.setdefault(key, set()).add(node.layer_index)
     held = {(entry.storage.name, entry.storage.output_index) for entry in classify_saved(graph)}
 
-    def is_handed(name: str, index: int) -> bool:
+    def is_saved_name(name: str, index: int) -> bool:
         node = graph.index.forward_nodes[name]
         is_before = node.layer_index is not None and node.layer_index + 1 == layer_index
         return is_before and not is_gathering(node) and node.outputs[index].size_bytes > 0
 
-    return [key for key, found in readers.items() if found == {layer_index} and key not in held and is_handed(*key)]
+    return [key for key, found in readers.items() if found == {layer_index} and key not in held and is_saved_name(*key)]
 
 
 def _moved_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
@@ -405,7 +405,7 @@ def _run_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
     if model.layout.num_turns == 1:
         return frozenset()
     graph = model.captured.graph
-    constants = made_of_constants(graph).keys()
+    constants = constant_operators(graph).keys()
     return frozenset(
         op
         for op, node in enumerate(own)
@@ -601,7 +601,7 @@ def _windows(
     A copy stands before the first reader of what it makes, or of what is made from that.
     """
     graph, inputs = model.captured.graph, _inputs_of(makers, reads)
-    first_reader = first_readers(graph.backward, VALUE_PASSING_OPS, lambda node: is_kernel(node.op))
+    first_reader = first_reader_positions(graph.backward, VALUE_PASSING_OPS, lambda node: is_kernel(node.op))
     for position, node in enumerate(graph.backward):
         name = node.origin if node.is_duplicate else node.name
         behind = [

@@ -279,7 +279,7 @@ class ColumnGeneration:
             ]
             own = np.where(can, row, KEEP)
             if self.is_apart:
-                own = np.where(figures.read_again(own, layer), KEEP, own)
+                own = np.where(figures.swapped_recompute_inputs(own, layer), KEEP, own)
             if own.tobytes() not in known:
                 known[own.tobytes()] = (own, self.space.worth(layer, own))
                 is_new = True

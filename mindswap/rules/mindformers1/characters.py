@@ -36,12 +36,12 @@ def find_wide_characters(document: Document, sections: Collection[str], level: L
         level: of what is in these sections.
     """
     for wide in document.wide:
-        is_ours = wide.section in sections or (wide.is_key and wide.meant.strip() in (*sections, "swap", "enable"))
-        if not is_ours and not wide.is_key and not _is_syntax(wide):
+        is_exclusive = wide.section in sections or (wide.is_key and wide.meant.strip() in (*sections, "swap", "enable"))
+        if not is_exclusive and not wide.is_key and not _is_syntax(wide):
             continue
         message = f"{wide.path}: YAML reads the character {name_character(wide.character)} as text"
         yield Finding(
-            wide.location, message, fix=f"write {wide.meant.strip()}", level=level if is_ours else Level.WARNING
+            wide.location, message, fix=f"write {wide.meant.strip()}", level=level if is_exclusive else Level.WARNING
         )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from mindswap.graph.analysis.work import Work
 from mindswap.graph.model import Node, TensorType
-from mindswap.graph.ops import OP_OF_KERNEL, ComputeUnit, OpClass, classify, is_kernel, line_of
+from mindswap.graph.ops import OP_OF_KERNEL, ComputeUnit, OpClass, classify, is_kernel, operator_info
 from mindswap.simulator.cost.hardware import Device
 from mindswap.units import NS_PER_S, ceil_div
 
@@ -47,7 +47,7 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
             compute = ceil_div(work.flops * NS_PER_S * 1000, peak * permille)
         memory = _memory_ns(work.read_bytes + work.written_bytes, device)
         return max(compute, memory) + (0 if work.is_fused else device.op_latency_ns["matrix"])
-    bound = line_of(node.op).rate
+    bound = operator_info(node.op).rate
     rate = device.vector_rates[bound] if bound else 0
     # One operation per element otherwise: memory bounds such a kernel until it does some 50.
     compute = ceil_div(work.flops * NS_PER_S, rate or device.vector_flops.get(dtype, device.vector_flops["float32"]))

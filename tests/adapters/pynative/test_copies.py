@@ -177,7 +177,7 @@ def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
 
     def is_alone():
         pynative_executor.sync()
-        return kept.only_these_hold([tensor])
+        return kept.is_exclusively_held([tensor])
 
     assert is_alone()
     for hold in HOLDS[1:]:
@@ -194,7 +194,7 @@ def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
 @pytest.mark.parametrize("holder", ["first", "second", "address", "memory", None])
 def test_of_two_tensors_in_the_same_memory_each_must_be_held_by_nobody_else(holder):
     """Shared pointers as mindspore 2.9.0 has them: one for each tensor, four for the address of both."""
-    from mindswap.adapters.pynative.saved_tensors import _are_sole
+    from mindswap.adapters.pynative.saved_tensors import _has_expected_counts
 
     first, second = object(), object()
     # address of a pointer -> where it points to, and where its holders are counted, 8 bytes further
@@ -213,7 +213,7 @@ def test_of_two_tensors_in_the_same_memory_each_must_be_held_by_nobody_else(hold
     def words(address, number):
         return pointers[address] if number == 2 else (counts[address],)
 
-    assert _are_sole([first, second], (0, 0, 0), words) is (holder is None)
+    assert _has_expected_counts([first, second], (0, 0, 0), words) is (holder is None)
 
 
 def test_a_copy_between_storages_that_waits_for_its_turn_is_there_when_nobody_else_holds_the_memory():
@@ -223,18 +223,18 @@ def test_a_copy_between_storages_that_waits_for_its_turn_is_there_when_nobody_el
 
     from mindswap.adapters.pynative.copies import ThreadCopies
     from mindswap.adapters.pynative.executor import _Live
-    from mindswap.adapters.pynative.saved_tensors import KeptTensor, places
+    from mindswap.adapters.pynative.saved_tensors import SavedTensor, places
 
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
     places()  # found once, which waits
     tensor, other, slow = ms.Tensor(ms.mint.ones((SIZE,)) * 2), ms.mint.ones((SIZE,)) * 3, ms.mint.ones((2000, 2000))
-    live, copies = _Live(0, 4, [KeptTensor(tensor)]), ThreadCopies()
+    live, copies = _Live(0, 4, [SavedTensor(tensor)]), ThreadCopies()
     copy = copies.offload(live.saves[0].storage, 4 * SIZE)
     source = other.untyped_storage()
     slow.asnumpy()
     slow = ms.mint.matmul(slow, slow)
     live.saves[0].storage.copy_(source, False)
-    while not live.is_ours:
+    while not live.is_exclusive:
         time.sleep(0.001)
     copies.release(copy)
     assert np.frombuffer(copy.host, np.float32).tolist() == [3] * SIZE

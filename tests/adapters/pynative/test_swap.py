@@ -393,7 +393,7 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
         trace.storages[save.storage].size_bytes for save in trace.saves
     ]
     assert all(np.isfinite(tensor.asnumpy()).all() for tensor in tensors)  # memory that was taken was filled with NaN
-    assert executor.num_deviations == 1 and executor.was_different and executor.copies.host_bytes == 0
+    assert executor.num_deviations == 1 and executor.has_deviated and executor.copies.host_bytes == 0
 
 
 @settings(max_examples=examples(50, 200))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.analysis.collectives import Collective, _cuts_of_blocks, _num_exchanging, find_collectives
+from mindswap.graph.analysis.collectives import Collective, _block_splits, _num_exchanging, find_collectives
 from mindswap.graph.sharding.experts import KIND, NUM_RANKS, STRIDE
 from mindswap.graph.sharding.rank_sizes import shard_graph
 from mindswap.graph.sharding.split_table import Redistribution
@@ -229,7 +229,7 @@ def test_a_reshape_of_ones_own_part_that_a_marked_product_reads():
     ],
 )
 def test_cuts_of_the_blocks_of_a_reshape(made, before, read, after, expected):
-    assert _cuts_of_blocks(made, before, read, after) == expected
+    assert _block_splits(made, before, read, after) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.analysis.liveness import LayerSample, find_peak, sample_layers
+from mindswap.graph.analysis.liveness import LayerSample, choose_representative_layers, find_peak
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
 WHOLE = LayerSample((0,), (0,))
@@ -125,7 +125,7 @@ def test_gradients_of_weights_are_no_activations():
     ],
 )
 def test_a_layer_stands_for_those_with_the_same_neighbours(kinds, indices, layer_map):
-    assert sample_layers(kinds) == LayerSample(indices, layer_map)
+    assert choose_representative_layers(kinds) == LayerSample(indices, layer_map)
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_a_layer_stands_for_those_with_the_same_neighbours(kinds, indices, layer
     ],
 )
 def test_without_the_peak_the_layer_before_does_not_count(kinds, indices, layer_map):
-    assert sample_layers(kinds, with_peak=False) == LayerSample(indices, layer_map)
+    assert choose_representative_layers(kinds, with_peak=False) == LayerSample(indices, layer_map)
 
 
 def test_eighty_equal_layers_need_three():
-    sample = sample_layers(["same"] * 80)
+    sample = choose_representative_layers(["same"] * 80)
     assert sample.indices == (0, 1, 79)
     assert not sample.is_whole
 
@@ -156,7 +156,7 @@ def test_eighty_equal_layers_need_three():
 def test_stages_that_are_alike_need_two():
     # telechat3_36b: 14 layers of 16 recomputed in each of four parts. Of the first part the first two and the last that
     # are recomputed and both others; two recomputed ones next to such a border; and the last two.
-    sample = sample_layers(("r" * 14 + "k" * 2) * 4)
+    sample = choose_representative_layers(("r" * 14 + "k" * 2) * 4)
     assert sample.indices == (0, 1, 13, 14, 15, 16, 61, 62, 63)
 
 

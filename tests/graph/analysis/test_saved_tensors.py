@@ -133,7 +133,7 @@ def test_a_layer_is_named_as_the_one_that_it_is_like():
         return replace(node(f"a{index}", "Mul", "x", layer=index), scope=scope, paths=paths)
 
     names = OperatorNames([LAYER] * 2, graph([expert(0, ("zero",)), expert(1, ("one",))]))
-    name = names.of_layers_like({2: 1})
+    name = names.with_renumbered_layers({2: 1})
     assert [name(expert(index)) for index in (0, 1, 2)] == [("zero",), ("one",), ("one",)]
     assert name(node("b", "Add", "x", layer=None, cell_path="network.head")) == ("head.Add",)
 

@@ -7,9 +7,9 @@ from mindswap.graph.passes.fusion import (
     find_unwritten,
     fuse_forward,
     fuse_work,
-    least_work_again,
     merge_equal,
     merge_gathers,
+    min_recompute_work,
     readers_of_saved,
 )
 from mindswap.graph.storage import classify_saved
@@ -61,12 +61,12 @@ def test_matrix_products_end_a_cluster():
     ]
 
 
-def again(forward, backward, saved, is_read_twice=False):
+def again(forward, backward, saved, has_second_reader=False):
     """(read, written, is fused) of each operator of forward if it runs again, in KiB."""
     step = graph(forward, backward, saved)
     return [
         (work.read_bytes // KIB, work.written_bytes // KIB, work.is_fused)
-        for work in least_work_again(step, measure_work(step)[0], readers_of_saved(step), is_read_twice)
+        for work in min_recompute_work(step, measure_work(step)[0], readers_of_saved(step), has_second_reader)
     ]
 
 
@@ -92,7 +92,7 @@ def test_a_copy_that_another_copy_reads_too_is_written():
     silu = node("silu", "SiLU", "start")
     steps = [START, silu], [node("g", "SiLUGrad", "silu_b")], "silu"
     assert again(*steps)[1] == (1, 0, False)
-    assert again(*steps, is_read_twice=True)[1] == (1, 1, False)
+    assert again(*steps, has_second_reader=True)[1] == (1, 1, False)
 
 
 def test_a_copy_for_a_matrix_product_or_for_two_readers_is_written():
@@ -112,7 +112,7 @@ def test_a_copy_that_reads_the_same_copy_twice_reads_nothing():
     steps = [START, node("cast", "Cast", "start"), node("mul", "Mul", "cast cast")]
     step = graph(steps, [node("g", "MatMul", "mul_b")], "mul")
     works = [replace(work, read_bytes=min(work.read_bytes, KIB)) for work in measure_work(step)[0]]
-    assert least_work_again(step, works, readers_of_saved(step))[2].read_bytes == 0
+    assert min_recompute_work(step, works, readers_of_saved(step))[2].read_bytes == 0
 
 
 def test_what_is_not_element_wise_takes_what_it_takes():

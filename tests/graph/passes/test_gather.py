@@ -240,8 +240,8 @@ def test_level3_with_recompute_gathers_once_in_backward():
     gathered = gather_weights(step(W), WeightSharding(2, is_released=True)).graph
     settings = NodeSettings(frozenset({"w_cast", "w_cast@gather", "y"}))
     reader = node("z_grad", "GeluGrad", "dout y_b")
-    read_again = replace(gathered, backward=(*gathered.backward, reader), saved=step(W, saved="y").saved)
-    after = rewrite_graph(read_again, settings)
+    swapped_recompute_inputs = replace(gathered, backward=(*gathered.backward, reader), saved=step(W, saved="y").saved)
+    after = rewrite_graph(swapped_recompute_inputs, settings)
     assert [each.op for each in after.backward] == ["Cast", "AllGather", "MatMul", "MatMul", "GeluGrad"]
     assert "w_cast@gather" not in {entry.storage.name for entry in classify_saved(after)}
 

@@ -12,7 +12,7 @@ from mindswap.graph.analysis.saved_tensors import OperatorNames
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.model import Saved, TensorType
 from mindswap.graph.passes.fusion import merge_equal
-from mindswap.graph.passes.swap_recompute import NodeSettings, name_saved, rewrite_graph, settings_of_policy
+from mindswap.graph.passes.swap_recompute import NodeSettings, normalize_saved_names, rewrite_graph, settings_of_policy
 from mindswap.graph.storage import Placement, classify_saved
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
@@ -509,7 +509,7 @@ def test_no_number_of_layers_that_run_again_is_too_large():
 
 
 def test_operators_that_read_what_is_kept_stay_where_it_has_its_name_already():
-    named = name_saved(replace(ONE, saved=(*ONE.saved, Saved("x", "x_again_b"))))
+    named = normalize_saved_names(replace(ONE, saved=(*ONE.saved, Saved("x", "x_again_b"))))
     assert [saved.backward_name for saved in named.saved] == ["matmul0@saved", "gelu0@saved", "x@saved", "x_again_b"]
     for swapped in ({}, {"gelu0": 1}):
         rewritten = rewrite_graph(named, NodeSettings(frozenset(), swapped))

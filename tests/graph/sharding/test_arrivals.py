@@ -7,7 +7,7 @@ import pytest
 from mindswap.graph.analysis.collectives import Collective, find_collectives
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.model import Saved
-from mindswap.graph.sharding.rank_sizes import shard_graph, with_arrivals
+from mindswap.graph.sharding.rank_sizes import insert_arrivals, shard_graph
 from tests.graph.builders import graph, node
 from tests.graph.cut_graphs import graph as cut_graph
 from tests.graph.cut_graphs import op, shapes
@@ -20,7 +20,7 @@ def test_one_view_for_all_readers_and_what_backward_reads():
         replace(node("dc", "Neg", "grad x_b"), origin="c"),
     ]
     step = graph(forward, backward, saved="x")
-    seen = with_arrivals(step, [("x", forward[1]), ("x", forward[2])])
+    seen = insert_arrivals(step, [("x", forward[1]), ("x", forward[2])])
     assert [(entry.name, entry.inputs) for entry in seen.forward] == [
         ("x", ("norm",)),
         ("x:arrived", ("x",)),

@@ -2,7 +2,7 @@
 
 from mindswap.graph.analysis.collectives import Collective, find_collectives
 from mindswap.graph.model import HOST_COPY, Graph, Node, Saved, TensorType
-from mindswap.graph.sharding.experts import LocalNames, is_exchange, num_copies, restore_names
+from mindswap.graph.sharding.experts import RankLocalValues, is_exchange, num_copies, restore_names
 from mindswap.graph.sharding.rank_sizes import shard_graph
 
 
@@ -95,7 +95,7 @@ def test_stand_ins_get_their_names_back_and_their_gradients_too():
 
 
 def test_what_reads_a_value_of_one_rank_is_one_but_for_what_only_waits_for_it():
-    local = LocalNames()
+    local = RankLocalValues()
     nodes = [
         node("own", "ToLocal", "x shape", tensor(4, 4)),
         node("waits", "Depend", "x own", tensor(4, 4)),

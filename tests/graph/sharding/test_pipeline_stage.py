@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.passes.gather import WEIGHT_MARK, GatheredStep, is_gathering, weight_name
-from mindswap.graph.sharding.pipeline_stage import _tokens, cut_embedding, load_embedding, share_casts
+from mindswap.graph.sharding.pipeline_stage import _tokens, load_embedding, shard_embedding, share_casts
 from tests.graph.builders import graph, node
 
 # The embedding of newer models on one rank: 16 rows of 4 numbers over 2 ranks, 8 tokens over 4.
@@ -35,7 +35,7 @@ def test_the_weight_is_read_behind_a_load():
 
 
 def test_rows_are_cut_over_tensor_and_tokens_over_data_parallel_ranks():
-    own = cut_embedding(load_embedding(step()), 2, 4)
+    own = shard_embedding(load_embedding(step()), 2, 4)
     shapes = {made.name: made.outputs[0].shape for made in (*own.forward, *own.backward)}
     assert shapes == {
         "ids": (2,), f"{WEIGHT}@load": (8, 4), "embed": (2, 4), "masked": (2, 4), "view": (1, 2, 4), "layer": (256,),
@@ -57,7 +57,7 @@ def test_with_sequence_parallelism_tokens_are_scattered_over_tensor_parallel_ran
         typed(node("other", "Reshape", "masked"), 4, 2, 2),
     ]
     backward = [typed(node("whole", "AllGather", "dback"), 2, 4, 4)]
-    own = cut_embedding(load_embedding(replace(step(), forward=tuple(forward), backward=tuple(backward))), 2, 4)
+    own = shard_embedding(load_embedding(replace(step(), forward=tuple(forward), backward=tuple(backward))), 2, 4)
     shapes = {made.name: made.outputs[0].shape for made in (*own.forward[4:], *own.backward)}
     assert shapes == {
         "samples": (1, 2, 4), "sequence_first": (2, 1, 4), "scattered": (1, 1, 4), "back": (1, 1, 4),
@@ -74,13 +74,13 @@ def test_tokens_are_cut_where_they_are_thinnest_and_can_be_divided_and_never_in_
 
 
 def test_rows_that_cannot_be_divided_are_whole():
-    assert cut_embedding(load_embedding(step()), 3, 1).backward[0].outputs[0].shape == (16, 4)
+    assert shard_embedding(load_embedding(step()), 3, 1).backward[0].outputs[0].shape == (16, 4)
 
 
 def test_other_models_are_left_as_they_are():
     other = graph([node("gather", "Gather", "w ids")])
     assert load_embedding(other).forward == other.forward
-    assert cut_embedding(other, 2, 4) is other
+    assert shard_embedding(other, 2, 4) is other
 
 
 # Casts of weights that micro-batches share: graphs by hand.

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.passes.gather import weight_parts
+from mindswap.graph.passes.gather import tensor_parallel_parts
 from mindswap.graph.sharding.pipeline_stage import drop_head
 from mindswap.graph.sharding.rank_sizes import MARK, _at, shard_graph
 from mindswap.graph.sharding.split_table import Redistribution, name_communication
@@ -28,8 +28,8 @@ def test_a_weight_is_cut_as_its_reader_asks():
     )
     sharded = shard_graph(step)
     assert shapes(sharded) == {"load": (2, 8), "cast": (2, 8), "out": (4, 2)}
-    assert weight_parts(sharded.graph.forward[0]) == 8
-    assert weight_parts(sharded.graph.forward[1]) is None  # said where it is read
+    assert tensor_parallel_parts(sharded.graph.forward[0]) == 8
+    assert tensor_parallel_parts(sharded.graph.forward[1]) is None  # said where it is read
 
 
 def test_out_strategy_is_the_cut_of_the_output():
@@ -434,8 +434,8 @@ def test_a_tuple_with_members_that_are_no_tensors_is_not_cut():
 
 
 def test_one_number_is_nothing_to_cut():
-    assert not op("sum", "ReduceSum", "x", (), (1,), (1, 1)).makes_more_than_a_number
-    assert op("two", "Split", "x", (1,), (2, 1)).makes_more_than_a_number
+    assert not op("sum", "ReduceSum", "x", (), (1,), (1, 1)).has_tensor_output
+    assert op("two", "Split", "x", (1,), (2, 1)).has_tensor_output
 
 
 def norm_of_a_cast(norm_strategy):
