@@ -100,12 +100,12 @@ def measure(name: str, device: str, shares: Sequence[float]) -> Iterator[Point]:
     capture(name)
     loaded = load_step(str(FOLDER / f"{name}.yaml"), device)
     planner = Planner(loaded.model)
-    keep = planner.plan(problem_of(loaded, 2**60))
+    keep = planner.plan(make_problem(loaded, 2**60))
     low, high = keep.least_budget_bytes, keep.peak_bytes
     for share in shares:
         budget_bytes = low + int((high - low) * share)
         begin_s = time.process_time()
-        plan = Planner(loaded.model).plan(problem_of(loaded, budget_bytes))
+        plan = Planner(loaded.model).plan(make_problem(loaded, budget_bytes))
         yield Point(name, device, share, plan, time.process_time() - begin_s)
 
 
@@ -115,7 +115,7 @@ def capture(name: str) -> None:
     run_self("--capture", name)
 
 
-def problem_of(loaded: Step, budget_bytes: int) -> PlanProblem:
+def make_problem(loaded: Step, budget_bytes: int) -> PlanProblem:
     """A budget of device memory; the rest is that of the device."""
     device = loaded.device
     return PlanProblem(loaded.model, budget_bytes, device.host_memory_bytes, device.num_cards_per_node)

@@ -12,7 +12,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
 from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
-from mindswap.features.dryrun import NOT_BUILT, DryRunOptions, run_stages
+from mindswap.features.dryrun import NOT_INLINED_NOTE, DryRunOptions, run_stages
 from mindswap.features.dryrun.memory_pool import LAYER, DryRun, Kernel
 from mindswap.report.tables import format_table
 from mindswap.runtime.short_run import switched_off
@@ -53,10 +53,12 @@ def show_ascend(cases: dict[str, list[str]], folder: Path) -> list[str]:
             continue
         checks = {"log lines": list(one.set_lines) == cases.get(case, []), "order of copies": is_in_order(one)}
         failures += [f"{case} on Ascend: {name}" for name, holds in checks.items() if not holds]
-        copies = [word for copies in (one.copied_out, one.copied_back) for word in describe_copies(one, copies)]
+        copies = [
+            word for copies in (one.offload_kernels, one.prefetch_kernels) for word in describe_copies(one, copies)
+        ]
         peaks = [str(one.used_peak_bytes >> 20), str(one.actual_peak_bytes >> 20)]
         if not one.is_inlined:
-            remarks.append(textwrap.fill(f"{case}: {NOT_BUILT}", 115))
+            remarks.append(textwrap.fill(f"{case}: {NOT_INLINED_NOTE}", 115))
         rows.append([case, "yes" if checks["log lines"] else "NO", *peaks, *copies])
     print("\n".join(["", format_table(HEADER, rows), "", *remarks, ABOUT]), flush=True)
     return failures
@@ -82,10 +84,10 @@ def describe_copies(run: DryRun, copies: list[Kernel]) -> list[str]:
 
 def is_in_order(run: DryRun) -> bool:
     """Copies out are launched layer after layer, as many back behind them, spread over backward."""
-    if not run.copied_out:
+    if not run.offload_kernels:
         return True
-    layers = [int(match[1]) for kernel in run.copied_out if (match := LAYER.search(kernel.name))]
-    out, back = ([run.kernels.index(copy) for copy in copies] for copies in (run.copied_out, run.copied_back))
+    layers = [int(match[1]) for kernel in run.offload_kernels if (match := LAYER.search(kernel.name))]
+    out, back = ([run.kernels.index(copy) for copy in copies] for copies in (run.offload_kernels, run.prefetch_kernels))
     backward = [i for i, kernel in enumerate(run.kernels) if kernel.name.startswith("Gradients/")]
     is_spread = back[-1] > backward[len(backward) // 2]
     return len(out) == len(back) and layers == sorted(layers) and max(out) < min(back) and is_spread

@@ -12,8 +12,8 @@ from mindswap.simulator.cost.hardware import OPTIONS
 from mindswap.system.streams import print_text
 
 FIGURE_PREFIX = "figure_"
-MOST_LAYERS = 10_000  # each is looked at
-MOST = 999_999  # of anything else that is counted
+MAX_LAYERS = 10_000  # each is looked at
+MAX_NUMBER = 999_999  # of anything else that is counted
 
 
 def optional_path(text: str) -> Path | None:
@@ -21,7 +21,7 @@ def optional_path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
+def number_from(least: int, most: int = MAX_NUMBER) -> Callable[[str], int]:
     """A type for argparse: a number of steps, layers, workers, ..."""
 
     def parse(text: str) -> int:
@@ -54,7 +54,7 @@ def add_no_cache(parser: argparse._ActionsContainer) -> None:
 
 def add_num_layers(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--num-layers", metavar="N", type=number_from(1, MOST_LAYERS), help="layers, if not as in model.model_config"
+        "--num-layers", metavar="N", type=number_from(1, MAX_LAYERS), help="layers, if not as in model.model_config"
     )
 
 

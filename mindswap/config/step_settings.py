@@ -18,9 +18,9 @@ DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 # reuse micro num is greater than" in its frontend) backward of a layer is a function of its own: a copy back begins no
 # earlier than that, and a larger `backward_prefetch` stops the compile. Dry runs: 64 compile, 65 do not; what the limit
 # is, is not known (docs/internals/planner.md).
-MOST_INLINED_MICRO_BATCHES = 64
+MAX_INLINED_MICRO_BATCHES = 64
 LAYERS_NOT_INLINED = (
-    f"MindSpore 2.9 does not inline the layers of more than {MOST_INLINED_MICRO_BATCHES} micro-batches: "
+    f"MindSpore 2.9 does not inline the layers of more than {MAX_INLINED_MICRO_BATCHES} micro-batches: "
     "`backward_prefetch` reaches no further than the layer, and more stops the compile (Graph cycle exists; The "
     "pointer[pre_node] is null)"
 )
@@ -66,7 +66,7 @@ class StepSettings:
     @property
     def inlines_layers(self) -> bool:
         """MindSpore compiles the layers into the step, not as functions that it calls."""
-        return self.pipeline.num_stages == 1 or self.num_micro_batches <= MOST_INLINED_MICRO_BATCHES
+        return self.pipeline.num_stages == 1 or self.num_micro_batches <= MAX_INLINED_MICRO_BATCHES
 
     @property
     def num_exchanges(self) -> int:

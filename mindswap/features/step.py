@@ -211,9 +211,9 @@ def dry_run_file(
     overrides: dict[str, str] | None = None,
 ) -> "StepDryRun":
     """One step of a file, as `Step.dry_run`, which is captured while it runs."""
-    from mindswap.features.dryrun import limits_of, run_stages
+    from mindswap.features.dryrun import memory_limits, run_stages
 
     document = load_document(file_name(path))
     known = find_costs([document], device, overrides or {}).device
-    limits, load = limits_of(known), partial(load_step, path, device, overrides)
+    limits, load = memory_limits(known), partial(load_step, path, device, overrides)
     return run_stages(document, options, say, Path(path).stem, load, *limits)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.config.step_settings import LAYERS_NOT_INLINED, MOST_INLINED_MICRO_BATCHES
+from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES
 from mindswap.errors import PlanError
 from mindswap.planner.effect import Foresight, foresee_effect
 from mindswap.planner.problem import Allow
@@ -139,7 +139,7 @@ def _not_allowed(pins: Sequence[Pin], allow: Allow, inlines_layers: bool) -> Ite
     for pin in pins:
         if pin.means is Means.SWAP and not allow.swap and not inlines_layers:
             yield (
-                f"{pin}: {LAYERS_NOT_INLINED}\n    allowed: micro_batch_num up to {MOST_INLINED_MICRO_BATCHES}\n"
+                f"{pin}: {LAYERS_NOT_INLINED}\n    allowed: micro_batch_num up to {MAX_INLINED_MICRO_BATCHES}\n"
                 "    fix:     pin it to recompute or keep, or fewer micro-batches of more samples"
             )
         elif (pin.means is Means.SWAP and not allow.swap) or (pin.means is Means.RECOMPUTE and not allow.recompute):

@@ -36,7 +36,7 @@ MEMORY_BITS = 18  # of the peak; the unit is a power of two, as most sizes are m
 
 
 @dataclass(frozen=True, eq=False)
-class RealCurve:
+class OverlayCurve:
     """Memory of a rank as MindSpore's own backend has it, over the time of the simulated step."""
 
     name: str
@@ -45,7 +45,7 @@ class RealCurve:
     live_bytes: np.ndarray  # int64, from each of them on
 
 
-Curves = Mapping[int, Sequence[RealCurve]]  # by stage
+Curves = Mapping[int, Sequence[OverlayCurve]]  # by stage
 Card = tuple[str, str, str, str]
 
 
@@ -113,7 +113,7 @@ def _stage_data(
     }
 
 
-def _curve_data(curve: RealCurve, unit_bytes: int, num_points: int) -> dict[str, Any]:
+def _curve_data(curve: OverlayCurve, unit_bytes: int, num_points: int) -> dict[str, Any]:
     """A curve with the highest point of each of a number of pieces, so that no peak is lost."""
     pieces = np.array_split(np.arange(len(curve.time_ns)), max(1, min(num_points, len(curve.time_ns))))
     kept = [int(piece[np.argmax(curve.live_bytes[piece])]) for piece in pieces if len(piece)]

@@ -6,7 +6,7 @@ from argparse import ArgumentTypeError
 import pytest
 
 from mindswap import cli
-from mindswap.command_line.options import MOST_LAYERS, number_from
+from mindswap.command_line.options import MAX_LAYERS, number_from
 from mindswap.report.problems import answer_text
 from tests.command_line.test_messages import options_of
 from tests.schema import FOLDER, answer_of, load, misfits
@@ -113,8 +113,8 @@ def test_data_cannot_say_what_the_outer_shape_says():
 
 def test_ranges_of_numbers():
     """Layers are looked at one by one; steps, restarts and workers are only counted."""
-    assert number_from(0)("999999") == 999_999 and number_from(1, MOST_LAYERS)("10000") == 10_000
-    for parse, text in ((number_from(0), "1000000"), (number_from(3), "2"), (number_from(1, MOST_LAYERS), "10001")):
+    assert number_from(0)("999999") == 999_999 and number_from(1, MAX_LAYERS)("10000") == 10_000
+    for parse, text in ((number_from(0), "1000000"), (number_from(3), "2"), (number_from(1, MAX_LAYERS), "10001")):
         with pytest.raises(ArgumentTypeError, match="expected an integer between"):
             parse(text)
 

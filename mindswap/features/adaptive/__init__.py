@@ -43,7 +43,7 @@ HOST_SHARE_PERCENT = 80
 
 def train_adaptively(
     words: Sequence[str],
-    say: Callable[[str], None],
+    report_status: Callable[[str], None],
     *,
     memory: str = "auto",
     run_dir: Path | None = None,
@@ -78,14 +78,14 @@ def train_adaptively(
         )
     command = parse_command(words, nodes)
     document = load_trainable(command.config_path)
-    command = _without_exclusions(command, document, is_replaced, say)
+    command = _without_exclusions(command, document, is_replaced, report_status)
     for place in single_checkpoints(document):
-        say(
+        report_status(
             f"{place}: warning: keep_checkpoint_max is 1: MindFormers deletes the old checkpoint before it writes the "
             "new one; killed in between, the training begins at step 0\n    fix:     keep_checkpoint_max: 2"
         )
     memory_bytes, source = find_memory(memory, document, command.num_local)
-    say(f"memory {format_bytes(memory_bytes)} ({source})")
+    report_status(f"memory {format_bytes(memory_bytes)} ({source})")
     folder = (run_dir or command.log_dir).absolute()
     checkpoints, parallel = checkpoint_folder(command, document, Path.cwd()), is_parallel(command, document)
     settings = Settings(memory_bytes, max_restarts)
@@ -93,7 +93,7 @@ def train_adaptively(
     machines = Nodes(task) if ray is None or nodes is None else RayNodes(ray, nodes, spare, task)
     saves = saves_checkpoints(document)
     key, planner = _key(command, document), find_planner(folder)
-    return AdaptiveRun(task, machines, key, settings, saves, planner, say, measured_steps).train()
+    return AdaptiveRun(task, machines, key, settings, saves, planner, report_status, measured_steps).train()
 
 
 def find_planner(run_dir: Path) -> Planner:
@@ -102,13 +102,13 @@ def find_planner(run_dir: Path) -> Planner:
 
 
 def _without_exclusions(
-    command: TrainingCommand, document: Document, is_replaced: bool, say: Callable[[str], None]
+    command: TrainingCommand, document: Document, is_replaced: bool, report_status: Callable[[str], None]
 ) -> TrainingCommand:
     problems = find_exclusions(document, command.options)
     if problems and not is_replaced:
         raise PolicyError(problems)
     for problem in problems:
-        say(f"{problem.location}: {problem.subject} is replaced by the plan (--replace)")
+        report_status(f"{problem.location}: {problem.subject} is replaced by the plan (--replace)")
     return replace(command, options=tuple(without_options(command.options, is_excluded)))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from mindswap.config.source import load_document
 from mindswap.config.step_settings import is_on_cpu
 from mindswap.errors import MindswapError
-from mindswap.features.plan import compact, planned_text, problem_of
+from mindswap.features.plan import compact, make_problem, planned_text
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
 from mindswap.graph.capture_cache import from_plain, to_plain
@@ -39,7 +39,7 @@ def plan_training(config_path: Path, budget_bytes: int, corrections: Corrections
     """
     loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections).with_swap()
     offset = corrections.static_offset_bytes
-    problem = problem_of(loaded, max(budget_bytes - offset, 1))
+    problem = make_problem(loaded, max(budget_bytes - offset, 1))
     # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
     found = Solver(loaded.model, known=loaded.known_layers).plan(problem)
     if not found.fits:

@@ -48,7 +48,7 @@ class AdaptiveRun:
     settings: Settings  # of the user
     saves_checkpoints: bool  # the configuration says that it does
     planner: Planner
-    say: Callable[[str], None]  # takes one message for the user
+    report_status: Callable[[str], None]  # takes one message for the user
     num_measured_steps: int = 10  # steps after which a plan is judged
     poll_s: float = 1.0  # pause between two looks at the logs
     is_unsaved: bool = False
@@ -75,7 +75,7 @@ class AdaptiveRun:
                 return self._loop(), self.state
             except StoppedBySignal as stop:
                 interruption.close()
-                self.say("stopping all workers")
+                self.report_status("stopping all workers")
                 self.nodes.stop_all()
                 self._take(Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
                 return stop.exit_code, self.state
@@ -102,7 +102,7 @@ class AdaptiveRun:
             return marked_processes(MARKER, str(self.run_dir))
 
         if left := stop_processes(find):
-            self.say(f"stopped {left} processes that an earlier run in {self.run_dir} had left")
+            self.report_status(f"stopped {left} processes that an earlier run in {self.run_dir} had left")
         if stuck := find():
             raise LaunchError(
                 f"{self.run_dir}: processes of an earlier run do not end: {', '.join(map(str, stuck))}\n"
@@ -116,7 +116,7 @@ class AdaptiveRun:
         self.state, action = decide(self.state, event)
         self._save()
         if action.reason:
-            self.say(action.reason)
+            self.report_status(action.reason)
         return action
 
     def _perform(self, action: RunPlanner | Start | Wait) -> Event:
@@ -138,21 +138,23 @@ class AdaptiveRun:
     def _prepare(self, plan: TrainingPlan) -> Started:
         number, ignored = len(self.state.attempts) + 1, self.state.ignored_checkpoints
         for line in self.nodes.mend():
-            self.say(line)
+            self.report_status(line)
         try:
-            key = self.nodes.to_resume(ignored, self.say) if self.state.attempts else None
+            key = self.nodes.to_resume(ignored, self.report_status) if self.state.attempts else None
             port = self.nodes.choose_port(may_differ=self.state.num_started_now > 0)
             self.nodes.prepare(number, plan.yaml_text, key, ignored, port)
         except NodeLost:
             return self._prepare(plan)  # a spare node, or an error that names the lost one
         if port != (asked := self.task.command.master_port):
-            self.say(f"port {asked} is still in use: port {port} instead")
+            self.report_status(f"port {asked} is still in use: port {port} instead")
         self.is_prepared = True
         step = key[0].step if key else 0
         lost = self._last_step() - step if self.state.attempts else 0
         origin = f"from the checkpoint of step {step}" if step else "from the beginning"
         folder = attempt_folder(self.run_dir, number)
-        self.say(f"attempt {number}: {origin}{f', {lost} steps are done again' if lost > 0 else ''}; logs: {folder}")
+        self.report_status(
+            f"attempt {number}: {origin}{f', {lost} steps are done again' if lost > 0 else ''}; logs: {folder}"
+        )
         return Started(step)
 
     def _start(self) -> None:
@@ -180,7 +182,7 @@ class AdaptiveRun:
             if for_checkpoint and (newest := self._newest_step()) > before:
                 assert self.state.candidate is not None
                 key = self.state.candidate.key
-                self.say(f"checkpoint of step {newest} is complete: stopping the workers for plan {key}")
+                self.report_status(f"checkpoint of step {newest} is complete: stopping the workers for plan {key}")
                 self.nodes.stop_all()
                 with contextlib.suppress(NodeLost):
                     self.nodes.look()
@@ -209,7 +211,7 @@ class AdaptiveRun:
         except StateProblem as problem:
             aside = self.file.put_aside()
             where = f", kept as {aside}" if aside else ""
-            self.say(f"{self.file.path} {problem}: it is ignored{where}; starting anew")
+            self.report_status(f"{self.file.path} {problem}: it is ignored{where}; starting anew")
             return fresh
         if state is None:
             return fresh
@@ -225,7 +227,7 @@ class AdaptiveRun:
             self.file.save(self.state, self.key)
         except OSError as error:
             if not self.is_unsaved:
-                self.say(
+                self.report_status(
                     f"warning: {self.file.path} cannot be written: {error.strerror or error}; the training goes on, "
                     "but a run that is killed now would start anew"
                 )

@@ -3,7 +3,7 @@
 import argparse
 
 from mindswap.command_line.options import (
-    MOST_LAYERS,
+    MAX_LAYERS,
     add_json,
     answer,
     number_from,
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ops-per-layer",
         metavar="N",
-        type=number_from(1, MOST_LAYERS),
+        type=number_from(1, MAX_LAYERS),
         help="operators of a layer in backward, for distances between versions; default is a table of the model",
     )
     parser.add_argument(
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     megatron.add_argument(
         "--backward-prefetch",
         metavar="N",
-        type=number_from(1, MOST_LAYERS),
+        type=number_from(1, MAX_LAYERS),
         default=1,
         help="of what is offloaded; default 1",
     )
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     target = str(args.output or (args.config if args.in_place else None) or "")
     if args.source is None:
         try:
-            num_layers = number_from(1, MOST_LAYERS)(args.num_layers) if args.num_layers else None
+            num_layers = number_from(1, MAX_LAYERS)(args.num_layers) if args.num_layers else None
         except argparse.ArgumentTypeError as error:
             raise LaunchError(f"--num-layers: {error}") from None
         made = convert_config(args.config, args.to, target, num_layers, args.ops_per_layer, args.trace)

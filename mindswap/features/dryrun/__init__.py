@@ -15,10 +15,10 @@ from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.config.nodes import Document
 from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.errors import GraphError, LaunchError, MindswapError, SimulationError
-from mindswap.features.dryrun.backend import Say, run_rank
-from mindswap.features.dryrun.cann_stand_ins import has_cann, stand_ins
+from mindswap.features.dryrun.backend import StatusCallback, run_rank
+from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
 from mindswap.features.dryrun.memory_pool import DryRun
-from mindswap.features.dryrun.page import own_curve
+from mindswap.features.dryrun.page import standalone_curve
 from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
 from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from mindswap.features.simulate import LoadedStep
@@ -40,18 +40,18 @@ from mindswap.system.disk_cache import kept_folder
 from mindswap.system.scratch import scratch_folder
 
 __all__ = [
-    "DryRun", "DryRunOptions", "DryRunReport", "Say", "StepDryRun", "dry_run_step", "dry_run_to_json", "limits_of",
-    "run_stages",
+    "DryRun", "DryRunOptions", "DryRunReport", "StatusCallback", "StepDryRun", "dry_run_step", "dry_run_to_json",
+    "memory_limits", "run_stages",
 ]  # fmt: skip
 
 # Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
-MOST_SHORT_LAYERS = 6
+MAX_SHORT_LAYERS = 6
 # Of a pipeline with more micro-batches so few are run as have the same simulated peaks, but for this part: a step of
-# many takes long, and MindSpore compiles no swap that reaches far of more than `MOST_INLINED_MICRO_BATCHES`.
-MOST_MICRO_BATCHES, SAME_PART = 32, 1e-3
+# many takes long, and MindSpore compiles no swap that reaches far of more than `MAX_INLINED_MICRO_BATCHES`.
+MAX_MICRO_BATCHES, PEAK_TOLERANCE = 32, 1e-3
 # Layers of all stages together that are run at most where nothing is asked for and there are few micro-batches.
-MOST_LAYERS_OF_FEW = 24
-NOT_BUILT = (
+MAX_LAYERS_FEW_MICRO_BATCHES = 24
+NOT_INLINED_NOTE = (
     "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
     "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
 )
@@ -81,11 +81,11 @@ class StepDryRun(DryRunReport):
 
     def _repr_html_(self) -> str:
         highest = max(self.stages, key=lambda stage: stage.used_peak_bytes)
-        return in_notebook(repr(self), str(self), own_curve(highest))
+        return in_notebook(repr(self), str(self), standalone_curve(highest))
 
 
 @dataclass(frozen=True)
-class _Depth:
+class _ShortModel:
     """The model with fewer layers, or with all of them."""
 
     kept: tuple[int, ...]  # layers of the whole model that its layers stand for
@@ -95,7 +95,7 @@ class _Depth:
 def run_stages(
     document: Document,
     options: DryRunOptions | None = None,
-    say: Say = lambda line: None,
+    report_status: StatusCallback = lambda line: None,
     title: str = "",
     load: Callable[[], LoadedStep] | None = None,
     budget_bytes: int | None = None,
@@ -132,7 +132,7 @@ def run_stages(
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
-    whole, loaded, reasons = _depth(settings, num_layers), cache(load) if load else None, dict[str, None]()
+    whole, loaded, reasons = _short_model(settings, num_layers), cache(load) if load else None, dict[str, None]()
 
     @cache
     def simulate(kept: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
@@ -145,7 +145,7 @@ def run_stages(
     count = None
     if not options.is_full and document.count("micro_batch_interleave_num") == 1:
         count = choose_micro_batches(settings, num_layers, lambda number: simulate(None, number))
-    depths, doubt, bends = choose_depths(
+    depths, doubt, line_errors_bytes = choose_depths(
         options,
         settings,
         num_layers,
@@ -161,29 +161,31 @@ def run_stages(
                 policy,
                 settings.num_cards,
                 None if depth == whole else depth.kept,
-                _samples,
+                _cached_samples,
                 folder / f"layers_{len(depth.kept)}",
                 count,
             )
             for depth in depths
         }
         if not has_cann():
-            say("making stand-ins for CANN, or taking those that are there")
-            stand_ins()
+            report_status("making stand-ins for CANN, or taking those that are there")
+            stub_libraries()
 
-        def run(task: tuple[_Depth, int], tell: Say, stop: Callable[[], bool]) -> DryRun:
+        def run(task: tuple[_ShortModel, int], report_task_status: StatusCallback, stop: Callable[[], bool]) -> DryRun:
             depth, rank = task
             name, file = f"{len(depth.kept)} of {num_layers} layers, rank {rank}", files[depth]
             place = file.with_name(f"rank_{rank}")
-            found = run_rank(file, place, rank, settings.num_cards, lambda line: tell(f"{name}: {line}"), stop)
-            tell(f"{name}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
+            found = run_rank(
+                file, place, rank, settings.num_cards, lambda line: report_task_status(f"{name}: {line}"), stop
+            )
+            report_task_status(f"{name}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
             return found
 
         # The deepest first: with several processes it decides how long all take.
         tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
         try:
-            found, simulated = _run_beside(
-                tasks, run, options.num_jobs, say, lambda: None if is_cut else simulate(None, None)
+            found, simulated = _run_concurrently(
+                tasks, run, options.num_jobs, report_status, lambda: None if is_cut else simulate(None, None)
             )
         except LaunchError as error:  # often for the same reason
             raise LaunchError("\n    ".join([str(error), *reasons])) from error
@@ -192,7 +194,9 @@ def run_stages(
     for rank in ranks:
         stage = rank // size
         runs = {depth.stage_layers[stage]: found[depth, rank] for depth in depths}
-        stages.append(stage_run(stage, whole.stage_layers[stage], runs, bends[stage] if bends else None))
+        stages.append(
+            stage_run(stage, whole.stage_layers[stage], runs, line_errors_bytes[stage] if line_errors_bytes else None)
+        )
     return StepDryRun(
         title=title or Path(document.file).stem,
         stages=tuple(stages),
@@ -205,29 +209,32 @@ def run_stages(
         margin_permille=margin_permille,
         notes=(
             *_notes(depths, num_layers, doubt, count, settings.num_micro_batches),
-            *([NOT_BUILT] if any(not run.is_inlined for run in found.values()) else []),
+            *([NOT_INLINED_NOTE] if any(not run.is_inlined for run in found.values()) else []),
             *reasons,
         ),
     )
 
 
-def _run_beside(
-    tasks: Sequence[T], run: Callable[[T, Say, Callable[[], bool]], DryRun], num_jobs: int, say: Say,
+def _run_concurrently(
+    tasks: Sequence[T],
+    run: Callable[[T, StatusCallback, Callable[[], bool]], DryRun],
+    num_jobs: int,
+    report_status: StatusCallback,
     meanwhile: Callable[[], R],
-) -> tuple[dict[T, DryRun], R]:  # fmt: skip
+) -> tuple[dict[T, DryRun], R]:
     """What `run` makes of each task in threads, told where to speak and when to stop; and of `meanwhile`, here.
 
     That begins when the first of them has: the compiler, which a simulation asks, lets no other thread run.
     """
     is_stopped, is_started = threading.Event(), threading.Event()
 
-    def tell(line: str) -> None:
-        say(line)
+    def report_task_status(line: str) -> None:
+        report_status(line)
         is_started.set()
 
     def one(task: T) -> DryRun:
         try:
-            return run(task, tell, is_stopped.is_set)
+            return run(task, report_task_status, is_stopped.is_set)
         finally:
             is_started.set()
 
@@ -243,21 +250,23 @@ def _run_beside(
             raise
 
 
-def limits_of(device: Device) -> tuple[int, bool, int]:
+def memory_limits(device: Device) -> tuple[int, bool, int]:
     """Last three arguments of `run_stages` for a device."""
     budget = budget_of_device(device)
     return budget.usable_bytes, device.leaves_fragments, budget.margin_permille
 
 
-def dry_run_step(step: LoadedStep, options: DryRunOptions | None = None, say: Say = lambda line: None) -> StepDryRun:
+def dry_run_step(
+    step: LoadedStep, options: DryRunOptions | None = None, report_status: StatusCallback = lambda line: None
+) -> StepDryRun:
     """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
-    limits = limits_of(step.device)
-    return run_stages(step.document, options, say, step.title, lambda: step, *limits)
+    limits = memory_limits(step.device)
+    return run_stages(step.document, options, report_status, step.title, lambda: step, *limits)
 
 
-def _samples(document: Document) -> SyntheticData:
+def _cached_samples(document: Document) -> SyntheticData:
     """Kept, as what writes them takes five seconds to start."""
     settings, columns = read_step_settings(document), data_columns(document)
     num_samples = settings.num_tokens // settings.seq_length
@@ -279,7 +288,7 @@ def _run_folder(asked: Path | None) -> Iterator[Path]:
         yield asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
 
 
-def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> _Depth:
+def _short_model(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> _ShortModel:
     """The model with so many layers for each chunk of each stage; None for all of them."""
     kept: list[int] = []
     stage_layers = [0] * settings.pipeline.num_stages
@@ -287,7 +296,7 @@ def _depth(settings: StepSettings, num_layers: int, per_chunk: int | None = None
         count = len(cell.layers) if per_chunk is None else per_chunk
         kept += [cell.layers[i] for i in kept_layers(len(cell.layers), count)] if count else []
         stage_layers[cell.stage] += count
-    return _Depth(tuple(kept), tuple(stage_layers))
+    return _ShortModel(tuple(kept), tuple(stage_layers))
 
 
 def choose_micro_batches(
@@ -297,17 +306,17 @@ def choose_micro_batches(
 
     `simulate` gives the simulated step of so many; None of all.
     """
-    is_long = settings.pipeline.num_stages > 1 and settings.num_micro_batches > MOST_MICRO_BATCHES
+    is_long = settings.pipeline.num_stages > 1 and settings.num_micro_batches > MAX_MICRO_BATCHES
     if not is_long:
         return None
     layout = lay_out_stages(settings.pipeline, num_layers, settings.num_micro_batches, settings.num_sequences)
-    counts = {layout.short_of(number) for number in (2 * layout.num_stages, MOST_MICRO_BATCHES)}
+    counts = {layout.short_of(number) for number in (2 * layout.num_stages, MAX_MICRO_BATCHES)}
     whole = simulate(None)
     for count in sorted(counts - {settings.num_micro_batches}):
         if whole is None or (short := simulate(count)) is None:
             return None
         pairs = zip(whole.stages, short.stages, strict=True)
-        if all(abs(few.peak_bytes - every.peak_bytes) <= SAME_PART * every.peak_bytes for every, few in pairs):
+        if all(abs(few.peak_bytes - every.peak_bytes) <= PEAK_TOLERANCE * every.peak_bytes for every, few in pairs):
             return count
     return None
 
@@ -324,7 +333,7 @@ def choose_depths(
     policy: Policy,
     simulate: Simulate = lambda kept: None,
     has_few_micro_batches: bool = False,
-) -> tuple[list[_Depth], str, tuple[int, ...]]:
+) -> tuple[list[_ShortModel], str, tuple[int, ...]]:
     """The depths that were asked for; else the whole model if it is short, and two short ones if it is not.
 
     Where the line through two short models cannot have as many layers of each kind as the model, those are taken whose
@@ -336,7 +345,7 @@ def choose_depths(
     """
     cells = list(settings.pipeline.layout(num_layers).cells())
     shortest = min(len(cell.layers) for cell in cells)
-    whole = _depth(settings, num_layers)
+    whole = _short_model(settings, num_layers)
     if options.layers:
         most = shortest * len(cells)
         if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > most)]:
@@ -345,17 +354,19 @@ def choose_depths(
                 f"--layers {wrong[0]}: every stage and chunk needs as many layers\n"
                 f"    allowed: {multiple}, or {num_layers}, which is all of them"
             )
-        found = [whole if n == num_layers else _depth(settings, num_layers, n // len(cells)) for n in options.layers]
+        found = [
+            whole if n == num_layers else _short_model(settings, num_layers, n // len(cells)) for n in options.layers
+        ]
         pairs = [sorted(found, key=lambda depth: len(depth.kept))]
     else:
-        most = MOST_SHORT_LAYERS if len(cells) == 1 else MOST_SHORT_LAYERS // 2
+        most = MAX_SHORT_LAYERS if len(cells) == 1 else MAX_SHORT_LAYERS // 2
         if has_few_micro_batches:
-            most = min(MOST_SHORT_LAYERS, max(most, MOST_LAYERS_OF_FEW // len(cells)))
+            most = min(MAX_SHORT_LAYERS, max(most, MAX_LAYERS_FEW_MICRO_BATCHES // len(cells)))
         most = min(most, shortest)
         if options.is_full or num_layers <= most * len(cells) or most < 2:
             return [whole], "", ()
         least = 2 if len(cells) == 1 else 1
-        depths = [_depth(settings, num_layers, n) for n in range(least, most + 1)]
+        depths = [_short_model(settings, num_layers, n) for n in range(least, most + 1)]
         pairs = [[low, high] for high in depths for low in depths if len(low.kept) < len(high.kept)]
     if len(pairs[0]) == 1 or pairs[0][-1] is whole:
         return pairs[0], "", ()
@@ -366,31 +377,35 @@ def choose_depths(
         doubt = f"for {off[best]:.0%} of them the line counts layers of another kind" if off[best] else ""
         return pairs[best], doubt, ()
     reports = {depth.kept: simulate(depth.kept) or simulated for depth in chain(*pairs)}
-    errors = [_line_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
+    errors = [_extrapolation_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
     best = min(range(len(pairs)), key=lambda number: errors[number][:2])
-    _, share, bends = errors[best]
-    return pairs[best], f"in the simulation the line is {share:.1%} off the whole model, and corrected by that", bends
+    _, share, line_errors_bytes = errors[best]
+    return (
+        pairs[best],
+        f"in the simulation the line is {share:.1%} off the whole model, and corrected by that",
+        line_errors_bytes,
+    )
 
 
-def _line_error(
-    pair: Sequence[_Depth], whole: _Depth, reports: Sequence[SimulationReport], simulated: SimulationReport
+def _extrapolation_error(
+    pair: Sequence[_ShortModel], whole: _ShortModel, reports: Sequence[SimulationReport], simulated: SimulationReport
 ) -> tuple[int, float, tuple[int, ...]]:
     """Stages whose peaks are in different parts of the step, how far the line misses at most, and by how many bytes."""
-    num_mixed, worst, bends = 0, 0.0, []
+    num_mixed, worst, line_errors_bytes = 0, 0.0, []
     for stage, known in enumerate(simulated.stages):
         low, high = (report.stages[stage] for report in reports)
         moments = (each.moment for each in (low, high, known))
         num_mixed += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
         first, last, all_layers = (depth.stage_layers[stage] for depth in (*pair, whole))
         share = (all_layers - last) / (last - first)
-        bends.append(round(known.peak_bytes - high.peak_bytes - (high.peak_bytes - low.peak_bytes) * share))
-        worst = max(worst, abs(bends[-1] / known.peak_bytes))
-    return num_mixed, round(worst, 3), tuple(bends)
+        line_errors_bytes.append(round(known.peak_bytes - high.peak_bytes - (high.peak_bytes - low.peak_bytes) * share))
+        worst = max(worst, abs(line_errors_bytes[-1] / known.peak_bytes))
+    return num_mixed, round(worst, 3), tuple(line_errors_bytes)
 
 
-def _mismatch(pair: Sequence[_Depth], whole: _Depth, policy: Policy) -> float:
+def _mismatch(pair: Sequence[_ShortModel], whole: _ShortModel, policy: Policy) -> float:
     """Layers that the line through two short models has too many or too few of some kind, as a share of all."""
-    counts = [_kinds(depth, policy) for depth in (*pair, whole)]
+    counts = [_count_layer_classes(depth, policy) for depth in (*pair, whole)]
     low, high, num_layers = (len(depth.kept) for depth in (*pair, whole))
     share = (num_layers - high) / (high - low)
     off = 0.0
@@ -400,7 +415,7 @@ def _mismatch(pair: Sequence[_Depth], whole: _Depth, policy: Policy) -> float:
     return round(off / num_layers, 3)
 
 
-def _kinds(depth: _Depth, policy: Policy) -> Mapping[tuple[bool, ...], int]:
+def _count_layer_classes(depth: _ShortModel, policy: Policy) -> Mapping[tuple[bool, ...], int]:
     """Layers by the entries of the policy that name them."""
     sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
     sets += [policy.layer_recompute, policy.output_recompute]
@@ -408,7 +423,7 @@ def _kinds(depth: _Depth, policy: Policy) -> Mapping[tuple[bool, ...], int]:
 
 
 def _notes(
-    depths: Sequence[_Depth], num_layers: int, doubt: str, count: int | None, num_micro_batches: int
+    depths: Sequence[_ShortModel], num_layers: int, doubt: str, count: int | None, num_micro_batches: int
 ) -> tuple[str, ...]:
     notes = []
     ran = " and ".join(str(len(depth.kept)) for depth in depths)

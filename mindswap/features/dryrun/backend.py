@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindswap.errors import LaunchError
-from mindswap.features.dryrun.cann_stand_ins import environment, has_cann, mindspore_libraries, stand_ins
+from mindswap.features.dryrun.cann_stand_ins import environment, has_cann, mindspore_libraries, stub_libraries
 from mindswap.features.dryrun.memory_pool import LOG, TRACKER, DryRun, read_rank
 from mindswap.runtime.logs.read import find_last_error, find_last_step, read_tail
 from mindswap.system.children import module_command, started
@@ -22,7 +22,7 @@ MAX_S = 1800.0
 # What builds where MindSpore 2.9.0 fails: layer_swap leaves a graph that is not inlined, for which there is no kernel.
 NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
 INLINE_FAULT = "The pointer[ker_ptr] is null"
-Say = Callable[[str], None]  # takes a line for the user
+StatusCallback = Callable[[str], None]  # takes a line for the user
 
 
 def run_rank(
@@ -30,7 +30,7 @@ def run_rank(
     folder: Path,
     rank: int,
     num_ranks: int,
-    say: Say,
+    report_status: StatusCallback,
     stop: Callable[[], bool] = lambda: False,
     max_s: float = MAX_S,
     is_inlined: bool = True,
@@ -52,7 +52,7 @@ def run_rank(
             no figures of memory.
     """
     try:
-        return _run_rank(config, folder, rank, num_ranks, say, stop, max_s, is_inlined)
+        return _run_rank(config, folder, rank, num_ranks, report_status, stop, max_s, is_inlined)
     except OSError as error:  # somebody cleaned up the temporary folder, or the disk is full
         raise LaunchError(
             f"dry run of rank {rank}: {error.filename or folder}: {error.strerror or error}\n"
@@ -65,7 +65,7 @@ def _run_rank(
     folder: Path,
     rank: int,
     num_ranks: int,
-    say: Say,
+    report_status: StatusCallback,
     stop: Callable[[], bool],
     max_s: float,
     is_inlined: bool,
@@ -82,17 +82,17 @@ def _run_rank(
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         command = module_command("mindswap", "run", *words, first=first)
         with started(command, variables, cwd=folder, **streams) as process:
-            code = _wait(process, log, say, lambda: stop() or time.monotonic() - begin_s > max_s)
+            code = _wait(process, log, report_status, lambda: stop() or time.monotonic() - begin_s > max_s)
     wall_s = time.monotonic() - begin_s
     log.stat()  # raises if the folder is gone
     if code == 0:
         return read_rank(folder, rank, wall_s, is_inlined)
-    why = _why(code, folder, rank, wall_s)
+    why = _failure_message(code, folder, rank, wall_s)
     if INLINE_FAULT not in why or not is_inlined:
         raise LaunchError(why)
-    say("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
+    report_status("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
     again = folder.with_name(f"{folder.name}_not_inlined")
-    return run_rank(config, again, rank, num_ranks, say, stop, max_s, is_inlined=False)
+    return run_rank(config, again, rank, num_ranks, report_status, stop, max_s, is_inlined=False)
 
 
 def _raise_stack_limit() -> None:
@@ -113,7 +113,7 @@ def _ascend_backend(stack: contextlib.ExitStack) -> tuple[list[Path], dict[str, 
     variables.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")
     if has_cann():
         return [], variables
-    cann, libraries = (stack.enter_context(plain_name(folder)) for folder in (stand_ins(), mindspore_libraries()))
+    cann, libraries = (stack.enter_context(plain_name(folder)) for folder in (stub_libraries(), mindspore_libraries()))
     variables = {name: text for name, text in variables.items() if name not in CANN_VARIABLES}
     return [cann / "python"], variables | environment(cann, libraries)
 
@@ -131,7 +131,9 @@ def _simulated_rank(rank: int, num_ranks: int) -> dict[str, str]:
     }
 
 
-def _wait(process: "subprocess.Popen[bytes]", log: Path, say: Say, stop: Callable[[], bool]) -> int | None:
+def _wait(
+    process: "subprocess.Popen[bytes]", log: Path, report_status: StatusCallback, stop: Callable[[], bool]
+) -> int | None:
     """Its exit code; None if it took too long, or is to end."""
     said = ""
     while (code := process.poll()) is None:
@@ -142,11 +144,11 @@ def _wait(process: "subprocess.Popen[bytes]", log: Path, say: Say, stop: Callabl
         doing = f"step {step}" if step else "compiling"
         if doing != said:
             said = doing
-            say(doing)
+            report_status(doing)
     return code
 
 
-def _why(code: int | None, folder: Path, rank: int, wall_s: float) -> str:
+def _failure_message(code: int | None, folder: Path, rank: int, wall_s: float) -> str:
     lines = read_tail(folder / LOG)
     if code is None:
         what = f"given up after {wall_s:.0f} s"

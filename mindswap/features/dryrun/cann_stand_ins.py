@@ -68,7 +68,7 @@ def has_cann() -> bool:
     return True
 
 
-def stand_ins() -> Path:
+def stub_libraries() -> Path:
     """Folder of the stand-ins for the installed MindSpore, made if it is not there (half a minute, once).
 
     Raises:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.command_line.options import (
-    MOST,
-    MOST_LAYERS,
+    MAX_LAYERS,
+    MAX_NUMBER,
     add_device,
     add_html,
     add_json,
@@ -36,7 +36,7 @@ from mindswap.runtime.training_command import load_trainable
 
 
 def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
-    one = number_from(least, MOST if least == 0 else MOST_LAYERS)
+    one = number_from(least, MAX_NUMBER if least == 0 else MAX_LAYERS)
 
     def parse(text: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys(one(part.strip()) for part in text.split(",")))
@@ -97,14 +97,14 @@ def run(args: argparse.Namespace) -> int:
         raise LaunchError(f"--layers {','.join(map(str, args.layers))}: one depth, or two for a straight line")
     require_folders(args.plot, args.html, args.snapshot)
     require_folder(args.insight)
-    against = _against(args.against, args.config, load_trainable(Path(args.config)))
+    against = _load_comparison(args.against, args.config, load_trainable(Path(args.config)))
     options = DryRunOptions(args.ranks, args.layers, args.full, args.jobs, args.keep and args.keep / "config")
-    say = PhaseLines(time.monotonic(), sys.stderr)
+    report_status = PhaseLines(time.monotonic(), sys.stderr)
     other: DryRunReport | None = None
-    report = dry_run_file(args.config, options, say, args.device, device_overrides(args))
+    report = dry_run_file(args.config, options, report_status, args.device, device_overrides(args))
     if against is not None:
         options = replace(options, folder=args.keep and args.keep / "against")
-        other = run_stages(against[0], options, say, against[1])
+        other = run_stages(against[0], options, report_status, against[1])
     if args.plot:
         from mindswap.features.dryrun.plots import plot_dry_run
 
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     return answer(args, data, format_dry_run(report, other), report.fits)
 
 
-def _against(asked: str | None, config: str, document: Document) -> tuple[Document, str] | None:
+def _load_comparison(asked: str | None, config: str, document: Document) -> tuple[Document, str] | None:
     """The configuration that is shown beside and its name, checked before the first is run."""
     if asked is None:
         return None

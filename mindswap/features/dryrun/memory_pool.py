@@ -25,7 +25,7 @@ WEIGHT, CONSTANT = "Weight", "ConstantValue"
 _STATES = ("adam_m.", "adam_v.", "moment1.", "moment2.", "exp_avg", "max_exp_avg")
 LAYER = re.compile(r"/(?:layers-\w+|\w*[lL]ayers-CellList)/(\d+)-\w+/(.*)")
 _OPERATOR = re.compile(r"-op\d+(?:_\d+)?$")
-PARTS = (
+CATEGORIES = (
     "weights", "optimizer states", "gathered weights", "gradients", "saved activations", "copies back", "constants",
     "other",
 )  # fmt: skip
@@ -67,8 +67,8 @@ class Kernel:
 
     name: str
     stream: int
-    is_copy_out: bool = False  # MoveTo to host memory
-    is_copy_back: bool = False  # MoveTo to the device
+    is_offload: bool = False  # MoveTo to host memory
+    is_prefetch: bool = False  # MoveTo to the device
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class DryRun:
     curve: tuple[tuple[int, int], ...] = field(init=False)
     peak_tick: int = field(init=False)
     _backward_ticks: tuple[int, ...] = field(init=False)
-    _readers_of_gathered: frozenset[str] = field(init=False)
+    _gathered_weight_readers: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         changes: Counter[int] = Counter()
@@ -117,27 +117,27 @@ class DryRun:
         object.__setattr__(self, "_backward_ticks", tuple(backward))
         gathered = (block for block in self.blocks if "AllGather" in block.operator and not block.is_backward)
         readers = frozenset(self.operators.get(tick, "") for block in gathered for tick in block.uses)
-        object.__setattr__(self, "_readers_of_gathered", readers)
+        object.__setattr__(self, "_gathered_weight_readers", readers)
 
-    def live(self, tick: int | None = None) -> list[PoolBlock]:
+    def live_blocks(self, tick: int | None = None) -> list[PoolBlock]:
         """Blocks that are live at a tick, at the peak by default, largest first."""
         at = self.peak_tick if tick is None else tick
         return sorted((b for b in self.blocks if b.start <= at < b.end), key=lambda block: -block.size_bytes)
 
-    def parts(self, tick: int | None = None) -> dict[str, int]:
-        """Live bytes by what they are for (`PARTS`), at the peak by default."""
-        sums = dict.fromkeys(PARTS, 0)
-        for block in self.live(tick):
-            sums[self.part(block)] += block.size_bytes
+    def category_bytes(self, tick: int | None = None) -> dict[str, int]:
+        """Live bytes by what they are for (`CATEGORIES`), at the peak by default."""
+        sums = dict.fromkeys(CATEGORIES, 0)
+        for block in self.live_blocks(tick):
+            sums[self.category(block)] += block.size_bytes
         return sums
 
-    def part(self, block: PoolBlock) -> str:
-        """Purpose of a block: one of `PARTS`."""
+    def category(self, block: PoolBlock) -> str:
+        """Purpose of a block: one of `CATEGORIES`."""
         if block.kind == WEIGHT:
             return "optimizer states" if block.name.startswith(_STATES) else "weights"
         if block.kind == CONSTANT:
             return "constants"
-        is_cast_of_gathered = block.operator == "Cast" and block.name in self._readers_of_gathered
+        is_cast_of_gathered = block.operator == "Cast" and block.name in self._gathered_weight_readers
         if not block.is_backward and ("AllGather" in block.operator or is_cast_of_gathered):
             return "gathered weights"
         if block.operator.startswith("MoveTo"):
@@ -160,19 +160,19 @@ class DryRun:
         )
 
     @property
-    def copied_bytes(self) -> int:
+    def prefetched_bytes(self) -> int:
         """Bytes that come back from the host in all steps that were run."""
         return sum(block.size_bytes for block in self.blocks if block.operator == "MoveTo")
 
     @property
-    def copied_out(self) -> list[Kernel]:
+    def offload_kernels(self) -> list[Kernel]:
         """Copies to the host of one step, in order."""
-        return [kernel for kernel in self.kernels if kernel.is_copy_out]
+        return [kernel for kernel in self.kernels if kernel.is_offload]
 
     @property
-    def copied_back(self) -> list[Kernel]:
+    def prefetch_kernels(self) -> list[Kernel]:
         """Copies to the device of one step, in order."""
-        return [kernel for kernel in self.kernels if kernel.is_copy_back]
+        return [kernel for kernel in self.kernels if kernel.is_prefetch]
 
 
 def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -> DryRun:

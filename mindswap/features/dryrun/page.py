@@ -3,10 +3,17 @@
 import numpy as np
 
 from mindswap.features.dryrun.memory_pool import LAYER, DryRun
-from mindswap.features.dryrun.report import NOT_A_CARD, describe_place, dry_run_cards, part_rows, peak_rows, same_rank
+from mindswap.features.dryrun.report import (
+    NOT_A_CARD,
+    category_rows,
+    describe_position,
+    dry_run_cards,
+    peak_rows,
+    same_rank,
+)
 from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun
 from mindswap.report.html import html, memory_curve, render
-from mindswap.report.step_page import RealCurve, format_html
+from mindswap.report.step_page import OverlayCurve, format_html
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.report_data import SimulationReport
 
@@ -16,7 +23,7 @@ INTRO = (
     "workspace is added, which a dry run does not know."
 )
 # Of backward, whose operators do not say of which layer they are: so many places lie on each other.
-NUM_PLACES = 9
+NUM_ANCHORS = 9
 
 
 def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None) -> str:
@@ -25,9 +32,9 @@ def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None)
         {
             "rank": stage.run.rank,
             "stage": stage.stage,
-            "place": describe_place(stage.place),
-            "curve": html("" if _is_drawn(report, stage) else own_curve(stage)),
-            "parts": part_rows(report, stage, same_rank(other, stage)),
+            "place": describe_position(stage.position),
+            "curve": html("" if _has_overlay(report, stage) else standalone_curve(stage)),
+            "parts": category_rows(report, stage, same_rank(other, stage)),
         }
         for stage in report.stages
     ]
@@ -41,31 +48,31 @@ def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None)
     return render("step.html", **texts, lead=lead, cards=cards, dry_run=sections, report=None)
 
 
-def _is_drawn(report: DryRunReport, stage: StageRun) -> bool:
+def _has_overlay(report: DryRunReport, stage: StageRun) -> bool:
     """Over the simulated step: the whole model was run, and simulated."""
     return report.simulated is not None and stage.num_layers in stage.runs
 
 
-def own_curve(stage: StageRun) -> str:
+def standalone_curve(stage: StageRun) -> str:
     """The curve of the longest run by itself, where it is not drawn over the simulated step."""
-    shares, live_bytes = real_curve(stage.run)
+    shares, live_bytes = dry_run_curve(stage.run)
     of = f", {max(stage.runs)} of {stage.num_layers} layers" if stage.num_layers not in stage.runs else ""
     label = f"memory of rank {stage.run.rank} by operators in the order of launch, the optimizer at the end{of}"
     return memory_curve(shares / max(float(shares.max(initial=0)), 1e-9), live_bytes, label)
 
 
-def _curves(report: DryRunReport, number: int, other: DryRunReport | None) -> list[RealCurve]:
+def _curves(report: DryRunReport, number: int, other: DryRunReport | None) -> list[OverlayCurve]:
     found = []
     for each, colour, name in ((report, "real", "dry run"), (other, "other-real", other.title if other else "")):
         for stage in each.stages if each else ():
-            if stage.stage == number and report.simulated is not None and _is_drawn(report, stage):
-                time_ns, live_bytes = laid_over(stage.run, report.simulated, number)
+            if stage.stage == number and report.simulated is not None and _has_overlay(report, stage):
+                time_ns, live_bytes = align_to_simulation(stage.run, report.simulated, number)
                 live_bytes = live_bytes + report.workspace_bytes(stage)
-                found.append(RealCurve(f"{name}, rank {stage.run.rank}", colour, time_ns, live_bytes))
+                found.append(OverlayCurve(f"{name}, rank {stage.run.rank}", colour, time_ns, live_bytes))
     return found
 
 
-def laid_over(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.ndarray, np.ndarray]:
+def align_to_simulation(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.ndarray, np.ndarray]:
     """Live bytes of a dry run over the time of the simulated step.
 
     The middle of each layer's forward lies on the simulated one, for each micro-batch, and so do places of backward, by
@@ -83,42 +90,47 @@ def laid_over(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.
             backward.append(tick)
         elif match and not name.startswith("recompute_"):
             forward.setdefault(int(match[1]), []).append(tick)
-    begin, points = _points(run)
-    marks = [(begin, 0), (max((begin, *run.operators)), simulated.step_time_ns)]
+    begin, points = _memory_points(run)
+    anchors = [(begin, 0), (max((begin, *run.operators)), simulated.step_time_ns)]
     for number, ticks in forward.items():
         start_ns = timeline.op_start_ns[own[is_forward & (program.ops.layer[own] == number)]]
-        marks += _marks(np.array(ticks), start_ns, num_pieces, [0.5])
-    places = np.linspace(0, 1, NUM_PLACES).tolist()
-    marks += _marks(
-        np.array(backward), timeline.op_start_ns[own[is_backward & (program.ops.layer[own] >= 0)]], num_pieces, places
+        anchors += _anchor_points(np.array(ticks), start_ns, num_pieces, [0.5])
+    positions = np.linspace(0, 1, NUM_ANCHORS).tolist()
+    anchors += _anchor_points(
+        np.array(backward),
+        timeline.op_start_ns[own[is_backward & (program.ops.layer[own] >= 0)]],
+        num_pieces,
+        positions,
     )
-    ticks, time_ns = np.array(sorted(marks), dtype=np.int64).T
+    ticks, time_ns = np.array(sorted(anchors), dtype=np.int64).T
     over = np.interp(points[:, 0], ticks, np.maximum.accumulate(time_ns))
     return over.astype(np.int64), points[:, 1]
 
 
-def _marks(ticks: np.ndarray, time_ns: np.ndarray, num_pieces: int, places: list[float]) -> list[tuple[int, int]]:
+def _anchor_points(
+    ticks: np.ndarray, time_ns: np.ndarray, num_pieces: int, positions: list[float]
+) -> list[tuple[int, int]]:
     """Ticks and times of the same places of each of a number of pieces, which are equally long."""
     if min(len(ticks), len(time_ns)) < num_pieces:
         return []
     pairs = zip(np.array_split(ticks, num_pieces), np.array_split(np.sort(time_ns), num_pieces), strict=True)
     return [
-        (int(own[int(place * (len(own) - 1))]), int(times[int(place * (len(times) - 1))]))
+        (int(own[int(position * (len(own) - 1))]), int(times[int(position * (len(times) - 1))]))
         for own, times in pairs
-        for place in places
+        for position in positions
     ]
 
 
-def _points(run: DryRun) -> tuple[int, np.ndarray]:
+def _memory_points(run: DryRun) -> tuple[int, np.ndarray]:
     """The first tick of a step, and from there on tick and live bytes of each change."""
     begin = min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
     points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
     return begin, points[points[:, 0] >= begin]
 
 
-def real_curve(run: DryRun) -> tuple[np.ndarray, np.ndarray]:
+def dry_run_curve(run: DryRun) -> tuple[np.ndarray, np.ndarray]:
     """Place in the step by operators, 0 at its start and 1 at the end of backward, and live bytes."""
-    begin, points = _points(run)
+    begin, points = _memory_points(run)
     end = max((tick for tick, name in run.operators.items() if name.startswith("Gradients/")), default=begin)
     span = max(end - begin, 1)
     return (points[:, 0] - begin) / span, points[:, 1]

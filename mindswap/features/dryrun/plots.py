@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mindswap.features.dryrun.page import real_curve
+from mindswap.features.dryrun.page import dry_run_curve
 from mindswap.features.dryrun.report import same_rank
 from mindswap.features.dryrun.stage_runs import DryRunReport
 from mindswap.report.html import simulated_curve
@@ -24,7 +24,7 @@ def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = 
             axis.fill_between(shares, live / GIB, step="post", color="#d5dae1", label="simulated, over time")
         for each, colour in ((report, "#3b76c4"), (other, "#e07b26")):
             if each is not None and (match := same_rank(each, stage)):
-                shares, live = real_curve(match.run)
+                shares, live = dry_run_curve(match.run)
                 axis.step(shares, live / GIB, where="post", color=colour, linewidth=0.9, label=each.title)
         layers = max(stage.runs)
         of_all = "" if layers == stage.num_layers else f", {layers} of {stage.num_layers} layers"

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from mindswap.features.dryrun.memory_pool import PARTS, DryRun, Kernel
-from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, StepPlace
+from mindswap.features.dryrun.memory_pool import CATEGORIES, DryRun, Kernel
+from mindswap.features.dryrun.stage_runs import DryRunReport, StageRun, StepPosition
 from mindswap.report.problems import escape
 from mindswap.report.simulation_text import describe_budget, describe_moment
 from mindswap.report.tables import NOTHING, attributes, format_table
@@ -75,24 +75,24 @@ def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
     return simulated.peak_bytes - report.workspace_bytes(stage) if simulated else None
 
 
-def part_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
+def category_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
     """Header and rows: what is live at the peak of a stage, by what it is for."""
-    columns = {"dry run": stage.parts}
-    if simulated := report.simulated_parts(stage):
+    columns = {"dry run": stage.category_bytes}
+    if simulated := report.simulated_category_bytes(stage):
         columns["simulate"] = simulated
-        columns["difference"] = {name: simulated[name] - stage.parts[name] for name in PARTS}
+        columns["difference"] = {name: simulated[name] - stage.category_bytes[name] for name in CATEGORIES}
     if other:
-        columns["the other"] = other.parts
-    sizes = {name: [parts[name] for parts in columns.values()] for name in PARTS}
+        columns["the other"] = other.category_bytes
+    sizes = {name: [category_bytes[name] for category_bytes in columns.values()] for name in CATEGORIES}
     return ["live at the peak", *columns], [[name, *map(_mib, row)] for name, row in sizes.items() if any(row)]
 
 
 def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) -> list[str]:
     run = stage.run
-    lines = [f"rank {run.rank}, peak: {describe_place(stage.place)}"]
+    lines = [f"rank {run.rank}, peak: {describe_position(stage.position)}"]
     if simulated := report.simulated_stage(stage):
         lines.append(f"    simulated peak: {describe_moment(simulated.moment)}")
-    lines += [f"    {line}" for line in format_table(*part_rows(report, stage, other)).split("\n")]
+    lines += [f"    {line}" for line in format_table(*category_rows(report, stage, other)).split("\n")]
     if cells := [(name, size) for name, size in saved_cells(run).most_common(NUM_CELLS) if size >= MIB]:
         shown = ", ".join(f"{name} {_mib(size)}" for name, size in cells)
         lines.append(f"    saved activations by cell, largest first: {shown}")
@@ -102,18 +102,18 @@ def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) 
 def saved_cells(run: DryRun) -> Counter[str]:
     """Bytes of saved activations at the peak by cell, all layers together."""
     sums: Counter[str] = Counter()
-    for block in run.live():
-        if run.part(block) == "saved activations":
+    for block in run.live_blocks():
+        if run.category(block) == "saved activations":
             sums[block.cell[1] if block.cell else "outside the layers"] += block.size_bytes
     return sums
 
 
 def _copy_lines(run: DryRun) -> list[str]:
-    if not run.copied_out and not run.copied_back:
+    if not run.offload_kernels and not run.prefetch_kernels:
         return ["copies: none"]
     return [
-        f"copies out: {_describe_copies(run, run.copied_out)}",
-        f"copies back: {_describe_copies(run, run.copied_back)}, {_mib(run.copied_bytes)}",
+        f"copies out: {_describe_copies(run, run.offload_kernels)}",
+        f"copies back: {_describe_copies(run, run.prefetch_kernels)}, {_mib(run.prefetched_bytes)}",
     ]
 
 
@@ -132,10 +132,10 @@ def _verdict(report: DryRunReport) -> str:
     return ": ".join(filter(None, [counted, budget]))
 
 
-def describe_place(place: StepPlace) -> str:
+def describe_position(position: StepPosition) -> str:
     """`forward, layer 3: Default/.../MatMul-op3`."""
-    where = place.where if place.layer is None else f"layer {place.layer}"
-    return f"{'backward' if place.is_backward else 'forward'}, {where}: {place.operator}"
+    where = position.where if position.layer is None else f"layer {position.layer}"
+    return f"{'backward' if position.is_backward else 'forward'}, {where}: {position.operator}"
 
 
 def _mib(size_bytes: int) -> str:
@@ -162,19 +162,19 @@ def _stage_to_json(report: DryRunReport, stage: StageRun) -> dict[str, Any]:
         "workspace_bytes": report.workspace_bytes(stage),
         "simulated_peak_bytes": simulated_peak(report, stage),
         "moment": {
-            "phase": "backward" if stage.place.is_backward else "forward",
-            **attributes(stage.place, "where layer operator"),
+            "phase": "backward" if stage.position.is_backward else "forward",
+            **attributes(stage.position, "where layer operator"),
         },
-        "parts": dict(stage.parts),
-        "simulated_parts": report.simulated_parts(stage) or None,
+        "parts": dict(stage.category_bytes),
+        "simulated_parts": report.simulated_category_bytes(stage) or None,
         "saved_by_cell": dict(saved_cells(run).most_common()),
         "runs": [
             {
                 "num_layers": depth,
                 **attributes(each, "used_peak_bytes actual_peak_bytes"),
-                "copies_out": len(each.copied_out),
-                "copies_back": len(each.copied_back),
-                "copied_bytes": each.copied_bytes,
+                "copies_out": len(each.offload_kernels),
+                "copies_back": len(each.prefetch_kernels),
+                "copied_bytes": each.prefetched_bytes,
                 "set_lines": list(each.set_lines),
                 "wall_s": round(each.wall_s, 1),
             }

@@ -10,7 +10,7 @@ from mindswap.features.dryrun.stage_runs import DryRunReport
 from mindswap.files import write_new
 from mindswap.simulator.profile.overlap import union
 
-_FIRST = 2**40  # address of the first block
+_BASE_ADDRESS = 2**40  # address of the first block
 
 
 def write_snapshot(report: DryRunReport, path: Path) -> None:
@@ -36,7 +36,7 @@ def snapshot(runs: list[DryRun]) -> dict[str, Any]:
     }
 
 
-def _changes(run: DryRun) -> list[tuple[int, bool, int]]:
+def _allocation_changes(run: DryRun) -> list[tuple[int, bool, int]]:
     """Tick, whether a block is taken then, and which; what is given back makes room for what is taken."""
     real = [(i, block) for i, block in enumerate(run.blocks) if block.start < block.end and block.size_bytes]
     given = [(block.end, False, i) for i, block in real if block.end != sys.maxsize]
@@ -47,8 +47,8 @@ def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
     """Address of each block, and the end of them all."""
     holes: list[tuple[int, int]] = []  # begin and end, rising
     found: dict[int, int] = {}
-    end = _FIRST
-    for _, is_taken, i in _changes(run):
+    end = _BASE_ADDRESS
+    for _, is_taken, i in _allocation_changes(run):
         size = run.blocks[i].size_bytes
         if not is_taken:
             holes = union([*holes, (found[i], found[i] + size)])
@@ -65,13 +65,13 @@ def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
 
 def _frames(run: DryRun, position: int) -> list[dict[str, Any]]:
     block = run.blocks[position]
-    return [{"name": block.name, "filename": run.part(block), "line": max(block.start, 0)}]
+    return [{"name": block.name, "filename": run.category(block), "line": max(block.start, 0)}]
 
 
 def _events(run: DryRun) -> list[dict[str, Any]]:
     addresses, _ = _addresses(run)
     events = []
-    for tick, is_taken, i in _changes(run):
+    for tick, is_taken, i in _allocation_changes(run):
         block = run.blocks[i]
         about = {"addr": addresses[i], "size": block.size_bytes, "stream": block.stream, "time_us": tick}
         for action in ("alloc",) if is_taken else ("free_requested", "free_completed"):
@@ -84,7 +84,7 @@ def _segment(device: int, run: DryRun) -> dict[str, Any]:
     addresses, end = _addresses(run)
     stays = sorted((address, i) for i, address in addresses.items() if run.blocks[i].end == sys.maxsize)
     blocks: list[dict[str, Any]] = []
-    at = _FIRST
+    at = _BASE_ADDRESS
     for address, i in [*stays, (end, None)]:
         if address > at:
             blocks.append(_block(at, address - at, "inactive", []))
@@ -92,8 +92,11 @@ def _segment(device: int, run: DryRun) -> dict[str, Any]:
             at = address + run.blocks[i].size_bytes
             blocks.append(_block(address, run.blocks[i].size_bytes, "active_allocated", _frames(run, i)))
     held = sum(run.blocks[i].size_bytes for _, i in stays)
-    sizes = {"total_size": end - _FIRST, **dict.fromkeys(("allocated_size", "active_size", "requested_size"), held)}
-    place = {"device": device, "address": _FIRST, "stream": 0, "segment_type": "large", "is_expandable": False}
+    sizes = {
+        "total_size": end - _BASE_ADDRESS,
+        **dict.fromkeys(("allocated_size", "active_size", "requested_size"), held),
+    }
+    place = {"device": device, "address": _BASE_ADDRESS, "stream": 0, "segment_type": "large", "is_expandable": False}
     return {**place, **sizes, "frames": [], "blocks": blocks}
 
 

@@ -9,19 +9,19 @@ and the simulation says by how much all layers are above such a line.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindswap.features.dryrun.memory_pool import LAYER, PARTS, DryRun
+from mindswap.features.dryrun.memory_pool import CATEGORIES, LAYER, DryRun
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.report_data import SimulationReport, StageReport
 from mindswap.units import format_bytes
 
 # The parts of a dry run in the simulated memory; what is gathered has AllGather in its label.
-_STATIC_PARTS = {
+_STATIC_CATEGORIES = {
     "parameters": "weights",
     "optimizer state": "optimizer states",
     "sums of gradients": "gradients",
     "constants": "constants",
 }
-_HOLDER_PARTS = {
+_HOLDER_CATEGORIES = {
     MemoryKind.KEPT: "saved activations",
     MemoryKind.OFFLOADING: "saved activations",
     MemoryKind.PREFETCHED: "copies back",
@@ -30,7 +30,7 @@ _HOLDER_PARTS = {
 
 
 @dataclass(frozen=True)
-class StepPlace:
+class StepPosition:
     """Place of an operator in a step."""
 
     is_backward: bool  # of the gradient, or computed again for it
@@ -58,8 +58,8 @@ class StageRun:
     runs: Mapping[int, DryRun]
     used_peak_bytes: int
     actual_peak_bytes: int
-    place: StepPlace
-    parts: Mapping[str, int]
+    position: StepPosition
+    category_bytes: Mapping[str, int]
 
     @property
     def run(self) -> DryRun:
@@ -123,19 +123,19 @@ class DryRunReport:
         """The simulated stage; None where nothing is simulated."""
         return self.simulated.stages[stage.stage] if self.simulated else None
 
-    def simulated_parts(self, stage: StageRun) -> dict[str, int]:
+    def simulated_category_bytes(self, stage: StageRun) -> dict[str, int]:
         """Memory of the simulated stage at its peak, in the parts of a dry run, without workspace; {} without one."""
         simulated = self.simulated_stage(stage)
         if self.simulated is None or simulated is None:
             return {}
-        sums = dict.fromkeys(PARTS, 0)
+        sums = dict.fromkeys(CATEGORIES, 0)
         for name, size_bytes in simulated.static_parts:
-            if name in _STATIC_PARTS:
-                sums[_STATIC_PARTS[name]] += size_bytes
+            if name in _STATIC_CATEGORIES:
+                sums[_STATIC_CATEGORIES[name]] += size_bytes
         for holder in simulated.holders:
-            part = _HOLDER_PARTS.get(holder.kind, "other")
+            category = _HOLDER_CATEGORIES.get(holder.kind, "other")
             is_weight = "AllGather" in holder.label or holder.label in self.simulated.weight_casts
-            sums["gathered weights" if is_weight and part != "gradients" else part] += holder.size_bytes
+            sums["gathered weights" if is_weight and category != "gradients" else category] += holder.size_bytes
         return sums
 
     @property
@@ -152,77 +152,86 @@ class DryRunReport:
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
 
-def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], bend_bytes: int | None = None) -> StageRun:
+def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], line_error_bytes: int | None = None) -> StageRun:
     """A stage of `num_layers` layers from runs with so many, or fewer, of them.
 
-    `bend_bytes` is by how much it is above the line through the peaks of two short models; None takes the highest line.
+    `line_error_bytes` is by how much it is above the line through the peaks of two short models; None takes
+    the highest line.
     """
     longest = runs[max(runs)]
     if num_layers in runs or len(runs) == 1:
-        place = find_places(longest)[longest.peak_tick]
+        position = find_positions(longest)[longest.peak_tick]
         used, actual = longest.used_peak_bytes, longest.actual_peak_bytes
-        return StageRun(stage, num_layers, runs, used, actual, place, longest.parts())
+        return StageRun(stage, num_layers, runs, used, actual, position, longest.category_bytes())
     short, long = sorted(runs)
 
     def at(low: int, high: int) -> int:
         return high + (high - low) * (num_layers - long) // (long - short)
 
-    first, last = (segments(runs[depth]) for depth in (short, long))
+    first, last = (find_phase_peaks(runs[depth]) for depth in (short, long))
     lines = {key: at(first[key][1], last[key][1]) for key in first.keys() & last.keys()}
     line_bytes = at(runs[short].used_peak_bytes, longest.used_peak_bytes)
-    if bend_bytes is None:
+    if line_error_bytes is None:
         key = max(lines, key=lines.__getitem__)
         used = max(lines[key], line_bytes)
     else:
-        key = max(lines, key=lambda part: last[part][1])
-        used = line_bytes + bend_bytes
-    low, high = runs[short].parts(first[key][0]), longest.parts(last[key][0])
-    actual = max(used, at(runs[short].actual_peak_bytes, longest.actual_peak_bytes) + (bend_bytes or 0))
-    parts = {name: max(0, at(low[name], high[name])) for name in PARTS}
-    return StageRun(stage, num_layers, runs, used, actual, find_places(longest)[last[key][0]], parts)
+        key = max(lines, key=lambda category: last[category][1])
+        used = line_bytes + line_error_bytes
+    low, high = runs[short].category_bytes(first[key][0]), longest.category_bytes(last[key][0])
+    actual = max(used, at(runs[short].actual_peak_bytes, longest.actual_peak_bytes) + (line_error_bytes or 0))
+    category_bytes = {name: max(0, at(low[name], high[name])) for name in CATEGORIES}
+    return StageRun(stage, num_layers, runs, used, actual, find_positions(longest)[last[key][0]], category_bytes)
 
 
-BEFORE, INSIDE, BEHIND = "before the layers", "in the layers", "behind the layers"
+BEFORE, INSIDE, AFTER = "before the layers", "in the layers", "behind the layers"
 
 
-def find_places(run: DryRun) -> dict[int, StepPlace]:
+def find_positions(run: DryRun) -> dict[int, StepPosition]:
     """Tick of each change of the curve -> the operator that runs then.
 
     Operators that were fused, or made by a pass of the backend, have no cell: they are where the one before them is.
     Layers that are compiled once share the names of their gradients, so a name does not say which layer of backward.
     """
-    places: dict[int, StepPlace] = {}
+    positions: dict[int, StepPosition] = {}
     ticks = sorted(run.operators)
-    position = 0
-    now = StepPlace(False, BEFORE, None, "")
+    tick_index = 0
+    now = StepPosition(False, BEFORE, None, "")
     has_layers = {False: False, True: False}
     for tick, _ in run.curve:
-        while position < len(ticks) and ticks[position] <= tick:
-            name = run.operators[ticks[position]]
-            position += 1
+        while tick_index < len(ticks) and ticks[tick_index] <= tick:
+            name = run.operators[ticks[tick_index]]
+            tick_index += 1
             match = LAYER.search(name)
             if match is None and name.count("/") < 2:
-                now = StepPlace(now.is_backward, now.where, now.layer, name)
+                now = StepPosition(now.is_backward, now.where, now.layer, name)
                 continue
             is_backward = name.startswith(("Gradients/", "recompute_"))
             has_layers[is_backward] |= match is not None
-            where = INSIDE if match else BEHIND if has_layers[is_backward] else BEFORE
-            now = StepPlace(is_backward, where, int(match[1]) if match and not is_backward else None, name)
-        places[tick] = now
-    return places
+            where = INSIDE if match else AFTER if has_layers[is_backward] else BEFORE
+            now = StepPosition(is_backward, where, int(match[1]) if match and not is_backward else None, name)
+        positions[tick] = now
+    return positions
 
 
-def segments(run: DryRun) -> dict[tuple[bool, str], tuple[int, int]]:
+def find_phase_peaks(run: DryRun) -> dict[tuple[bool, str], tuple[int, int]]:
     """Part of a step -> the tick at which most is live in it, and how much; the layers are cut into two halves."""
-    places = find_places(run)
-    inside = {side: [tick for tick, place in places.items() if (place.is_backward, place.where) == (side, INSIDE)]
-              for side in (False, True)}  # fmt: skip
+    positions = find_positions(run)
+    inside: dict[bool, list[int]] = {False: [], True: []}
+    for tick, position in positions.items():
+        if position.where == INSIDE:
+            inside[position.is_backward].append(tick)
     middle = {side: ticks[len(ticks) // 2] for side, ticks in inside.items() if ticks}
     found: dict[tuple[bool, str], tuple[int, int]] = {}
     for tick, live_bytes in run.curve:
-        place = places[tick]
-        half = "" if place.where != INSIDE else ", second half" if tick >= middle[place.is_backward] else ", first half"
-        key = place.is_backward, place.where + half
+        position = positions[tick]
+        half = (
+            ""
+            if position.where != INSIDE
+            else ", second half"
+            if tick >= middle[position.is_backward]
+            else ", first half"
+        )
+        key = position.is_backward, position.where + half
         if live_bytes > found.get(key, (0, -1))[1]:
             found[key] = tick, live_bytes
     return found

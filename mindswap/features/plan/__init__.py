@@ -10,7 +10,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import (
     LAYERS_NOT_INLINED,
-    MOST_INLINED_MICRO_BATCHES,
+    MAX_INLINED_MICRO_BATCHES,
     pinnable_bytes,
     read_device_memory,
 )
@@ -186,12 +186,12 @@ def make_plan(
     Raises:
         PlanError: if the memory cannot be read, or a pin has no effect or contradicts another one.
     """
-    own, step, allow = step, step.with_swap(), compilable(step, allow)
+    own, step, allow = step, step.with_swap(), restrict_to_compilable(step, allow)
     if pins:
         step = _pinned(step, tuple(pins), allow)
         allow = replace(allow, pinned=tuple(pin.pattern for pin in pins))
-    problem = problem_of(step, memory, allow, objective)
-    budget_bytes, source = budget_of(step, memory)
+    problem = make_problem(step, memory, allow, objective)
+    budget_bytes, source = find_budget(step, memory)
     if isinstance(step.model, LayerSwapModel):
         plan = plan_layers(problem, progress)
     else:
@@ -199,7 +199,7 @@ def make_plan(
         plan = compact(step, planner.plan(problem, progress))
         if simple:
             plan = compact(step, planner.plan_simple(problem, plan, progress))
-    plan = replace(plan, compared=(*own_policy(problem, own), *plan.compared))
+    plan = replace(plan, compared=(*evaluate_file_policy(problem, own), *plan.compared))
     device = step.device
     if device.leaves_fragments:
         lost = (
@@ -227,13 +227,13 @@ def _planner(model: StepModel, allow: Allow, known: tuple[CellNode, ...] | None)
     return Planner(model, allow, known)
 
 
-def bound_ns_of(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
+def find_lower_bound_ns(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
     """Step time that no policy within the budget can beat, found without a search; None if none can be within it."""
-    step, allow = step.with_swap(), compilable(step, allow)
-    return _planner(step.model, allow, step.known_layers).bound_ns(problem_of(step, None, allow))
+    step, allow = step.with_swap(), restrict_to_compilable(step, allow)
+    return _planner(step.model, allow, step.known_layers).bound_ns(make_problem(step, None, allow))
 
 
-def compilable(step: LoadedStep, allow: Allow) -> Allow:
+def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:
     """The means that MindSpore compiles: nothing is swapped where it does not inline the layers.
 
     Raises:
@@ -243,7 +243,7 @@ def compilable(step: LoadedStep, allow: Allow) -> Allow:
         return allow
     if not allow.recompute:
         raise PlanError(
-            f"--allow swap: {LAYERS_NOT_INLINED}\n    allowed: micro_batch_num up to {MOST_INLINED_MICRO_BATCHES}\n"
+            f"--allow swap: {LAYERS_NOT_INLINED}\n    allowed: micro_batch_num up to {MAX_INLINED_MICRO_BATCHES}\n"
             "    fix:     --allow recompute, or fewer micro-batches of more samples"
         )
     return replace(allow, swap=False)
@@ -269,13 +269,13 @@ def sweep(
     progress: Progress = lambda: None,
 ) -> Sweep:
     """Plans for many budgets; arguments as of `make_plan`."""
-    step, allow = step.with_swap(), compilable(step, allow)
-    problem = problem_of(step, None, allow, objective)
+    step, allow = step.with_swap(), restrict_to_compilable(step, allow)
+    problem = make_problem(step, None, allow, objective)
     planner = _planner(step.model, allow, step.known_layers)
     return Sweep(planner, problem, tuple(compact(step, plan) for plan in sweep_budgets(planner, problem, progress)))
 
 
-def own_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
+def evaluate_file_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
     """The step under the policy that the configuration has; nothing where there is none, or it cannot be simulated."""
     if step.path is None or isinstance(step.model, LayerSwapModel):
         return ()
@@ -286,7 +286,7 @@ def own_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
     return (Compared(YOURS, judged.step_time_ns, judged.peak_bytes, judged.fits),)
 
 
-def problem_of(
+def make_problem(
     step: LoadedStep,
     memory: str | int | None = None,
     allow: Allow = DEFAULT_ALLOW,
@@ -296,7 +296,7 @@ def problem_of(
     device = step.device
     return PlanProblem(
         step.model,
-        without_fragments(device, budget_of(step, memory)[0]),
+        without_fragments(device, find_budget(step, memory)[0]),
         pinnable_bytes(device.host_memory_bytes),
         device.num_cards_per_node,
         allow,
@@ -305,7 +305,7 @@ def problem_of(
     )
 
 
-def budget_of(step: LoadedStep, memory: str | int | None = None) -> tuple[int, str]:
+def find_budget(step: LoadedStep, memory: str | int | None = None) -> tuple[int, str]:
     """Memory of each card for a plan, and where the figure is from, in words; "" where the user named it.
 
     A budget that is named is taken as it is. What the device or the configuration lets MindSpore take is not filled to
@@ -344,12 +344,12 @@ def budget_of(step: LoadedStep, memory: str | int | None = None) -> tuple[int, s
 
 
 def usable_budget(step: LoadedStep, memory: str | int | None = None) -> MemoryBudget:
-    """Memory that simulated peaks are compared with; arguments as of `budget_of`."""
-    budget = budget_of_device(step.device) if memory is None else MemoryBudget(budget_of(step, memory)[0])
+    """Memory that simulated peaks are compared with; arguments as of `find_budget`."""
+    budget = budget_of_device(step.device) if memory is None else MemoryBudget(find_budget(step, memory)[0])
     return budget.without_fragments(step.device)
 
 
-def objective_doubt(plan: Plan, objective: Objective) -> str:
+def objective_warning(plan: Plan, objective: Objective) -> str:
     """Reason for which a plan for least memory costs more than it may; "" if it does not."""
     if objective is not Objective.MEMORY or not plan.fits or plan.slowdown <= LOSS_PERMILLE / 1000:
         return ""
@@ -359,7 +359,7 @@ def objective_doubt(plan: Plan, objective: Objective) -> str:
     )
 
 
-def budget_doubt(step: LoadedStep, budget_bytes: int) -> str:
+def budget_warning(step: LoadedStep, budget_bytes: int) -> str:
     """Reason for which a training under the plan would run out of memory although it fits; "" if none is known."""
     limit = read_device_memory(step.document)
     if limit is None or limit.size_bytes >= budget_bytes:
@@ -367,7 +367,7 @@ def budget_doubt(step: LoadedStep, budget_bytes: int) -> str:
     return f"{limit.source}, is {format_bytes(limit.size_bytes)}, less than the budget: raise it, or plan for less"
 
 
-def refuse_unwritable(document: Document) -> None:
+def require_writable(document: Document) -> None:
     """Refuse a configuration that would have errors with any plan in it, before the plan is made.
 
     Raises:

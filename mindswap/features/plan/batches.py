@@ -12,27 +12,27 @@ from mindswap.config.render import block_lines
 from mindswap.config.source import BASE_CONFIG, load_document, with_model_of_folder
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import MindswapError
-from mindswap.features.plan import StepPlan, problem_of, refuse_unwritable
+from mindswap.features.plan import StepPlan, make_problem, require_writable
 from mindswap.features.plan.spread import Spread, Tick
 from mindswap.features.plan.strategies import (
     capture_key,
-    like_key,
-    own_batch,
-    own_strategy,
+    file_batch,
+    file_strategy,
+    shape_key,
     strategy_space,
     with_batch,
     with_layout,
     with_strategy,
 )
 from mindswap.features.plan.tasks import (
-    NoRoom,
+    Infeasible,
     StepOptions,
     StepTask,
-    bound_of,
-    capture_of_task,
     load_task,
-    plan_of_task,
-    reason_of,
+    run_bound_task,
+    run_capture_task,
+    run_plan_task,
+    summarize_error,
 )
 from mindswap.features.step import settings_of
 from mindswap.graph.capture_cache import open_data_cache
@@ -54,11 +54,11 @@ from mindswap.simulator.captured_step import CapturedStep
 from mindswap.units import format_bytes, format_time
 
 # A bound on the capture of other data parallel ranks differs by up to 0.02 % (constants of more samples).
-LIKE_PPM = 1000
+SHAPE_TOLERANCE_PPM = 1000
 
 
 @dataclass(frozen=True)
-class AskedBatches:
+class BatchOptions:
     """Batches, strategies and stages to look at."""
 
     sizes: tuple[int, ...] | None = None  # samples of a micro-batch; None for all that come into question
@@ -82,7 +82,7 @@ class BatchPlan:
     is_on_front: bool = False  # nothing else is as fast with less memory
 
     @property
-    def what(self) -> tuple[Strategy, Batch]:
+    def setup(self) -> tuple[Strategy, Batch]:
         """Strategy and batch."""
         return self.strategy, self.batch
 
@@ -98,17 +98,17 @@ class _Candidate:
     task: StepTask
     settings: StepSettings
     is_own: bool  # the configuration as it is, which is planned in any case: all others are held against it
-    key: Hashable  # with it in common steps have the same network
-    like: Hashable  # networks that are alike up to constants
+    capture_id: Hashable  # with it in common steps have the same network
+    shape_id: Hashable  # networks that are alike up to constants
 
 
 def plan_batches(
     config: str,
-    asked: AskedBatches,
+    asked: BatchOptions,
     options: StepOptions,
     folder: Path,
     spread: Spread,
-    say: Callable[[str], None] = lambda text: None,
+    report_status: Callable[[str], None] = lambda text: None,
     tick: Tick = lambda: None,
 ) -> tuple[BatchPlan, ...]:
     """The batches of a configuration, the fastest first: captured, bounded, and planned until no bound beats a plan.
@@ -126,22 +126,22 @@ def plan_batches(
         PolicyError: the configuration itself is wrong.
     """
     document = load_document(config)
-    refuse_unwritable(document)
+    require_writable(document)
     raw = Path(config).read_bytes()
     text = raw.decode("utf-8", "surrogatepass")
     if parse_document(raw, config).get(BASE_CONFIG) is not None:  # which stands beside this file alone
         text = "\n".join(block_lines(document.data(), 0, 2)) + "\n"
-    batch = own_batch(document)
+    batch = file_batch(document)
     if asked.cards is None:
         batches = list_batches(batch, asked.sizes, asked.counts, asked.keeps_samples)
-        wanted = tuple((own_strategy(document), one) for one in batches)
+        wanted = tuple((file_strategy(document), one) for one in batches)
     else:
         space = strategy_space(document, batch, asked.sizes, asked.counts, asked.cards_per_node)
         wanted = list_strategies(asked.cards, space)
     if options.use_cache:
         open_data_cache()  # where it is unfit, this process tells it, and those of a pool do not
-    search = _BatchSearch(document, text, options, folder, spread, say, tick, asked.moves_layers)
-    list(search.look([search.candidate(*one) for one in wanted]))
+    search = _BatchSearch(document, text, options, folder, spread, report_status, tick, asked.moves_layers)
+    list(search.evaluate_candidates([search.candidate(*one) for one in wanted]))
     if asked.moves_layers:
         _move_layers(search)
     plans = search.plans
@@ -158,7 +158,7 @@ def _move_layers(search: "_BatchSearch") -> None:
         return
 
     def faster(best: BatchPlan, layouts: Sequence[Layout]) -> BatchPlan | None:
-        found = search.look([search.candidate(best.strategy, best.batch, layout) for layout in layouts])
+        found = search.evaluate_candidates([search.candidate(best.strategy, best.batch, layout) for layout in layouts])
         return next((one for one in found if one.tokens_per_s > best.tokens_per_s), None)
 
     def busy_ns(one: BatchPlan) -> Sequence[int]:
@@ -176,12 +176,12 @@ class _BatchSearch:
     options: StepOptions
     folder: Path
     spread: Spread
-    say: Callable[[str], None]
+    report_status: Callable[[str], None]
     tick: Tick
     has_layouts: bool
     captured: dict[Hashable, CapturedStep] = field(default_factory=dict)
     bounds_ns: "dict[_Candidate, int]" = field(default_factory=dict)
-    unfit: list[tuple[Strategy, Batch]] = field(default_factory=list)  # for which nothing fits
+    infeasible: list[tuple[Strategy, Batch]] = field(default_factory=list)  # for which nothing fits
     plans: list[BatchPlan] = field(default_factory=list)
     is_over: bool = False  # interrupted
 
@@ -197,104 +197,106 @@ class _BatchSearch:
                 return replace(bare, reason=f"check: {errors[0].message}")
             settings = settings_of(read)
         except MindswapError as error:
-            return replace(bare, reason=reason_of(error))
+            return replace(bare, reason=summarize_error(error))
         if self.has_layouts and layout is None and settings.pipeline.num_stages > 1 and checked.num_layers is not None:
             bare = replace(bare, layout=settings.pipeline.layout(checked.num_layers))
         has_sequence = read.value("parallel_config", "use_seq_parallel") is True
-        key, like = (make(settings, has_sequence) for make in (capture_key, like_key))
-        is_own = layout is None and (strategy, batch) == (own_strategy(self.document), own_batch(self.document))
+        capture_id, shape_id = (make(settings, has_sequence) for make in (capture_key, shape_key))
+        is_own = layout is None and (strategy, batch) == (file_strategy(self.document), file_batch(self.document))
         task = StepTask(Path(self.document.file).name, text, self.options)
-        return _Candidate(bare, task, settings, is_own, key, like)
+        return _Candidate(bare, task, settings, is_own, capture_id, shape_id)
 
-    def look(self, candidates: Sequence[_Candidate | BatchPlan]) -> Iterator[BatchPlan]:
+    def evaluate_candidates(self, candidates: Sequence[_Candidate | BatchPlan]) -> Iterator[BatchPlan]:
         """The plans of candidates, that of the configuration first, then the fastest bound; then those without one."""
         self.plans += [one for one in candidates if isinstance(one, BatchPlan)]
         ready = [one for one in candidates if isinstance(one, _Candidate)]
         left = dict.fromkeys(ready, "interrupted")
         try:
-            for demand in sorted({demand_of(*one.plan.what) for one in ready}):  # what needs less first
-                left |= self._bounded([one for one in ready if demand_of(*one.plan.what) == demand])
-            for one, plan in self._planned([one for one in ready if one in self.bounds_ns]):
+            for demand in sorted({demand_of(*one.plan.setup) for one in ready}):  # what needs less first
+                left |= self._compute_bounds([one for one in ready if demand_of(*one.plan.setup) == demand])
+            for one, plan in self._plan_candidates([one for one in ready if one in self.bounds_ns]):
                 del left[one]
                 self.plans.append(plan)
                 yield plan
         except Stop:
             self.is_over = True
         for one, reason in left.items():
-            if one in self.bounds_ns and not self._may_win(one):
+            if one in self.bounds_ns and not self._can_beat_best(one):
                 reason = f"no policy is faster than {format_time(self.bounds_ns[one])} by the bound"
             self.plans.append(replace(one.plan, reason=reason))
 
-    def _bounded(self, ones: Sequence[_Candidate]) -> dict[_Candidate, str]:
+    def _compute_bounds(self, ones: Sequence[_Candidate]) -> dict[_Candidate, str]:
         """Why some of these have no bound. Where what needs less does not fit, what needs more does not."""
         found = {}
         for one in ones:
-            less = next((other for other in self.unfit if needs_more(one.plan.what, other)), None)
+            less = next((other for other in self.infeasible if needs_more(one.plan.setup, other)), None)
             if less is not None:
                 of_which = f" of {less[0]}" if less[0] != one.plan.strategy else ""
                 found[one] = f"no policy fits micro-batches of {less[1].size}{of_which}, by the bound"
         ones = [one for one in ones if one not in found]
-        self._capture(ones)
-        tasks = (replace(one.task, captured=self._captured_of(one)) for one in ones)
-        for one, bound in zip(ones, self.spread.map(bound_of, tasks, self.tick), strict=True):
+        self._capture_networks(ones)
+        tasks = (replace(one.task, captured=self._find_capture(one)) for one in ones)
+        for one, bound in zip(ones, self.spread.map(run_bound_task, tasks, self.tick), strict=True):
             if isinstance(bound, int):
                 self.bounds_ns[one] = bound
                 continue
             found[one] = bound
-            if isinstance(bound, NoRoom):
-                self.unfit.append(one.plan.what)
+            if isinstance(bound, Infeasible):
+                self.infeasible.append(one.plan.setup)
         return found
 
-    def _may_win(self, one: _Candidate) -> bool:
-        return one.is_own or self._most(one) > max((one.tokens_per_s for one in self.plans), default=0.0)
+    def _can_beat_best(self, one: _Candidate) -> bool:
+        return one.is_own or self._max_tokens_per_s(one) > max((one.tokens_per_s for one in self.plans), default=0.0)
 
-    def _most(self, one: _Candidate) -> float:
-        return tokens_per_s(one.settings, self.bounds_ns[one]) * (1 + LIKE_PPM / 1e6)
+    def _max_tokens_per_s(self, one: _Candidate) -> float:
+        return tokens_per_s(one.settings, self.bounds_ns[one]) * (1 + SHAPE_TOLERANCE_PPM / 1e6)
 
-    def _captured_of(self, one: _Candidate) -> CapturedStep | None:
-        return self.captured.get(one.key, self.captured.get(one.like))
+    def _find_capture(self, one: _Candidate) -> CapturedStep | None:
+        return self.captured.get(one.capture_id, self.captured.get(one.shape_id))
 
-    def _capture(self, ready: Sequence[_Candidate]) -> None:
+    def _capture_networks(self, ready: Sequence[_Candidate]) -> None:
         """One network of those that are alike."""
-        ones = list({one.like: one for one in reversed(ready) if self._captured_of(one) is None}.values())[::-1]
+        ones = list({one.shape_id: one for one in reversed(ready) if self._find_capture(one) is None}.values())[::-1]
 
         def tasks() -> Iterator[StepTask]:
             for number, one in enumerate(ones, 1):
-                self.say(f"capture {number} of {len(ones)}: {one.plan.strategy}; samples: {one.plan.batch.size}")
+                self.report_status(
+                    f"capture {number} of {len(ones)}: {one.plan.strategy}; samples: {one.plan.batch.size}"
+                )
                 yield one.task
 
-        for one, captured in zip(ones, self.spread.map(capture_of_task, tasks(), self.tick), strict=True):
+        for one, captured in zip(ones, self.spread.map(run_capture_task, tasks(), self.tick), strict=True):
             if isinstance(captured, CapturedStep):  # else each says for itself why not
-                self.captured[one.key] = self.captured[one.like] = captured
+                self.captured[one.capture_id] = self.captured[one.shape_id] = captured
 
-    def _planned(self, ones: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, BatchPlan]]:
+    def _plan_candidates(self, ones: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, BatchPlan]]:
         begun: deque[_Candidate] = deque()
 
         def tasks() -> Iterator[StepTask]:
-            for one in sorted(ones, key=lambda one: (not one.is_own, -self._most(one))):
-                if self._may_win(one) and not self.is_over:
+            for one in sorted(ones, key=lambda one: (not one.is_own, -self._max_tokens_per_s(one))):
+                if self._can_beat_best(one) and not self.is_over:
                     layers = f"; layers {one.plan.layout}" if one.plan.layout else ""
                     batch = f"{one.plan.batch.count} of {one.plan.batch.size}"
-                    self.say(f"plan {one.plan.strategy}; micro-batches: {batch}{layers}")
+                    self.report_status(f"plan {one.plan.strategy}; micro-batches: {batch}{layers}")
                     begun.append(one)
-                    yield replace(one.task, captured=self.captured.get(one.key))
+                    yield replace(one.task, captured=self.captured.get(one.capture_id))
 
-        for found in self.spread.map(plan_of_task, tasks(), self.tick):
+        for found in self.spread.map(run_plan_task, tasks(), self.tick):
             one = begun.popleft()
-            if self._may_win(one):  # else it was begun before a faster plan was there
-                yield one, self._plan(one, found)
+            if self._can_beat_best(one):  # else it was begun before a faster plan was there
+                yield one, self._to_batch_plan(one, found)
 
-    def _plan(self, one: _Candidate, found: tuple[CapturedStep, Plan] | str) -> BatchPlan:
+    def _to_batch_plan(self, one: _Candidate, found: tuple[CapturedStep, Plan] | str) -> BatchPlan:
         if isinstance(found, str):
             return replace(one.plan, reason=found)
         captured, plan = found
-        self.captured[one.key] = captured
+        self.captured[one.capture_id] = captured
         self.is_over = self.is_over or plan.is_interrupted
         if not plan.fits:
             reason = f"nothing found fits; the least is {format_bytes(plan.smallest_budget_bytes)}"
             return replace(one.plan, reason=reason, is_simulated=True)
         step = load_task(replace(one.task, captured=captured), self.folder / str(len(self.plans))).with_swap()
-        planned = StepPlan(step, problem_of(step, None, self.options.allow), plan)
+        planned = StepPlan(step, make_problem(step, None, self.options.allow), plan)
         return replace(one.plan, found=planned, is_simulated=True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from textwrap import wrap
 
-from mindswap.command_line.options import MOST, device_overrides, refuse_given
+from mindswap.command_line.options import MAX_NUMBER, device_overrides, refuse_given
 from mindswap.command_line.progress import PhaseLines, SearchBar
 from mindswap.config.nodes import Document
 from mindswap.config.pipeline_layout import Layout
@@ -15,7 +15,7 @@ from mindswap.config.source import load_document
 from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import PlanError
 from mindswap.features.plan import StepPlan, make_plan
-from mindswap.features.plan.batches import AskedBatches, BatchPlan, plan_batches
+from mindswap.features.plan.batches import BatchOptions, BatchPlan, plan_batches
 from mindswap.features.plan.dry_runs import (
     DryRunPlan,
     attempts_to_json,
@@ -25,7 +25,7 @@ from mindswap.features.plan.dry_runs import (
 )
 from mindswap.features.plan.pynative import is_2x
 from mindswap.features.plan.spread import Spread
-from mindswap.features.plan.strategies import own_batch, own_strategy
+from mindswap.features.plan.strategies import file_batch, file_strategy
 from mindswap.features.plan.tasks import StepOptions
 from mindswap.planner.balance import Bubble, split_bubble
 from mindswap.planner.problem import Allow
@@ -40,7 +40,7 @@ from mindswap.system.streams import print_text
 from mindswap.units import format_bytes, format_time
 
 # Strategy, batch, and layers of the stages that a file has.
-Own = tuple[Strategy, Batch, Layout | None]
+FileSetup = tuple[Strategy, Batch, Layout | None]
 
 WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # of lines of names, in none of which a line ends
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
@@ -54,17 +54,17 @@ def numbers_or_auto(text: str) -> tuple[int, ...]:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or not all(1 <= number <= MOST for number in numbers):
+    if not numbers or not all(1 <= number <= MAX_NUMBER for number in numbers):
         raise argparse.ArgumentTypeError(f"{text}: write auto, or numbers from 1 on such as 1,2,4")
     return numbers
 
 
-def asks_for_batches(args: argparse.Namespace) -> bool:
+def has_batch_options(args: argparse.Namespace) -> bool:
     """True if other batches or strategies are asked for."""
     return any(given is not None for given in (args.batch_size, args.micro_batches, args.strategy, args.stages))
 
 
-def refuse_beside_batches(args: argparse.Namespace) -> None:
+def reject_conflicting_options(args: argparse.Namespace) -> None:
     """Refuse what is for one plan, or needs other batches.
 
     Raises:
@@ -74,7 +74,7 @@ def refuse_beside_batches(args: argparse.Namespace) -> None:
         refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
     else:
         refuse_given(args, "--any-global-batch", "{}: not with --strategy", "leave it out")
-    if not asks_for_batches(args):
+    if not has_batch_options(args):
         refuse_given(args, "--any-global-batch", "{}: there is one batch", "--batch-size auto, or leave it out")
         refuse_given(args, "--jobs --ray", "{}: there is one plan", "--strategy auto, or leave it out")
         return
@@ -98,8 +98,8 @@ def _has_one_stage(config: str) -> bool:
 def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
     """Plan for each batch; 1 if nothing fits."""
     document = load_document(args.config)
-    own = (own_strategy(document), own_batch(document), _own_layout(document))
-    asked = AskedBatches(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
+    own = (file_strategy(document), file_batch(document), _file_layout(document))
+    asked = BatchOptions(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
     if args.stages is not None:
         asked = replace(asked, moves_layers=True)
         if args.batch_size is None and args.micro_batches is None:
@@ -109,14 +109,14 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         sizes = (own[1].size,) if args.batch_size is None else asked.sizes
         cards = args.cards or read_step_settings(document).num_cards
         asked = replace(asked, sizes=sizes, cards=cards, cards_per_node=device.num_cards_per_node)
-    say = PhaseLines(time.monotonic(), sys.stderr)
+    report_status = PhaseLines(time.monotonic(), sys.stderr)
     options = StepOptions(
         args.device, device_overrides(args), not args.no_cache, args.expert_skew, allowed, args.simple
     )
     with scratch_folder("batches") as folder, SearchBar() as bar:
         with Spread(args.jobs, args.ray) as spread:
             tick = bar if spread.width == 1 else bar.raise_if_interrupted
-            plans = plan_batches(args.config, asked, options, folder, spread, say, tick)
+            plans = plan_batches(args.config, asked, options, folder, spread, report_status, tick)
         best = next((one for one in plans if one.found is not None), None)
         if not args.json:
             print_text(format_batches(plans, own))
@@ -125,22 +125,22 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         if best is not None and best.found is not None:
             first, budget_bytes = best.found, best.found.plan.budget_bytes
 
-            def make(asked_bytes: int) -> StepPlan:
+            def make(requested_bytes: int) -> StepPlan:
                 """With less memory for its strategy and batch, until it fits on the Ascend backend."""
-                if asked_bytes == budget_bytes:
+                if requested_bytes == budget_bytes:
                     return first
-                return make_plan(first.step, asked_bytes, allowed, progress=bar, simple=args.simple)
+                return make_plan(first.step, requested_bytes, allowed, progress=bar, simple=args.simple)
 
-            attempts = plan_with_dry_runs(budget_bytes, make, say) if args.dry_run else ()
+            attempts = plan_with_dry_runs(budget_bytes, make, report_status) if args.dry_run else ()
             line = f"written: {target}, {_words(best)}; next: mindswap dryrun {target}"
-            data, _, is_ok = deliver(args, first, attempts, target, line)
+            data, _, is_ok = finish_plan(args, first, attempts, target, line)
     if args.json:
         batches: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
         print_text(answer_text("plan", batches | data, is_ok))
     return 0 if is_ok else 1
 
 
-def deliver(
+def finish_plan(
     args: argparse.Namespace, found: StepPlan, attempts: Sequence[DryRunPlan], target: str | None, line: str
 ) -> tuple[dict[str, object], StepPlan, bool]:
     """Say what dry runs showed, verify the plan, and write it where it is asked for; says so with `line`.
@@ -150,7 +150,7 @@ def deliver(
     """
     data: dict[str, object] = {"dry_runs": attempts_to_json(attempts)} if attempts else {}
     if attempts:
-        found = attempts[-1].plan.within(attempts[0].asked_bytes)
+        found = attempts[-1].plan.within(attempts[0].requested_bytes)
         if not args.json:
             print_text(f"\n{format_attempts(attempts)}")
     is_ok = found.fits and all(attempt.fits for attempt in attempts[-1:])
@@ -172,16 +172,16 @@ def deliver(
     return data, found, is_ok
 
 
-def _own_layout(document: Document) -> Layout | None:
+def _file_layout(document: Document) -> Layout | None:
     pipeline, num_layers = read_step_settings(document).pipeline, find_num_layers(document)
     return pipeline.layout(num_layers) if num_layers is not None and pipeline.num_stages > 1 else None
 
 
-def _is_own(one: BatchPlan, own: Own) -> bool:
+def _is_file_setup(one: BatchPlan, own: FileSetup) -> bool:
     return (one.strategy, one.batch) == own[:2] and one.layout in (None, own[2])
 
 
-def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
+def format_batches(plans: Sequence[BatchPlan], own: FileSetup) -> str:
     """A table, the fastest first; what has no plan below it, by the reason."""
     rows = []
     reasons: dict[str, list[str]] = {}
@@ -189,7 +189,7 @@ def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
     for one in plans:
         name = f"{one.strategy}: " if has_strategies else ""
         name += f"{one.batch.count} x {one.batch.size}" + (f", layers {one.layout}" if one.layout else "")
-        name += " (your file)" if _is_own(one, own) else ""
+        name += " (your file)" if _is_file_setup(one, own) else ""
         if one.found is None:
             reasons.setdefault(one.reason, []).append(name)
             continue
@@ -211,9 +211,9 @@ def format_batches(plans: Sequence[BatchPlan], own: Own) -> str:
     lines.append(f"{len(plans)} {what}, {searched} searched, {len(plans) - searched} left out before")
     if fits:
         lines.append("*: nothing else is as fast with less memory")
-        if not _is_own(fits[0], own):
+        if not _is_file_setup(fits[0], own):
             lines.append(f"fastest: {_words(fits[0])}")
-        shown = [one for one in fits if one.layout is not None and (one is fits[0] or _is_own(one, own))]
+        shown = [one for one in fits if one.layout is not None and (one is fits[0] or _is_file_setup(one, own))]
         lines += [f"bubble of layers {one.layout}: {_bubble(one)}" for one in shown]
     else:
         lines.append("nothing fits")
@@ -231,7 +231,7 @@ def _bubble(one: BatchPlan) -> Bubble:
     return split_bubble(run.simulated.timeline, run.model.layout)
 
 
-def batch_to_json(one: BatchPlan, own: Own) -> dict[str, object]:
+def batch_to_json(one: BatchPlan, own: FileSetup) -> dict[str, object]:
     """For machines; times in ns, sizes in bytes."""
     data: dict[str, object] = {
         "batch_size": one.batch.size,
@@ -242,7 +242,7 @@ def batch_to_json(one: BatchPlan, own: Own) -> dict[str, object]:
         "expert_parallel": one.strategy.experts,
         "use_seq_parallel": one.strategy.has_sequence,
         "layers": one.layout and one.layout.sizes,
-        "is_own": _is_own(one, own),
+        "is_own": _is_file_setup(one, own),
         "fits": one.found is not None,
         "reason": one.reason,
         "is_searched": one.is_simulated,

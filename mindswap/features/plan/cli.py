@@ -24,18 +24,18 @@ from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.features.plan import (
     StepPlan,
-    budget_doubt,
-    budget_of,
+    budget_warning,
+    find_budget,
     make_plan,
-    objective_doubt,
-    refuse_unwritable,
+    objective_warning,
+    require_writable,
     sweep,
 )
 from mindswap.features.plan.batches_cli import (
-    asks_for_batches,
-    deliver,
+    finish_plan,
+    has_batch_options,
     numbers_or_auto,
-    refuse_beside_batches,
+    reject_conflicting_options,
     run_batches,
 )
 from mindswap.features.plan.dry_runs import plan_with_dry_runs
@@ -181,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
     pins = tuple(map(read_pin, args.pin))
     target = args.output or (args.config if args.in_place else None)
     objective = Objective(args.objective)
-    if asks_for_batches(args):
+    if has_batch_options(args):
         return run_batches(args, allowed, target)
     step = _load(args, target is not None)
     with SearchBar() as bar:
@@ -191,19 +191,19 @@ def run(args: argparse.Namespace) -> int:
         def make(budget_bytes: int | None) -> StepPlan:
             return make_plan(step, budget_bytes, allowed, objective, bar, simple=args.simple, pins=pins)
 
-        say = PhaseLines(time.monotonic(), sys.stderr)
-        attempts = plan_with_dry_runs(budget_of(step)[0], make, say) if args.dry_run else ()
-        found = attempts[-1].plan.within(attempts[0].asked_bytes) if attempts else make(None)
+        report_status = PhaseLines(time.monotonic(), sys.stderr)
+        attempts = plan_with_dry_runs(find_budget(step)[0], make, report_status) if args.dry_run else ()
+        found = attempts[-1].plan.within(attempts[0].requested_bytes) if attempts else make(None)
     gc.freeze()  # all that the search has found out stays until the end: walking over it takes half a second
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
-        notes = [budget_doubt(step, found.problem.budget_bytes), objective_doubt(found.plan, objective)]
+        notes = [budget_warning(step, found.problem.budget_bytes), objective_warning(found.plan, objective)]
         notes += step.model.doubts
         beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
         beside = [line for line in beside if line]
         print_text("\n".join([str(found), *([""] if beside else []), *beside]))
     following = f"next: mindswap {'check' if is_2x(step.document) else 'dryrun'} {target}"
-    data, found, is_ok = deliver(args, found, attempts, target, f"written: {target}; {following}")
+    data, found, is_ok = finish_plan(args, found, attempts, target, f"written: {target}; {following}")
     plan = found.plan
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
@@ -227,7 +227,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
         refuse_given(args, of_one, "--sweep makes many plans: choose one with --memory for {}", "")
     else:
         refuse_given(args, "--plot", "{}: is of the curve of --sweep", "--html FILE for one plan, or --sweep")
-    refuse_beside_batches(args)
+    reject_conflicting_options(args)
     reject_overwrite_without_output(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
         raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
@@ -246,7 +246,7 @@ def _load(args: argparse.Namespace, is_written: bool) -> LoadedStep:
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
     if document is not None and is_written:
-        refuse_unwritable(document)
+        require_writable(document)
     config = document or args.config
     return load_step(config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 

@@ -8,7 +8,7 @@ from typing import Any
 from mindswap.adapters.quiet import progress_reporting
 from mindswap.config.render import document_from_data
 from mindswap.errors import NOT_COMPILED, LaunchError
-from mindswap.features.dryrun import DryRunReport, Say, dry_run_to_json, run_stages
+from mindswap.features.dryrun import DryRunReport, StatusCallback, dry_run_to_json, run_stages
 from mindswap.features.plan import StepPlan
 from mindswap.features.plan.pynative import is_2x
 from mindswap.policy.equivalence import policy_sections
@@ -26,7 +26,7 @@ MAX_ATTEMPTS = 3
 class DryRunPlan:
     """A plan, and what the backend makes of it."""
 
-    asked_bytes: int  # budget that the planner was given
+    requested_bytes: int  # budget that the planner was given
     plan: StepPlan
     dry_run: DryRunReport | None  # None where nothing fits in the simulation, or the backend fails
     failure: str = ""  # of the backend
@@ -38,7 +38,7 @@ class DryRunPlan:
 
 
 def plan_with_dry_runs(
-    budget_bytes: int, make: Callable[[int], StepPlan], say: Say = lambda line: None
+    budget_bytes: int, make: Callable[[int], StepPlan], report_status: StatusCallback = lambda line: None
 ) -> tuple[DryRunPlan, ...]:
     """Plans, each within a budget that is corrected by what the dry run of the one before it needed more or less.
 
@@ -54,32 +54,32 @@ def plan_with_dry_runs(
         LaunchError: a dry run cannot be run here, or that of the first plan fails.
     """
     attempts: list[DryRunPlan] = []
-    asked_bytes = budget_bytes
+    requested_bytes = budget_bytes
     while len(attempts) < MAX_ATTEMPTS:
-        found = make(asked_bytes)
+        found = make(requested_bytes)
         if not found.fits:
-            return (*attempts, DryRunPlan(asked_bytes, found, None))
+            return (*attempts, DryRunPlan(requested_bytes, found, None))
         try:
-            report = dry_run_plan(found, budget_bytes, say)
+            report = dry_run_plan(found, budget_bytes, report_status)
         except LaunchError as error:
             if not attempts:
                 raise
-            return (*attempts, DryRunPlan(asked_bytes, found, None, str(error)))
-        attempts.append(DryRunPlan(asked_bytes, found, report))
+            return (*attempts, DryRunPlan(requested_bytes, found, None, str(error)))
+        attempts.append(DryRunPlan(requested_bytes, found, report))
         if report.fits:
             break
-        asked_bytes = min(asked_bytes - 1, budget_bytes - (report.peak_bytes - found.peak_bytes))
+        requested_bytes = min(requested_bytes - 1, budget_bytes - (report.peak_bytes - found.peak_bytes))
     return tuple(attempts)
 
 
-def dry_run_plan(plan: StepPlan, budget_bytes: int, say: Say = lambda line: None) -> DryRunReport:
+def dry_run_plan(plan: StepPlan, budget_bytes: int, report_status: StatusCallback = lambda line: None) -> DryRunReport:
     """The dry run of a step under a plan, beside its simulation; errors as of `run_stages`."""
     step = replace(plan.step, policy=replace(plan.policy, is_swap_enabled=True))
     data = step.document.data()
     sections = policy_sections(step.policy, data, step.model.captured.num_layers)
     document, title = document_from_data({**data, **sections}, step.document.file), f"{step.title}, planned"
     limits = budget_bytes, step.device.leaves_fragments
-    return run_stages(document, None, say, title, lambda: step, *limits)
+    return run_stages(document, None, report_status, title, lambda: step, *limits)
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
@@ -87,7 +87,7 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
     header = ("plan for", "step time", "planned peak", "dry run", "with fragments", "and workspace", "fits")
     rows = []
     for attempt in attempts:
-        sizes = [attempt.asked_bytes, attempt.plan.peak_bytes]
+        sizes = [attempt.requested_bytes, attempt.plan.peak_bytes]
         report = attempt.dry_run
         if report is not None:
             sizes += [report.used_peak_bytes, report.actual_peak_bytes, report.peak_bytes]
@@ -109,7 +109,7 @@ def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
     """The same as plain data."""
     return [
         {
-            "asked_bytes": attempt.asked_bytes,
+            "asked_bytes": attempt.requested_bytes,
             "step_time_ns": attempt.plan.step_time_ns,
             "planned_peak_bytes": attempt.plan.peak_bytes,
             "fits": attempt.fits,
@@ -156,11 +156,11 @@ def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_
     path = plan.step.path
     if path is None or is_trace_path(str(path)) or is_2x(plan.step.document):
         return PlanVerdict(None, "not verified: there is no network to compile")
-    verdict, idle = _asked_of_compiler(plan, path, use_cache, limit_s)
+    verdict, idle = _verify_in_subprocess(plan, path, use_cache, limit_s)
     mended = plan.without_swaps(idle) if idle else None
     if mended is None:
         return verdict
-    again, _ = _asked_of_compiler(mended, path, use_cache, limit_s)
+    again, _ = _verify_in_subprocess(mended, path, use_cache, limit_s)
     if again.is_refused:
         return verdict
     left_out = ", ".join(
@@ -171,7 +171,7 @@ def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_
     return PlanVerdict(again.is_as_asked, f"{text}; peak memory then {format_bytes(mended.peak_bytes)}", mended)
 
 
-def _asked_of_compiler(
+def _verify_in_subprocess(
     plan: StepPlan, path: Path, use_cache: bool, limit_s: float
 ) -> tuple[PlanVerdict, dict[int, set[str]]]:
     """The verdict, and where nothing else is wrong the patterns without effect in each layer."""

@@ -54,7 +54,7 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
     if checked.errors:
         raise PolicyError(checked.problems)
     recorded, source = read_trace(trace)
-    refuse_mismatched(document, source, recorded.trace.num_layers, trace)
+    require_same_model(document, source, recorded.trace.num_layers, trace)
     costs = find_costs([document, source], device, overrides)
     model = LayerSwapModel.of(StepModel(capture_of(recorded), costs, read_step_settings(source)))
     name, other_name = _architecture(document), _architecture(source)
@@ -88,7 +88,7 @@ def _architecture(document: Document) -> str:
     return ""
 
 
-def refuse_mismatched(document: Document, source: Document, num_layers: int, trace: str) -> None:
+def require_same_model(document: Document, source: Document, num_layers: int, trace: str) -> None:
     """Stop where a trace of so many layers, with `source` as its configuration, cannot be the step of a file of 2.x.
 
     Raises:

@@ -25,7 +25,7 @@ Tick = Callable[[], None]
 # How often `tick` is called while an answer is waited for.
 TICK_S = 0.2
 # What decides an answer, and is taken along to other machines: variables that begin so.
-_DECIDING = ("ENABLE_", "HCCL_", "MS_")
+_COPIED_PREFIXES = ("ENABLE_", "HCCL_", "MS_")
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
@@ -48,14 +48,16 @@ class Spread:
         self._ray: Any = None
         self.width = num_jobs  # tasks at a time
         if ray is not None:
-            variables = {name: text for name, text in package_environment().items() if name.startswith(_DECIDING)}
+            variables = {
+                name: text for name, text in package_environment().items() if name.startswith(_COPIED_PREFIXES)
+            }
             self._ray = connect(ray, runtime_env={"env_vars": variables})
             require_same_versions(self._ray)
             self.width = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         elif num_jobs > 1:  # MindSpore has threads, which a fork would not take along
             spawn = multiprocessing.get_context("spawn")
             self._line = ExitStack()
-            self._pool = ProcessPoolExecutor(num_jobs, spawn, _begin_process, (self._line.enter_context(lifeline()),))
+            self._pool = ProcessPoolExecutor(num_jobs, spawn, _init_worker, (self._line.enter_context(lifeline()),))
 
     def __enter__(self) -> "Spread":
         return self
@@ -65,7 +67,7 @@ class Spread:
             self._ray.shutdown()  # ends the tasks, too
         if self._pool is not None:
             with held_signals():
-                _end(self._pool)
+                _terminate(self._pool)
                 self._line.close()
 
     def map(self, function: Callable[[T, Tick], R], tasks: Iterable[T], tick: Tick = lambda: None) -> Iterator[R]:
@@ -85,11 +87,11 @@ class Spread:
         waiting: deque[Future[R]] = deque()
         try:
             for task in tasks:
-                waiting.append(self._begin(function, task))
+                waiting.append(self._submit(function, task))
                 if len(waiting) >= self.width:
-                    yield _answer(waiting.popleft(), tick)
+                    yield _wait_for_result(waiting.popleft(), tick)
             while waiting:
-                yield _answer(waiting.popleft(), tick)
+                yield _wait_for_result(waiting.popleft(), tick)
         except Exception as error:
             if not self._is_lost(error):
                 raise
@@ -107,14 +109,14 @@ class Spread:
         errors = self._ray.exceptions
         return isinstance(error, errors.RayError) and not isinstance(error, errors.RayTaskError)
 
-    def _begin(self, function: Callable[[T, Tick], R], task: T) -> "Future[R]":
+    def _submit(self, function: Callable[[T, Tick], R], task: T) -> "Future[R]":
         if self._pool is not None:
             with _safe_path():  # this starts the process
                 return self._pool.submit(_run, function, task)
-        return begin(self._ray, function, task, _nothing)
+        return begin(self._ray, function, task, _ignore_tick)
 
 
-def _answer(future: "Future[R]", tick: Tick) -> R:
+def _wait_for_result(future: "Future[R]", tick: Tick) -> R:
     while True:
         try:
             return future.result(TICK_S)
@@ -124,7 +126,7 @@ def _answer(future: "Future[R]", tick: Tick) -> R:
             tick()
 
 
-def _nothing() -> None:
+def _ignore_tick() -> None:
     """For tasks that nobody watches."""
 
 
@@ -145,22 +147,22 @@ def _safe_path() -> Iterator[None]:
 def _run(function: Callable[[T, Tick], R], task: T) -> R:
     """Run a task in a process of the pool, which a signal ends."""
     try:
-        return function(task, _nothing)
+        return function(task, _ignore_tick)
     except StoppedBySignal as stop:
         os._exit(stop.exit_code)  # an answer would be the signal of the process that asked
 
 
-_of_process = ExitStack()  # what a process of the pool has open until its end
+_worker_resources = ExitStack()  # what a process of the pool has open until its end
 
 
-def _begin_process(line: str) -> None:
+def _init_worker(line: str) -> None:
     """Prepare a process of the pool, which ends with the one that started it; Ctrl-C is for that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _of_process.enter_context(signals_raise())
+    _worker_resources.enter_context(signals_raise())
     hold_lifeline({LIFELINE: line}, signal.SIGTERM)
 
 
-def _end(pool: ProcessPoolExecutor) -> None:
+def _terminate(pool: ProcessPoolExecutor) -> None:
     """End what runs, whose answers nobody waits for."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)

@@ -15,12 +15,12 @@ from mindswap.policy.formats.mindformers1.read import find_num_layers
 
 # What tensor parallel cuts, by the names that models have for it. Keys and values take as many heads as there are,
 # where nothing is said.
-CUT_KEYS = ("num_heads", "num_attention_heads", "n_kv_heads", "num_key_value_heads", "vocab_size")
+SHARDED_SIZE_KEYS = ("num_heads", "num_attention_heads", "n_kv_heads", "num_key_value_heads", "vocab_size")
 COUNTED_KEYS = ("recompute", "select_recompute", "select_comm_recompute")  # of recompute_config
 EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_routed_experts")
 
 
-def own_strategy(document: Document) -> Strategy:
+def file_strategy(document: Document) -> Strategy:
     """The strategy that a configuration has."""
     settings = read_step_settings(document)
     has_sequence = document.value("parallel_config", "use_seq_parallel") is True and settings.model_parallel > 1
@@ -33,7 +33,7 @@ def own_strategy(document: Document) -> Strategy:
     )
 
 
-def own_batch(document: Document) -> Batch:
+def file_batch(document: Document) -> Batch:
     """The batch that a configuration has."""
     return Batch(document.count("runner_config", "batch_size"), document.count(*_count_path(document)))
 
@@ -75,10 +75,10 @@ def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
     of its own; else one network of all samples is cut, whose merged constants depend on their number.
     """
     of_all = settings.data_parallel if settings.num_parts > 1 else None
-    return *like_key(settings, has_sequence), of_all
+    return *shape_key(settings, has_sequence), of_all
 
 
-def like_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
+def shape_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
     """Key of the network of one rank but for those constants."""
     cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
     return settings.batch_size, cut, settings.num_parts > 1 and has_sequence
@@ -106,9 +106,9 @@ def strategy_space(
         raise PlanError(
             f"--strategy: {document.file}: num_layers is missing\n    fix:     model.model_config.num_layers"
         )
-    settings, own = read_step_settings(document), own_strategy(document)
+    settings, own = read_step_settings(document), file_strategy(document)
     own_experts = own.experts if own.experts > 1 else 0
-    cut = [document.value("model", "model_config", key) for key in CUT_KEYS]
+    cut = [document.value("model", "model_config", key) for key in SHARDED_SIZE_KEYS]
     experts = [document.value("model", "model_config", key) for key in EXPERT_KEYS]
     experts.append(document.value("moe_config", "expert_num"))
     return StrategySpace(
@@ -132,7 +132,7 @@ def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
     Raises:
         PolicyError: the text cannot be changed the way it is written.
     """
-    own = own_strategy(document)
+    own = file_strategy(document)
     if strategy == own:
         return text
     data = document.data()
@@ -147,19 +147,19 @@ def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
         changes["parallel_config", "use_seq_parallel"] = strategy.has_sequence
     rows = (data.get("parallel") or {}).get("dataset_strategy")
     if strategy.data != own.data and isinstance(rows, list):  # how samples go to the ranks, input by input
-        changes["parallel", "dataset_strategy"] = [_spread(row, own.data, strategy.data) for row in rows]
+        changes["parallel", "dataset_strategy"] = [_with_data_parallel(row, own.data, strategy.data) for row in rows]
     if strategy.stages != own.stages:
         if strategy.stages > 1 and document.count("runner_config", "gradient_accumulation_steps") > 1:
             changes["runner_config", "gradient_accumulation_steps"] = 1
         num_chunks = read_step_settings(document).pipeline.num_chunks
-        offset = spread_offset(find_num_layers(document) or 0, strategy.stages, num_chunks)
+        offset = balanced_offset(find_num_layers(document) or 0, strategy.stages, num_chunks)
         if ((data.get("model") or {}).get("model_config") or {}).get("offset", 0) != offset:
             changes["model", "model_config", "offset"] = offset
         changes |= _without_counts(data)
     return _with_values(text, document, changes)
 
 
-def spread_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | list[int] | list[list[int]]:
+def balanced_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | list[int] | list[list[int]]:
     """Layers as evenly as they go, one more on cells next to the last: fewer micro-batches wait there, and no head."""
     cells = num_stages * num_chunks
     rest = num_layers % cells
@@ -189,5 +189,5 @@ def _without_counts(data: Mapping[Any, Any]) -> dict[tuple[str, ...], Any]:
     return {("recompute_config", key): False for key in COUNTED_KEYS if counts.get(key)}
 
 
-def _spread(row: object, before: int, after: int) -> object:
+def _with_data_parallel(row: object, before: int, after: int) -> object:
     return [after, *row[1:]] if isinstance(row, list) and row[:1] == [before] else row

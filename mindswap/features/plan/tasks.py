@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mindswap.config.source import given_folder, use_folder
 from mindswap.errors import MindswapError
-from mindswap.features.plan import bound_ns_of, make_plan, problem_of
+from mindswap.features.plan import find_lower_bound_ns, make_plan, make_problem
 from mindswap.features.plan.spread import Tick
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
@@ -32,7 +32,7 @@ class StepOptions:
     model_folder: str | None = field(default_factory=given_folder)  # of `--pretrained_model_dir`
 
 
-class NoRoom(str):
+class Infeasible(str):
     """Why nothing fits."""
 
 
@@ -63,7 +63,7 @@ def load_task(task: StepTask, folder: Path) -> LoadedStep:
         )
 
 
-def reason_of(error: MindswapError) -> str:
+def summarize_error(error: MindswapError) -> str:
     """The first line of an error, for a table."""
     return str(error).splitlines()[0]
 
@@ -71,38 +71,38 @@ def reason_of(error: MindswapError) -> str:
 # Each gives why there is no answer in its place.
 
 
-def capture_of_task(task: StepTask, tick: Tick) -> CapturedStep | str:
+def run_capture_task(task: StepTask, tick: Tick) -> CapturedStep | str:
     """The network of a configuration."""
-    return _answered(task, lambda step: step.model.layers.source)
+    return _with_step(task, lambda step: step.model.layers.source)
 
 
-def bound_of(task: StepTask, tick: Tick) -> int | str:
+def run_bound_task(task: StepTask, tick: Tick) -> int | str:
     """Step time that no policy within the budget can beat."""
 
     def bound(step: LoadedStep) -> int | str:
         static_bytes = max(stage.total_bytes for stage in step.model.static)
-        if static_bytes > problem_of(step).budget_bytes:
-            return NoRoom(f"weights and optimizer alone need {format_bytes(static_bytes)}")
-        bound_ns = bound_ns_of(step, task.options.allow)
-        return NoRoom("no policy fits, by the bound") if bound_ns is None else bound_ns
+        if static_bytes > make_problem(step).budget_bytes:
+            return Infeasible(f"weights and optimizer alone need {format_bytes(static_bytes)}")
+        bound_ns = find_lower_bound_ns(step, task.options.allow)
+        return Infeasible("no policy fits, by the bound") if bound_ns is None else bound_ns
 
-    return _answered(task, bound)
+    return _with_step(task, bound)
 
 
-def plan_of_task(task: StepTask, tick: Tick) -> tuple[CapturedStep, Plan] | str:
+def run_plan_task(task: StepTask, tick: Tick) -> tuple[CapturedStep, Plan] | str:
     """The plan, and the network that it is for."""
 
     def planned(step: LoadedStep) -> tuple[CapturedStep, Plan]:
         found = make_plan(step, None, task.options.allow, progress=tick, simple=task.options.is_simple)
         return step.model.layers.source, found.plan
 
-    return _answered(task, planned)
+    return _with_step(task, planned)
 
 
-def _answered(task: StepTask, find: Callable[[LoadedStep], R | str]) -> R | str:
+def _with_step(task: StepTask, find: Callable[[LoadedStep], R | str]) -> R | str:
     try:
         with scratch_folder("step") as folder:
             return find(load_task(task, folder))
     except MindswapError as error:
         remove_kept()  # the reason names no log
-        return reason_of(error)
+        return summarize_error(error)

@@ -51,7 +51,7 @@ class ProofRequest:
     budget_bytes: int | None  # for the plan; None takes a share of what the step needs
     wants_synthetic_data: bool  # also where the configuration has data
     device_words: tuple[str, ...]  # options of the simulated device
-    say: Callable[[str], None]  # takes a line for the user
+    report_status: Callable[[str], None]  # takes a line for the user
     cluster: RayPlace | None = None  # the nodes that train; None for this machine alone
 
     def file(self, name: str) -> Path:
@@ -90,12 +90,12 @@ def prove(
                 proof = state
             code = 0
     except StoppedBySignal as signal:
-        request.say("interrupted: all workers are stopped")
+        request.report_status("interrupted: all workers are stopped")
         code = signal.exit_code
     finally:
         stop_descendants()
     if proof is None:
-        request.say(f"no run was started; {request.folder} has what there is")
+        request.report_status(f"no run was started; {request.folder} has what there is")
         return None, None, code
     proof = replace(proof, is_interrupted=code > 1, wall_s=time.monotonic() - begin_s)
     proof = replace(proof, checks=make_checks(proof))
@@ -140,7 +140,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         if has_own_data(short.data()) and not request.wants_synthetic_data:
             return None
         notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
-        request.say(f"making data: {wanted.num_steps} steps of random tokens")
+        request.report_status(f"making data: {wanted.num_steps} steps of random tokens")
         return write_synthetic_data(request.folder, short, wanted.num_steps)
 
     kept = kept_layers(checked.num_layers, num_layers) if num_layers < checked.num_layers else None
@@ -171,7 +171,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
 
 def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:
     """The runs with their simulations, and the plan."""
-    request.say("simulating: swap off")
+    request.report_status("simulating: swap off")
     title, off = simulate(request, "off")
     variants = []
     for name in request.variants:
@@ -180,7 +180,7 @@ def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:
             continue
         simulated = off
         if name == "yaml":
-            request.say("simulating: as the configuration asks")
+            request.report_status("simulating: as the configuration asks")
             simulated = simulate(request, name)[1]
         variants.append(Variant(name, TITLES[name], str(request.file(name)), simulated))
     return replace(proof, device=title, variants=tuple(variants))
@@ -209,7 +209,7 @@ def _plan(request: ProofRequest, off: Simulated) -> Variant:
 
 
 def _ask_plan(request: ProofRequest, budget_bytes: int) -> Any:
-    request.say(f"planning for {format_bytes(budget_bytes)}")
+    request.report_status(f"planning for {format_bytes(budget_bytes)}")
     words = ["--memory", f"{budget_bytes}B", "-o", str(request.file("plan")), "--json", *request.device_words]
     return ask(["plan", str(request.file("yaml")), *words]).require("planning")
 
@@ -229,7 +229,7 @@ def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
         proof = replace(proof, variants=(*before, variant, *behind))
         yield proof
         if variant.name != "off":
-            request.say(f"{variant.name}: compiled graph and log lines")
+            request.report_status(f"{variant.name}: compiled graph and log lines")
             words = ["verify", "--json", variant.config, "--log", str(request.folder / variant.name / "logs")]
             answer = ask(words)
             said = answer.data or {"error": answer.error or f"mindswap verify: exit code {answer.exit_code}"}
@@ -246,12 +246,12 @@ def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
 
 def _run(request: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     workers = format_count(proof.num_workers, "worker")
-    request.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
+    request.report_status(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
     folder = request.folder / variant.name
     folder.mkdir()
     begin_s = time.monotonic()
     cluster = request.cluster and replace(request.cluster, files=_data_files(request.folder))
-    code = run_workers(request.config, Path(variant.config), folder, proof.num_workers, request.say, cluster)
+    code = run_workers(request.config, Path(variant.config), folder, proof.num_workers, request.report_status, cluster)
     measured = read_measured(folder, code, time.monotonic() - begin_s, proof.is_profiled)
     step = measured.step_ns
     losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
@@ -262,7 +262,7 @@ def _run(request: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
     else:
         outcome = f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}"
         outcome += f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
-    request.say(f"    {outcome}")
+    request.report_status(f"    {outcome}")
     return measured
 
 
@@ -278,7 +278,7 @@ def calibrated(request: ProofRequest, proof: Proof) -> Proof:
     if profile is None:
         reason = "no profile" if not proof.is_profiled else "no profile of a device: a CPU has no kernels to fit"
         return replace(proof, calibration_problem=reason)
-    request.say("calibrating from the profile, simulating again")
+    request.report_status("calibrating from the profile, simulating again")
     file = request.folder / "device.yaml"
     configured = read_cost_settings(load_document(str(request.file("yaml")))).device or DEFAULT_DEVICE
     device = request.device_words[1] if request.device_words[:1] == ("--device",) else configured

@@ -110,6 +110,6 @@ def _request(args: argparse.Namespace, begin_s: float) -> ProofRequest:
         budget_bytes=budget_bytes,
         wants_synthetic_data=args.synthetic_data,
         device_words=tuple(device_words),
-        say=PhaseLines(begin_s, sys.stderr if args.json else sys.stdout),
+        report_status=PhaseLines(begin_s, sys.stderr if args.json else sys.stdout),
         cluster=RayPlace(args.ray, args.nodes) if args.ray is not None else None,
     )

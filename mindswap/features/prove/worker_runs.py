@@ -37,7 +37,7 @@ class RayPlace:
     files: Mapping[Path, bytes] = field(default_factory=dict)  # what the nodes need of this machine
 
 
-def run_workers(source: Path, config: Path, folder: Path, num_workers: int, say: Callable[[str], None],
+def run_workers(source: Path, config: Path, folder: Path, num_workers: int, report_status: Callable[[str], None],
           cluster: RayPlace | None = None) -> int:  # fmt: skip
     """Run the workers to their end, and say how far they are; gives the exit code of the training.
 
@@ -67,11 +67,11 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, say:
         nodes.prepare(1, config.read_text("utf-8"), None, (), nodes.choose_port(may_differ=True))
         nodes.open(1)
         nodes.start()
-        event = _watch(nodes, say)
+        event = _watch(nodes, report_status)
         if cluster:
             _collect(nodes, logs)
     except NodeLost as error:
-        say(f"    {error}")
+        report_status(f"    {error}")
         return 1
     finally:
         nodes.stop_all()
@@ -81,7 +81,7 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, say:
     return 0 if event.outcome is Outcome.FINISHED else event.exit_code
 
 
-def _watch(nodes: Nodes, say: Callable[[str], None]) -> Ended:
+def _watch(nodes: Nodes, report_status: Callable[[str], None]) -> Ended:
     """Wait for the end, and say why it came."""
     said_s, said = time.monotonic(), 0
     while not nodes.is_over():
@@ -90,7 +90,7 @@ def _watch(nodes: Nodes, say: Callable[[str], None]) -> Ended:
         if time.monotonic() - said_s >= SAY_EVERY_S:
             said_s = time.monotonic()
             if seen.step != said or not seen.step:
-                say(f"    step {seen.step}/{seen.num_steps}" if seen.step else "    starting and compiling")
+                report_status(f"    step {seen.step}/{seen.num_steps}" if seen.step else "    starting and compiling")
             said = seen.step
     event = nodes.explain()
     nodes.stop_all()

@@ -125,7 +125,7 @@ class _LayerComparison:
         self.baseline, self.plain_index = baseline, plain_index
         self.graph = graph
         self.decided = decisions_by_operator(decisions)
-        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(pair.producer))
+        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_file_setup(pair.producer))
 
     def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
         own = (entry for entry in saved if entry.storage.layer_index == self.index)
@@ -169,13 +169,15 @@ class _LayerComparison:
         """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
         return owner.num_prefetch_ops if owner.attributes.get("offload") is True else None
 
-    def _is_own(self, node: Node) -> bool:
+    def _is_file_setup(self, node: Node) -> bool:
         """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
         return self.graph.owner(node).layer_index == self.index
 
     def _missing(self) -> Iterator[Node]:
         moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
-        still_saved = {value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_own(node)}
+        still_saved = {
+            value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_file_setup(node)
+        }
         for node in self.baseline.index.kept_nodes:
             key = value_key(self.baseline, node)
             is_own = self.baseline.owner(node).layer_index == self.plain_index

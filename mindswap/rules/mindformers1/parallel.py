@@ -8,7 +8,7 @@ from mindswap.config.findings import Finding, rule
 from mindswap.config.nodes import is_whole_number, show
 from mindswap.config.pipeline_layout import HALVES_KEY, SCHEDULER_PATH, SCHEDULERS, find_sequence_faults
 from mindswap.config.problem import Level
-from mindswap.config.step_settings import LAYERS_NOT_INLINED, MOST_INLINED_MICRO_BATCHES, read_step_settings
+from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES, read_step_settings
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
     OPTIMIZER_LEVELS,
@@ -97,7 +97,7 @@ def many_micro_batches(context: Context) -> Iterator[Finding]:
     settings, node = read_step_settings(context.document), context.document.get("parallel_config", "micro_batch_num")
     if node is None or settings.inlines_layers or not context.settings.swap:
         return
-    fix = f"up to {MOST_INLINED_MICRO_BATCHES} micro-batches, of more samples each; or recompute in place of swap"
+    fix = f"up to {MAX_INLINED_MICRO_BATCHES} micro-batches, of more samples each; or recompute in place of swap"
     yield Finding(node.location, f"parallel_config.micro_batch_num: {show(node)}: {LAYERS_NOT_INLINED}", fix=fix)
 
 

@@ -74,8 +74,8 @@ class Nodes:
         """The newest checkpoint that every rank has completely, on its own node."""
         return max(frozenset.intersection(*self.ask("complete", lambda _: (ignored,))), default=None)
 
-    def to_resume(self, ignored: tuple[str, ...], say: Callable[[str], None]) -> CheckpointKey | None:
-        """The same to go on from; `say` hears who lacks a newer one.
+    def to_resume(self, ignored: tuple[str, ...], report_status: Callable[[str], None]) -> CheckpointKey | None:
+        """The same to go on from; `report_status` hears who lacks a newer one.
 
         Raises:
             LaunchError: a node has none, where the others have several: to begin anew would lose them.
@@ -93,7 +93,9 @@ class Nodes:
             )
         newer, lacking = incomplete_on(complete)
         if newer:
-            say(f"the checkpoint of step {newer[0].step} is not complete on {self._names(lacking)}: it is not used")
+            report_status(
+                f"the checkpoint of step {newer[0].step} is not complete on {self._names(lacking)}: it is not used"
+            )
         return max(frozenset.intersection(*complete), default=None)
 
     def _names(self, ranks: Iterable[int]) -> str:

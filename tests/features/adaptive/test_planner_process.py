@@ -16,7 +16,7 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.errors import PlanError
 from mindswap.features.adaptive import planner_process as adaptive_planner
 from mindswap.features.adaptive.planner_process import corrected_device, corrected_step
-from mindswap.features.plan import problem_of
+from mindswap.features.plan import make_problem
 from mindswap.features.step import Step
 from mindswap.planner.planning import Planner
 from mindswap.policy.model import Policy
@@ -85,7 +85,7 @@ def test_the_least_that_would_do_is_that_of_the_plan_command(monkeypatch, tmp_pa
     assert isinstance(answer, NothingFits)
     assert answer.smallest_budget_bytes == step.plan(memory=1).plan.smallest_budget_bytes + 7
     assert step.plan(memory=answer.smallest_budget_bytes - 7).fits  # to the byte
-    flat = Planner(step.model).plan(problem_of(step, 1))
+    flat = Planner(step.model).plan(make_problem(step, 1))
     assert with_fragments(step.device, flat.smallest_budget_bytes) != answer.smallest_budget_bytes - 7
 
 

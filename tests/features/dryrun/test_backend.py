@@ -34,8 +34,8 @@ def python(tmp_path, monkeypatch):
     return script
 
 
-def start(tmp_path, say=lambda line: None, **options):
-    return on_backend.run_rank(tmp_path / "x.yaml", tmp_path / "rank_3", 3, 8, say, **options)
+def start(tmp_path, report_status=lambda line: None, **options):
+    return on_backend.run_rank(tmp_path / "x.yaml", tmp_path / "rank_3", 3, 8, report_status, **options)
 
 
 def test_a_crash_names_the_signal_the_last_operator_and_the_log(tmp_path, python):
@@ -97,7 +97,7 @@ def test_what_does_not_build_inlined_is_run_again_without(tmp_path, python):
     python(f'[ "$MS_DEV_RUNTIME_CONF" = switch_inline:False ] || {{ {fault}; }}; echo built')
     said = []
     with pytest.raises(LaunchError, match="printed no peak of memory") as error:
-        start(tmp_path, say=said.append)
+        start(tmp_path, report_status=said.append)
     assert f"log:     {tmp_path / 'rank_3_not_inlined' / 'log'}" in str(error.value)
     assert any("switch_inline:False" in line for line in said)
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.features.dryrun import cann_stand_ins as stand_ins
+from mindswap.features.dryrun import cann_stand_ins as stub_libraries
 from mindswap.features.dryrun.cann_stand_ins import cpp_path, read_library
 
 
@@ -30,7 +30,7 @@ def test_names_of_a_cpp_symbol(mangled, path):
 @pytest.fixture
 def compiler():
     try:
-        return stand_ins.find_compiler()
+        return stub_libraries.find_compiler()
     except LaunchError:
         pytest.skip("no C compiler")
 
@@ -56,7 +56,7 @@ def test_the_c_text_compiles_and_answers(tmp_path, compiler):
     functions = ["_ZN2ge8OperatorC2ERKS0_", "_ZNK2ge8Operator7GetNameB5cxx11Ev", "aclrtGetDeviceCount", "HcclSend"]
     functions.append("_ZN2ge13StatusFactory8InstanceEv")
     source = tmp_path / "cann.c"
-    source.write_text(stand_ins.c_source(functions, {"aclnnAdd", "aclrtGetDeviceCount"}))
+    source.write_text(stub_libraries.c_source(functions, {"aclnnAdd", "aclrtGetDeviceCount"}))
     subprocess.run([*compiler, "-w", "-shared", "-fPIC", "-o", tmp_path / "cann.so", source], check=True)
     assert {*functions, "aclnnAdd", "aclnnAddGetWorkspaceSize"} <= read_library(tmp_path / "cann.so").defined
     library, number = ctypes.CDLL(str(tmp_path / "cann.so")), ctypes.c_uint()
@@ -77,7 +77,7 @@ def test_the_c_text_compiles_and_answers(tmp_path, compiler):
 
 
 def test_what_is_loaded_first_answers_16_processors_and_lets_who_waits_for_reports_wait(tmp_path, compiler):
-    stand_ins.compile_preloaded(compiler, tmp_path / "preloaded.so")
+    stub_libraries.compile_preloaded(compiler, tmp_path / "preloaded.so")
     library = ctypes.CDLL(str(tmp_path / "preloaded.so"))
     assert library.get_nprocs() == library.sysconf(os.sysconf_names["SC_NPROCESSORS_ONLN"]) == 16
     assert library.sysconf(os.sysconf_names["SC_PAGESIZE"]) == os.sysconf("SC_PAGESIZE")
@@ -88,15 +88,15 @@ def test_what_is_loaded_first_answers_16_processors_and_lets_who_waits_for_repor
 
 def test_no_compiler(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(stand_ins.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(stub_libraries.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(LaunchError, match="pip install ziglang"):
-        stand_ins.find_compiler()
+        stub_libraries.find_compiler()
 
 
 def test_a_mindspore_without_the_ascend_backend(tmp_path, monkeypatch):
     class Spec:
         origin = str(tmp_path / "mindspore" / "__init__.py")
 
-    monkeypatch.setattr(stand_ins.importlib.util, "find_spec", lambda _: Spec)
+    monkeypatch.setattr(stub_libraries.importlib.util, "find_spec", lambda _: Spec)
     with pytest.raises(LaunchError, match="no Ascend backend"):
-        stand_ins.mindspore_libraries()
+        stub_libraries.mindspore_libraries()

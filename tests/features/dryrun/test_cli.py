@@ -64,7 +64,12 @@ def test_a_kept_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
 def stub(monkeypatch, run_rank):
     """Nothing is run: `run_rank` says what comes out."""
     samples = SyntheticData("x.mindrecord", ("input_ids",))
-    doubles = {"run_rank": run_rank, "_samples": lambda _: samples, "require_mindformers": bool, "stand_ins": bool}
+    doubles = {
+        "run_rank": run_rank,
+        "_cached_samples": lambda _: samples,
+        "require_mindformers": bool,
+        "stub_libraries": bool,
+    }
     for name, double in doubles.items():
         monkeypatch.setattr(dry_run, name, double)
 
@@ -197,7 +202,7 @@ def test_an_error_of_the_simulation_is_not_hidden_by_that_of_the_run_that_it_end
         raise SimulationError("the real error")
 
     with pytest.raises(SimulationError, match="^the real error$"):
-        dry_run._run_beside([0, 1], run, 2, lambda line: None, simulate)
+        dry_run._run_concurrently([0, 1], run, 2, lambda line: None, simulate)
 
 
 def test_an_error_of_the_run_comes_with_why_there_is_no_simulation(monkeypatch):
@@ -210,7 +215,7 @@ def test_an_error_of_the_run_comes_with_why_there_is_no_simulation(monkeypatch):
     monkeypatch.setattr(dry_run, "run_rank", run_rank)
     monkeypatch.setattr(dry_run, "require_mindformers", lambda: None)
     monkeypatch.setattr(dry_run, "has_cann", lambda: True)
-    monkeypatch.setattr(dry_run, "_samples", lambda document: SyntheticData("x.mindrecord", ("input_ids",)))
+    monkeypatch.setattr(dry_run, "_cached_samples", lambda document: SyntheticData("x.mindrecord", ("input_ids",)))
     document = load_document("configs/llama2_7b/case1_default_swap.yaml")
     with pytest.raises(LaunchError) as error:
         dry_run.run_stages(document, load=load)

@@ -60,9 +60,9 @@ def test_peak_and_what_is_live_there(run):
     found = read_rank(run, 0, 1.0)
     assert (found.used_peak_bytes, found.actual_peak_bytes) == (3 << 20, 4 << 20)
     # tick 20: 100 + 200 + 1000 + 400 + 60 + 700; the pool's own block counts nowhere
-    assert max(live for _, live in found.curve) == 2460
+    assert max(live_blocks for _, live_blocks in found.curve) == 2460
     assert found.peak_tick == 20
-    assert {name: size for name, size in found.parts().items() if size} == {
+    assert {name: size for name, size in found.category_bytes().items() if size} == {
         "weights": 100, "optimizer states": 200, "gathered weights": 460, "gradients": 700, "saved activations": 1000,
     }  # fmt: skip
 
@@ -75,8 +75,8 @@ def test_names_of_a_block(run):
 
 def test_copies_in_order(run):
     found = read_rank(run, 0, 1.0)
-    assert [kernel.name[-7:] for kernel in found.copied_out] == ["eTo-op0"]
-    assert [(kernel.name[-3:], kernel.stream) for kernel in found.copied_back] == [("op1", 4)]
+    assert [kernel.name[-7:] for kernel in found.offload_kernels] == ["eTo-op0"]
+    assert [(kernel.name[-3:], kernel.stream) for kernel in found.prefetch_kernels] == [("op1", 4)]
 
 
 def test_the_last_operator_of_a_crash(run):

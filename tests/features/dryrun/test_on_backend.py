@@ -96,11 +96,11 @@ def test_the_backend_needs_what_is_simulated(name, tmp_path):
 
 FILL = """
 import sys
-from mindswap.features.dryrun import _samples
+from mindswap.features.dryrun import _cached_samples
 from mindswap.config.source import load_document
 from mindswap.features.dryrun.cann_stand_ins import stand_ins
 stand_ins()
-_samples(load_document(sys.argv[1]))
+_cached_samples(load_document(sys.argv[1]))
 """
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindswap.features.dryrun.page import format_dry_run_html, laid_over
+from mindswap.features.dryrun.page import align_to_simulation, format_dry_run_html
 from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from tests.features.dryrun.test_stage_runs import NET, layer, model, run_of
 from tests.report.simulated import GIB, MIB, MS, pipeline_report, small_report
@@ -39,7 +39,7 @@ def test_layers_lie_on_the_simulated_ones():
 
     What is outside the layers is between them: the gradient of the embedding half way from 16 to 25 ms.
     """
-    time_ns, live_bytes = laid_over(RUN, small_report(), 0)
+    time_ns, live_bytes = align_to_simulation(RUN, small_report(), 0)
     assert (time_ns / MS).tolist() == [0, 0, 5, 7, 16, 20.5, 25, 25]
     assert (live_bytes // MIB).tolist() == [20, 500, 600, 3072, 300, 200, 100, 0]
 
@@ -53,7 +53,7 @@ def test_micro_batches_lie_on_the_simulated_ones():
     )
     simulated = replace(simulated, timeline=replace(simulated.timeline, program=twice))
     levels = [(layer(0), 500 * MIB), (f"{NET}/Mul-op0", 7 * MIB), (layer(0), 500 * MIB), ("Default/a/Mul-op0", MIB)]
-    time_ns, _ = laid_over(run_of(levels), simulated, 0)
+    time_ns, _ = align_to_simulation(run_of(levels), simulated, 0)
     assert (time_ns / MS).tolist() == [0, 2.5, 5, 25, 25]  # the second forward begins at 5 ms
 
 

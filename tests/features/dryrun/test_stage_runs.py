@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.features.dryrun.memory_pool import DryRun, PoolBlock
-from mindswap.features.dryrun.stage_runs import DryRunReport, StepPlace, find_places, segments, stage_run
+from mindswap.features.dryrun.stage_runs import DryRunReport, StepPosition, find_phase_peaks, find_positions, stage_run
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.report_data import PeakContributor
 from tests.report.simulated import small_report
@@ -45,12 +45,12 @@ def model(num_layers: int) -> DryRun:
 
 
 def test_a_fused_operator_is_where_the_one_before_it_is():
-    places = find_places(run_of([(layer(3), 10), ("Default/GraphKernel_Mul_fusion-op0", 20)]))
-    assert places[2] == StepPlace(False, "in the layers", 3, "Default/GraphKernel_Mul_fusion-op0")
+    places = find_positions(run_of([(layer(3), 10), ("Default/GraphKernel_Mul_fusion-op0", 20)]))
+    assert places[2] == StepPosition(False, "in the layers", 3, "Default/GraphKernel_Mul_fusion-op0")
 
 
 def test_the_parts_of_a_step():
-    found = {part: live for part, (_, live) in segments(model(2)).items()}
+    found = {category: live for category, (_, live) in find_phase_peaks(model(2)).items()}
     assert found == {
         (False, "before the layers"): 20,
         (False, "in the layers, first half"): 50,
@@ -66,14 +66,18 @@ def test_the_parts_of_a_step():
 def test_all_layers_are_taken_as_they_are():
     stage = stage_run(0, 3, {3: model(3)})
     assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (130, 137)
-    assert (stage.place.is_backward, stage.place.where, stage.place.layer) == (False, "behind the layers", None)
+    assert (stage.position.is_backward, stage.position.where, stage.position.layer) == (
+        False,
+        "behind the layers",
+        None,
+    )
 
 
 @pytest.mark.parametrize(("num_layers", "peak", "is_backward"), [(2, 120, False), (4, 160, True), (32, 1000, True)])
 def test_another_moment_takes_over_on_the_way_to_many_layers(num_layers, peak, is_backward):
     # at 1 and 2 layers the loss is highest, 110 and 120: its line gives 140 at 4, backward has 40 + 30 * 4
     stage = stage_run(0, num_layers, {1: model(1), 2: model(2)})
-    assert (stage.used_peak_bytes, stage.place.is_backward) == (peak, is_backward)
+    assert (stage.used_peak_bytes, stage.position.is_backward) == (peak, is_backward)
     assert stage.actual_peak_bytes == max(peak, 100 + 10 * num_layers + 7)
 
 
@@ -81,7 +85,7 @@ def test_of_unlike_layers_the_line_through_the_peaks_is_corrected():
     # At 1 and 2 layers the loss is highest: its line gives 120 + 2 * 10 at 4, and 3 less are said to be there.
     stage = stage_run(0, 4, {1: model(1), 2: model(2)}, -3)
     assert (stage.used_peak_bytes, stage.actual_peak_bytes) == (137, 144)
-    assert (stage.place.is_backward, stage.place.where) == (False, "behind the layers")
+    assert (stage.position.is_backward, stage.position.where) == (False, "behind the layers")
 
 
 def test_casts_of_weights_are_gathered_weights_and_their_gradients_are_gradients():
@@ -90,5 +94,9 @@ def test_casts_of_weights_are_gathered_weights_and_their_gradients_are_gradients
     stage = replace(small_report().stages[0], static_parts=(), holders=holders)
     simulated = replace(small_report(), stages=(stage,), weight_casts=frozenset({"w1.cast"}))
     run = stage_run(0, 2, {2: model(2)})
-    parts = DryRunReport("case", (run,), simulated, 2, (2,), None, False).simulated_parts(run)
-    assert (parts["gathered weights"], parts["gradients"], parts["saved activations"]) == (5, 7, 11)
+    category_bytes = DryRunReport("case", (run,), simulated, 2, (2,), None, False).simulated_category_bytes(run)
+    assert (category_bytes["gathered weights"], category_bytes["gradients"], category_bytes["saved activations"]) == (
+        5,
+        7,
+        11,
+    )

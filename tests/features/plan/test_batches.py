@@ -8,7 +8,7 @@ import pytest
 
 from mindswap.features.plan import batches as api
 from mindswap.features.plan import make_plan
-from mindswap.features.plan.batches import AskedBatches, plan_batches
+from mindswap.features.plan.batches import BatchOptions, plan_batches
 from mindswap.features.plan.spread import Spread
 from mindswap.features.plan.tasks import StepOptions
 from mindswap.features.step import load_step
@@ -33,7 +33,7 @@ def planned(monkeypatch, tmp_path):
     """Plans of a configuration whose network is the step of `tests.simulator.steps`; none can be captured else."""
 
     def plan(text, asked, capture=lambda task, tick: captured(NUM_LAYERS), overrides=()):
-        monkeypatch.setattr(api, "capture_of_task", capture)
+        monkeypatch.setattr(api, "run_capture_task", capture)
         config = tmp_path / "x.yaml"
         config.write_text(text)
         said = []
@@ -46,7 +46,7 @@ def planned(monkeypatch, tmp_path):
 
 def test_the_fastest_batch_comes_first_and_what_cannot_be_faster_is_not_searched(planned):
     """Batches of 2 samples: two at once, or one after the other, which takes the fixed parts of a step twice."""
-    (best, other), said = planned(ONE_STAGE, AskedBatches())
+    (best, other), said = planned(ONE_STAGE, BatchOptions())
     assert (best.batch, other.batch) == (Batch(2, 1), Batch(1, 2))
     assert best.found is not None and best.layout is None and best.is_on_front and best.tokens_per_s > 0
     assert other.found is None and "by the bound" in other.reason and other.tokens_per_s == 0
@@ -54,18 +54,18 @@ def test_the_fastest_batch_comes_first_and_what_cannot_be_faster_is_not_searched
 
 
 def test_stages_have_their_layers_where_others_are_looked_for(planned):
-    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    asked = BatchOptions(sizes=(2,), counts=(4,), moves_layers=True)
     found, _ = planned(TWO_STAGES, asked)
     assert ((3, 3),) in {one.layout.sizes for one in found if one.layout is not None}
     assert all(one.layout is not None and sum(one.layout.sizes[0]) == NUM_LAYERS for one in found)
-    fixed, _ = planned(TWO_STAGES, AskedBatches(sizes=(2,), counts=(4,)))
+    fixed, _ = planned(TWO_STAGES, BatchOptions(sizes=(2,), counts=(4,)))
     assert [one.layout for one in fixed] == [None]
 
 
 def test_layers_move_from_the_stage_with_more_work_only_where_that_is_wanted(planned):
     """Five of the six layers are in the first stage, so the other one waits."""
     text = TWO_STAGES.replace("seq_length: 16", "seq_length: 16, offset: [2, -2]")
-    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    asked = BatchOptions(sizes=(2,), counts=(4,), moves_layers=True)
     moved, _ = planned(text, asked)
     first = next(one for one in moved if one.layout.sizes == ((5, 1),))
     assert moved[0].tokens_per_s > first.tokens_per_s and moved[0].layout.sizes[0][0] < 5
@@ -74,13 +74,13 @@ def test_layers_move_from_the_stage_with_more_work_only_where_that_is_wanted(pla
 
 
 def test_where_no_plan_is_found_no_layers_move(planned):
-    asked = AskedBatches(sizes=(2,), counts=(4,), moves_layers=True)
+    asked = BatchOptions(sizes=(2,), counts=(4,), moves_layers=True)
     (failed,), _ = planned(TWO_STAGES, asked, overrides={"memory": "1KiB"})
     assert (failed.found, failed.layout.sizes) == (None, ((3, 3),)) and "alone need 4.0 KiB" in failed.reason
 
 
 def test_one_stage_has_no_layers_to_move(planned):
-    found, said = planned(ONE_STAGE, AskedBatches(sizes=(2,), counts=(1,), moves_layers=True))
+    found, said = planned(ONE_STAGE, BatchOptions(sizes=(2,), counts=(1,), moves_layers=True))
     assert [(one.layout, one.found is not None) for one in found] == [(None, True)]
     assert not any("layers" in line for line in said)
 
@@ -101,6 +101,6 @@ def test_what_cannot_be_captured_is_behind_the_plans_with_its_reason(planned):
     def capture(task, tick):
         return captured(NUM_LAYERS) if "batch_size: 2" in task.text else "it does not compile"
 
-    found, _ = planned(ONE_STAGE, AskedBatches(), capture)
+    found, _ = planned(ONE_STAGE, BatchOptions(), capture)
     assert [(one.batch, one.found is not None) for one in found] == [(Batch(2, 1), True), (Batch(1, 2), False)]
     assert found[1].reason

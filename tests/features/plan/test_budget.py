@@ -1,7 +1,7 @@
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.features.plan import budget_doubt, budget_of, problem_of
+from mindswap.features.plan import budget_warning, find_budget, make_problem
 from mindswap.features.step import Step
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.cost_table import CostTable
@@ -25,35 +25,35 @@ def step(text="{}", **overrides):
 
 def test_a_margin_of_the_device_stays_free():
     """58 GiB less 5 %: 62277025792 * 950 // 1000."""
-    assert budget_of(step()) == (
+    assert find_budget(step()) == (
         59163174502,
         "58.0 GiB (device atlas_800t_a2), less a margin of 5 %; --margin 0 for none",
     )
-    assert budget_of(step(margin="0")) == (58 * GIB, "58.0 GiB (device atlas_800t_a2), no margin")
+    assert find_budget(step(margin="0")) == (58 * GIB, "58.0 GiB (device atlas_800t_a2), no margin")
 
 
 def test_the_configuration_may_allow_less_than_the_device_has():
     small = step("{context: {max_device_memory: 30GB}}", margin="0.1")
     assert small.device.usable_memory_bytes == 30 * GIB
-    size, source = budget_of(small)
+    size, source = find_budget(small)
     assert size == 27 * GIB
     assert source.startswith("30.0 GiB (context.max_device_memory, x.yaml:1:31), less a margin of 10 %")
     assert step("{context: {max_device_memory: 59GB}}").device.usable_memory_bytes == 58 * GIB
 
 
 def test_a_budget_that_is_named_is_taken_as_it_is():
-    assert budget_of(step(memory="40GiB")) == (40 * GIB, "")
-    assert budget_of(step(), "40GiB") == (40 * GIB, "")
-    assert budget_of(step(memory="40GiB", margin="0.1"))[0] == 36 * GIB
+    assert find_budget(step(memory="40GiB")) == (40 * GIB, "")
+    assert find_budget(step(), "40GiB") == (40 * GIB, "")
+    assert find_budget(step(memory="40GiB", margin="0.1"))[0] == 36 * GIB
 
 
 def test_a_named_budget_above_the_configuration_is_doubted():
     asked = step("{context: {max_device_memory: 30GB}}", memory="40GiB")
-    assert budget_of(asked) == (40 * GIB, "")
-    assert budget_doubt(asked, 40 * GIB) == (
+    assert find_budget(asked) == (40 * GIB, "")
+    assert budget_warning(asked, 40 * GIB) == (
         "context.max_device_memory, x.yaml:1:31, is 30.0 GiB, less than the budget: raise it, or plan for less"
     )
-    assert budget_doubt(asked, 30 * GIB) == budget_doubt(step(), 99 * GIB) == ""
+    assert budget_warning(asked, 30 * GIB) == budget_warning(step(), 99 * GIB) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_fragments_count_where_the_pool_maps_no_pages(value, overrides, permille
 def test_a_plan_leaves_room_for_fragments():
     """A tenth on top of what is used: of 44 GiB 40 can be used; what is used of 20 GiB takes 22."""
     asked = step(fragments="0.1", memory="44GiB")
-    assert problem_of(asked).budget_bytes == 40 * GIB
-    assert problem_of(step(memory="44GiB")).budget_bytes == 44 * GIB
+    assert make_problem(asked).budget_bytes == 40 * GIB
+    assert make_problem(step(memory="44GiB")).budget_bytes == 44 * GIB
     assert with_fragments(asked.device, 20 * GIB) == 22 * GIB
 
 
 def test_a_budget_above_the_memory_of_the_device_is_refused_before_anything_is_planned():
     with pytest.raises(PlanError, match=r"memory: 73.0 GiB is more than the 64.0 GiB of the device\n *allowed: up to"):
-        budget_of(step(), "73GiB")
-    assert budget_of(step(), "64GiB") == (64 * GIB, "")
+        find_budget(step(), "73GiB")
+    assert find_budget(step(), "64GiB") == (64 * GIB, "")

@@ -44,18 +44,18 @@ class FakeReport:
     ],
 )
 def test_the_budget_is_corrected_by_the_difference(monkeypatch, real, asked, fits):
-    def dry_run(plan, budget_bytes, say):
+    def dry_run(plan, budget_bytes, report_status):
         return FakeReport(real(plan.peak_bytes), budget_bytes)
 
     monkeypatch.setattr(plan_dry_run, "dry_run_plan", dry_run)
     attempts = plan_dry_run.plan_with_dry_runs(100, FakePlan)
-    assert [attempt.asked_bytes for attempt in attempts] == asked
+    assert [attempt.requested_bytes for attempt in attempts] == asked
     assert attempts[-1].fits == fits
     assert not any(attempt.fits for attempt in attempts[:-1])
 
 
 def test_a_later_plan_on_which_the_backend_fails_ends_it_and_the_first_ones_are_shown(monkeypatch):
-    def dry_run(plan, budget_bytes, say):
+    def dry_run(plan, budget_bytes, report_status):
         if plan.peak_bytes < 100:
             raise LaunchError("dry run of rank 0: RuntimeError\n    log:     there")
         return ShownReport(120, budget_bytes)

@@ -7,7 +7,7 @@ import pytest
 from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, read_step_settings
 from mindswap.errors import PlanError
-from mindswap.features.plan import compilable
+from mindswap.features.plan import restrict_to_compilable
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 
 
@@ -23,12 +23,12 @@ def step(num_stages: int, num_micro_batches: int) -> SimpleNamespace:
     ("num_stages", "num_micro_batches", "swaps"), [(4, 64, True), (4, 65, False), (4, 128, False), (1, 128, True)]
 )
 def test_of_more_than_64_nothing_is_swapped(num_stages, num_micro_batches, swaps):
-    found = compilable(step(num_stages, num_micro_batches), DEFAULT_ALLOW)
+    found = restrict_to_compilable(step(num_stages, num_micro_batches), DEFAULT_ALLOW)
     assert (found.swap, found.recompute) == (swaps, True)
 
 
 def test_swap_alone_is_refused_with_what_would_do():
     with pytest.raises(PlanError) as error:
-        compilable(step(4, 128), Allow(recompute=False))
+        restrict_to_compilable(step(4, 128), Allow(recompute=False))
     assert LAYERS_NOT_INLINED in str(error.value) and "micro_batch_num up to 64" in str(error.value)
-    assert compilable(step(4, 128), Allow(swap=False)) == Allow(swap=False)
+    assert restrict_to_compilable(step(4, 128), Allow(swap=False)) == Allow(swap=False)

@@ -9,15 +9,15 @@ from mindswap.config.parse import parse_document
 from mindswap.config.pipeline_layout import Layout, Pipeline
 from mindswap.errors import PlanError
 from mindswap.features.plan.strategies import (
+    balanced_offset,
     capture_key,
-    own_strategy,
-    spread_offset,
+    file_strategy,
     strategy_space,
     with_batch,
     with_layout,
     with_strategy,
 )
-from mindswap.features.plan.tasks import StepOptions, StepTask, capture_of_task, load_task
+from mindswap.features.plan.tasks import StepOptions, StepTask, load_task, run_capture_task
 from mindswap.features.step import load_step, settings_of
 from mindswap.planner.strategies import Batch, Strategy
 from mindswap.policy.model import Policy
@@ -43,12 +43,12 @@ def read(text):
 
 def test_a_strategy_is_written_with_all_that_hangs_on_it_and_comments_stay():
     document = read(TEXT)
-    assert own_strategy(document) == Strategy(4, 1, 2)
+    assert file_strategy(document) == Strategy(4, 1, 2)
     assert with_strategy(TEXT, document, Strategy(4, 1, 2)) == TEXT
     other = Strategy(2, 4, 1, 2, True)
     text = with_batch(with_strategy(TEXT, document, other), document, Batch(2, 2))
     found = read(text)
-    assert own_strategy(found) == other
+    assert file_strategy(found) == other
     assert text.startswith("parallel:  # how\n") and "# by input" in text and "data_parallel: 2  # ranks" in text
     assert found.data()["parallel"]["dataset_strategy"] == [[2, 1], [2, 1]]
     assert found.value("model", "model_config", "offset") == 0
@@ -84,7 +84,7 @@ def test_more_stages_take_micro_batches_in_place_of_accumulation():
     ],
 )
 def test_layers_are_spread_as_evenly_as_they_go(num_layers, stages, chunks, sizes):
-    offset = spread_offset(num_layers, stages, chunks)
+    offset = balanced_offset(num_layers, stages, chunks)
     assert Pipeline(stages, chunks, offset).layout(num_layers).sizes == sizes
 
 
@@ -128,7 +128,7 @@ def test_a_shared_capture_gives_the_step_that_an_own_capture_gives(tmp_path):
     assert first.simulate(Policy()).step_time_ns != ours.step_time_ns
     # So does the capture that a task hands to another one: it is not gathered twice, say.
     tasks = [StepTask("small.yaml", Path(step.document.file).read_text(), StepOptions()) for step in steps]
-    captured = capture_of_task(tasks[0], lambda: None)
+    captured = run_capture_task(tasks[0], lambda: None)
     handed = load_task(replace(tasks[1], captured=captured), tmp_path / "handed").model.simulate(Policy())
     assert handed.step_time_ns == theirs.step_time_ns
     assert list(handed.activation_bytes) == list(theirs.activation_bytes)
