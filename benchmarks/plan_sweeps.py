@@ -14,6 +14,7 @@ target is missed.
 """
 
 import argparse
+import itertools
 import math
 import sys
 import time
@@ -138,7 +139,7 @@ def row(point: Point) -> tuple[str, ...]:
 def more_memory_slower(points: Sequence[Point]) -> list[str]:
     """Plans for more memory that are slower than one for less."""
     found = []
-    for less, more in zip(points, points[1:], strict=False):
+    for less, more in itertools.pairwise(points):
         limit_ns = less.plan.step_time_ns * (1_000_000 + SLACK_PPM) // 1_000_000
         if less.plan.fits and not (more.plan.fits and more.plan.step_time_ns <= limit_ns):
             budget = f"{more.plan.budget_bytes / GIB:.2f} GiB"

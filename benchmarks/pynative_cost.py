@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from itertools import pairwise
+from typing import ClassVar
 
 import mindspore as ms
 import numpy as np
@@ -70,7 +71,7 @@ class Network(nn.Cell):
 class Counted(Executor):
     """An executor that counts of which layers it is told."""
 
-    told: Counter[int] = Counter()
+    told: ClassVar[Counter[int]] = Counter()
 
     def save(self, tensor, layer_index):
         """See `Observer`."""

@@ -233,8 +233,14 @@ def format_comparison(simulated: Mapping[str, Figures], measured: Mapping[str, F
         real = measured[name]
         memory = [side[name].activation_bytes / side[first].activation_bytes for side in (simulated, measured)]
         rows.append(
-            [name, *(f"{figures.activation_bytes / MIB:.0f}" for figures in (ours, real)), *_compared(*memory)]
-            + [f"{ours.step_ms:.0f}", f"{real.step_ms:.0f}", *_compared(ours.relative_time, real.relative_time)]
+            [
+                name,
+                *(f"{figures.activation_bytes / MIB:.0f}" for figures in (ours, real)),
+                *_compared(*memory),
+                f"{ours.step_ms:.0f}",
+                f"{real.step_ms:.0f}",
+                *_compared(ours.relative_time, real.relative_time),
+            ]
         )
     return format_table(header, rows)
 

@@ -147,7 +147,7 @@ def _behind_links(path: Path) -> Path:
     """Place of a file that is written to a path."""
     if _is_device(path):  # the link of a pipe, as of /dev/stdout, leads to no name of a file
         return path
-    return Path(os.path.realpath(path))  # noqa: PTH121 Path.resolve raises for links in a circle
+    return Path(os.path.realpath(path))  # Path.resolve raises for links in a circle
 
 
 def _is_device(path: Path) -> bool:

@@ -72,9 +72,9 @@ def _serve() -> None:
     with quiet():
         import mindformers  # noqa: F401 imports MindSpore
 
-        import mindswap.features.inspect  # noqa: F401
-        import mindswap.features.plan  # noqa: F401
-        import mindswap.features.verify  # noqa: F401
+        import mindswap.features.inspect
+        import mindswap.features.plan
+        import mindswap.features.verify  # noqa: F401 loaded for the forks
     gc.freeze()
     for line in sys.stdin:
         if (child := os.fork()) == 0:

@@ -41,7 +41,7 @@ def test_overwrite_replaces_both(tmp_path):
 
 
 def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path):
-    with pytest.raises(DataError, match="already exists: .*x.db"), staged(tmp_path / "x", (".db",)) as path:
+    with pytest.raises(DataError, match=r"already exists: .*x\.db"), staged(tmp_path / "x", (".db",)) as path:
         write_pair(path, "new")
         (tmp_path / "x.db").write_text("other")
     assert contents(tmp_path) == {"x.db": "other"}
@@ -95,7 +95,7 @@ def test_a_file_is_replaced_behind_its_link(tmp_path):
 
 @pytest.mark.parametrize("path", [None, 5, [], {}, "\ud800", "a\0b"])
 def test_what_is_no_name_of_a_file_is_refused(path):
-    with pytest.raises(DataError, match="is not a file name\n    fix:     a text, or a pathlib.Path"):
+    with pytest.raises(DataError, match=r"is not a file name\n    fix:     a text, or a pathlib\.Path"):
         file_name(path)
 
 

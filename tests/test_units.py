@@ -66,14 +66,14 @@ def test_rates():
     assert parse_quantity("20GB/s", BANDWIDTH_UNITS, "20GB/s") == 20 * 10**9
     assert parse_quantity("1.6TiB/s", BANDWIDTH_UNITS, "20GB/s") == int(1.6 * 2**40)
     for text in ("20Gb/s", "20GB", "160Gbit/s"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="write a number with its unit, such as 20GB/s; units are B/s, "):
             parse_quantity(text, BANDWIDTH_UNITS, "20GB/s")
 
 
 def test_times():
     found = [parse_quantity(text, TIME_UNITS, "20us") for text in ("20us", "1.5 ms", "2s", "7ns")]
     assert found == [20_000, 1_500_000, 2 * 10**9, 7]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="such as 20us; units are ns, "):
         parse_quantity("20", TIME_UNITS, "20us")
 
 

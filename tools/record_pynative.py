@@ -15,6 +15,7 @@ import random
 import sys
 import types
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
@@ -69,7 +70,7 @@ def wrap(target, **_options):
 class SwapManager:
     """Notes which layer starts the copies of which."""
 
-    pairs: list = []
+    pairs: ClassVar[list] = []
 
     def set_forward_prefetch_layer(self, layer, other):
         """Remember one pair."""
@@ -79,7 +80,7 @@ class SwapManager:
 class Logger:
     """Keeps the lines."""
 
-    lines: list = []
+    lines: ClassVar[list] = []
 
     def info(self, text, *args):
         """One line."""

@@ -144,8 +144,10 @@ def _to_policy(
                 again.setdefault(module, []).append(layer_index)
             for module in setting.swapped:
                 num_forward = len(model.layer_block(Policy(), layer_index).forward)
-                for tensor in tensors_of(module, saved_tensors(model, layer_index)):
-                    swaps.append((tensor, max(1, tensor.first_backward, num_forward - tensor.made_at)))
+                swaps += [
+                    (tensor, max(1, tensor.first_backward, num_forward - tensor.made_at))
+                    for tensor in tensors_of(module, saved_tensors(model, layer_index))
+                ]
     return Policy(
         is_swap_enabled=True,
         op_swap=swap_policy(swaps).op_swap,

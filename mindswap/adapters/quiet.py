@@ -59,7 +59,7 @@ def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
     with contextlib.suppress(OSError, ValueError):  # it has no descriptor at all
         if stream.fileno() == descriptor:
             return stream
-    return open(descriptor, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 not ours to close
+    return open(descriptor, "w", buffering=1, encoding="utf-8", closefd=False)  # not ours to close
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ _COLLECTION_TAGS = {None, "!", *(_TAG + name for name in ("map", "seq", "set", "
 _Pair = tuple[yaml.ScalarNode, MappingEntry]
 
 
-class _Stop(Exception):  # noqa: N818 no error: it ends the reading of a file whose problem is kept already
+class _Stop(Exception):
     """The rest of the file is not read."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -102,7 +102,7 @@ def _parts_ns(timeline: Timeline) -> list[tuple[int, int, int]]:
     """Of each stage: forward and backward with communication that they wait for, forward again, waits for copies."""
     ops, starts = timeline.program.ops, timeline.program.stage_starts.tolist()
     found = []
-    for stage, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for stage, (begin, end) in enumerate(pairwise(starts)):
         kind, duration_ns = ops.kind[begin:end], ops.duration_ns[begin:end]
         work_ns = int(duration_ns[(kind == OpKind.FORWARD) | (kind == OpKind.BACKWARD)].sum())
         recompute_ns = int(duration_ns[kind == OpKind.RECOMPUTE].sum())

@@ -97,7 +97,7 @@ def _merge(patterns: Iterable[str], names: Callable[[str], frozenset[object]]) -
         groups: dict[tuple[object, ...], list[str]] = {}
         for pattern in left:
             parts = split_pattern(pattern)
-            rest = parts[:position] + (None,) + parts[position + 1 :] if position < len(parts) else (pattern,)
+            rest = (*parts[:position], None, *parts[position + 1 :]) if position < len(parts) else (pattern,)
             groups.setdefault((position < len(parts), *rest), []).append(pattern)
         left = sorted(joined for group in groups.values() for joined in _join(group, position, names))
     return left

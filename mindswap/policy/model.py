@@ -13,9 +13,16 @@ from mindswap.errors import MindswapError
 from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 
 __all__ = [
-    "ALL_LAYERS", "NO_LAYERS", "DEFAULT_SWAP_PATTERNS", "Layers", "LayerSwap", "OpSwap", "OpRecompute", "Policy",
+    "ALL_LAYERS",
+    "DEFAULT_SWAP_PATTERNS",
+    "NO_LAYERS",
+    "LayerSwap",
+    "Layers",
+    "OpRecompute",
+    "OpSwap",
+    "Policy",
     "union_layers",
-]  # fmt: skip
+]
 
 # The default strategy swaps flash attention. It is two levels deep in the legacy models
 # (attention.flash_attention) and three in the newer ones (self_attention.core_attention.flash_attention).

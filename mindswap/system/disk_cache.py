@@ -71,7 +71,7 @@ def find_danger(folder: Path) -> str:
     As sshd does with its files: the folder and all above it belong to this user or to root, and nobody else can write
     there. A folder such as /tmp, with the sticky bit, may be above a folder of this user.
     """
-    ends = {folder.absolute(), Path(os.path.realpath(folder))}  # noqa: PTH121 resolve raises for circles
+    ends = {folder.absolute(), Path(os.path.realpath(folder))}  # Path.resolve raises for circles
     for place in sorted({place for end in ends for place in (end, *end.parents)}):
         if danger := _danger(place, is_cache=place in ends):
             return danger

@@ -35,8 +35,10 @@ def communication(config):
             "forward" if node.name in step.graph.index.forward_nodes else "again" if node.is_duplicate else "backward"
         )
         name = node.origin if node.is_duplicate else node.name
-        for one in step.collectives.get(name, ()):
-            rows.append([node.layer_index, which, one.kind, one.size_bytes, one.num_ranks, one.stride, node.cell_path])
+        rows += [
+            [node.layer_index, which, one.kind, one.size_bytes, one.num_ranks, one.stride, node.cell_path]
+            for one in step.collectives.get(name, ())
+        ]
     kept = [
         [each.storage.layer_index, each.storage.producer.cell_path, each.kept_bytes]
         for each in classify_saved(step.graph)

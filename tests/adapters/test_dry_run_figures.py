@@ -27,7 +27,7 @@ PIPELINE = {"pipeline_stage": 2, "model_parallel": 2, "data_parallel": 2, "micro
 
 
 @pytest.mark.parametrize(
-    "changes,model,parallel,recorded_mib,least,most",
+    ("changes", "model", "parallel", "recorded_mib", "least", "most"),
     [
         # The peak is in the loss: OneHot of labels is there from the begin on, and sums end fused kernels.
         (OFF, {}, {}, 8816, 0.99, 1.01),

@@ -131,7 +131,7 @@ def test_selective_recomputes_core_attention_of_every_layer(llama):
 def test_block_recomputes_the_first_layer_of_each_stage(llama):
     # Stages have layers 0-1 and 2-3. Of 7 products that of w2 makes the output, which is kept.
     assert matmuls(llama, "block 1") == {0: 6, 2: 6}
-    first, last = kept(llama, "base").values()
+    _first, last = kept(llama, "base").values()
     assert kept(llama, "block 1") == {0: HIDDEN_STATE_BYTES, 1: last, 2: HIDDEN_STATE_BYTES, 3: last}
 
 

@@ -90,21 +90,21 @@ def compared(tmp_path_factory):
 CASES = [(family, name) for family in SHARED for name in rewrite_policies.policies(family)]
 
 
-@pytest.mark.parametrize("family,name", CASES)
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_bytes_of_each_layer_are_those_that_are_compiled(compared, family, name):
     result = compared(family)[name]
     assert result["predicted"]["kept"] == result["compiled"]["kept"]
     assert result["predicted"]["copied"] == result["compiled"]["copied"]
 
 
-@pytest.mark.parametrize("family,name", CASES)
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_copies_that_never_come_back_are_those_that_are_compiled(compared, family, name):
     """The newer models mark reshapes as recomputed; in the legacy Llama a policy does."""
     result = compared(family)[name]
     assert result["predicted"]["one way"] == result["compiled"]["one way"]
 
 
-@pytest.mark.parametrize("family,name", CASES)
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_kernels_that_run_again_are_those_that_are_compiled(compared, family, name):
     compiled, predicted = (Counter(compared(family)[name][which]["again"]) for which in ("compiled", "predicted"))
     assert not predicted - compiled

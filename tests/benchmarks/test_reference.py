@@ -130,5 +130,5 @@ def test_what_is_refused_may_not_come_to_an_end():
 def test_kinds_of_operators(kind):
     program = program_of(*STAGES)
     kinds = np.array([0, 0, 1, 0, kind], np.int8)
-    with pytest.raises(SimulationError, match="^operator 4: its kind is no OpKind$"):
+    with pytest.raises(SimulationError, match=r"^operator 4: its kind is no OpKind$"):
         check_program(replace(program, ops=replace(program.ops, kind=kinds)))

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 configurations in one line
 """`check`, `explain` and `convert` on files of MindFormers 2.x, and what the other commands say of them."""
 
 import pytest

@@ -22,7 +22,7 @@ def test_the_second_chunk_of_zero_bubble_v_runs_back():
 
 
 @pytest.mark.parametrize(
-    "pipeline,num_layers,reason",
+    ("pipeline", "num_layers", "reason"),
     [
         (Pipeline(2), 7, "leave a rest of 1"),
         (Pipeline(2, offset=[0, 1, 0]), 7, "3 numbers, not one per stage"),
@@ -51,7 +51,7 @@ def test_chunks_count_only_where_interleaving_is_on():
 
 
 @pytest.mark.parametrize(
-    "written,is_counts",
+    ("written", "is_counts"),
     [
         ("[[1, 2], [3, 4]]", True),
         ("[1, True]", True),

@@ -99,7 +99,7 @@ def test_problems_of_the_file_are_kept():
 
 
 @pytest.mark.parametrize(
-    "value,text",
+    ("value", "text"),
     [
         (True, "True"),
         (None, "null"),

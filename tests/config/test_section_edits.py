@@ -100,7 +100,7 @@ def test_as_it_is_written(text, expected):
     ],
 )
 def test_what_cannot_be_edited_is_said(text):
-    with pytest.raises(PolicyError, match="x.yaml:[0-9]+:[0-9]+: error: "):
+    with pytest.raises(PolicyError, match=r"x\.yaml:[0-9]+:[0-9]+: error: "):
         rewrite_section(text, "s", {"x": 1}, file="x.yaml")
 
 

@@ -33,7 +33,7 @@ def test_micro_batches_of_a_pipeline():
 
 
 @pytest.mark.parametrize(
-    "text,shares",
+    ("text", "shares"),
     [
         ("{enable_parallel_optimizer: True}", True),
         ("{enable_parallel_optimizer: False}", False),
@@ -54,7 +54,7 @@ def test_without_use_parallel_one_rank_trains():
 
 
 @pytest.mark.parametrize(
-    "parallel,shards",
+    ("parallel", "shards"),
     [
         ("{}", 1),
         ("{enable_parallel_optimizer: True}", 8),
@@ -81,7 +81,7 @@ def test_ranks_of_context_parallelism_have_the_same_weights():
 
 
 @pytest.mark.parametrize(
-    "level,is_accumulator_sharded,is_released",
+    ("level", "is_accumulator_sharded", "is_released"),
     [("level1", False, False), ("level2", True, False), ("level3", True, True)],
 )
 def test_optimizer_levels(level, is_accumulator_sharded, is_released):

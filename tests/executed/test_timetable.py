@@ -27,7 +27,7 @@ def offload_of(timetable, name):
 # Execution order: a, out, b, c, d, g0, ...: the copy out stands at 1, so 3 p behind it is d (p=1, operator 3); with the
 # copy in before g1, g1 (p=2, operator 5); with p=3 nothing, so the last operator. First user of the copy in: g3,
 # operator 7. It may start after operator 7 - 1 - p, so before 7 - p.
-@pytest.mark.parametrize("prefetch,released,fetched", [(1, 3, 6), (2, 5, 5), (3, 7, 4), (0, 1, 7)])
+@pytest.mark.parametrize(("prefetch", "released", "fetched"), [(1, 3, 6), (2, 5, 5), (3, 7, 4), (0, 1, 7)])
 def test_one_number_says_when_memory_goes_and_when_it_comes(prefetch, released, fetched):
     timetable = make_timetable(swapped_graph(prefetch), ["g3"])
     # With p = 0 the wait is at the copy itself, which is no operator: after the next one. b reads a, too.

@@ -129,9 +129,20 @@ def effects(step: CapturedStep) -> object:
             again = compare_recompute(wanted, plain, graph)
             found[f"{name}, asked for {asked}"] = {
                 "swap": [
-                    [len(e.pairs), e.swapped_bytes, len(e.missing), len(e.unasked), len(e.wrong_prefetch)]
-                    + [e.one_way_bytes, len(e.wasted), len(e.beyond_specification), e.num_recomputed]
-                    + [e.kept_before_bytes, e.kept_bytes, *(f"{i.entry} {i.reason.name}" for i in e.idle)]
+                    [
+                        len(e.pairs),
+                        e.swapped_bytes,
+                        len(e.missing),
+                        len(e.unasked),
+                        len(e.wrong_prefetch),
+                        e.one_way_bytes,
+                        len(e.wasted),
+                        len(e.beyond_specification),
+                        e.num_recomputed,
+                        e.kept_before_bytes,
+                        e.kept_bytes,
+                        *(f"{i.entry} {i.reason.name}" for i in e.idle),
+                    ]
                     for e in swaps
                 ],
                 "again": [[str(value) for value in vars(e).values()] for e in again],

@@ -16,7 +16,7 @@ class Kind:
     """The names of an enum; a value of it is its name."""
 
     @staticmethod
-    def Name(value):  # noqa: N802: as protobuf spells it
+    def Name(value):  # noqa: N802 as protobuf spells it
         return value
 
 

@@ -78,7 +78,7 @@ def test_gradients_of_keys_are_added_to_their_cache():
         ("Assign", ("dk+left",)),
         ("Mul", ("dk+cache",)),  # goes on with the sum
     ]
-    forward, backward = measure_work(added)
+    _forward, backward = measure_work(added)
     # Add reads 2 x 384 and writes 384 bytes.
     assert (backward[3].read_bytes, backward[3].written_bytes) == (768, 384)
 

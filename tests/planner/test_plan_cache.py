@@ -1,6 +1,7 @@
 """Plans for hand-made models, without MindSpore: they fit, are not below the bound, and more memory is not slower."""
 
 import gc
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -108,7 +109,7 @@ def test_more_memory_is_never_slower(name, device):
     fitting = [now for now in plans if now.fits]
     assert len(fitting) >= NUM_BUDGETS // 2
     assert plans[-len(fitting) :] == fitting  # what fits goes on fitting
-    for less, more in zip(fitting, fitting[1:], strict=False):
+    for less, more in itertools.pairwise(fitting):
         assert more.step_time_ns <= less.step_time_ns + less.step_time_ns / ENOUGH_PART
     for now in fitting:
         again = evaluate(problem(model, now.budget_bytes), now.policy)

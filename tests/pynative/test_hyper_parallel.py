@@ -65,7 +65,7 @@ def test_another_distance_for_layers_whose_partners_differ():
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    ("settings", "message"),
     [
         (
             {"op_swap": [OpSwap("mlp", Layers(0), 20)], "unit": Unit.OPERATORS},

@@ -185,7 +185,7 @@ def replayed(found: dict) -> list[int]:
 
 def test_a_snapshot_has_the_peak_of_the_dry_run(tmp_path):
     write_snapshot(dry_report(), tmp_path / "memory.pickle")
-    found = pickle.loads((tmp_path / "memory.pickle").read_bytes())  # noqa: S301 own file
+    found = pickle.loads((tmp_path / "memory.pickle").read_bytes())
     assert found == snapshot([model(2)])
     assert max(replayed(found)) == model(2).used_peak_bytes
     keys = {"action", "addr", "size", "stream", "frames", "time_us"}

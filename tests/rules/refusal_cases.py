@@ -61,7 +61,7 @@ def _read_case(module: str, name: str, template: str, body: str, change: str, ca
         text += f"\nmodel: {{model_config: {{{SPARSE}}}}}"
     elif template == "sparse":
         text = text.replace("model_config: {", "model_config: {model_type: deepseek_v3, ")
-    wrong, _, right = (part.replace("@", "") for part in change.partition(" => "))
+    _wrong, _, right = (part.replace("@", "") for part in change.partition(" => "))
     marked = change.partition(" => ")[0]
     assert text.count(marked) == 1, f"{name}: {marked!r} is {text.count(marked)} times in {text!r}"
     return Case(module, name, text, text.replace(marked, right, 1).replace("@", ""), call)

@@ -87,7 +87,7 @@ def rules(config: Any) -> None:
     """Run `check_rules` of MindFormers as the trainer does."""
     build_parallel_config(config)
     dp, mp, cp, pp = check_rules.get_parallel_strategy(config)
-    with parallel(config), mock.patch.object(check_rules, "get_device_num", lambda: dp * mp * cp * pp):
+    with parallel(config), mock.patch.object(check_rules, "get_device_num", return_value=dp * mp * cp * pp):
         check_rules.check_rules(config, "train", network=None, dataset=object())
 
 
@@ -156,7 +156,7 @@ def layers(config: Any) -> None:
     """Spread the layers over pipeline stages."""
     build_parallel_config(config)
     values, utils = config.model.model_config, "mindformers.parallel_core.training_graph.transformer.utils"
-    with parallel(config), mock.patch(f"{utils}.is_legacy_model", lambda: True):
+    with parallel(config), mock.patch(f"{utils}.is_legacy_model", return_value=True):
         chunks = values.get("pp_interleave_num", 1)
         by_name(f"{utils}.LayerSetting")(values.num_layers, values.offset, config.parallel_config, chunks)
 
@@ -174,7 +174,7 @@ def batch(config: Any) -> None:
 def broadcast(config: Any) -> None:
     """Hold sink mode against the level of dataset broadcast."""
     level = config.context.dataset_broadcast_opt_level
-    with mock.patch("mindformers.trainer.base_trainer.mf_get_context", lambda key: level):
+    with mock.patch("mindformers.trainer.base_trainer.mf_get_context", return_value=level):
         BaseTrainer._check_sink_mode_with_ds_broadcast(config)
 
 
@@ -192,7 +192,7 @@ def wrapper(config: Any) -> None:
     with (
         parallel(config, parallel_mode=mode),
         mock.patch.object(make.__mro__[1], "__init__", one_step),
-        mock.patch("mindformers.wrapper.wrapper._get_pipeline_group", lambda: ([0], "0")),
+        mock.patch("mindformers.wrapper.wrapper._get_pipeline_group", return_value=([0], "0")),
         mock.patch("mindformers.wrapper.wrapper.create_group"),
     ):
         network = ms.nn.Dense(1, 1)
@@ -282,7 +282,7 @@ def muon(config: Any) -> None:
     kind = by_name("mindformers.core.optim.muon.Muon")
     is_latent = config.model.model_config.model_type == "deepseek_v3"
     checked = SimpleNamespace(get_gpt_transformer_config=lambda: SimpleNamespace(multi_latent_attention=is_latent))
-    with mock.patch("mindformers.core.optim.muon.is_legacy_model", lambda: False):
+    with mock.patch("mindformers.core.optim.muon.is_legacy_model", return_value=False):
         if config.optimizer.get("swap"):
             kind(parameters(), swap=True)
         else:
@@ -331,7 +331,7 @@ def context(config: Any) -> None:
 def memory(config: Any) -> None:
     """Set the level of memory optimization."""
     runtime = by_name("mindspore.runtime.memory.RuntimeConf")
-    with mock.patch.object(runtime, "get_instance", lambda: mock.MagicMock(is_memory_configured=lambda: False)):
+    with mock.patch.object(runtime, "get_instance", return_value=mock.MagicMock(is_memory_configured=lambda: False)):
         by_name("mindspore.runtime.set_memory")(optimize_level=config.context.memory_optimize_level)
 
 
@@ -426,7 +426,7 @@ def monitor(config: Any) -> None:
     stages = config.parallel_config.pipeline_stage
     with (
         parallel(config, device_num=stages, pipeline_stages=stages),
-        mock.patch("mindformers.core.callback.callback.is_last_pipeline_stage", lambda: True),
+        mock.patch("mindformers.core.callback.callback.is_last_pipeline_stage", return_value=True),
     ):
         kind(origin_epochs=1, config=settings, step_interval=settings.step_interval, dataset_size=8)
 

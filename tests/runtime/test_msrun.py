@@ -69,7 +69,7 @@ def test_python_of_another_name(monkeypatch, tmp_path):
 
 def test_without_mindspore_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match="pip install mindspore==2.9.0"):
+    with pytest.raises(LaunchError, match=r"pip install mindspore==2\.9\.0"):
         msrun.find_msrun()
 
 
@@ -178,7 +178,7 @@ def test_ports_of_other_machines_are_not_checked(used_port):
 
 
 def test_an_unknown_host():
-    with pytest.raises(LaunchError, match="MASTER_ADDR is 'no.such.host.invalid'"):
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR is 'no\.such\.host\.invalid'"):
         check_port("no.such.host.invalid", 8118)
 
 

@@ -81,7 +81,7 @@ def test_options_alone_are_for_the_own_entry(folder, order):
 
 @pytest.mark.parametrize("word", ["other.py", "mf/run_mindformer.py", "tool", "msrun", "x" * 5000])
 def test_other_first_words_are_refused(folder, word):
-    with pytest.raises(LaunchError, match="no script .*\n    allowed: a Python script"):
+    with pytest.raises(LaunchError, match=r"no script .*\n    allowed: a Python script"):
         worker_command([word])
 
 

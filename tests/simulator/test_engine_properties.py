@@ -1,5 +1,6 @@
 """What holds for any program, and agreement with a second simulator, event by event."""
 
+import itertools
 from dataclasses import fields, replace
 
 import numpy as np
@@ -144,7 +145,7 @@ def test_copies_that_take_no_time_cost_nothing(program):
     free = np.zeros_like(program.copies.out_ns)
     timeline = run_program(with_copies(program, out_ns=free, in_ns=free))
     starts = program.stage_starts
-    ends = [timeline.op_end_ns[begin:end].max() for begin, end in zip(starts[:-1], starts[1:], strict=True)]
+    ends = [timeline.op_end_ns[begin:end].max() for begin, end in itertools.pairwise(starts)]
     assert ends == compute_only_ns(program).tolist()
 
 

@@ -32,7 +32,7 @@ RELEASED = replace(CUT, sharding=replace(CUT_BY_4, is_released=True))
 
 
 @pytest.mark.parametrize(
-    "rule,is_cut,passing,waiting,kept,final",
+    ("rule", "is_cut", "passing", "waiting", "kept", "final"),
     [
         # 1024 bytes of 512 numbers: the optimizer gets 2048 bytes of float32, or a quarter of them.
         (KEPT, False, 0, 0, 1024, 2048),
@@ -147,7 +147,7 @@ def test_half_precision_weights_get_gradients_of_float32():
 
 
 @pytest.mark.parametrize(
-    "settings,num_more",
+    ("settings", "num_more"),
     [
         # One weight of 1 KiB: the gradient times `1 - beta1`, and in its turn the first moment and that times `beta1`.
         ({"optimizer": "AdamW"}, 3),
@@ -164,7 +164,7 @@ def test_an_optimizer_of_single_operators_makes_products_first(settings, num_mor
 
 
 @pytest.mark.parametrize(
-    "settings,num_more",
+    ("settings", "num_more"),
     [
         # One weight of 1 KiB: two states, a copy of the first and its product; the gradient is there.
         ({"optimizer": "AdamW"}, 4),
@@ -179,7 +179,7 @@ def test_states_on_the_host_come_with_their_weights(settings, num_more):
 
 
 @pytest.mark.parametrize(
-    "sizes_kib,closing_kib",
+    ("sizes_kib", "closing_kib"),
     [
         # States of both are there at the second, whose gradient is left, and two products: 2 + 4 + 2 + 4.
         ((1, 2), 12),

@@ -53,7 +53,7 @@ def test_an_offset_for_each_chunk():
 
 
 @pytest.mark.parametrize(
-    "settings,words",
+    ("settings", "words"),
     [
         ({"num_stages": 3}, "leave a rest of 1"),
         ({"num_stages": 3, "num_chunks": 2, "scheduler": "zero_bubble_v"}, "it takes 6 micro-batches or more"),

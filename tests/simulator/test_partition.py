@@ -165,7 +165,7 @@ def test_copies():
 def test_what_ties_distant_layers_together_is_an_error():
     late = replace(GRAPH.forward[-2], inputs=("mul2", "gelu0"))
     step = replace(GRAPH, forward=(*GRAPH.forward[:-2], late, GRAPH.forward[-1]))
-    with pytest.raises(SimulationError, match="mlp.gelu would be read two or more layers away"):
+    with pytest.raises(SimulationError, match=r"mlp\.gelu would be read two or more layers away"):
         cut(step)
 
 

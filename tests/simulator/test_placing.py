@@ -40,7 +40,7 @@ def spans(intervals):
 
 
 @pytest.mark.parametrize(
-    "distances,releases",
+    ("distances", "releases"),
     [
         ((1, 1), [2, 4]),  # three places behind each copy out; order: 0 out 1 out 2 3 4 5 6 in in 7 8 9
         ((2, 1), [5, 4]),
@@ -71,7 +71,7 @@ def test_release_slides_to_the_next_operator_of_the_compute_stream():
 
 
 @pytest.mark.parametrize(
-    "distance,prefetch_op",
+    ("distance", "prefetch_op"),
     [
         (1, 6),  # two operators before the user
         (3, 4),  # copies are not counted

@@ -52,8 +52,20 @@ def figures(model: StepModel, policy: Policy) -> dict[str, object]:
         "step": step.step_time_ns,
         "terms": [f"{term.name} {term.duration_ns}" for term in step.terms],
         "stages": [
-            [s.peak_bytes, s.compute_ns, s.recompute_ns, s.bubble_ns, s.copy_out_ns, s.copy_in_ns, s.communication_ns]
-            + [s.swapped_bytes, s.offload_busy_ns, s.prefetch_busy_ns, s.host_bytes, len(s.holders)]
+            [
+                s.peak_bytes,
+                s.compute_ns,
+                s.recompute_ns,
+                s.bubble_ns,
+                s.copy_out_ns,
+                s.copy_in_ns,
+                s.communication_ns,
+                s.swapped_bytes,
+                s.offload_busy_ns,
+                s.prefetch_busy_ns,
+                s.host_bytes,
+                len(s.holders),
+            ]
             for s in stages
         ],
         "at the peak": [f"{one.label} {one.kind.name} {one.size_bytes}" for s in stages for one in s.holders[:4]],

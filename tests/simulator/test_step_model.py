@@ -81,7 +81,7 @@ def test_kept_bytes():
 
 
 @pytest.mark.parametrize(
-    "policy,words",
+    ("policy", "words"),
     [
         (
             Policy(True, layer_recompute=ALL_LAYERS, output_recompute=Layers((2, 3))),
@@ -253,7 +253,7 @@ def test_pipelines_run_to_their_end(num_stages, num_chunks, num_micro_batches, d
     assert needed_bytes(program) == needed_bytes(alone)
 
 
-@pytest.mark.parametrize("num_stages,num_chunks,num_micro_batches", [(4, 3, 5), (5, 2, 7), (5, 3, 12)])
+@pytest.mark.parametrize(("num_stages", "num_chunks", "num_micro_batches"), [(4, 3, 5), (5, 2, 7), (5, 3, 12)])
 def test_interleaved_pipelines_whose_last_group_is_not_full(num_stages, num_chunks, num_micro_batches):
     pipeline = Pipeline(num_stages, num_chunks)
     own = model(num_stages * num_chunks, pipeline=pipeline, num_micro_batches=num_micro_batches)

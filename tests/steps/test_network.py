@@ -122,8 +122,8 @@ def test_a_network_without_a_list_of_the_usual_name_says_how_to_name_it(cells):
 
 
 def test_a_pattern_that_names_nothing_is_refused(cells):
+    policy = Policy(is_swap_enabled=True, op_swap=(OpSwap("gelu", ALL_LAYERS, 6),))
     with pytest.raises(ApplyError, match="'gelu'"):
-        policy = Policy(is_swap_enabled=True, op_swap=(OpSwap("gelu", ALL_LAYERS, 6),))
         mindswap.apply(cells.network(), policy, layers="backbone.stages")
 
 

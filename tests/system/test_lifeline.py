@@ -61,7 +61,7 @@ def test_a_child_ends_with_its_parent():
 
     def is_gone():
         try:
-            return open(f"/proc/{child}/stat").read().rpartition(")")[2].split()[0] == "Z"  # noqa: SIM115, PTH123
+            return open(f"/proc/{child}/stat").read().rpartition(")")[2].split()[0] == "Z"  # noqa: PTH123
         except OSError:
             return True
 

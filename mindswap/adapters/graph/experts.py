@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from mindformers.models.llama import llama
 from mindspore import Tensor, nn
 from mindspore.common import dtype as mstype
-from mindspore.ops import functional as F
+from mindspore.ops import functional as F  # noqa: N812 its name in MindSpore's own code
 from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
 from mindspore.ops.operations import Morph

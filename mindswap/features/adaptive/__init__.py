@@ -72,7 +72,7 @@ def train_adaptively(
     if os.environ.get("MS_ROLE"):
         fix = f"mindswap run {ADAPTIVE_FLAG} -- msrun ... (in front of msrun)"
         raise LaunchError(f"{ADAPTIVE_FLAG} inside a worker\n    fix:     {fix}")
-    if (ray is None) != (nodes is None) or spare and ray is None:
+    if (ray is None) != (nodes is None) or (spare and ray is None):
         raise LaunchError(
             "--ray, --nodes, --spare: a cluster needs its address and its nodes\n    fix:     --ray auto --nodes N"
         )

@@ -74,8 +74,8 @@ def _events(run: DryRun) -> list[dict[str, Any]]:
     for tick, is_taken, i in _allocation_changes(run):
         block = run.blocks[i]
         about = {"addr": addresses[i], "size": block.size_bytes, "stream": block.stream, "time_us": tick}
-        for action in ("alloc",) if is_taken else ("free_requested", "free_completed"):
-            events.append({"action": action, **about, "frames": _frames(run, i)})
+        actions = ("alloc",) if is_taken else ("free_requested", "free_completed")
+        events += [{"action": action, **about, "frames": _frames(run, i)} for action in actions]
     return events
 
 

@@ -55,7 +55,7 @@ def split_words(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add_arguments(parser)
     end = words.index("--") if "--" in words else len(words)
     args, rest = parser.parse_known_args(words[:end])
-    if end == len(words) or rest and (rest[0] == words[0] or not rest[0].startswith("--")) or rest == words[:end]:
+    if end == len(words) or (rest and (rest[0] == words[0] or not rest[0].startswith("--"))) or rest == words[:end]:
         return args, [*rest, *words[end:]]
     if rest:  # whatever is wrong before `--` is an option of mindswap
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

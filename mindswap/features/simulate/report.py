@@ -45,7 +45,7 @@ def format_simulation(report: SimulationReport, has_figures: bool = False) -> st
     if report.causes:
         lines.append("compute waits for, longest first (all stages and micro-batches):")
         lines += [f"    {format_time(c.exposed_ns):>8}  {describe_cause(c)}" for c in report.causes[:NUM_CAUSES]]
-        lines += _rest([cause.exposed_ns for cause in report.causes[NUM_CAUSES:]], format_time) + [""]
+        lines += [*_rest([cause.exposed_ns for cause in report.causes[NUM_CAUSES:]], format_time), ""]
     if has_figures:
         lines.append("figures of the device that were used:")
         width = max((len(figure.name) for figure in report.figures), default=0)

@@ -81,7 +81,7 @@ def compare_logs(
     errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
     nodes = {log.worker: log.node for log in logs if log.node}
     # With a log missing, which stage a worker is of is not known.
-    is_whole = not logs or max(log.worker for log in logs) == len(logs) - 1 and len(logs) % num_stages == 0
+    is_whole = not logs or (max(log.worker for log in logs) == len(logs) - 1 and len(logs) % num_stages == 0)
     stages = num_stages if is_whole else 1
     return LogReport(len(logs), errors_first, memory, nodes, stages, predicted_peak_bytes)
 

@@ -254,9 +254,11 @@ class ColumnGeneration:
         changes = []
         for item, values in enumerate(ranked, 1):
             own_ns = _item_price(figures, layer, item, int(best[item]), prices)
-            for value in values:
-                if value != best[item]:
-                    changes.append((_item_price(figures, layer, item, value, prices) - own_ns, item, value))
+            changes += [
+                (_item_price(figures, layer, item, value, prices) - own_ns, item, value)
+                for value in values
+                if value != best[item]
+            ]
         is_better = False  # those that promise most first
         for number, (_, item, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
             if (is_better and number >= NUM_CHANGES) or self.num_tried >= MAX_TRIED:

@@ -4,6 +4,7 @@ MindSpore's texts are those of the libraries in the wheel of mindspore 2.9.0 (`s
 from its list of error codes (hiascend.com, "maintenref/troubleshooting") and public reports.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -126,7 +127,7 @@ def split_messages(text: str) -> list[str]:
     """
     starts = [match.start() for match in _HEADER.finditer(text)]
     cuts = [0, *(start for start in starts if start > 0), len(text)]
-    return [text[low:high] for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [text[low:high] for low, high in itertools.pairwise(cuts)]
 
 
 def parse_set_line(text: str) -> SetLine | None:

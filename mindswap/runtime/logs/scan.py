@@ -146,7 +146,7 @@ class LogScanner:
             end = block.find(b"\n", position, stop)
             end = stop if end < 0 else end
             raw = block[position:end]
-            if self._pending or not _is_idle(raw) and any(needle in raw for needle in NEEDLES):
+            if self._pending or (not _is_idle(raw) and any(needle in raw for needle in NEEDLES)):
                 for part in clean_line(raw).split("\r"):
                     self._take_line(part)
             position = end + 1

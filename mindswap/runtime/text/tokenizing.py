@@ -131,7 +131,7 @@ def _load_json(path: Path, eos_token: str | None) -> TextTokenizer:
         raise DataError(f"{path}: reading it needs a package\n    fix:     pip install tokenizers") from error
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 it raises plain Exception
+    except Exception as error:  # it raises plain Exception
         raise DataError(f"{path}: {error}\n    allowed: the tokenizer.json of a Hugging Face model") from error
     # A file may ask to cut or to fill every text to one length; and "</s>" in a text is just text.
     tokenizer.no_truncation()

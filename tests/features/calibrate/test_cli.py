@@ -134,7 +134,7 @@ def test_a_broken_file_beside_a_good_one_is_no_bug(run, tmp_path, name, content)
 
 
 @pytest.mark.parametrize(
-    "change,said",
+    ("change", "said"),
     [
         (lambda text: text.replace(",", ";"), "no column Type, Duration(us)"),
         (lambda text: "sep=,\r\n" + text, "no column Type, Duration(us)"),

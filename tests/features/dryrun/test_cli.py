@@ -138,7 +138,7 @@ def test_what_it_is_asked_with_is_looked_at_before_the_run(option, message, tmp_
 
 def test_without_mindspore_it_says_what_is_missing(capsys):
     try:
-        import mindspore  # noqa: F401 TID253
+        import mindspore  # noqa: F401
     except ImportError:
         assert cli.main(["dryrun", CASE4]) == 1
         shown = capsys.readouterr().err
@@ -179,7 +179,7 @@ def test_errors_are_one_object_with_json(capsys):
 def test_one_short_model_is_not_compared_with_the_whole(monkeypatch):
     stub(monkeypatch, lambda *arguments: model(2))
     options = DryRunOptions(layers=(2,))
-    report = dry_run.run_stages(load_document(CASE4), options, load=lambda: pytest.fail(), budget_bytes=1)
+    report = dry_run.run_stages(load_document(CASE4), options, load=lambda: pytest.fail("loaded"), budget_bytes=1)
     assert (report.simulated, report.budget_bytes, report.fits) == (None, None, True)
     assert report.notes == ("2 of 4 layers were run: all figures are of those alone, and nothing is compared",)
 
@@ -201,7 +201,7 @@ def test_an_error_of_the_simulation_is_not_hidden_by_that_of_the_run_that_it_end
     def simulate():
         raise SimulationError("the real error")
 
-    with pytest.raises(SimulationError, match="^the real error$"):
+    with pytest.raises(SimulationError, match=r"^the real error$"):
         dry_run._run_concurrently([0, 1], run, 2, lambda line: None, simulate)
 
 

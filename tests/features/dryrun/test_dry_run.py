@@ -123,7 +123,7 @@ def test_one_stage_runs_all_its_micro_batches():
 
 
 def test_layers_that_stages_cannot_share():
-    with pytest.raises(LaunchError, match="--layers 3: every stage and chunk needs as many layers\n.*multiple of 2"):
+    with pytest.raises(LaunchError, match=r"--layers 3: every stage and chunk needs as many layers\n.*multiple of 2"):
         depths(PIPELINE, 32, layers=(3,))
 
 

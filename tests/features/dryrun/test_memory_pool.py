@@ -85,5 +85,5 @@ def test_the_last_operator_of_a_crash(run):
 
 def test_no_figures(run):
     Path(run / "log").write_text("RuntimeError: no\n")
-    with pytest.raises(LaunchError, match="no peak of memory: RuntimeError: no\n.*log:"):
+    with pytest.raises(LaunchError, match=r"no peak of memory: RuntimeError: no\n.*log:"):
         read_rank(run, 0, 1.0)

@@ -132,7 +132,7 @@ def test_a_damaged_cache_is_made_anew(tmp_path, monkeypatch):
 )
 def test_what_is_warned_of_in_halves_of_layers_is_what_the_backend_does_not_compile(operators, fault, tmp_path):
     """All four layers are unlike here, and on two stages."""
-    recompute = {"recompute_config": {"recompute": False, "select_recompute": dict.fromkeys(operators, [0])}}
+    recompute = {"recompute_config": {"recompute": False, "select_recompute": {key: [0] for key in operators}}}
     data = changed(llama(4), PIPELINE, recompute, {"swap_config": {"swap": True, "op_swap": []}})
     data["parallel_config"]["use_seq_parallel"] = True
     data["model"]["model_config"]["fine_grain_interleave"] = 2

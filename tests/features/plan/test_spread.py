@@ -73,8 +73,7 @@ def test_answers_come_in_order_and_tasks_may_depend_on_those_before(num_jobs):
             yield number
 
     with Spread(num_jobs) as spread:
-        for answer in spread.map(square, tasks()):
-            found.append(answer)
+        found.extend(spread.map(square, tasks()))
     # Two at a time: 5 was begun while 9 was waited for.
     assert found == [0, 1, 4, 9] + [16] * (num_jobs - 1)
 
@@ -90,7 +89,7 @@ def test_who_waits_is_asked_now_and_then_and_may_end_it(tmp_path):
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_what_to_do():
-    with Spread(2) as spread, pytest.raises(LaunchError, match="was killed, maybe for want of memory\n.*fewer --jobs"):
+    with Spread(2) as spread, pytest.raises(LaunchError, match=r"was killed, maybe for want of memory\n.*fewer --jobs"):
         list(spread.map(killed, [1]))
 
 

@@ -51,7 +51,7 @@ def no_plan(path: str | None = "x.yaml") -> SimpleNamespace:
 
 
 def layer(**faults) -> dict:
-    nothing = dict.fromkeys(("missing", "unasked", "wrong_prefetch", "one_way", "without_effect"), [])
+    nothing = {key: [] for key in ("missing", "unasked", "wrong_prefetch", "one_way", "without_effect")}
     return {"layer": 0, **nothing, **faults}
 
 
@@ -130,7 +130,7 @@ def test_a_question_that_takes_too_long_is_ended(monkeypatch):
     """By the clock: a process that sleeps stands for a compile."""
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr(children, "module_command", lambda *_: sleep)
-    with pytest.raises(LaunchError, match="took longer than 0.2 s"):
+    with pytest.raises(LaunchError, match=r"took longer than 0\.2 s"):
         ask(["verify"], 0.2)
 
 

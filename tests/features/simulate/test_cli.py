@@ -43,7 +43,7 @@ def run(capsys):
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])
 @pytest.mark.parametrize(
-    "options,words",
+    ("options", "words"),
     [
         (("--device", "atlas_900"), "atlas_900"),
         (("--d2h", "20Gb/s"), "GB/s"),
@@ -58,7 +58,9 @@ def test_wrong_options_are_one_message(run, command, options, words):
     assert words in err and len(err.strip().splitlines()) <= 3
 
 
-@pytest.mark.parametrize("command,option", [("simulate", "--trace"), ("simulate", "--html"), ("compare", "--plot")])
+@pytest.mark.parametrize(
+    ("command", "option"), [("simulate", "--trace"), ("simulate", "--html"), ("compare", "--plot")]
+)
 def test_an_output_folder_that_is_missing(run, command, option):
     code, out, err = run(command, CASE, option, "nowhere/step.x")
     assert (code, out) == (1, "") and "nowhere" in err
@@ -66,7 +68,7 @@ def test_an_output_folder_that_is_missing(run, command, option):
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])
 @pytest.mark.parametrize(
-    "edits,words",
+    ("edits", "words"),
     [
         ({"mindswap.d2h": "fast"}, "mindswap.d2h"),
         ({"mindswap.memory": "54"}, "mindswap.memory"),

@@ -146,7 +146,7 @@ ACROSS = (
 def test_a_newer_model_is_told_what_does_not_compile_together(whole, compiles, tmp_path):
     """Whole layers beside operators that read what another cell with weights gives, in two more layers."""
     config = yaml.safe_load((ROOT / "tests" / "data" / "qwen3_small.yaml").read_text())
-    config["recompute_config"] = {"recompute": whole, "select_recompute": dict.fromkeys(ACROSS, [1, 2])}
+    config["recompute_config"] = {"recompute": whole, "select_recompute": {key: [1, 2] for key in ACROSS}}
     config["swap_config"] = {"swap": True, "op_swap": []}
     config["model"]["model_config"]["compute_dtype"] = "bfloat16"
     path = tmp_path / "x.yaml"

@@ -214,7 +214,7 @@ def test_a_reshape_of_ones_own_part_that_a_marked_product_reads():
 
 
 @pytest.mark.parametrize(
-    "made,before,read,after,expected",
+    ("made", "before", "read", "after", "expected"),
     [
         # Ulysses: 4096 tokens cut over 4, heads over 2; then tokens whole, heads over 8. Shapes are those of a rank.
         ((1, 1024, 4, 1, 4, 128), (2, 4, 1, 2, 1, 1), (1, 4096, 512), (2, 1, 8), [(2, 2), (4, 1), (2, 8)]),
@@ -233,7 +233,7 @@ def test_cuts_of_the_blocks_of_a_reshape(made, before, read, after, expected):
 
 
 @pytest.mark.parametrize(
-    "made,before,read,after,expected",
+    ("made", "before", "read", "after", "expected"),
     [
         # Dimension by dimension: of 4 parts 2 stay, so 2 ranks exchange; of 2 parts all stay. Shapes do not matter.
         ((), (4, 2), (), (2, 4), 2),

@@ -44,7 +44,7 @@ def attention(integers: str, query=(1, 2, 8, 4), key=None, **constants):
     """A step of one attention, 8 queries and as many keys by default, in forward and backward."""
     tensors = [shaped("q", "Mul", "x", query), *(shaped(name, "Mul", "x", key or query) for name in "kv")]
     mask = replace(shaped("mask", "Mul", "x", (8, 8)), outputs=(TensorType((8, 8), "uint8", 64),))
-    statistics = query[:-1] + (8,)
+    statistics = (*query[:-1], 8)
     score = shaped("f", "FlashAttentionScore", f"q k v mask {integers}", statistics, statistics, (0,), query)
     gradient = shaped("g", "FlashAttentionScoreGrad", f"q_b k_b v_b d mask_b {integers}", query, query, query)
     incoming = shaped("d", "Mul", "x", query)

@@ -58,7 +58,7 @@ W = tensor("float32", 64, 256)  # 64 KiB: just not below the threshold
 
 
 @pytest.mark.parametrize(
-    "known,compute,num_ranks,part_bytes,whole_bytes",
+    ("known", "compute", "num_ranks", "part_bytes", "whole_bytes"),
     [
         (W, HALF, 2, 16 * 1024, 32 * 1024),  # half of 32 KiB of float16
         (W, HALF, 8, 4 * 1024, 32 * 1024),
@@ -93,7 +93,7 @@ def test_forward_and_backward_read_the_gathered_weight():
 
 
 @pytest.mark.parametrize(
-    "known,name,sharding",
+    ("known", "name", "sharding"),
     [
         (W, "w", WeightSharding(1)),
         (tensor("float32", 63, 256), "w", WeightSharding(3)),  # 63 KiB are below 64 KiB

@@ -245,7 +245,7 @@ def test_commands_report_them_as_errors_as_mindformers_stops(section):
 
 
 @pytest.mark.parametrize(
-    "text, place",
+    ("text", "place"),
     [
         ("swap_config: {swap: True, layer_swap: [{op_name: 'add', backward_prefetch: 1, layers: [0]}]}", "op_swap"),
         ("swap_config: {swap: True, recompute: True}", "recompute_config"),

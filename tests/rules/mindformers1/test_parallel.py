@@ -22,7 +22,7 @@ def parallel_optimizer_config(line, swap=True):
 
 
 @pytest.mark.parametrize(
-    "line,column",
+    ("line", "column"),
     [
         ("optimizer_level: level4", 22),
         ("gradient_accumulation_shard: 1", 34),

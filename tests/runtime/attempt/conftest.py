@@ -53,7 +53,7 @@ def run_in_fork(arguments, folder, environment):
             os.environ.clear()
             os.environ.update(environment)
             code = run_by_hand.run(*arguments)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 a fork never returns to pytest
             traceback.print_exc()
         finally:
             sys.stdout.flush()

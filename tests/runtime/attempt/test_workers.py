@@ -166,10 +166,10 @@ def test_a_planner_is_asked_and_answers(asked, answer):
 
 
 def test_a_planner_that_refuses_says_why(asked):
-    with pytest.raises(PlanError, match="^no such file$"):
+    with pytest.raises(PlanError, match=r"^no such file$"):
         asked("print(json.dumps({'refused': 'no such file'}))")
 
 
 def test_a_planner_that_crashes_says_with_what(asked):
-    with pytest.raises(PlanError, match="^the planner crashed, exit code 3\nlast words$"):
+    with pytest.raises(PlanError, match=r"^the planner crashed, exit code 3\nlast words$"):
         asked("print('last words', file=sys.stderr, flush=True); os._exit(3)")

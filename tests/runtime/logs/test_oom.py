@@ -136,7 +136,7 @@ def test_the_scanner_finds_the_line_in_a_log(line, form, size):
             "in HCCL or other components",
             "x.cc:1] I",
             "WARNING",
-        ),  # fmt: skip
+        ),
         "Please try to reduce 'batch_size' or check whether exists extra large shape. For more details, please "
         "refer to 'Out of Memory' at https://www.mindspore.cn .",
         "Device MOC memory size: 62420M",

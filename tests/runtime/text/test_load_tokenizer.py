@@ -34,7 +34,7 @@ def test_special_tokens_within_a_text_are_just_text(tmp_path):
 def test_eos_token_can_be_named_and_must_exist(tmp_path):
     path = make_json(tmp_path / "tokenizer.json", special=("<unk>", "<fin>"))
     assert load_tokenizer(path, "<fin>").eos_id == 1
-    with pytest.raises(DataError, match="known to end a document\n.*special tokens are <unk>, <fin>\n.*--eos-token"):
+    with pytest.raises(DataError, match=r"known to end a document\n.*special tokens are <unk>, <fin>\n.*--eos-token"):
         load_tokenizer(path)
     with pytest.raises(DataError, match="no token '<nix>'"):
         load_tokenizer(path, "<nix>")
@@ -60,7 +60,7 @@ def test_other_files_are_refused_with_the_formats(tmp_path, content):
     pytest.importorskip("sentencepiece")
     path = tmp_path / "t.model"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="t.model: .*\n    allowed: .*tokenizer.json"):
+    with pytest.raises(DataError, match=r"t\.model: .*\n    allowed: .*tokenizer\.json"):
         load_tokenizer(path)
 
 

@@ -74,7 +74,7 @@ def test_foreign_files(path, data, said):
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json(path, content):
     path.write_bytes(content)
-    with pytest.raises(CostError, match="communication.json: is no communication.json"):
+    with pytest.raises(CostError, match=r"communication\.json: is no communication\.json"):
         read_transfers(path)
 
 

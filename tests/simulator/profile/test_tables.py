@@ -134,7 +134,7 @@ def test_the_peak_is_that_of_the_pool(path):
 
 
 def test_level_0_has_no_shapes(path):
-    with pytest.raises(CostError, match="table.csv: no columns Input Shapes, .*\n.*Level2"):
+    with pytest.raises(CostError, match=r"table\.csv: no columns Input Shapes, .*\n.*Level2"):
         read(path, {"Type": "N/A", "Duration(us)": "1"}, columns=LEVEL0_COLUMNS)
     assert recognise_table(path) == "kernels"
 
@@ -162,7 +162,7 @@ def test_foreign_tables(path, content):
 def test_a_line_that_ends_too_early(path):
     write_csv(path, KERNEL_COLUMNS, [MATMUL])
     path.write_text(path.read_text() + "4294967295,12,3,Default/Cast\n")
-    with pytest.raises(CostError, match="table.csv:3: '' is no time or size"):
+    with pytest.raises(CostError, match=r"table\.csv:3: '' is no time or size"):
         list(read_kernels(path))
 
 

@@ -49,7 +49,7 @@ def warm_up(shape: Shape, stage: int, per_stage: int, size: int) -> int:
 # Narayanan et al. (SC 2021), 2.2: the bubble is (stages - 1) forwards and backwards of one chunk.
 @pytest.mark.long
 @pytest.mark.parametrize("shape", SIZES, ids=str)
-@pytest.mark.parametrize("name,per_stage", [("1f1b", 2), ("1f1b_less_memory", 1), ("seqpipe", 2)])
+@pytest.mark.parametrize(("name", "per_stage"), [("1f1b", 2), ("1f1b_less_memory", 1), ("seqpipe", 2)])
 def test_interleaved(name, per_stage, shape):
     pass_ns = FORWARD_NS + INPUT_NS + WEIGHT_NS
     step_ns = run(name, shape, FORWARD_NS, INPUT_NS, WEIGHT_NS).step_time_ns
@@ -78,7 +78,7 @@ def test_gpipe(shape):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shape", PIECES, ids=str)
-@pytest.mark.parametrize("name,per_stage", [("seqpipe", 2), ("seqvpp", 2), ("seqsmartvpp", 1)])
+@pytest.mark.parametrize(("name", "per_stage"), [("seqpipe", 2), ("seqvpp", 2), ("seqsmartvpp", 1)])
 def test_pieces_of_sequences(name, per_stage, shape):
     schedule = find_schedule(name, shape)
     if schedule.refusal(shape):

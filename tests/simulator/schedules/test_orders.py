@@ -11,7 +11,7 @@ from tests.simulator.schedules.builders import num_forward, passes_in_words
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp"])
 @pytest.mark.parametrize(
-    "stage,expected",
+    ("stage", "expected"),
     [
         (0, "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"),
         (1, "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7"),
@@ -34,7 +34,7 @@ def test_one_micro_batch_alone_goes_through_its_chunks_once(name):
 
 
 @pytest.mark.parametrize(
-    "name,stage,expected",
+    ("name", "stage", "expected"),
     [
         # Warm-up of Megatron-LM: 2 (stages behind) + (chunks - 1) * stages: 4 and 2.
         ("1f1b", 0, "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a"),
@@ -80,7 +80,7 @@ def test_pieces_of_a_sequence_go_back_in_reverse():
 
 
 @pytest.mark.parametrize(
-    "name,shape,words",
+    ("name", "shape", "words"),
     [
         ("1f1b", Shape(4, 2, 3), "3 micro-batches are fewer than 4 stages"),
         ("1f1b", Shape(4, 1, 3), ""),

@@ -13,7 +13,7 @@ def counts(text, layout=CHUNKS):
 
 
 @pytest.mark.parametrize(
-    "text,rows",
+    ("text", "rows"),
     [
         ("True", ((2, 2), (2, 2))),
         ("False", ((0, 0), (0, 0))),
@@ -37,7 +37,7 @@ def test_what_is_too_large_or_missing_is_said():
 
 
 @pytest.mark.parametrize(
-    "text,reason",
+    ("text", "reason"),
     [
         ("3", "3 is an integer"),
         ("[1, -1]", "never come to an end"),

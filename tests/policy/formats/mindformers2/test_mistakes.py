@@ -193,7 +193,7 @@ WHOLE = "swap: {enable: True, layer_swap: [{layers: [0]}]}"
 
 
 @pytest.mark.parametrize(
-    "sections,mindformers,is_warned",
+    ("sections", "mindformers", "is_warned"),
     [
         (WHOLE, "2.0.0", True),
         ("swap: {enable: True, op_swap: [{op_name: self_attention, layers: [1]}]}", "2.0.0", True),

@@ -17,7 +17,7 @@ PATHS = ("mlp", "mlp.linear_fc1", "mlp.linear_fc1.matmul", "self_attention")
 
 
 @pytest.mark.parametrize(
-    "pattern,found",
+    ("pattern", "found"),
     [
         ("mlp", ("mlp",)),  # the whole path, not its beginning
         (r"mlp\.linear_fc1", ("mlp.linear_fc1",)),
@@ -72,7 +72,7 @@ def spec(text):
 
 
 @pytest.mark.parametrize(
-    "text,first,last", [("5", 5, 5), ("'5'", 5, 5), ("0-19", 0, 19), ("' 3 '", 3, 3), ("7-2", 7, 2)]
+    ("text", "first", "last"), [("5", 5, 5), ("'5'", 5, 5), ("0-19", 0, 19), ("' 3 '", 3, 3), ("7-2", 7, 2)]
 )
 def test_a_layer_or_a_range(text, first, last):
     assert (spec(text).first, spec(text).last) == (first, last)
