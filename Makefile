@@ -37,7 +37,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 test: check $(VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (16 min)
 	$(CHECK_VENV)/bin/pytest -q -n 3 -m "long and not mindspore" $$(grep -rl mark.long tests --include="test_*.py")
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
-	$(VENV)/bin/pytest -q tests/runtime/data tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
+	$(VENV)/bin/pytest -q tests/runtime/text tests/report/test_plots.py -m "not mindspore"  # need packages that .venv-check lacks
 
 test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)
 	MINDSWAP_NIGHTLY=1 $(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
