@@ -19,7 +19,7 @@ from mindswap.system.environment import (
 
 ROOT = Path(__file__).parents[2]
 UNKNOWN_USER = ("unshare", "--user", "--map-user=12345", "--map-group=12345", "--")
-# What each does to a process of the package is in tests/test_hostile_environment.py.
+# What each does to a process of the package is in tests/test_hostile_environments.py.
 LEFT_BY_OTHERS = {
     "GLOG_v": "3", "GLOG_logtostderr": "0", "MS_SUBMODULE_LOG_v": "{RUNTIME_FRAMEWORK:4}", "VLOG_v": "1",
     "MINDSPORE_DUMP_CONFIG": "/nowhere.json", "MS_COMPILER_CACHE_ENABLE": "1", "MS_DEV_SAVE_GRAPHS": "1",

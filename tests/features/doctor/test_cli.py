@@ -1,4 +1,4 @@
-"""The command on the machine that runs the tests; what it finds on others is in tests/rules/doctor."""
+"""The command on the machine that runs the tests; what it finds on others is in tests/rules/machine."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`mindswap run --adaptive-memory-optimization` up to the start of the loop; the loop is in tests/runtime/adaptive."""
+"""`mindswap run --adaptive-memory-optimization` up to the start of the loop; the loop is in tests/runtime/attempt."""
 
 import pytest
 
