@@ -58,10 +58,10 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
     found = []
     for number, tensor, last_forward, first_backward in _kept_tensors(model, layer_index):
         entries = waiting.get((tensor.label, tensor.size_bytes))
-        held = entries.pop(0).keepers if entries else ()
-        keepers = [graph.owner(node) for node in held]
-        if keepers and leaves[number] and all(names.can_name(node) for node in keepers):
-            paths = dict.fromkeys(path for node in keepers for path in names(node))
+        held = entries.pop(0).holders if entries else ()
+        holders = [graph.owner(node) for node in held]
+        if holders and leaves[number] and all(names.can_name(node) for node in holders):
+            paths = dict.fromkeys(path for node in holders for path in names(node))
             found.append(
                 SavedTensor(
                     layer_index=layer_index,

@@ -20,7 +20,7 @@ from mindswap.system.scratch import remove_abandoned, scratch_folder
 from mindswap.system.signals import held_signals
 from mindswap.system.streams import OutputError, drop_output, write_message
 
-# A descriptor of stderr, as it was before it was redirected, while `tell` may say something; none otherwise.
+# A descriptor of stderr, as it was before it was redirected, while `report_progress` may say something; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # What takes its time now.
 _activity: ContextVar[list[str]] = ContextVar("activity")
@@ -32,7 +32,7 @@ CLEAR_LINE = "\r\x1b[K"
 LOG_NAME = "compile.log"
 
 
-def tell(text: str) -> None:
+def report_progress(text: str) -> None:
     """Say on a terminal, in a few words, what takes its time now; the line before is deleted, by "" without a new one.
 
     Where stderr is no terminal only what takes long is said, a line each time. Nothing outside `progress_reporting`.
@@ -64,7 +64,7 @@ def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
 
 @contextlib.contextmanager
 def progress_reporting(text: str) -> Iterator[int]:
-    """While this lasts, `tell` says on stderr what takes its time, at first `text`; gives a descriptor of it."""
+    """Let `report_progress` write to stderr inside the block, first `text`; yield a descriptor of stderr."""
     descriptor = os.dup(2)
     token, is_over = _stderr.set(descriptor), threading.Event()
     activity = [""]
@@ -72,11 +72,11 @@ def progress_reporting(text: str) -> Iterator[int]:
     repeater = threading.Thread(target=_repeat, args=(descriptor, activity, is_over), daemon=True)
     if not os.isatty(descriptor) and os.environ.get(PROGRESS) != "0":
         repeater.start()
-    tell(text)
+    report_progress(text)
     try:
         yield descriptor
     finally:
-        tell("")
+        report_progress("")
         is_over.set()
         if repeater.is_alive():
             repeater.join()
@@ -92,7 +92,7 @@ def quiet() -> Iterator[Path]:
     MindSpore prints from C++ too, so the file descriptors themselves are redirected, and with them what stands for them
     in a notebook; both packages write logs and graphs into the working folder, MindFormers as soon as it is imported.
     The folder is deleted at the end; after an error it is kept, until `remove_kept` of `system.scratch` or for a
-    week, and the error carries the path of the log, which is what this gives. Only `tell` gets through.
+    week, and the error carries the path of the log, which is what this gives. Only `report_progress` gets through.
     """
     remove_abandoned()
     was_collecting = gc.isenabled()

@@ -37,16 +37,16 @@ def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
     They are on the device all the time: the runtime copies constants there before the first step and never frees
     them. A causal mask without compression and the tables of rotary embedding are the large ones.
     """
-    handed = {saved.backward_name for saved in graph.saved}
+    saved_names = {saved.backward_name for saved in graph.saved}
     readers: dict[str, set[int | None]] = {}
     for node in (*graph.forward, *graph.backward):
         for name in node.inputs if node.op not in WEIGHT_OPS else ():
-            if name in graph.types and name not in handed and not is_cache(name):
+            if name in graph.types and name not in saved_names and not is_cache(name):
                 readers.setdefault(name, set()).add(node.layer_index)
-    found: Counter[int | None] = Counter()
+    layer_bytes: Counter[int | None] = Counter()
     for name, layers in readers.items():
-        found[next(iter(layers)) if len(layers) == 1 else None] += graph.types[name].size_bytes
-    return found
+        layer_bytes[next(iter(layers)) if len(layers) == 1 else None] += graph.types[name].size_bytes
+    return layer_bytes
 
 
 def constant_operators(graph: Graph) -> Mapping[str, frozenset[str]]:
@@ -55,16 +55,18 @@ def constant_operators(graph: Graph) -> Mapping[str, frozenset[str]]:
     A view of a constant is a copy of it; one of such a copy is none, nor is a tuple of them.
     """
     outside = {*graph.inputs, *(saved.backward_name for saved in graph.saved)}
-    made: dict[str, frozenset[str]] = {}
+    constant_values: dict[str, frozenset[str]] = {}
     for node in graph.forward:
         if node.layer_index is not None or node.op in PER_MICRO_BATCH_OPS:
             continue
         tensors = [name for name in node.inputs if name in graph.types or name in graph.index.forward_nodes]
-        if tensors and all(name in made or (name in graph.types and name not in outside) for name in tensors):
-            owners = frozenset().union(*(made.get(name, ()) for name in tensors))
+        if tensors and all(
+            name in constant_values or (name in graph.types and name not in outside) for name in tensors
+        ):
+            owners = frozenset().union(*(constant_values.get(name, ()) for name in tensors))
             is_given = node.op in TUPLE_OPS or (node.op in VIEW_OPS and owners)
-            made[node.name] = owners if is_given else frozenset({node.name})
-    return made
+            constant_values[node.name] = owners if is_given else frozenset({node.name})
+    return constant_values
 
 
 def constant_operator_bytes(graph: Graph) -> tuple[int, int]:
@@ -73,14 +75,14 @@ def constant_operator_bytes(graph: Graph) -> tuple[int, int]:
     Several micro-batches make it once, and it is there until the last of them has read it (dry runs of 2.9.0: a causal
     mask without compression, tables of rotary embedding).
     """
-    made, nodes = constant_operators(graph), graph.index.forward_nodes
+    constant_values, nodes = constant_operators(graph), graph.index.forward_nodes
 
     def bytes_of(names: Set[str]) -> int:
         return sum(nodes[name].size_bytes for name in names)
 
     def owners_of(names: Iterable[str]) -> frozenset[str]:
-        return frozenset().union(*(made.get(name, ()) for name in names))
+        return frozenset().union(*(constant_values.get(name, ()) for name in names))
 
-    read = owners_of(name for node in graph.forward if node.name not in made for name in node.inputs)
-    again = owners_of(saved.forward_name for saved in graph.saved)
-    return bytes_of(read - again), bytes_of(again)
+    read = owners_of(name for node in graph.forward if node.name not in constant_values for name in node.inputs)
+    read_by_backward = owners_of(saved.forward_name for saved in graph.saved)
+    return bytes_of(read - read_by_backward), bytes_of(read_by_backward)

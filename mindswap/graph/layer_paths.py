@@ -16,7 +16,7 @@ MTP_CELL = "mtp"
 # Tie an order or read a weight; their inputs say nothing about where they are.
 POSITIONLESS_OPS = ORDERING_OPS | WEIGHT_OPS
 # Where values are made, in the order of the step: before the layers, in a layer (its index), behind them.
-BEFORE, BEHIND = -1, 2**31
+BEFORE_LAYERS, AFTER_LAYERS = -1, 2**31
 
 
 def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
@@ -34,29 +34,29 @@ def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
     for node in reversed(nodes):
         if node.layer_index is not None or (not node.cell_path and node.name in read_in_layers):
             read_in_layers.update(node.inputs)
-    placed: dict[str, Node] = {}
-    zones: dict[str, int] = {}  # `BEFORE` the layers, their index, or `BEHIND` them
+    assigned: dict[str, Node] = {}
+    zones: dict[str, int] = {}  # `BEFORE_LAYERS` the layers, their index, or `AFTER_LAYERS` them
     for node in nodes:
         node = _with_its_weight(node)
-        sources = [placed[name] for name in node.inputs if name in placed]
+        sources = [assigned[name] for name in node.inputs if name in assigned]
         latest = max(sources, key=lambda source: zones[source.name], default=None)
-        zone = zones[latest.name] if latest is not None else BEFORE
+        zone = zones[latest.name] if latest is not None else BEFORE_LAYERS
         if node.layer_index is None and not node.cell_path:
             if sources and sources[0].layer_index is not None:
                 cell_path = weight_cells.get(node.name, sources[0].cell_path)
                 node = replace(node, layer_index=sources[0].layer_index, cell_path=cell_path)
                 zone = zones[sources[0].name]
         elif node.layer_index is None:
-            if zone not in (BEFORE, BEHIND) and node.name in read_in_layers and latest is not None:
+            if zone not in (BEFORE_LAYERS, AFTER_LAYERS) and node.name in read_in_layers and latest is not None:
                 node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
-            elif zone != BEFORE:
-                zone = BEHIND
+            elif zone != BEFORE_LAYERS:
+                zone = AFTER_LAYERS
         elif zone > node.layer_index and latest is not None and node.op not in POSITIONLESS_OPS:
             node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
         elif node.layer_index is not None:
             zone = node.layer_index
-        placed[node.name], zones[node.name] = node, zone
-    return tuple(placed.values())
+        assigned[node.name], zones[node.name] = node, zone
+    return tuple(assigned.values())
 
 
 def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
@@ -100,17 +100,17 @@ def assign_gradient_layers(
     origin (copies to the device, sums of gradients) belongs where its first input does. `origins` are the operators of
     forward with the compiler's id of its origin; several where the model calls one function in many places.
     """
-    placed = {node.name: node for node in forward}
+    assigned = {node.name: node for node in forward}
     branches = Branches(forward, {entry.backward_name: entry.forward_name for entry in saved}, constants)
-    placed |= {entry.backward_name: placed[entry.forward_name] for entry in saved if entry.forward_name in placed}
+    assigned |= {entry.backward_name: assigned[entry.forward_name] for entry in saved if entry.forward_name in assigned}
     nodes = []
     for node in backward:
-        source = next((placed[name] for name in node.inputs if name in placed), None)
+        source = next((assigned[name] for name in node.inputs if name in assigned), None)
         # A copy keeps the scope that its operator was written with, also where that one lost its own. What it
         # reads may be of the layer before.
         has_own_position = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
         nearby = node if has_own_position else source
-        candidates = [placed[name] for name in origins.get(node.name, ())]
+        candidates = [assigned[name] for name in origins.get(node.name, ())]
         branches.add(node, candidates)
         if nearby is not None and len({candidate.layer_index for candidate in candidates}) > 1:
             candidates = [candidate for candidate in candidates if candidate.layer_index == nearby.layer_index]
@@ -121,7 +121,7 @@ def assign_gradient_layers(
             node = replace(node, origin=source.name)
         if source is not None and not has_own_position and (node.origin or not node.is_duplicate):
             node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
-        placed[node.name] = node
+        assigned[node.name] = node
         nodes.append(node)
     return tuple(nodes)
 

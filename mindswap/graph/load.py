@@ -23,7 +23,7 @@ from mindswap.graph.passes.gather import weight_name
 #     layer 0         layer 1
 #     norm up gelu +  norm up gelu +      `+` reads the layer that it ends, `norm` of the next reads it
 
-BEFORE = -1
+BEFORE_LAYERS = -1
 
 
 def assign_untagged_layers(nodes: Sequence[Node], layer_list: str) -> tuple[Node, ...]:
@@ -35,22 +35,22 @@ def assign_untagged_layers(nodes: Sequence[Node], layer_list: str) -> tuple[Node
     layers: dict[str, int] = {}
     readers = _first_reader(nodes)
     starts: dict[str, bool] = {}
-    placed = []
+    assigned = []
     for node in nodes:
         if node.op in WEIGHT_OPS:
             named = _layer_of_weight(weight_name(node), layer_list)
             source = layers.get(node.inputs[0])
-            layer = named if named is not None else node.layer_index if source in (None, BEFORE) else source
+            layer = named if named is not None else node.layer_index if source in (None, BEFORE_LAYERS) else source
             node = replace(node, layer_index=layer)
         elif not node.paths and node.layer_index is not None:
-            read = max((layers.get(name, BEFORE) for name in node.inputs), default=BEFORE)
+            read = max((layers.get(name, BEFORE_LAYERS) for name in node.inputs), default=BEFORE_LAYERS)
             kind = node.name.rpartition(":")[0]  # what MindSpore calls one place in the code, before its number
             is_start = starts.setdefault(kind, read < node.layer_index)
             reader = readers.get(node.name, node.layer_index)
-            node = replace(node, layer_index=max(read, reader) if is_start or read == BEFORE else read)
-        layers[node.name] = BEFORE if node.layer_index is None else node.layer_index
-        placed.append(node)
-    return tuple(placed)
+            node = replace(node, layer_index=max(read, reader) if is_start or read == BEFORE_LAYERS else read)
+        layers[node.name] = BEFORE_LAYERS if node.layer_index is None else node.layer_index
+        assigned.append(node)
+    return tuple(assigned)
 
 
 def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
@@ -66,8 +66,8 @@ def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
 
 def _layer_of_weight(name: str, layer_list: str) -> int | None:
     """Index behind the name of the list in the name of a weight, as cells give it to their parameters."""
-    found = re.search(rf"(?:^|\.){re.escape(layer_list)}\.(\d+)(?:\.|$)", name)
-    return int(found[1]) if found else None
+    identities = re.search(rf"(?:^|\.){re.escape(layer_list)}\.(\d+)(?:\.|$)", name)
+    return int(identities[1]) if identities else None
 
 
 Message = Any  # of MindSpore's protobuf, whose classes come with MindSpore
@@ -107,11 +107,11 @@ def load_graph(model: Message, layer_list: str | None = None) -> Graph:
             "marks it\n    fix:     take @lazy_inline off the layers"
         )
     # A constant that several functions read is in the first of them, whichever that is.
-    fixed = [node for f in (*model.functions, model.graph) for node in f.node if node.op_type == "Constant"]
-    fixed = [node for node in fixed if node.attribute]
-    values = {node.output[0]: read_value(node.attribute[0]) for node in fixed}
+    constant_nodes = [node for f in (*model.functions, model.graph) for node in f.node if node.op_type == "Constant"]
+    constant_nodes = [node for node in constant_nodes if node.attribute]
+    values = {node.output[0]: read_value(node.attribute[0]) for node in constant_nodes}
     constants = {name: value for name, value in values.items() if isinstance(value, int)}
-    types = {n.output[0]: n.attribute[0].tensors[0] for n in fixed if len(n.attribute[0].tensors) == 1}
+    types = {n.output[0]: n.attribute[0].tensors[0] for n in constant_nodes if len(n.attribute[0].tensors) == 1}
     parameters = (parameter for f in (*forward, *backward) for parameter in f.input)
     types |= {parameter.name: parameter.tensor[0] for parameter in parameters if len(parameter.tensor) == 1}
     bound = _find_partial(forward[0], primitives).input[1:]
@@ -154,12 +154,12 @@ def _is_of_integers(value: object) -> bool:
 
 def _identities(function: Message) -> dict[str, str]:
     """The compiler's id of each operator: a gradient carries that of its forward operator, a copy the same."""
-    found = {}
+    identities = {}
     for node in function.node:
         ids = {attribute.name: attribute.s.decode() for attribute in node.primal_attr}
         if identity := ids.get("forward_unique_id") or ids.get("unique_id"):
-            found[node.name] = identity
-    return found
+            identities[node.name] = identity
+    return identities
 
 
 def _read_nodes(function: Message, primitives: Primitives, layer_list: str | None) -> Iterator[Node]:
@@ -219,10 +219,10 @@ def read_tensor_type(tensor: Message) -> TensorType:
     return TensorType.of(tuple(tensor.dims), DTYPES.get(name, name))
 
 
-def read_value(entry: Message, other: Callable[[Message], Any] = lambda entry: None) -> Any:
+def read_value(entry: Message, read_other: Callable[[Message], Any] = lambda entry: None) -> Any:
     """Plain value of an attribute or a constant; a number stands alone or as the only one of a list.
 
-    What describes no step, floating point numbers and tensors for one, is for `other` to read.
+    What describes no step, floating point numbers and tensors for one, is for `read_other` to read.
     """
     kind = entry.AttributeType.Name(entry.type)
     if kind == "BOOL":
@@ -232,7 +232,7 @@ def read_value(entry: Message, other: Callable[[Message], Any] = lambda entry: N
     if kind == "STRING":
         return (entry.strings[0] if entry.strings else entry.s).decode(errors="replace")
     if kind in ("TUPLE", "LIST"):
-        return tuple(read_value(value, other) for value in entry.values)
+        return tuple(read_value(value, read_other) for value in entry.values)
     if kind == "DICT":  # a Layout: each entry has a name and one value
-        return {value.name: read_value(value.values[0], other) for value in entry.values if value.values}
-    return other(entry)
+        return {value.name: read_value(value.values[0], read_other) for value in entry.values if value.values}
+    return read_other(entry)

@@ -81,7 +81,7 @@ class Node:
         return any(math.prod(output.shape) > 1 for output in self.outputs)
 
     @property
-    def place(self) -> tuple[str, str]:
+    def operator_key(self) -> tuple[str, str]:
         """Its cell and its type: all that a compiled graph says of most operators of a layer."""
         return self.cell_path, self.op
 
@@ -167,9 +167,9 @@ class GraphIndex:
         counts: Counter[tuple[int | None, str]] = Counter()
         found = {}
         for node in self._forward:
-            place = node.layer_index, _scope_in_layer(node.scope)
-            found[node.name] = (*place, counts[place])
-            counts[place] += 1
+            operator_key = node.layer_index, _scope_in_layer(node.scope)
+            found[node.name] = (*operator_key, counts[operator_key])
+            counts[operator_key] += 1
         return found
 
     @functools.cached_property

@@ -73,25 +73,25 @@ class Trait(Flag):
     # each, and backward reads it (`simulator.partition.BlockMaker`).
     READS_WEIGHT = auto()
     # Ties values into a tuple, and takes one out again.
-    BUNDLES = auto()
-    UNBUNDLES = auto()
+    MAKES_TUPLE = auto()
+    READS_TUPLE = auto()
     # Orders side effects or ends a function; no tensor.
-    TIES = auto()
+    ORDERS = auto()
     # The compiler's own, between two operators of the model: `op_swap` cannot mean it.
-    IS_OF_COMPILER = auto()
+    IS_COMPILER_OP = auto()
     # Hands its cut on: MindSpore gives it no operator info of its own (step_parallel_utils.cc, IsParallelCareNode; a
     # Cast without strategy is looked through).
     PASSES_SPLIT = auto()
     # Takes the cut that the next operator asks for; a redistribution happens inside (step_parallel.cc, ReshapeInit).
-    TAKES_ASKED_SPLIT = auto()
+    TAKES_REQUESTED_SPLIT = auto()
     # What a Reshape becomes in the graph of one rank when it redistributes (`name_communication`).
     REDISTRIBUTES = auto()
     # Its backward reads its operands, so one that arrives by communication is kept as it arrived.
-    KEEPS_OPERANDS = auto()
+    SAVES_OPERANDS = auto()
     # May stand between a part of a sum and the communication that a model itself has for it.
     IS_BEFORE_SUM = auto()
     # The gradient of a Concat.
-    UNJOINS = auto()
+    IS_CONCAT_GRADIENT = auto()
     # Two of them with the same inputs give different results.
     RANDOM = auto()
     # Reads only the rows that it gives, not the whole of its first input.
@@ -107,14 +107,14 @@ class Trait(Flag):
 
 
 @dataclass(frozen=True)
-class Operators:
+class OperatorInfo:
     """A line of the table: operators that are alike in everything."""
 
     kind: OpClass = OpClass.ELEMENTWISE  # class
     traits: Trait = Trait.NONE  # what else is to be known
     # rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of a tensor
     # as the tensor; None where no rule is known
-    cut: SplitRule | tuple[int, ...] | None = None
+    split_rule: SplitRule | tuple[int, ...] | None = None
     rate: str = ""  # figure in `Device.vector_rates`, for kernels that the vector units bound
     # of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py)
     gradient: str = ""
@@ -122,12 +122,12 @@ class Operators:
     products: Sequence[int] | None = None
 
 
-def _read_line(row: Mapping[str, Any]) -> Operators:
-    cut = row.get("cut")
-    return Operators(
+def _read_row(row: Mapping[str, Any]) -> OperatorInfo:
+    split_rule = row.get("cut")
+    return OperatorInfo(
         OpClass[row.get("class", "ELEMENTWISE")],
         Trait(sum(Trait[name].value for name in row.get("traits", "").split())),
-        SplitRule[cut] if isinstance(cut, str) else cut and tuple(cut),
+        SplitRule[split_rule] if isinstance(split_rule, str) else split_rule and tuple(split_rule),
         row.get("rate", ""),
         row.get("gradient", ""),
         row.get("products"),
@@ -135,8 +135,8 @@ def _read_line(row: Mapping[str, Any]) -> Operators:
 
 
 TABLE = package_data("graph/operators.json")
-_BY_NAME = {name: line for row in TABLE for line in [_read_line(row)] for name in row["ops"].split()}
-_UNKNOWN = Operators()
+_BY_NAME = {name: line for row in TABLE for line in [_read_row(row)] for name in row["ops"].split()}
+_UNKNOWN = OperatorInfo()
 # Kernels of CANN and the operators of MindSpore that they run.
 OP_OF_KERNEL: Mapping[str, str] = {kernel: op for row in TABLE for kernel, op in row.get("kernels", {}).items()}
 
@@ -152,23 +152,23 @@ def _of_class(kind: OpClass) -> frozenset[str]:
 # Sets for code that asks of every node of a graph; all of them follow from the table.
 VIEW_OPS = _ops_with_trait(Trait.VIEW)
 WEIGHT_OPS = _ops_with_trait(Trait.READS_WEIGHT)
-TUPLE_OPS = _ops_with_trait(Trait.BUNDLES | Trait.UNBUNDLES)
-ORDERING_OPS = _ops_with_trait(Trait.TIES)
+TUPLE_OPS = _ops_with_trait(Trait.MAKES_TUPLE | Trait.READS_TUPLE)
+ORDERING_OPS = _ops_with_trait(Trait.ORDERS)
 # Tie values together; nothing is computed with them.
-BOOKKEEPING_OPS = ORDERING_OPS | _ops_with_trait(Trait.BUNDLES)
-COMPILER_OPS = _ops_with_trait(Trait.IS_OF_COMPILER)
+BOOKKEEPING_OPS = ORDERING_OPS | _ops_with_trait(Trait.MAKES_TUPLE)
+COMPILER_OPS = _ops_with_trait(Trait.IS_COMPILER_OP)
 # Operators of the compiler's own, views, and reads of weights: no work. Copies are the links' work.
 NO_WORK_OPS = _of_class(OpClass.NONE)
 # Views and tuples are the memory of their inputs; Load reads a weight where it is.
 NO_MEMORY_OPS = VIEW_OPS | TUPLE_OPS | (WEIGHT_OPS & NO_WORK_OPS)
 MATMUL_OPS = _of_class(OpClass.MATMUL)
 # Matrix products with a rule for their cut.
-PRODUCT_OPS = frozenset(name for name, line in _BY_NAME.items() if line.cut is SplitRule.PRODUCT)
+PRODUCT_OPS = frozenset(name for name, line in _BY_NAME.items() if line.split_rule is SplitRule.PRODUCT)
 COMMUNICATION_OPS = _of_class(OpClass.COMMUNICATION)
 REDISTRIBUTION_OPS = _ops_with_trait(Trait.REDISTRIBUTES)
-RESHAPING_OPS = _ops_with_trait(Trait.TAKES_ASKED_SPLIT)
-OPERAND_SAVING_OPS = _ops_with_trait(Trait.KEEPS_OPERANDS)
-CONCAT_GRADIENT_OPS = _ops_with_trait(Trait.UNJOINS)
+RESHAPING_OPS = _ops_with_trait(Trait.TAKES_REQUESTED_SPLIT)
+OPERAND_SAVING_OPS = _ops_with_trait(Trait.SAVES_OPERANDS)
+CONCAT_GRADIENT_OPS = _ops_with_trait(Trait.IS_CONCAT_GRADIENT)
 RANDOM_OPS = _ops_with_trait(Trait.RANDOM)
 PARTIAL_READ_OPS = _ops_with_trait(Trait.READS_PART)
 FUSED_OPS = _ops_with_trait(Trait.FUSED)
@@ -185,12 +185,12 @@ LAYER_PASSING_OPS = VALUE_PASSING_OPS | _of_class(OpClass.CAST)
 # the part of a sum that a communication of the model's own adds,
 SUM_PASSING_OPS = VIEW_OPS | _ops_with_trait(Trait.IS_BEFORE_SUM)
 # and the gradient of a weight on its way to the sum; another rank's part is added by communication.
-GRADIENT_PASSING_OPS = VIEW_OPS | COMMUNICATION_OPS | _of_class(OpClass.CAST) | _ops_with_trait(Trait.UNBUNDLES)
+GRADIENT_PASSING_OPS = VIEW_OPS | COMMUNICATION_OPS | _of_class(OpClass.CAST) | _ops_with_trait(Trait.READS_TUPLE)
 # What they give is their first input; the others only tie an order.
 FIRST_INPUT_OPS = WEIGHT_OPS | (VIEW_OPS & COMPILER_OPS) | _of_class(OpClass.CAST)
 
 
-def operator_info(op: str) -> Operators:
+def operator_info(op: str) -> OperatorInfo:
     """Line of the table for an operator; element-wise where it has none."""
     return _BY_NAME.get(op, _UNKNOWN)
 

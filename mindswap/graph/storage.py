@@ -62,14 +62,14 @@ class SavedStorage:
 
     storage: Storage
     placement: Placement  # kept, swapped, or both
-    keepers: tuple[Node, ...]  # nodes through which backward holds it on the device
+    holders: tuple[Node, ...]  # nodes through which backward holds it on the device
     pairs: tuple[SwapPair, ...]  # copies to the host and back; more than one moves the same bytes several times
     first_user: int  # position in `Graph.backward` of the first operator that reads it there, under any name
 
     @property
     def kept_bytes(self) -> int:
         """Bytes that stay on the device from forward to backward."""
-        return self.storage.size_bytes if self.keepers else 0
+        return self.storage.size_bytes if self.holders else 0
 
     @property
     def copied_bytes(self) -> int:
@@ -84,12 +84,12 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     Weights and inputs of the step are left out: they are on the device in any case.
     """
     storages: dict[tuple[str, int], Storage] = {}
-    keepers: defaultdict[tuple[str, int], list[Node]] = defaultdict(list)
+    holders: defaultdict[tuple[str, int], list[Node]] = defaultdict(list)
     pairs: defaultdict[tuple[str, int], list[SwapPair]] = defaultdict(list)
     for node in graph.index.kept_nodes:
         storage = resolve_storage(graph, node.name)
         storages[storage.key] = storage
-        keepers[storage.key].append(node)
+        holders[storage.key].append(node)
     for pair in graph.swap_pairs:
         storage = resolve_storage(graph, pair.producer.name)
         storages[storage.key] = storage
@@ -99,11 +99,11 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     saved = []
     for key in sorted(storages, key=lambda key: (order.get(key[0], -1), key[1])):
         if storages[key].kind is StorageKind.ACTIVATION:
-            names = [node.name for node in keepers[key]] + [pair.copy_out.name for pair in pairs[key]]
-            swapped = Placement.WASTED if keepers[key] else Placement.SWAPPED
+            names = [node.name for node in holders[key]] + [pair.copy_out.name for pair in pairs[key]]
+            swapped = Placement.WASTED if holders[key] else Placement.SWAPPED
             placement = swapped if pairs[key] else Placement.KEPT
             first_user = min(first_users[name] for name in names)
-            saved.append(SavedStorage(storages[key], placement, tuple(keepers[key]), tuple(pairs[key]), first_user))
+            saved.append(SavedStorage(storages[key], placement, tuple(holders[key]), tuple(pairs[key]), first_user))
     return tuple(saved)
 
 
@@ -151,6 +151,6 @@ def resolve_storage(graph: Graph, name: str) -> Storage:
             name = node.inputs[0]
         else:
             output = index or 0
-            known = node.outputs[output] if output < len(node.outputs) else None
-            return Storage(node, node.name, output, StorageKind.ACTIVATION, known)
+            output_type = node.outputs[output] if output < len(node.outputs) else None
+            return Storage(node, node.name, output, StorageKind.ACTIVATION, output_type)
     return Storage(None, name, 0, StorageKind.INPUT, None)

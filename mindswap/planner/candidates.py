@@ -135,7 +135,7 @@ class _Walker:
         self.names = names
         self.layer_index = layer_index
         self.layer = layer
-        self.kept = {node.name for entry in saved for node in entry.keepers}
+        self.kept = {node.name for entry in saved for node in entry.holders}
         # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
         # keys and values of other pieces of the sequence.
         handed_on = (graph.owner(graph.index.forward_nodes[name]) for name in find_boundary_operators(graph))
@@ -151,14 +151,14 @@ class _Walker:
 
     def item(self, group: list[SavedStorage]) -> Item:
         producers = tuple(dict.fromkeys(self.label(entry) for entry in group))
-        keepers = [self.graph.owner(node) for entry in group for node in entry.keepers]
+        holders = [self.graph.owner(node) for entry in group for node in entry.holders]
         makers = [entry.storage.producer for entry in group if entry.storage.producer is not None]
         ways = {way: is_across for way, is_across in self.ways(group).items() if self.output_names.isdisjoint(way)}
         return Item(
             label=producers[0],
             producers=producers,
             sizes_bytes=tuple(entry.storage.size_bytes for entry in group),
-            swap_names=self._paths([*keepers, *makers]) if self._can_swap(keepers) else (),
+            swap_names=self._paths([*holders, *makers]) if self._can_swap(holders) else (),
             recompute_names=tuple(filter(None, ways)),
             across_cells=frozenset(way for way, is_across in ways.items() if is_across),
         )
@@ -205,14 +205,14 @@ class _Walker:
         names = (first_source(name, TUPLE_OPS, self.graph.index.forward_nodes) for name in node.inputs)
         return [made[name] for name in names if name in made]
 
-    def _can_swap(self, keepers: list[Node]) -> bool:
+    def _can_swap(self, holders: list[Node]) -> bool:
         """Each has a name, in the cell where the compiler has it.
 
         Of two reshapes in a row the compiler leaves one, with the name of the first and the place of the second.
         `mindswap verify` finds it by the places that it may have; plans do without.
         """
-        return bool(self._paths(keepers)) and all(
-            any(name.rpartition(".")[0] == node.cell_path for name in self.names(node)) for node in keepers
+        return bool(self._paths(holders)) and all(
+            any(name.rpartition(".")[0] == node.cell_path for name in self.names(node)) for node in holders
         )
 
     def _way(self, nodes: list[Node]) -> tuple[str, ...]:
@@ -251,8 +251,8 @@ class _Walker:
         A short way ends at what makes more than it reads and nobody keeps, such as a cast to a wider type: what it
         reads is then kept instead.
         """
-        own = {node.name for entry in group for node in entry.keepers}
-        stack = [node for entry in group for node in entry.keepers]
+        own = {node.name for entry in group for node in entry.holders}
+        stack = [node for entry in group for node in entry.holders]
         seen = set()
         while stack:
             node = stack.pop()

@@ -86,7 +86,7 @@ class Rows:
             return
         uses, recomputed = self.catalog.merged[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
         holding = {
-            name for keepers in self.keeper_names(layer_index, row).values() for names in keepers for name in names
+            name for holders in self.keeper_names(layer_index, row).values() for names in holders for name in names
         }
         for i in swapped:
             names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
@@ -160,8 +160,8 @@ class Rows:
             return self.model.layer_block(recompute, layer_index)
         named = self._swaps(layer_index, row)
         copies: dict[Label, tuple[int, int, bool]] = {}
-        for label, keepers in self.keeper_names(layer_index, row).items():
-            distances = [[named.get(name) for name in names] for names in keepers]
+        for label, holders in self.keeper_names(layer_index, row).items():
+            distances = [[named.get(name) for name in names] for names in holders]
             if not self.model.captured.has_all_tags:
                 distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
             # Equal operators under one setting are one, and so is their copy.

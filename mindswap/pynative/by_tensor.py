@@ -27,12 +27,12 @@ class StorageTreatment:
     """Saved storages of a step under some settings: numbers of those that move, and that are computed again."""
 
     moved: frozenset[int]
-    again: frozenset[int]
+    recomputed: frozenset[int]
 
 
 def treatment_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> StorageTreatment:
     """Fate of each storage in MindFormers 1.9: it goes with its maker, or where none was seen, with its saver."""
-    moved, again = set(), set()
+    moved, recomputed = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         if maker.layer_index is None:
             continue
@@ -43,15 +43,15 @@ def treatment_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> StorageT
             claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _paths)
             for claim in claims
         ):
-            again.add(index)
+            recomputed.add(index)
         elif not claims and all(decision.prefetch is not None for decision in decisions):
             moved.add(index)
-    return StorageTreatment(frozenset(moved), frozenset(again))
+    return StorageTreatment(frozenset(moved), frozenset(recomputed))
 
 
 def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
     """Fate of each storage in MindFormers 2.x: it goes with the cell that saves it."""
-    moved, again = set(), set()
+    moved, recomputed = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         own = maker.layer_index
         if own is not None and any(
@@ -59,20 +59,20 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
             _are_inside([maker], own, path, _paths_2x) and (is_single or _are_inside(savers, own, path, _paths_2x))
             for path, is_single in _recomputed_2x(effect, own)
         ):
-            again.add(index)
+            recomputed.add(index)
         elif _is_shared(maker, savers):
             continue
         elif any(_is_swapped_2x(effect, saver) for saver in savers):
             moved.add(index)
-    return StorageTreatment(frozenset(moved), frozenset(again))
+    return StorageTreatment(frozenset(moved), frozenset(recomputed))
 
 
-def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
+def choose_2x(trace: Trace, targets: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
     """Settings of 2.x that move these storages, as nearly as whole cells and operators can say it.
 
     `known` is what can be named in a layer of 2.x; `num_layers` may be swapped, from the first.
     """
-    offers: dict[tuple[int, str], set[int]] = {}
+    candidates: dict[tuple[int, str], set[int]] = {}
     for index, (maker, savers) in _activations(trace).items():
         if _is_shared(maker, savers):
             continue
@@ -80,25 +80,27 @@ def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layer
             if saver.layer_index is not None and saver.layer_index < num_layers:
                 for path in _prefixes(to_2x_path(_unambiguous_path(saver))):
                     if path in known.cells or path in known.callables or not path:
-                        offers.setdefault((saver.layer_index, path), set()).add(index)
-    return _choose(trace, wanted, offers)
+                        candidates.setdefault((saver.layer_index, path), set()).add(index)
+    return _choose(trace, targets, candidates)
 
 
-def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], bool]) -> Swapped:
+def choose_1_9(trace: Trace, targets: frozenset[int], is_nameable: Callable[[str], bool]) -> Swapped:
     """Settings of 1.9 that move these storages; paths are those of the network that was recorded.
 
-    `nameable` says whether a layer has a cell or primitive at a path.
+    `is_nameable` says whether a layer has a cell or primitive at a path.
     """
-    offers: dict[tuple[int, str], set[int]] = {}
+    candidates: dict[tuple[int, str], set[int]] = {}
     for index, (maker, _) in _activations(trace).items():
         if maker.layer_index is not None:
             for path in _prefixes(_unambiguous_path(maker)):
-                if not path or nameable(path):
-                    offers.setdefault((maker.layer_index, path), set()).add(index)
-    return _choose(trace, wanted, offers)
+                if not path or is_nameable(path):
+                    candidates.setdefault((maker.layer_index, path), set()).add(index)
+    return _choose(trace, targets, candidates)
 
 
-def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what: str, where: str) -> list[str]:
+def differences(
+    trace: Trace, before: Iterable[int], after: Iterable[int], verb_of_before: str, target_name: str
+) -> list[str]:
     """Storages of one set that another lacks, in words: those of a cell together, equal ones of several layers, too.
 
     Args:
@@ -121,7 +123,10 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
                 label = f"{len(indices)} tensors of {cell}"
             size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
             groups.setdefault(f"{label}, {size}", []).append(layer)
-        lines += [f"{where} {verb} {what} {label}, {name_indices('layer', layers)}" for label, layers in groups.items()]
+        lines += [
+            f"{target_name} {verb} {verb_of_before} {label}, {name_indices('layer', layers)}"
+            for label, layers in groups.items()
+        ]
     return lines
 
 
@@ -166,23 +171,25 @@ def _makers_of_copies(trace: Trace) -> dict[int, int]:
     return found
 
 
-def _choose(trace: Trace, wanted: frozenset[int], offers: Mapping[tuple[int, str], set[int]]) -> Swapped:
+def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int, str], set[int]]) -> Swapped:
     """For each layer the largest cells that move nearly nothing but what is wanted, else what is in them."""
 
     def size(storages: Iterable[int]) -> int:
         return sum(trace.storages[index].size_bytes for index in storages)
 
     def chosen(layer: int, path: str) -> list[str]:
-        found = offers[layer, path]
-        good, bad = size(found & wanted), size(found - wanted)
+        found = candidates[layer, path]
+        good, bad = size(found & targets), size(found - targets)
         if bad <= MAX_EXCESS_FRACTION * good:
             return [path] if good else []
-        inner = [name for other, name in offers if other == layer and name and name.rpartition(".")[0] == path != name]
+        inner = [
+            name for other, name in candidates if other == layer and name and name.rpartition(".")[0] == path != name
+        ]
         parts = [part for name in inner for part in chosen(layer, name)]
         return parts or ([path] if good > bad else [])
 
     paths: dict[str, list[int]] = {}
-    for layer in sorted({layer for layer, _ in offers}):
+    for layer in sorted({layer for layer, _ in candidates}):
         for path in chosen(layer, ""):
             paths.setdefault(path, []).append(layer)
     return Swapped(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
@@ -199,7 +206,7 @@ def _paths_2x(operator: Operator) -> list[str]:
 
 def _unambiguous_path(operator: Operator) -> str:
     """Its path, or that of its cell where several may be meant."""
-    return ".".join(operator.path[:-1] if operator.also else operator.path)
+    return ".".join(operator.path[:-1] if operator.alternative_names else operator.path)
 
 
 def _prefixes(path: str) -> list[str]:

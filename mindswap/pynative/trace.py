@@ -61,12 +61,14 @@ class Operator:
     is_forward: bool  # forward or backward
     inputs: tuple[Value, ...] = ()  # empty where the trace was recorded to be executed only
     outputs: tuple[Value, ...] = ()
-    also: tuple[str, ...] = ()  # other names of its cell for primitives of this type: which of them ran is not known
+    alternative_names: tuple[
+        str, ...
+    ] = ()  # other names of its cell for primitives of this type: which of them ran is not known
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
         """All that may be its path."""
-        return (self.path, *((*self.path[:-1], name) for name in self.also))
+        return (self.path, *((*self.path[:-1], name) for name in self.alternative_names))
 
 
 @dataclass(frozen=True)
@@ -194,9 +196,9 @@ def load_trace(text: str, file: str) -> RecordedStep:
 
 
 def _operator(row: list[Any]) -> Operator:
-    name, layer_index, path, is_forward, inputs, outputs, also = row
+    name, layer_index, path, is_forward, inputs, outputs, alternative_names = row
     values = (tuple(map(_value, inputs)), tuple(map(_value, outputs)))
-    return Operator(name, layer_index, tuple(path), is_forward, *values, tuple(also))
+    return Operator(name, layer_index, tuple(path), is_forward, *values, tuple(alternative_names))
 
 
 def _value(row: list[Any]) -> Value:

@@ -45,7 +45,7 @@ class CompiledLayers:
             gathered = share_casts(gathered, settings.lacks_lazy_inline)
         # The step before equal operators are merged; communication that makes weights whole, by name of its node;
         # operators that run once in a step, for all micro-batches.
-        self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
+        self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.computed_once
         self._named = normalize_saved_names(self.graph)  # what is rewritten
         self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
         # The step without any policy: equal operators merged.
@@ -107,7 +107,7 @@ class CompiledLayers:
         for entry in classify_saved(graph):
             if entry.storage.producer is not None and entry.storage.layer_index == position:
                 names = found.setdefault(self.labels(entry.storage.producer), {})
-                for node in entry.keepers:
+                for node in entry.holders:
                     owner = graph.owner(node)
                     by = readers.get(node.name, {owner.name}) if node.name != owner.name else {owner.name}
                     names.update({self._paths_of(owner): None} if owner.name in by else {})

@@ -40,7 +40,7 @@ def describe(graph, saved):
     """Bytes of a layer, or of what is outside; kept ones also by the cell through which backward holds them."""
     cells = Counter()
     for entry in saved:
-        holder = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
+        holder = graph.owner((*entry.holders, *(pair.producer for pair in entry.pairs))[0])
         cells[holder.cell_path] += entry.kept_bytes
     return {
         "kept_bytes": sum(entry.kept_bytes for entry in saved),

@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
-from mindswap.adapters.quiet import quiet, tell
-tell("before")
+from mindswap.adapters.quiet import quiet, report_progress
+report_progress("before")
 with quiet():
     print("noise", file=sys.stderr)
-    tell("compiling")
-tell("after")
+    report_progress("compiling")
+report_progress("after")
 """
 COMMAND = [sys.executable, "-c", SCRIPT]
 
@@ -74,7 +74,7 @@ assert notebook.getvalue() == "heard\\n"
 def test_what_takes_long_is_told_where_stderr_is_no_terminal_too():
     """After 0.2, 0.4 and 0.8 s, of one that takes 1 s."""
     slow = SCRIPT.replace("with quiet", "import mindswap.adapters.quiet as q, time; q.FIRST_S = 0.2\nwith quiet")
-    slow = slow.replace('tell("compiling")', 'tell("compiling"); time.sleep(1)')
+    slow = slow.replace('report_progress("compiling")', 'report_progress("compiling"); time.sleep(1)')
     lines = "mindswap: compiling, 0 s so far\n" * 2 + "mindswap: compiling, 1 s so far\n"
     for progress, expected in (("1", lines), ("0", "")):
         environ = {**os.environ, "MINDSWAP_PROGRESS": progress}

@@ -64,7 +64,7 @@ def under(step: CapturedStep, policy: Policy) -> Graph:
 def saved(graph: Graph) -> list[str]:
     return [
         f"{entry.storage.producer.op if entry.storage.producer else '-'} {entry.storage.layer_index} "
-        f"{entry.placement.name} {entry.kept_bytes} {entry.copied_bytes} {len(entry.keepers)} {entry.first_user}"
+        f"{entry.placement.name} {entry.kept_bytes} {entry.copied_bytes} {len(entry.holders)} {entry.first_user}"
         for entry in classify_saved(graph)
     ]
 
@@ -112,7 +112,7 @@ def gathered(step: CapturedStep) -> object:
             "forward": counted(graph.forward), "backward": counted(graph.backward), "saved": saved(graph),
             "sent": [f"{c.kind} {c.size_bytes} {c.num_ranks} {c.stride}" for cs in step_of_rank.collectives.values()
                      for c in cs],
-            "once": len(step_of_rank.once),
+            "once": len(step_of_rank.computed_once),
         }  # fmt: skip
     return found
 

@@ -36,7 +36,7 @@ def test_an_operator_without_a_line_is_an_element_wise_kernel():
     assert (classify("SomethingNew"), classify("SomethingNew").unit) == (OpClass.ELEMENTWISE, ComputeUnit.VECTOR)
     assert is_kernel("SomethingNew")
     line = operator_info("SomethingNew")
-    assert (line.cut, line.rate, line.gradient, line.products) == (None, "", "", None)
+    assert (line.split_rule, line.rate, line.gradient, line.products) == (None, "", "", None)
 
 
 @pytest.mark.parametrize(

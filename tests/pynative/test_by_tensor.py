@@ -80,7 +80,7 @@ def test_of_two_inputs_of_one_shape_a_copy_stands_for_the_one_in_its_memory():
 def test_where_an_operator_may_be_another_one_both_have_to_be_named():
     """`mul`, or another `Mul` of that cell, makes M and saves the copy: `mul` alone does not say so, the cell does."""
     trace = step()
-    unsure = replace(trace.operators[2], also=("mul2",))
+    unsure = replace(trace.operators[2], alternative_names=("mul2",))
     trace = replace(trace, operators=(*trace.operators[:2], unsure, *trace.operators[3:]))
     assert of_policy(trace, op_swap=(OpSwap(r"feed_forward\.mul", ALL_LAYERS, 1),)).moved == frozenset()
     assert of_policy(trace, op_swap=(OpSwap("feed_forward", ALL_LAYERS, 1),)).moved == {PRODUCT}
@@ -103,15 +103,15 @@ def test_in_2x_a_tensor_goes_with_the_cell_that_saves_it():
 def test_what_only_a_recomputed_cell_saves_is_made_again():
     """The cell `mlp` makes M and alone saves it; the copy is of what attention made, so it is an input of the cell."""
     fate = of_policy(select_recompute=(OpRecompute("feed_forward", ALL_LAYERS),))
-    assert (fate.again, fate.moved) == ({PRODUCT}, frozenset())
-    assert of_text("recompute: {mode: select, select_module: {mlp: [0]}}").again == {PRODUCT}
+    assert (fate.recomputed, fate.moved) == ({PRODUCT}, frozenset())
+    assert of_text("recompute: {mode: select, select_module: {mlp: [0]}}").recomputed == {PRODUCT}
 
 
 def test_in_1_9_what_somebody_outside_of_a_recomputed_cell_saves_is_kept_unless_its_operator_is_named():
     """`feed_forward` saves a copy of what `attention` makes."""
     cell, operator = OpRecompute("attention", ALL_LAYERS), OpRecompute(r"attention\.wq\.matmul", ALL_LAYERS)
-    assert of_policy(select_recompute=(cell,)).again == frozenset()
-    assert of_policy(select_recompute=(cell, operator)).again == {COPY}
+    assert of_policy(select_recompute=(cell,)).recomputed == frozenset()
+    assert of_policy(select_recompute=(cell, operator)).recomputed == {COPY}
 
 
 def test_what_another_layer_saves_too_is_not_made_again():
@@ -120,15 +120,15 @@ def test_what_another_layer_saves_too_is_not_made_again():
     trace = replace(
         trace, operators=(*trace.operators, other), saves=(*trace.saves, Save(PRODUCT, 1, 4, (16,), "float32"))
     )
-    assert of_policy(trace, select_recompute=(OpRecompute("feed_forward", ALL_LAYERS),)).again == frozenset()
+    assert of_policy(trace, select_recompute=(OpRecompute("feed_forward", ALL_LAYERS),)).recomputed == frozenset()
 
 
 def test_in_2x_a_single_operator_gives_up_its_output_and_a_cell_does_not():
     recompute = "recompute: {mode: select, select_module: {%s: [0]}}"
-    assert of_text(recompute % "mlp.mul").again == {PRODUCT}
-    assert of_text(recompute % "self_attention").again == frozenset()
+    assert of_text(recompute % "mlp.mul").recomputed == {PRODUCT}
+    assert of_text(recompute % "self_attention").recomputed == frozenset()
     # Of a whole layer both are made and saved within it.
-    assert of_text("recompute: {mode: full, full_recompute_layer: [0]}").again == {COPY, PRODUCT}
+    assert of_text("recompute: {mode: full, full_recompute_layer: [0]}").recomputed == {COPY, PRODUCT}
 
 
 def test_names_that_move_what_is_wanted():
@@ -179,9 +179,9 @@ def test_what_comes_from_outside_stays_in_2x_only_where_several_layers_save_it()
     outside = replace(trace.operators[2], layer_index=None)
     trace = replace(trace, operators=(*trace.operators[:2], outside, trace.operators[3]))
     assert of_text(swap, trace).moved == {PRODUCT}
-    again = replace(trace.operators[3], layer_index=1)
+    recomputed = replace(trace.operators[3], layer_index=1)
     both = replace(
-        trace, operators=(*trace.operators, again), saves=(*trace.saves, Save(PRODUCT, 1, 4, (16,), "float32"))
+        trace, operators=(*trace.operators, recomputed), saves=(*trace.saves, Save(PRODUCT, 1, 4, (16,), "float32"))
     )
     assert of_text(swap, both).moved == frozenset()
     own = replace(both, operators=(*both.operators[:2], replace(outside, layer_index=0), *both.operators[3:]))

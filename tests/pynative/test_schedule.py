@@ -170,7 +170,7 @@ def test_of_operators_that_cannot_be_told_apart_the_shortest_distance_counts_if_
     named = zip(("mul", "mul2"), distances, strict=True)
     swaps = tuple(OpSwap(name, ALL_LAYERS, distance) for name, distance in named if distance is not None)
     decided = resolve_layer(Policy(is_swap_enabled=True, op_swap=swaps), 0, tree)
-    assert _prefetch(decided, Operator("Mul", 0, ("mul",), True, also=("mul2",))) == found
+    assert _prefetch(decided, Operator("Mul", 0, ("mul",), True, alternative_names=("mul2",))) == found
 
 
 def test_what_backward_never_reads_stays():
@@ -242,7 +242,7 @@ def test_what_no_operator_made_goes_with_the_one_that_saves_it():
 
 def test_one_of_two_names_that_cannot_be_told_apart_is_not_enough():
     trace = chain()
-    operators = tuple(replace(op, path=("cell", "op1"), also=("op9",)) for op in trace.operators)
+    operators = tuple(replace(op, path=("cell", "op1"), alternative_names=("op9",)) for op in trace.operators)
     trace = replace(trace, operators=operators)
     assert decisions(trace=trace, op_swap=(OpSwap(r"cell\.op1", ALL_LAYERS, 2),)) == {}
     assert len(decisions(trace=trace, op_swap=(OpSwap("cell", ALL_LAYERS, 2),))) == 3

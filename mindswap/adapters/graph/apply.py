@@ -56,9 +56,9 @@ def apply_policy(
     _check_patterns(policy, indices, trees, logger)
     decisions = tuple(resolve_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
     _check_shared(layers, decisions, is_swap_per_call)
-    for layer, decided in zip(layers, decisions, strict=True):
-        _apply_layer(layer, decided, policy)
-        for line in format_log_lines(decided):
+    for layer, decisions_of_layer in zip(layers, decisions, strict=True):
+        _apply_layer(layer, decisions_of_layer, policy)
+        for line in format_log_lines(decisions_of_layer):
             logger.info(line)
     return decisions
 
@@ -113,16 +113,16 @@ def _unshare_primitives(layers: Sequence[Any]) -> None:
     """
     seen: set[int] = set()
     for layer in layers:
-        own = set()
+        layer_ids = set()
         for _, cell in layer.cells_and_names():
             if id(cell) in seen:  # a cell that layers share keeps its primitives
                 continue
-            own.add(id(cell))
+            layer_ids.add(id(cell))
             for name, primitive in list(cell._primitives.items()):
                 if primitive is not None and id(primitive) in seen:
                     setattr(cell, name, _clone_primitive(primitive))
-                own.add(id(cell._primitives[name]))
-        seen |= own
+                layer_ids.add(id(cell._primitives[name]))
+        seen |= layer_ids
 
 
 def _clone_primitive(primitive: Any) -> Any:
@@ -142,16 +142,18 @@ def _check_shared(layers: Sequence[Any], decisions: Sequence[LayerDecisions], is
         ApplyError: what is set on the cell would act in all of them.
     """
     uses: dict[int, list[tuple[LayerDecisions, tuple[str, ...]]]] = {}
-    for layer, decided in zip(layers, decisions, strict=True):
+    for layer, decisions_of_layer in zip(layers, decisions, strict=True):
         for path, primitive in iterate_primitives(layer):
-            uses.setdefault(id(primitive), []).append((decided, path))
+            uses.setdefault(id(primitive), []).append((decisions_of_layer, path))
     problems = {}
     for shared in uses.values():
         settings: dict[object, tuple[int, tuple[str, ...]]] = {}
-        for decided, path in shared if len({decided.layer_index for decided, _ in shared}) > 1 else ():
-            decision = decided.of(path)
+        for decisions_of_layer, path in (
+            shared if len({decisions_of_layer.layer_index for decisions_of_layer, _ in shared}) > 1 else ()
+        ):
+            decision = decisions_of_layer.of(path)
             setting = (decision.treatment is Treatment.RECOMPUTE, None if is_swap_per_call else decision.prefetch)
-            settings.setdefault(setting, (decided.layer_index, path))
+            settings.setdefault(setting, (decisions_of_layer.layer_index, path))
         if len(settings) > 1:
             first, other = list(settings.values())[:2]
             problems[first[0], other[0]] = (first, other)
@@ -201,27 +203,27 @@ def _has_defaults(policy: Policy, option: str) -> bool:
     return any(patterns == set(default_operators(option, use_legacy)) for use_legacy in (True, False))
 
 
-def _apply_layer(layer, decided: LayerDecisions, policy: Policy) -> None:
-    if decided.is_fully_recomputed:
+def _apply_layer(layer, decisions_of_layer: LayerDecisions, policy: Policy) -> None:
+    if decisions_of_layer.is_fully_recomputed:
         options = _recompute_options(policy)
-        if decided.is_output_recomputed:
+        if decisions_of_layer.is_output_recomputed:
             options["output_recompute"] = True
         layer.recompute(**options)
-    for match in matches_of(decided.recomputes):
+    for match in matches_of(decisions_of_layer.recomputes):
         target = resolve_path(layer, match.path)
         if match.node.is_primitive:
             _recompute_primitive(target)
         else:
             target.recompute(**_recompute_options(policy))
-    for match in matches_of(decided.comm_recomputes):
+    for match in matches_of(decisions_of_layer.comm_recomputes):
         resolve_path(layer, match.path).add_prim_attr("recompute_comm_op", True)
-    for primitive in _primitives(layer, matches_of(decided.excludes)):
+    for primitive in _primitives(layer, matches_of(decisions_of_layer.excludes)):
         _recompute_primitive(primitive, False)
-    for primitive in _primitives(layer, matches_of(decided.comm_excludes)):
+    for primitive in _primitives(layer, matches_of(decisions_of_layer.comm_excludes)):
         primitive.add_prim_attr("recompute_comm_op", False)
-    if decided.layer_prefetch is not None:
-        layer.offload(backward_prefetch=decided.layer_prefetch)
-    for swap in decided.op_swaps:
+    if decisions_of_layer.layer_prefetch is not None:
+        layer.offload(backward_prefetch=decisions_of_layer.layer_prefetch)
+    for swap in decisions_of_layer.op_swaps:
         for primitive in _primitives(layer, (swap.match,)):
             primitive._offload(backward_prefetch=swap.entry.prefetch)
 
@@ -233,8 +235,8 @@ def _recompute_primitive(primitive, mode: bool = True) -> None:
 
 def _recompute_options(policy: Policy) -> dict[str, bool]:
     """Only what differs from the defaults, which MindSpore shares: each option set touches every primitive."""
-    asked = {name: bool(getattr(policy, name)) for name in RECOMPUTE_FLAGS}
-    return {name: value for name, value in asked.items() if value != RECOMPUTE_FLAGS[name]}
+    flags = {name: bool(getattr(policy, name)) for name in RECOMPUTE_FLAGS}
+    return {name: value for name, value in flags.items() if value != RECOMPUTE_FLAGS[name]}
 
 
 def resolve_path(cell, path: tuple[str, ...]) -> Any:

@@ -41,7 +41,7 @@ GPT = "mindformers.parallel_core.training_graph"
 PARALLEL_STATE = "mindformers.parallel_core.inference.parallel_state"
 MANAGEMENT = "mindspore.communication.management"  # what `get_rank`, `get_group_size`, `create_group` ask
 # Where MindFormers remembers groups and splits, for the whole process.
-MEMORIES = (
+GROUP_CACHES = (
     (f"{GPT}.device_matrix", "layout"),
     (f"{GPT}.device_matrix", "layout_moe"),
     (f"{GPT}.tensor_parallel.utils", "_TP_GROUP_NAME"),
@@ -79,7 +79,7 @@ def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
     """Answers in place of the communication library, which remember the groups that are made."""
     groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
     management, state = importlib.import_module(MANAGEMENT), importlib.import_module(PARALLEL_STATE)
-    known = [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]
+    group_names = [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]
     answers = {
         "_get_rank_helper": lambda group: groups[group].index(rank),
         "_get_size_helper": lambda group: len(groups[group]),
@@ -87,15 +87,15 @@ def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
     }
     with contextlib.ExitStack() as undo:
         undo.enter_context(replaced(management, **answers))
-        undo.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(known)))
-        for module_name, name in MEMORIES:
-            _forget(undo, getattr(importlib.import_module(module_name), name))
+        undo.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(group_names)))
+        for module_name, name in GROUP_CACHES:
+            _empty_cache(undo, getattr(importlib.import_module(module_name), name))
         yield
 
 
-def _forget(undo: contextlib.ExitStack, memory: object) -> None:
+def _empty_cache(undo: contextlib.ExitStack, group_cache: object) -> None:
     """Empty a dict, or the attributes of an object, until the end."""
-    entries = memory if isinstance(memory, dict) else vars(memory)
+    entries = group_cache if isinstance(group_cache, dict) else vars(group_cache)
     undo.callback(entries.update, dict(entries))
     undo.callback(entries.clear)  # runs before the update
     entries.clear()
@@ -135,13 +135,13 @@ def _build(config_path, policy, layers, placement):
     replace_swap_sections(config, policy)
     install_stand_ins(config)
     num_layers = _truncate_layers(config, layers) if layers is not None else 0
-    is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
+    is_sharded = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
     keep_stages: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not config.get("use_legacy", True):
         if layers is None and not policy.is_swap_enabled:
             keep_stages = recompute_by_stage(**_stage_arguments(config))
         _use_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
-        if not is_cut:
+        if not is_sharded:
             _use_one_rank(config)
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
@@ -153,8 +153,8 @@ def _build(config_path, policy, layers, placement):
     if not builds_form(bool(config.get("use_legacy", True))):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
-    _set_pipeline(config, is_whole=layers is None)
-    as_rank = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
+    _set_pipeline(config, has_all_layers=layers is None)
+    as_rank = on_rank(placement.rank, placement.num_stage_ranks) if is_sharded else contextlib.nullcontext()
     keep_numbers = with_model_layer_numbers(layers, num_layers) if layers is not None else contextlib.nullcontext()
     with as_rank, no_init_parameters(), masks_without_values(), keep_numbers, keep_stages:
         network = build_model_network(
@@ -172,7 +172,7 @@ def _build(config_path, policy, layers, placement):
         )
     notes = use_rope_slices(network)
     use_broadcast_products(network)
-    if is_cut:
+    if is_sharded:
         notes += _set_exchange(network, config, placement)
         use_full_tensors(network)
     config[NOTES_KEY] = notes
@@ -198,9 +198,9 @@ def _read_model_folder(config) -> None:
         config.model = model
 
 
-def _set_pipeline(config, is_whole: bool) -> None:
+def _set_pipeline(config, has_all_layers: bool) -> None:
     """Let MindFormers spread the layers over stages and chunks as in the training, if they are all there."""
-    settings = (config.get("parallel") or {}).get("pipeline_config") if is_whole else None
+    settings = (config.get("parallel") or {}).get("pipeline_config") if has_all_layers else None
     ms.set_auto_parallel_context(
         pipeline_config=dict(settings or {"pipeline_interleave": False, "pipeline_scheduler": "1f1b"})
     )
@@ -276,7 +276,7 @@ def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
     seq_length //= config.parallel_config.seq_split_num  # a piece, as modules/seq_pipe.py cuts it
     takes_columns = config.model.model_config.get("type") in TAKES_COLUMNS or not is_legacy
     if not takes_columns and not config.model.model_config.get("input_sliced_sig"):
-        return {"input_ids": _empty((batch, seq_length + 1), ms.int32)}
+        return {"input_ids": _tensor_without_values((batch, seq_length + 1), ms.int32)}
     data = config.train_dataset or {}
     columns = data.get("construct_args_key") or data.get("input_columns") or ["input_ids", "labels"]
     columns = list(dict.fromkeys([*columns, "labels"]))
@@ -284,10 +284,10 @@ def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
         "attention_mask": ((batch, 1, seq_length, seq_length), ms.uint8),
         "loss_mask": ((batch, seq_length), ms.float32),
     }
-    return {name: _empty(*shapes.get(name, ((batch, seq_length), ms.int32))) for name in columns}
+    return {name: _tensor_without_values(*shapes.get(name, ((batch, seq_length), ms.int32))) for name in columns}
 
 
-def _empty(shape, dtype):
+def _tensor_without_values(shape, dtype):
     return ms.Tensor(shape=shape, dtype=dtype, init=Zero())
 
 

@@ -81,7 +81,7 @@ def _exchange_gradient(self):
     return bprop
 
 
-class Chosen(PrimitiveWithInfer):
+class FixedSizeSelect(PrimitiveWithInfer):
     """The rows of a tensor that are chosen while it runs; of a known number."""
 
     @prim_attr_register
@@ -93,7 +93,7 @@ class Chosen(PrimitiveWithInfer):
         return {"shape": self.attrs["size"], "dtype": dtype, "value": None}
 
 
-@bprop_getters.register(Chosen)
+@bprop_getters.register(FixedSizeSelect)
 def _chosen_gradient(self):
     is_part = self.attrs[NAME_MARK] == "MaskedSelect"
     back = MaskedSelectGrad()
@@ -105,7 +105,7 @@ def _chosen_gradient(self):
     return bprop
 
 
-class _OfGroup(nn.Cell):
+class _GroupCell(nn.Cell):
     """In place of a primitive of communication: what the group is, and whether there is one."""
 
     def __init__(self, group):
@@ -114,7 +114,7 @@ class _OfGroup(nn.Cell):
         self.num_ranks, self.stride = _sizes.groups.get(group, (1, 1))
 
 
-class _ExchangeRows(_OfGroup):
+class _ExchangeRows(_GroupCell):
     """In place of the cell, and of the primitive, AlltoAllV."""
 
     kind = "AlltoAllV"
@@ -140,7 +140,7 @@ class _ExchangeByMatrix(_ExchangeRows):
         return self.there(x, counts, counts) if x.shape[0] == self.sent else self.back(x, counts, counts)
 
 
-class _ExchangeCounts(_OfGroup):
+class _ExchangeCounts(_GroupCell):
     """In place of AlltoAllV for counts, as many for each rank."""
 
     def __init__(self, group=None):
@@ -151,7 +151,7 @@ class _ExchangeCounts(_OfGroup):
         return self.exchange(x, 0, 0)
 
 
-class _ExchangeParts(_OfGroup):
+class _ExchangeParts(_GroupCell):
     """In place of the cell, and of the primitive, AlltoAll."""
 
     def __init__(self, split_count, split_dim, concat_dim, group=None):
@@ -162,7 +162,7 @@ class _ExchangeParts(_OfGroup):
         return x if self.is_alone else self.exchange(x, 0, 0)
 
 
-class _Gathered(_OfGroup):
+class _AllGather(_GroupCell):
     """In place of AllGather."""
 
     kind, dims = "AllGather", {"joined": (0,)}
@@ -175,19 +175,19 @@ class _Gathered(_OfGroup):
         return self.exchange(x, 0, 0)
 
 
-class _Scattered(_Gathered):
+class _ReduceScatter(_AllGather):
     """In place of ReduceScatter."""
 
     kind, dims = "ReduceScatter", {"cut": (0,)}
 
 
-class _Places(nn.Cell):
+class _NonZero(nn.Cell):
     """In place of NonZero: of a mask the tokens that are sent, of probabilities the rows of the experts."""
 
     def __init__(self):
         super().__init__()
-        self.of_mask = Chosen("NonZero", (_sizes.sent, 1))
-        self.of_probs = Chosen("NonZero", (_sizes.rows, 1))
+        self.of_mask = FixedSizeSelect("NonZero", (_sizes.sent, 1))
+        self.of_probs = FixedSizeSelect("NonZero", (_sizes.rows, 1))
 
     def construct(self, x):
         return self.of_mask(x, 0) if x.dtype == mstype.bool_ else self.of_probs(x, 0)
@@ -213,7 +213,9 @@ def _fixed_size_ops() -> types.ModuleType:
     """`mindspore.ops` as the dispatchers have it, with exchanges of known sizes."""
     module = types.ModuleType(OPS_NAME)
     vars(module).update({name: value for name, value in vars(ops).items() if not name.startswith("__")})
-    vars(module).update(AllGather=_Gathered, AlltoAll=_ExchangeParts, AlltoAllV=_ExchangeRows, ReduceScatter=_Scattered)
+    vars(module).update(
+        AllGather=_AllGather, AlltoAll=_ExchangeParts, AlltoAllV=_ExchangeRows, ReduceScatter=_ReduceScatter
+    )
     return module
 
 
@@ -224,9 +226,9 @@ def compiled_experts() -> Iterator[None]:
     # MindFormers 1.6 and 1.7 have not all of them.
     if hasattr(token_dispatcher, "AlltoAllV"):
         stand_ins["ops"] = sys.modules[OPS_NAME] = _fixed_size_ops()
-    known = {name: stand_in for name, stand_in in stand_ins.items() if hasattr(token_dispatcher, name)}
+    stand_ins_there = {name: stand_in for name, stand_in in stand_ins.items() if hasattr(token_dispatcher, name)}
     try:
-        with replaced(token_dispatcher, **known):
+        with replaced(token_dispatcher, **stand_ins_there):
             yield
     finally:
         sys.modules.pop(OPS_NAME, None)
@@ -266,13 +268,13 @@ def use_fixed_sizes(experts: nn.Cell) -> None:
     dispatcher = experts.token_dispatcher
     local_experts = experts.config.num_moe_experts // experts.ep
     if hasattr(dispatcher, "nonzero"):
-        dispatcher.nonzero = _Places()
+        dispatcher.nonzero = _NonZero()
     if hasattr(dispatcher, "oep_group"):
-        dispatcher.oep_allgather = _Gathered(dispatcher.oep_group)
+        dispatcher.oep_allgather = _AllGather(dispatcher.oep_group)
         dispatcher.iep_alltoallv = _ExchangeCounts(dispatcher.iep_group)
     if hasattr(dispatcher, "all2allvc"):
         dispatcher.all2allvc = _ExchangeByMatrix
-        dispatcher.masked_select_op = Chosen("MaskedSelect", (local_experts * _sizes.received,))
+        dispatcher.masked_select_op = FixedSizeSelect("MaskedSelect", (local_experts * _sizes.received,))
 
 
 def _skewed(rows: int, skew_permille: int) -> int:

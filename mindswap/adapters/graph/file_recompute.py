@@ -44,8 +44,8 @@ def has_model_layer_kinds(model: Sequence[CellNode], indices: Sequence[int], tre
 
 def read_mindformers_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> MindFormersRecompute:
     """From the network of a whole model with swap off, built and not compiled."""
-    found = (getattr(cell, "layer_setting", None) for _, cell in network.cells_and_names())
-    setting = next((each for each in found if each is not None), None)
+    settings = (getattr(cell, "layer_setting", None) for _, cell in network.cells_and_names())
+    setting = next((each for each in settings if each is not None), None)
     has_layer_methods = all(hasattr(setting, method) for method in METHODS)
     return MindFormersRecompute(setting if has_layer_methods else None, tuple(read_tree(layer) for layer in layers))
 
@@ -68,16 +68,16 @@ def recompute_settings(layer: nn.Cell) -> tuple[Hashable, ...]:
 
 
 @contextlib.contextmanager
-def with_model_recompute(own: MindFormersRecompute, indices: Sequence[int]) -> Iterator[None]:
+def with_model_recompute(recompute: MindFormersRecompute, indices: Sequence[int]) -> Iterator[None]:
     """While this lasts, a network of some layers gets on each what MindFormers sets on the layer of the whole model.
 
     `indices` are the numbers in the model of the layers that are built.
     """
-    kind = type(own.setting)
+    kind = type(recompute.setting)
     of_layer = kind.set_recompute
 
     def set_recompute(self, layer: nn.Cell, layer_id: int) -> None:
-        of_layer(own.setting, layer, indices[layer_id])
+        of_layer(recompute.setting, layer, indices[layer_id])
 
     def no_counts(self, counts: Any) -> list[list[int]]:
         """Counts of the whole model do not fit the few layers; they are not read."""

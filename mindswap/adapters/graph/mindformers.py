@@ -26,7 +26,7 @@ from mindswap.adapters.graph.mindspore import (
     find_lazy_inline_cell,
     tag_primitives,
 )
-from mindswap.adapters.quiet import tell
+from mindswap.adapters.quiet import report_progress
 from mindswap.config.weight_sharding import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.graph.analysis.collectives import Collective, find_collectives
@@ -113,7 +113,7 @@ def build_layers(config_path: str) -> BuiltLayers:
     Raises:
         GraphError: if MindFormers cannot build the network.
     """
-    tell("building the network")
+    report_progress("building the network")
     layers = find_layers(build_network(config_path, Policy(is_swap_enabled=True))[0])
     return BuiltLayers(tuple(map(read_tree, layers)), tuple(map(layer_position, layers)))
 
@@ -132,25 +132,36 @@ def choose_layers(
         return LayerSample(indices, tuple(range(len(indices))))
     decided = {index: resolve_layer(policy, index, built.trees[index]) for index in indices}
     # What has no effect tells no layers apart.
-    acting = {index: replace(own, layer_index=0, overridden=(), silent=()) for index, own in decided.items()}
-    asked = [(own.layer, built.places[index], own) for index, own in acting.items()]
-    return _sample_model_layers(asked, indices, with_peak)
+    effective = {
+        index: replace(mindformers_recompute, layer_index=0, overridden=(), silent=())
+        for index, mindformers_recompute in decided.items()
+    }
+    layer_classes = [
+        (mindformers_recompute.layer, built.places[index], mindformers_recompute)
+        for index, mindformers_recompute in effective.items()
+    ]
+    return _sample_model_layers(layer_classes, indices, with_peak)
 
 
 def _choose_mindformers_layers(
     config_path: str, placement: RankPlacement | None, with_peak: bool
 ) -> tuple[LayerSample, MindFormersRecompute]:
     """The same with swap off, and what MindFormers sets on the layers by itself."""
-    tell("building the network")
+    report_progress("building the network")
     network, _ = build_network(config_path, Policy())
     layers = find_layers(network)
-    own = read_mindformers_recompute(network, layers)
+    mindformers_recompute = read_mindformers_recompute(network, layers)
     indices = placement.layers if placement else tuple(range(len(layers)))
-    if own.setting is None:
-        _require_all_layers(indices, own.trees, "MindFormers cannot be asked what it recomputes in single layers")
-        return LayerSample(indices, indices), own
-    asked = [(own.trees[index], layer_position(layers[index]), recompute_settings(layers[index])) for index in indices]
-    return _sample_model_layers(asked, indices, with_peak), own
+    if mindformers_recompute.setting is None:
+        _require_all_layers(
+            indices, mindformers_recompute.trees, "MindFormers cannot be asked what it recomputes in single layers"
+        )
+        return LayerSample(indices, indices), mindformers_recompute
+    layer_classes = [
+        (mindformers_recompute.trees[index], layer_position(layers[index]), recompute_settings(layers[index]))
+        for index in indices
+    ]
+    return _sample_model_layers(layer_classes, indices, with_peak), mindformers_recompute
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
@@ -194,24 +205,28 @@ def capture(
         GraphError: if the network cannot be built or compiled.
         ApplyError: if the policy does not fit the network.
     """
-    own = None
-    known = built.trees if built is not None else ()
+    mindformers_recompute = None
+    model_trees = built.trees if built is not None else ()
     if sample is None and policy.is_swap_enabled:
         built = built or build_layers(config_path)
-        sample, known = choose_layers(policy, built, placement, with_peak), built.trees
+        sample, model_trees = choose_layers(policy, built, placement, with_peak), built.trees
     elif sample is None:
-        sample, own = _choose_mindformers_layers(config_path, placement, with_peak)
-        known = own.trees
-    is_cut = not sample.is_whole or placement is not None
-    as_in_model = with_model_recompute(own, sample.indices) if own and is_cut else contextlib.nullcontext()
+        sample, mindformers_recompute = _choose_mindformers_layers(config_path, placement, with_peak)
+        model_trees = mindformers_recompute.trees
+    is_partial = not sample.has_all_layers or placement is not None
+    as_in_model = (
+        with_model_recompute(mindformers_recompute, sample.indices)
+        if mindformers_recompute and is_partial
+        else contextlib.nullcontext()
+    )
     with as_in_model:
-        network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)
+        network, config = build_network(config_path, policy, sample.indices if is_partial else None, placement)
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
-    if known and not has_model_layer_kinds(known, sample.indices, trees):
-        stage = placement.layers if placement is not None else range(len(known))
-        _require_all_layers(stage, known, "the kind of a layer depends on its number")
-        everything = tuple(range(len(known)))
+    if model_trees and not has_model_layer_kinds(model_trees, sample.indices, trees):
+        stage = placement.layers if placement is not None else range(len(model_trees))
+        _require_all_layers(stage, model_trees, "the kind of a layer depends on its number")
+        everything = tuple(range(len(model_trees)))
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
@@ -219,7 +234,7 @@ def capture(
             tag_primitives(layer, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
     how = "without swap and recompute" if policy == Policy(is_swap_enabled=True) else "as configured"
-    tell(f"compiling {len(sample.indices)} of {len(sample.layer_map)} layers {how}")
+    report_progress(f"compiling {len(sample.indices)} of {len(sample.layer_map)} layers {how}")
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
         return Capture(sample, trees, compile_network(network, config), notes)
@@ -227,13 +242,13 @@ def capture(
     return _shard_capture(Capture(sample, trees, graph, notes), placement)
 
 
-def _shard_capture(whole: Capture, placement: RankPlacement) -> Capture:
+def _shard_capture(unsharded: Capture, placement: RankPlacement) -> Capture:
     """The sizes of one rank, and nothing that is on another stage only."""
-    sharding = shard_graph(whole.graph)
+    sharding = shard_graph(unsharded.graph)
     collectives, unmatched = find_collectives(sharding)
     token_ranks = placement.data_parallel * placement.context_parallel if placement.has_strategies else 1
     graph = shard_embedding(sharding.graph, placement.model_parallel if placement.has_strategies else 1, token_ranks)
-    notes = [*whole.notes, *_describe_unresolved((*sharding.unresolved, *unmatched))]
+    notes = [*unsharded.notes, *_describe_unresolved((*sharding.unresolved, *unmatched))]
     inserted = (node for node in graph.forward if node.op in REDISTRIBUTION_OPS and not is_exchange(node))
     if any(node.layer_index is not None for node in inserted):
         notes.append(
@@ -254,7 +269,7 @@ def _shard_capture(whole: Capture, placement: RankPlacement) -> Capture:
     if not placement.is_last_stage:
         graph = drop_head(graph)
         notes.append("head and loss are on another stage; their part is left out")
-    return replace(whole, graph=graph, notes=tuple(notes), collectives=collectives)
+    return replace(unsharded, graph=graph, notes=tuple(notes), collectives=collectives)
 
 
 def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
@@ -301,6 +316,13 @@ def capture_step(
         placement = replace(
             placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
         )
-    found = capture(config_path, plain, placement=placement, with_all_tags=True, built=built)
-    graph = with_cache_gradients(merge_gathers(found.graph))
-    return CapturedStep(found.sample, found.layers, graph, found.collectives, found.notes, has_all_tags=True)
+    plain_capture = capture(config_path, plain, placement=placement, with_all_tags=True, built=built)
+    graph = with_cache_gradients(merge_gathers(plain_capture.graph))
+    return CapturedStep(
+        plain_capture.sample,
+        plain_capture.layers,
+        graph,
+        plain_capture.collectives,
+        plain_capture.notes,
+        has_all_tags=True,
+    )

@@ -74,7 +74,7 @@ def replace_cpu_cells() -> None:
 # mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
 
 
-class _Standing(nn.Cell):
+class _PrimitiveStandIn(nn.Cell):
     """Stands where a primitive was: what a model sets on that one has no meaning here."""
 
     def recompute(self, mode=True, **options):
@@ -86,7 +86,7 @@ class _Standing(nn.Cell):
         return self
 
 
-class CpuOneHot(_Standing):
+class CpuOneHot(_PrimitiveStandIn):
     """One-hot of the last axis."""
 
     def __init__(self, axis=-1):
@@ -98,7 +98,7 @@ class CpuOneHot(_Standing):
         return self.one_hot(labels, num_classes, on_value, off_value)
 
 
-class CpuTopK(_Standing):
+class CpuTopK(_PrimitiveStandIn):
     """The largest of the last axis, and where they are."""
 
     def __init__(self):
@@ -111,7 +111,7 @@ class CpuTopK(_Standing):
         return values, ops.cast(indices, ms.int64)
 
 
-class CpuSwiglu(_Standing):
+class CpuSwiglu(_PrimitiveStandIn):
     """SiLU of one half times the other."""
 
     def __init__(self):
@@ -150,10 +150,10 @@ class CpuDispatcher(token_dispatcher.MoEAlltoAllTokenDispatcher):
         super().__init__(config)
         self.sort = _sort
         self.cumsum = ops.cumsum
-        self.d2h = _stay
+        self.d2h = _keep_on_host
 
 
-def _stay(x, device, blocking):
+def _keep_on_host(x, device, blocking):
     return x
 
 

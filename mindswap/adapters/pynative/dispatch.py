@@ -25,7 +25,7 @@ class OperatorObserver(Protocol):
         """It has run."""
 
 
-class _Modes(list["_Dispatch"]):
+class _ModeStack(list["_Dispatch"]):
     """Dispatch modes that a thread opened, the innermost last.
 
     A thread that ends takes them off MindSpore's stack: that one is destroyed later, when no object of Python may be.
@@ -44,14 +44,14 @@ class _Modes(list["_Dispatch"]):
                 mode.__exit__(None, None, None)
 
 
-class _Opened(threading.local):
+class _ThreadModes(threading.local):
     """The modes of this thread."""
 
     def __init__(self) -> None:
-        self.modes = _Modes()
+        self.modes = _ModeStack()
 
 
-_opened = _Opened()
+_opened = _ThreadModes()
 
 
 class _Dispatch(ms.MsDispatchMode):

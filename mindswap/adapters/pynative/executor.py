@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Live:
+class _LiveStorage:
     """A saved storage during a pass."""
 
     address: int
@@ -44,11 +44,11 @@ class _Live:
         """
         return is_exclusively_held([saved.tensor for saved in self.saves]) and all(s.is_unmodified for s in self.saves)
 
-    def take_memory(self, size_bytes: int):
+    def allocate(self, size_bytes: int):
         """Memory of its own for all tensors on it, still without their values."""
         storage = ms.mint.empty((size_bytes // self.itemsize,), dtype=self.saves[0].dtype).untyped_storage()
         for saved in self.saves:
-            saved.put_into(storage)
+            saved.move_to(storage)
         return storage
 
 
@@ -102,7 +102,7 @@ class Executor:
         self._thread = threading.get_ident()
         self._is_following = True
         self._has_saved = False
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _LiveStorage] = {}
         self._pending_release: set[int] = set()  # on the host, to be let go of as soon as nobody else can reach them
         self._ledger = Ledger()
 
@@ -124,7 +124,7 @@ class Executor:
         self._is_following = False
         while self._copies:
             index = next(iter(self._copies))
-            self._bring_back(index)
+            self._restore(index)
             self.copies.wait(self._copies.pop(index))
         self._live.clear()
 
@@ -136,7 +136,7 @@ class Executor:
         if not self._is_following:
             return
         if self._expects(kind, layer_index):
-            self._act()
+            self._run_actions()
         else:
             self._deviate(f"{kind.value} of layer {layer_index}")
 
@@ -150,7 +150,7 @@ class Executor:
         if number is None:
             self._deviate(f"layer {layer_index} saves {tensor.dtype} {tuple(tensor.shape)}")
             return -1, saved
-        self._act()
+        self._run_actions()
         return number, saved
 
     def read(self, kept):
@@ -158,7 +158,7 @@ class Executor:
         number, saved = kept
         if self._is_following:
             if number >= 0 and self._expects(EventKind.READ, number):
-                self._act()
+                self._run_actions()
             else:
                 self._deviate(f"save {number} is read")
         try:
@@ -189,33 +189,33 @@ class Executor:
         if (number := self._next(EventKind.SAVE)) is None:
             return None
         save, tensor = self.trace.saves[number], saved.tensor
-        same = (layer_index, tuple(tensor.shape), str(tensor.dtype).lower())
-        if same != (save.layer_index, save.shape, save.dtype):
+        properties = (layer_index, tuple(tensor.shape), str(tensor.dtype).lower())
+        if properties != (save.layer_index, save.shape, save.dtype):
             return None
         if save.storage in self._moved:  # only of these the address matters, which waits for the kernel
             storage = saved.storage
-            known = self._live.get(save.storage)
-            if known is None:
+            live_storage = self._live.get(save.storage)
+            if live_storage is None:
                 if storage.size() != self.trace.storages[save.storage].size_bytes:
                     return None
-                known = _Live(storage.data_ptr(), tensor.itemsize)
-                self._live[save.storage] = known
-            elif known.address != storage.data_ptr():
+                live_storage = _LiveStorage(storage.data_ptr(), tensor.itemsize)
+                self._live[save.storage] = live_storage
+            elif live_storage.address != storage.data_ptr():
                 return None
-            known.saves.append(saved)
+            live_storage.saves.append(saved)
         return number
 
-    def _act(self) -> None:
+    def _run_actions(self) -> None:
         for action in self.schedule.actions[self._position]:
-            self._do(action)
+            self._run_action(action)
         for index in sorted(self._pending_release):
-            self._let_go(index)
+            self._try_release(index)
         self._ledger.end_event()
         self._position += 1
         if self._position == len(self.schedule.events):
             self._finish()
 
-    def _do(self, action: StorageAction) -> None:
+    def _run_action(self, action: StorageAction) -> None:
         index = action.storage
         size = self.trace.storages[index].size_bytes
         if action.kind is ActionKind.OFFLOAD:
@@ -225,8 +225,8 @@ class Executor:
         elif action.kind is ActionKind.PREFETCH:
             if index in self._pending_release:
                 pynative_executor.sync()  # operators that wait for their turn hold what they read
-                self._let_go(index)
-            if not self._bring_back(index):
+                self._try_release(index)
+            if not self._restore(index):
                 self._ledger.held_bytes += size
         elif action.kind is ActionKind.WAIT:
             self.copies.wait(self._copies.pop(index))
@@ -234,12 +234,12 @@ class Executor:
             self._live.pop(index, None)
         self._ledger.book(action.kind, index, size)
 
-    def _let_go(self, index: int) -> None:
+    def _try_release(self, index: int) -> None:
         live = self._live[index]
         if live.is_exclusive:
             self.copies.release(self._copies[index])
             for saved in live.saves:
-                saved.let_go()
+                saved.drop()
             self._pending_release.remove(index)
 
     def _finish(self) -> None:
@@ -250,19 +250,19 @@ class Executor:
 
     # -- otherwise ------------------------------------------------------------------------------
 
-    def _deviate(self, what: str) -> None:
+    def _deviate(self, reason: str) -> None:
         """Give up the schedule for this pass. A pass without gradients saves nothing and is no other step."""
         self.give_up()
         if self._has_saved:
             self.has_deviated = True
             self.num_deviations += 1
-            logger.warning("the step is not the one that was recorded (%s): it runs without swap", what)
+            logger.warning("the step is not the one that was recorded (%s): it runs without swap", reason)
 
-    def _bring_back(self, index: int) -> bool:
+    def _restore(self, index: int) -> bool:
         """False for what is there, as others could reach it all the time."""
         copy = self._copies[index]
         self._pending_release.discard(index)
         if copy.storage is None:
-            self.copies.prefetch(copy, self._live[index].take_memory(copy.size_bytes), self.poison)
+            self.copies.prefetch(copy, self._live[index].allocate(copy.size_bytes), self.poison)
             return True
         return False

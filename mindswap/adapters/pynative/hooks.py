@@ -84,7 +84,7 @@ class _LayerCalls:
     num_calls: int = 0  # in this forward pass of the network
 
 
-class _Unwatched:
+class _UnobservedSaves:
     """Takes the saved tensors of a thread that no observer is told of."""
 
     def save(self, tensor, layer_index: int) -> SavedTensor:
@@ -97,7 +97,7 @@ class _Unwatched:
         return kept.tensor
 
 
-_UNWATCHED = _Unwatched()
+_UNOBSERVED = _UnobservedSaves()
 
 
 class Watch:
@@ -212,7 +212,7 @@ class Watch:
     def _pack(self, tensor, calls: _LayerCalls) -> tuple[Any, Any]:
         if not self._thread.is_this:
             self._thread.disturb()
-            return _UNWATCHED, _UNWATCHED.save(tensor, calls.index)
+            return _UNOBSERVED, _UNOBSERVED.save(tensor, calls.index)
         return self.observer, self.observer.save(tensor, calls.index)
 
     def _hook(self, calls: _LayerCalls) -> None:

@@ -84,8 +84,8 @@ class CallPaths:
         names = self._names.get((self.layer_index, cell, name), {name: 0})
         if len(names) > 1 and len(ids := set(names.values())) == 1:
             return (*cell, self._next_call(list(names), cell, ids.pop())), []
-        held, *also = names
-        return (*cell, held), also
+        held, *alternative_names = names
+        return (*cell, held), alternative_names
 
     def _path_of(self, item: Any) -> Path | None:
         paths = self._paths.get((self.layer_index, id(item))) or self._paths.get((None, id(item)))

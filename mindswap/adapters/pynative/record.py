@@ -175,13 +175,17 @@ class Recorder:
     def begin_operator(self, name: str, args) -> None:
         """An operator is about to run."""
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
-        path, also = self.paths.of_operator(name, primitive, self.is_forward)
+        path, alternative_names = self.paths.of_operator(name, primitive, self.is_forward)
         self.open_inputs = {address_of(tensor) for tensor in tensors_in(args)} if self.is_forward else set()
         for index in map(self.by_address.get, self.open_inputs):
             if index is not None:
                 self.storages[index].last_use = len(self.operators)
         inputs = self.values.of(args) if self.with_values else ()
-        self.operators.append(Operator(name, self.paths.layer_index, path, self.is_forward, inputs, also=tuple(also)))
+        self.operators.append(
+            Operator(
+                name, self.paths.layer_index, path, self.is_forward, inputs, alternative_names=tuple(alternative_names)
+            )
+        )
 
     def end_operator(self, outputs) -> None:
         """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""

@@ -42,11 +42,11 @@ class SavedTensor:
         self.dtype = tensor.dtype
         self.layout = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Hold nothing any more."""
         self.tensor = self.storage = None
 
-    def put_into(self, storage) -> None:
+    def move_to(self, storage) -> None:
         """The same tensor in other memory."""
         tensor = ms.mint.empty((0,), dtype=self.dtype)
         tensor.set_(storage, *self.layout)
@@ -101,15 +101,15 @@ def is_differentiated() -> bool:
 
 def is_exclusively_held(tensors: Sequence[ms.Tensor]) -> bool:
     """No one but these objects, which have all been asked for their storage, can reach their memory."""
-    return _has_expected_counts(tensors, places(), _words)
+    return _has_expected_counts(tensors, pointer_offsets(), _words)
 
 
 def _has_expected_counts(
     tensors: Sequence[ms.Tensor], where: Sequence[int], words: Callable[[int, int], tuple[int, ...]]
 ) -> bool:
     at = [id(tensor) for tensor in tensors]
-    for place, num_storages in zip(where, (0, len(tensors), 0), strict=True):
-        found = Counter(words(each + place, 2) for each in at)
+    for offset, num_storages in zip(where, (0, len(tensors), 0), strict=True):
+        found = Counter(words(each + offset, 2) for each in at)
         if any(not counts or words(counts + 8, 1)[0] & 0xFFFFFFFF != number + num_storages
                for (_, counts), number in found.items()):  # fmt: skip
             return False
@@ -122,7 +122,7 @@ def _words(address: int, number: int) -> tuple[int, ...]:
 
 
 @functools.cache
-def places() -> tuple[int, ...]:
+def pointer_offsets() -> tuple[int, ...]:
     """How far from the begin of an object of Python, a tensor of C++, and an address the pointers to the next are.
 
     Raises:

@@ -14,7 +14,7 @@ from mindswap.adapters.pynative.dispatch import leave_closed_modes, recording
 from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.hooks import Watch
 from mindswap.adapters.pynative.record import Recorder
-from mindswap.adapters.pynative.saved_tensors import places
+from mindswap.adapters.pynative.saved_tensors import pointer_offsets
 from mindswap.errors import ApplyError
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.ledger import SwapReport, Totals, predict
@@ -57,7 +57,7 @@ class Swap:
     ):  # fmt: skip
         if running_swap(network) is not None:
             raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
-        places()
+        pointer_offsets()
         self.network = network
         self.layers = list(layers)
         self.decisions = tuple(decisions)

@@ -85,9 +85,9 @@ class Tensors:
         """The result, with what it moves and recomputes against what was asked."""
         lost = [
             *differences(self.trace, before.moved, after.moved, "moves", version),
-            *differences(self.trace, before.again, after.again, "recomputes", version),
+            *differences(self.trace, before.recomputed, after.recomputed, "recomputes", version),
         ]
-        fates = (before.moved, after.moved, before.again, after.again)
+        fates = (before.moved, after.moved, before.recomputed, after.recomputed)
         sizes = [format_bytes(sum(self.trace.storages[index].size_bytes for index in found)) for found in fates]
         by = "by tensor of {}: moved {} before, {} now; recomputed {} before, {} now".format(self.file, *sizes)
         return replace(converted, lost=(*converted.lost, *lost), by=by)

@@ -133,9 +133,9 @@ def _words(found: object) -> dict[str, object]:
         case Idle(entry, reason, keeps):
             kept = f"; what it keeps: {', '.join(keeps)}" if keeps else ""
             return {"entry": entry, "reason": reason.value, "kept": kept}
-        case SavedStorage(keepers=keepers, pairs=pairs):
-            size, names = format_bytes(found.copied_bytes), ", ".join(map(_name, keepers))
-            return {"size": size, "name": _name(pairs[0].producer), "keepers": names}
+        case SavedStorage(holders=holders, pairs=pairs):
+            size, names = format_bytes(found.copied_bytes), ", ".join(map(_name, holders))
+            return {"size": size, "name": _name(pairs[0].producer), "holders": names}
         case Node():
             return {"name": _name(found), "tensor": _tensor(found), "cell": found.cell_path}
     return {"name": found}

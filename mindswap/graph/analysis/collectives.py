@@ -49,7 +49,7 @@ def find_collectives(sharding: Sharding) -> tuple[dict[str, tuple[Collective, ..
     """
     finder = _Finder(sharding)
     finder.find()
-    return {name: tuple(entries) for name, entries in finder.found.items()}, tuple(finder.unresolved)
+    return {name: tuple(entries) for name, entries in finder.collectives.items()}, tuple(finder.unresolved)
 
 
 class _Finder:
@@ -63,14 +63,14 @@ class _Finder:
         for node in self.graph.backward:
             if node.origin and not node.is_duplicate:
                 self.gradients.setdefault(node.origin, []).append(node)
-        self.found: dict[str, list[Collective]] = {}
+        self.collectives: dict[str, list[Collective]] = {}
         self.unresolved: list[Unresolved] = []
         self.gathered: set[tuple[str, str, int]] = set()
 
     def find(self) -> None:
-        own = dict(self._explicit_sums())
-        explicit = set(own.values())
-        for name, source in own.items():
+        explicit_sums = dict(self._explicit_sums())
+        explicit = set(explicit_sums.values())
+        for name, source in explicit_sums.items():
             node = self.nodes[name]
             gradients = (g for g in self.gradients.get(name, ()) if g.op == operator_info(node.op).gradient)
             collective = _sum_of(node.op, node.size_bytes, self.sharding.sums[source].num_ranks)
@@ -78,8 +78,8 @@ class _Finder:
         for name, partial in self.sharding.sums.items():
             if name not in explicit:
                 self._add_sum(self.nodes[name], partial)
-        for moved in self.sharding.redistributions:
-            self._add_redistribution(moved)
+        for redistribution in self.sharding.redistributions:
+            self._add_redistribution(redistribution)
         for node in (*self.graph.forward, *self.graph.backward):
             if is_exchange(node):
                 self._add_exchange(node)
@@ -121,32 +121,37 @@ class _Finder:
             pair_bytes = sum(self.nodes[name].size_bytes for name in attention.inputs[1:3])
             self._add(node.name, Collective(RING, pair_bytes, num_ranks, stride=stride))
 
-    def _add_redistribution(self, moved: Redistribution) -> None:
-        kind = name_communication(moved.before, moved.after)
+    def _add_redistribution(self, redistribution: Redistribution) -> None:
+        kind = name_communication(redistribution.before, redistribution.after)
         if kind == "Slice":  # a rank takes its part of what it has
             return
-        is_reshape = self.nodes[moved.consumer.name].op == kind
-        made, read = self.nodes[moved.producer].outputs[moved.index], self.nodes[moved.consumer.name].outputs
-        size_bytes = made.size_bytes * num_parts(moved.before) // num_parts(moved.after)
-        num_ranks = num_parts(moved.before) // num_parts(moved.after)
+        is_reshape = self.nodes[redistribution.consumer.name].op == kind
+        producer_type, read = (
+            self.nodes[redistribution.producer].outputs[redistribution.index],
+            self.nodes[redistribution.consumer.name].outputs,
+        )
+        size_bytes = producer_type.size_bytes * num_parts(redistribution.before) // num_parts(redistribution.after)
+        num_ranks = num_parts(redistribution.before) // num_parts(redistribution.after)
         if kind == "AllToAll":
-            num_ranks = _num_exchanging(moved, made.shape, read[0].shape if read else ())
-        key = (first_source(moved.producer, {"Reshape"}, self.nodes), kind, num_ranks)
+            num_ranks = _num_exchanging(redistribution, producer_type.shape, read[0].shape if read else ())
+        key = (first_source(redistribution.producer, {"Reshape"}, self.nodes), kind, num_ranks)
         if key in self.gathered:
             return
         self.gathered.add(key)
         collective = Collective(kind, size_bytes, num_ranks, is_before=not is_reshape)
-        self._add_pair(moved.consumer, collective, self._gradient_reader(moved.consumer), is_before=True)
+        self._add_pair(
+            redistribution.consumer, collective, self._gradient_reader(redistribution.consumer), is_before=True
+        )
 
     def _gradient_reader(self, consumer: Node) -> Node | None:
         """The first operator that reads the gradient of what `consumer` reads."""
-        own = {gradient.name for gradient in self._gradients_of_operand(consumer)}
-        names = set(own)
+        explicit_sums = {gradient.name for gradient in self._gradients_of_operand(consumer)}
+        names = set(explicit_sums)
         for node in self.graph.backward:
             read = names.intersection(node.inputs if node.op == "MakeTuple" else node.inputs[:1])
             if read and node.op in VALUE_PASSING_OPS:
                 names.add(node.name)
-            elif node.name not in own and is_kernel(node.op) and not names.isdisjoint(node.inputs):
+            elif node.name not in explicit_sums and is_kernel(node.op) and not names.isdisjoint(node.inputs):
                 return node
         return None
 
@@ -165,7 +170,7 @@ class _Finder:
         ]
 
     def _add(self, name: str, collective: Collective) -> None:
-        self.found.setdefault(name, []).append(collective)
+        self.collectives.setdefault(name, []).append(collective)
 
     def _add_pair(self, node: Node, collective: Collective, gradient: Node | None, is_before: bool = False) -> None:
         """Communication in forward, and that of its gradient at an operator of backward, which waits for it or not."""
@@ -182,29 +187,31 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
     return Collective(kind, result_bytes * (num_ranks if kind == "ReduceScatter" else 1), num_ranks)
 
 
-def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
+def _num_exchanging(redistribution: Redistribution, producer_type: Sequence[int], read: Sequence[int]) -> int:
     """Ranks that exchange parts: those over which a dimension was cut that no longer is.
 
     The shapes, made and read, are those on one rank.
     """
-    if len(moved.before) == len(moved.after):
-        cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]
+    if len(redistribution.before) == len(redistribution.after):
+        block_splits = [
+            (before, after) for before, after in zip(redistribution.before, redistribution.after, strict=True)
+        ]
     else:
-        cuts = _block_splits(made, moved.before, read, moved.after)
-    return math.prod(before // math.gcd(before, after) for before, after in cuts)
+        block_splits = _block_splits(producer_type, redistribution.before, read, redistribution.after)
+    return math.prod(before // math.gcd(before, after) for before, after in block_splits)
 
 
 def _block_splits(
-    made: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
+    producer_type: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Cuts of the dimensions that a reshape keeps, or joins and takes apart: (before, after) of each such block.
 
     Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
     cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
     """
-    is_known = len(made) == len(before) and len(read) == len(after)
-    whole = [tuple(map(operator.mul, *side)) for side in ((made, before), (read, after))]
+    is_known = len(producer_type) == len(before) and len(read) == len(after)
+    whole = [tuple(map(operator.mul, *side)) for side in ((producer_type, before), (read, after))]
     blocks = equal_blocks(*whole) if is_known else None
     if blocks is None:
         return [(math.prod(before), 1)]
-    return [(math.prod(before[own]), math.prod(after[to])) for own, to in blocks]
+    return [(math.prod(before[explicit_sums]), math.prod(after[to])) for explicit_sums, to in blocks]

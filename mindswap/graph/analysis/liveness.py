@@ -33,7 +33,7 @@ class LayerSample:
     layer_map: tuple[int, ...]  # for each layer of the model, the position in `indices` of the one that stands for it
 
     @property
-    def is_whole(self) -> bool:
+    def has_all_layers(self) -> bool:
         """Every layer is compiled."""
         return len(self.indices) == len(self.layer_map)
 
@@ -46,32 +46,34 @@ def choose_representative_layers(kinds: Sequence[Hashable], with_peak: bool = Tr
     """
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     ends = [None, *(numbers[kind] for kind in kinds), None]
-    places = [
+    contexts = [
         (before if with_peak else before is None, kind, behind)
         for before, kind, behind in zip(ends, ends[1:], ends[2:], strict=False)
     ]
     indices = list(range(len(kinds)))
-    while cut := _longest_omission([places[index] for index in indices], with_peak):
+    while cut := _longest_omission([contexts[index] for index in indices], with_peak):
         del indices[cut]
-    own = {index: position for position, index in enumerate(indices)}
+    compiled_positions = {index: position for position, index in enumerate(indices)}
     # Of compiled layers in the same place the first stands for those that are left out.
-    position_of = {places[index]: position for index, position in reversed(own.items())}
-    return LayerSample(tuple(indices), tuple(own.get(i, position_of[place]) for i, place in enumerate(places)))
+    position_of = {contexts[index]: position for index, position in reversed(compiled_positions.items())}
+    return LayerSample(
+        tuple(indices), tuple(compiled_positions.get(i, position_of[context]) for i, context in enumerate(contexts))
+    )
 
 
-def _longest_omission(places: Sequence[tuple[int | None, ...]], with_peak: bool) -> slice | None:
+def _longest_omission(contexts: Sequence[tuple[int | None, ...]], with_peak: bool) -> slice | None:
     """The longest stretch that can be left out, of equal ones the last; None where there is none.
 
     A place is the kind of the layer before (or whether there is none), its own, and that of the layer behind.
     """
-    in_all = Counter(places)
+    in_all = Counter(contexts)
     borders: defaultdict[tuple[int | None, ...], list[int]] = defaultdict(list)
-    for index, place in enumerate(places):
-        borders[place[1:] if with_peak else place[2:]].append(index)
+    for index, context in enumerate(contexts):
+        borders[context[1:] if with_peak else context[2:]].append(index)
     stretches = [(first, last) for same in borders.values() for first in same for last in same if first < last]
     for first, last in sorted(stretches, key=lambda each: (each[0] - each[1], -each[0])):
-        left_out = Counter(places[first + 1 : last + 1])
-        if all(in_all[place] > count for place, count in left_out.items()):
+        left_out = Counter(contexts[first + 1 : last + 1])
+        if all(in_all[context] > count for context, count in left_out.items()):
             return slice(first + 1, last + 1)
     return None
 

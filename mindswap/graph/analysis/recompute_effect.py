@@ -16,26 +16,31 @@ from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Path, Treat
 # Operators of the model by place, cell and type: all that a compiled graph says of most of them.
 
 # (cell path below the layer, primitive name)
-Place = tuple[str, str]
+OperatorKey = tuple[str, str]
 
 
-def decisions_by_operator(decisions: LayerDecisions) -> dict[Place, tuple[Decision, ...]]:
+def decisions_by_operator(decisions: LayerDecisions) -> dict[OperatorKey, tuple[Decision, ...]]:
     """Decisions for the primitives at each place of a layer.
 
     The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
     each of their decisions may be that of the operator at hand.
     """
-    return {place: tuple(map(decisions.of, paths)) for place, paths in decisions.layer.primitives_by_place().items()}
+    return {
+        operator_key: tuple(map(decisions.of, paths))
+        for operator_key, paths in decisions.layer.primitives_by_place().items()
+    }
 
 
 @functools.lru_cache(maxsize=4096)  # a planner asks it of each name that it swaps
-def operators_below(layer: CellNode, prefix: Path) -> frozenset[Place]:
+def operators_below(layer: CellNode, prefix: Path) -> frozenset[OperatorKey]:
     """The place of every primitive at or below a path of the layer."""
     found = layer.primitives_by_place().items()
-    return frozenset(place for place, paths in found if any(path[: len(prefix)] == prefix for path in paths))
+    return frozenset(
+        operator_key for operator_key, paths in found if any(path[: len(prefix)] == prefix for path in paths)
+    )
 
 
-def places_of(graph: Graph, node: Node) -> frozenset[Place]:
+def possible_operator_keys(graph: Graph, node: Node) -> frozenset[OperatorKey]:
     """Places of the model's own operators that a node of forward may be.
 
     Of two views in a row the compiler leaves one, with the settings of the first, at the place of the second. The
@@ -85,49 +90,59 @@ class RecomputeEffect:
 
 
 def compare_recompute(
-    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, like: Mapping[int, int] = SAME_LAYERS
+    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, baseline_layers: Mapping[int, int] = SAME_LAYERS
 ) -> tuple[RecomputeEffect, ...]:
     """Compare the intent for each layer, `layer_index` as in `graph`, with the graph as it was compiled.
 
-    `baseline` is the same network without recompute; what it runs again, the model itself asks for. `like` gives its
-    layer that is like one of `graph`, where that has another number.
+    `baseline` is the same network without recompute; what it runs again, the model itself asks for.
+    `baseline_layers` gives its layer that is like one of `graph`, where that has another number.
     """
     before, after = (kept_bytes_by_layer(classify_saved(each)) for each in (baseline, graph))
     effects = []
     for asked in layers:
-        plain_index = like.get(asked.layer_index, asked.layer_index)
-        always = {node.place for node in runs_again(baseline, plain_index)}
+        plain_index = baseline_layers.get(asked.layer_index, asked.layer_index)
+        always = {node.operator_key for node in recomputed_nodes(baseline, plain_index)}
         effects.append(_compare(asked, always, graph, before[plain_index], after[asked.layer_index]))
     return tuple(effects)
 
 
 def _compare(
-    layer: LayerDecisions, always: set[Place], graph: Graph, kept_before_bytes: int, kept_bytes: int
+    layer: LayerDecisions, always: set[OperatorKey], graph: Graph, kept_before_bytes: int, kept_bytes: int
 ) -> RecomputeEffect:
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
-    again = [node.place for node in runs_again(graph, layer.layer_index)]
+    recomputed = [node.operator_key for node in recomputed_nodes(graph, layer.layer_index)]
     # The graph names a primitive by its cell and its type. Where a cell has several of one type and only some are asked
     # for, that type is possible and not certain.
-    asked = {place: {*map(_is_recomputed, found)} for place, found in decisions_by_operator(layer).items()}
+    asked = {
+        operator_key: {*map(_is_recomputed, found)} for operator_key, found in decisions_by_operator(layer).items()
+    }
 
-    def covers(place: Place) -> bool:
+    def covers(operator_key: OperatorKey) -> bool:
         """Asked for, or added by the compiler (a read of a weight, a tuple) to a cell that was asked for."""
-        path = (*filter(None, place[0].split(".")), place[1])
-        return True in asked[place] if place in asked else _is_recomputed(layer.of(path))
+        path = (*filter(None, operator_key[0].split(".")), operator_key[1])
+        return True in asked[operator_key] if operator_key in asked else _is_recomputed(layer.of(path))
 
-    certain = [node for node in forward if asked.get(node.place) == {True}]
-    requested_comm = _places(layer, layer.comm_recomputes)
-    marked_comm = {node.place: node for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
-    unasked_comm = (place for place, node in marked_comm.items() if requested_comm.isdisjoint(places_of(graph, node)))
+    certain = [node for node in forward if asked.get(node.operator_key) == {True}]
+    requested_comm = _claimed_operators(layer, layer.comm_recomputes)
+    marked_comm = {node.operator_key: node for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
+    unasked_comm = (
+        operator_key
+        for operator_key, node in marked_comm.items()
+        if requested_comm.isdisjoint(possible_operator_keys(graph, node))
+    )
     return RecomputeEffect(
         layer_index=layer.layer_index,
         is_whole=layer.is_fully_recomputed,
-        operators=to_names(place for place in again if place not in always or covers(place)),
-        num_recomputed=len(again),
+        operators=to_names(
+            operator_key for operator_key in recomputed if operator_key not in always or covers(operator_key)
+        ),
+        num_recomputed=len(recomputed),
         kept_before_bytes=kept_before_bytes,
         kept_bytes=kept_bytes,
-        missing=to_names(_not_recomputed(certain, again)),
-        unasked=to_names(place for place in again if place not in always and not covers(place)),
+        missing=to_names(_not_recomputed(certain, recomputed)),
+        unasked=to_names(
+            operator_key for operator_key in recomputed if operator_key not in always and not covers(operator_key)
+        ),
         idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
         comm_missing=to_names(sorted(requested_comm & _forward_operators(layer, graph) - marked_comm.keys())),
         comm_unasked=to_names(sorted(unasked_comm)),
@@ -140,7 +155,7 @@ def _is_recomputed(decision: Decision) -> bool:
 
 def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
     """Requested recompute of which backward runs nothing again; None stands for the whole layer."""
-    again = {node.place for node in runs_again(graph, layer.layer_index)}
+    recomputed = {node.operator_key for node in recomputed_nodes(graph, layer.layer_index)}
     there = _forward_operators(layer, graph)
     unplaced = _types_without_scope(graph, layer.layer_index)
     nodes = graph.index.forward_nodes
@@ -150,13 +165,17 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
         if node.is_duplicate and node.origin in nodes
         for path in nodes[node.origin].paths
     }
-    if layer.is_fully_recomputed and not again:
+    if layer.is_fully_recomputed and not recomputed:
         yield None
     for match in matches_of(layer.recomputes):
         # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
-        places = {place for place in operators_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
+        operator_keys = {
+            operator_key
+            for operator_key in operators_below(layer.layer, match.path) & there
+            if operator_key[1] not in VIEW_OPS
+        }
         is_unplaced = match.node.is_primitive and match.node.type_name in unplaced
-        if places and not places & again and not is_unplaced and match.name not in tagged:
+        if operator_keys and not operator_keys & recomputed and not is_unplaced and match.name not in tagged:
             yield match
 
 
@@ -167,20 +186,20 @@ def _types_without_scope(graph: Graph, layer_index: int) -> set[str]:
     What makes a gathered weight goes by rules of its own. The layer of what has no scope is that of its input, so its
     copy may be in another one.
     """
-    again = graph.index.duplicates
+    recomputed = graph.index.duplicates
     kept = {node.name for node in graph.index.kept_nodes}
     found, held = set(), set()
     for node in graph.forward:
         is_marked_alone = is_marked(node) and not has_scope(node) and not is_gathering(node)
         if node.layer_index == layer_index and is_marked_alone:
-            if node.name in again:
+            if node.name in recomputed:
                 found.add(node.op)
             elif node.name in kept:
                 held.add(node.op)
     return found - held
 
 
-def runs_again(graph: Graph, layer_index: int) -> list[Node]:
+def recomputed_nodes(graph: Graph, layer_index: int) -> list[Node]:
     """Operators that backward of a layer runs again.
 
     One that is marked by itself inside a cell that runs again is no duplicate by its marks, but by its scope.
@@ -197,31 +216,33 @@ def is_marked(node: Node) -> bool:
     return node.is_recomputed or node.attributes.get("recompute") is True
 
 
-def to_names(places: Iterable[Place]) -> tuple[str, ...]:
+def to_names(operator_keys: Iterable[OperatorKey]) -> tuple[str, ...]:
     """`cell path primitive` of each place, once."""
-    return tuple(dict.fromkeys(f"{cell} {op}".strip() for cell, op in places))
+    return tuple(dict.fromkeys(f"{cell} {op}".strip() for cell, op in operator_keys))
 
 
-def _forward_operators(layer: LayerDecisions, graph: Graph) -> set[Place]:
+def _forward_operators(layer: LayerDecisions, graph: Graph) -> set[OperatorKey]:
     """Places that forward of the layer has, as far as they can be told.
 
     A primitive that is marked by itself loses its scope in forward, so only its name is sure.
     """
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
     marked_ops = {node.op for node in forward if node.attributes.get("recompute") is True}
-    selected = _places(layer, (claim for claim in layer.recomputes if claim.path))
-    return {node.place for node in forward} | {place for place in selected if place[1] in marked_ops}
+    selected = _claimed_operators(layer, (claim for claim in layer.recomputes if claim.path))
+    return {node.operator_key for node in forward} | {
+        operator_key for operator_key in selected if operator_key[1] in marked_ops
+    }
 
 
-def _places(layer: LayerDecisions, claims: Iterable[Claim]) -> set[Place]:
-    return {place for claim in claims for place in operators_below(layer.layer, claim.path)}
+def _claimed_operators(layer: LayerDecisions, claims: Iterable[Claim]) -> set[OperatorKey]:
+    return {operator_key for claim in claims for operator_key in operators_below(layer.layer, claim.path)}
 
 
-def _not_recomputed(nodes: list[Node], again: list[Place]) -> Iterator[Place]:
+def _not_recomputed(nodes: list[Node], recomputed: list[OperatorKey]) -> Iterator[OperatorKey]:
     """Places of operators without a mark, but those of which backward runs as many again as there are.
 
     An operator that a cell holds twice under one setting, split say, may have lost its scope, and its mark with it.
     """
-    left = Counter(node.place for node in nodes)
-    left.subtract(again)
-    return (node.place for node in nodes if not is_marked(node) and left[node.place] > 0)
+    left = Counter(node.operator_key for node in nodes)
+    left.subtract(recomputed)
+    return (node.operator_key for node in nodes if not is_marked(node) and left[node.operator_key] > 0)

@@ -73,26 +73,30 @@ class OperatorNames:
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, has_all_tags: bool = False):
         found = [{} if has_all_tags else layer.primitives_by_place() for layer in layers]
-        self._by_key = [{place: Names(map(".".join, paths)) for place, paths in each.items()} for each in found]
+        self._by_key = [
+            {operator_key: Names(map(".".join, paths)) for operator_key, paths in each.items()} for each in found
+        ]
         self._tags = {node.scope: Names(node.paths) for node in tagged.forward if node.paths}
 
     def can_name(self, node: Node) -> bool:
         """`op_swap` has a name for the operator: it is in a layer, and an attribute of a cell."""
         if node.layer_index is None:
             return False
-        return self.is_tagged(node) or node.place in self._by_key[node.layer_index]
+        return self.is_tagged(node) or node.operator_key in self._by_key[node.layer_index]
 
     def is_tagged(self, node: Node) -> bool:
         return node.scope.removeprefix("recompute_") in self._tags
 
-    def with_renumbered_layers(self, like: Mapping[int, int]) -> Callable[[Node], Names]:
+    def with_renumbered_layers(self, baseline_layers: Mapping[int, int]) -> Callable[[Node], Names]:
         """The names in a graph whose layers are like those of `layers` under other numbers."""
 
         def name(node: Node) -> Names:
             if node.layer_index is None:
                 return self(node)
-            scope = LAYER_NUMBER.sub(lambda found: str(like.get(int(found[0]), found[0])), node.scope, count=1)
-            return self(replace(node, layer_index=like.get(node.layer_index, node.layer_index), scope=scope))
+            scope = LAYER_NUMBER.sub(
+                lambda found: str(baseline_layers.get(int(found[0]), found[0])), node.scope, count=1
+            )
+            return self(replace(node, layer_index=baseline_layers.get(node.layer_index, node.layer_index), scope=scope))
 
         return name
 
@@ -103,12 +107,16 @@ class OperatorNames:
         scope = node.scope.removeprefix("recompute_")
         if scope in self._tags:
             return self._tags[scope]
-        names = self._by_key[node.layer_index].get(node.place)
+        names = self._by_key[node.layer_index].get(node.operator_key)
         return names or Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
 
 def measure_layer_memory(
-    graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample, like: Mapping[int, int] = SAME_LAYERS
+    graph: Graph,
+    plain: Graph,
+    names: OperatorNames,
+    sample: LayerSample,
+    baseline_layers: Mapping[int, int] = SAME_LAYERS,
 ) -> tuple[LayerMemory, ...]:
     """Activation memory of every layer under its policy, what is outside them last.
 
@@ -130,12 +138,12 @@ def measure_layer_memory(
     remaining = {graph.index.identities[node.name] for entry in saved for node in _holders(graph, entry)}
     indices: dict[int | None, list[int | None]] = {None: [None]}
     for position in range(len(sample.indices)):
-        indices.setdefault(like.get(position, position), []).append(position)
+        indices.setdefault(baseline_layers.get(position, position), []).append(position)
     for entry in saved_plain:
-        node, plain_index = plain.owner(entry.keepers[0]), entry.storage.layer_index
+        node, plain_index = plain.owner(entry.holders[0]), entry.storage.layer_index
         held = [plain.index.identities[node.name] for node in _holders(plain, entry)]
         # Naming one of several names of a storage frees nothing.
-        is_swappable = len(entry.keepers) == 1 and names.can_name(node)
+        is_swappable = len(entry.holders) == 1 and names.can_name(node)
         for index in indices.get(plain_index, ()):
             is_recomputed = remaining.isdisjoint(_seen_from(index, plain_index, each) for each in held)
             add(
@@ -143,8 +151,8 @@ def measure_layer_memory(
                 recomputed_bytes=entry.kept_bytes * is_recomputed, swappable_bytes=entry.kept_bytes * is_swappable,
             )  # fmt: skip
     for entry in saved:
-        node = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
-        path = names.with_renumbered_layers(like)(node)
+        node = graph.owner((*entry.holders, *(pair.producer for pair in entry.pairs))[0])
+        path = names.with_renumbered_layers(baseline_layers)(node)
         add(entry.storage.layer_index, path, node.op, kept_bytes=entry.kept_bytes, swapped_bytes=entry.copied_bytes)
     compiled = {index: tuple(operators.values()) for index, operators in rows.items()}
     layers = tuple(LayerMemory(i, compiled.get(position, ())) for i, position in enumerate(sample.layer_map))
@@ -166,7 +174,7 @@ def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:
     """
     assert entry.storage.producer is not None
     yield entry.storage.producer
-    for node in (*entry.keepers, *(pair.producer for pair in entry.pairs)):
+    for node in (*entry.holders, *(pair.producer for pair in entry.pairs)):
         yield graph.owner(node)
 
 
@@ -200,7 +208,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
         return []
-    return list(map(".".join, layer.primitives_by_place().get(node.place, ())))
+    return list(map(".".join, layer.primitives_by_place().get(node.operator_key, ())))
 
 
 def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> Iterator[Node]:

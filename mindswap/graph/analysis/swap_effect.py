@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.graph.analysis.recompute_effect import (
-    Place,
+    OperatorKey,
     decisions_by_operator,
     idle_recompute,
     is_marked,
     operators_below,
-    places_of,
-    runs_again,
+    possible_operator_keys,
+    recomputed_nodes,
     to_names,
     value_key,
 )
@@ -87,20 +87,20 @@ class LayerEffect:
 
 
 def compare_effect(
-    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, like: Mapping[int, int] = SAME_LAYERS
+    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, baseline_layers: Mapping[int, int] = SAME_LAYERS
 ) -> tuple[LayerEffect, ...]:
     """Compare the intent for each layer, `layer_index` as in `graph`, with the graph under the policy.
 
     `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
     Where `graph` itself stands for it, more may be missing, and nothing less.
-    `like` gives its layer that is like one of `graph`, where that has another number.
+    `baseline_layers` gives its layer that is like one of `graph`, where that has another number.
     """
     saved = classify_saved(graph)
     before, after = kept_bytes_by_layer(classify_saved(baseline)), kept_bytes_by_layer(saved)
     effects = []
     for layer in layers:
         index = layer.layer_index
-        plain_index = like.get(index, index)
+        plain_index = baseline_layers.get(index, index)
         comparison = _LayerComparison(layer, baseline, plain_index, graph)
         effects.append(comparison.effect(saved, before[plain_index], after[index]))
     return tuple(effects)
@@ -143,14 +143,14 @@ class _LayerComparison:
             idle=(*self._idle(), *self._idle_recompute()),
             wasted=tuple(entry for entry in own if entry.placement is Placement.WASTED),
             beyond_specification=tuple(self._beyond_specification()),
-            num_recomputed=len(runs_again(self.graph, self.index)),
+            num_recomputed=len(recomputed_nodes(self.graph, self.index)),
             kept_before_bytes=kept_before_bytes,
             kept_bytes=kept_bytes,
         )
 
     def _is_asked(self, owner: Node) -> bool:
         """Every operator that it may be is to be offloaded."""
-        decided = self.decided.get(owner.place)
+        decided = self.decided.get(owner.operator_key)
         if decided is None:
             return self._attribute_prefetch(owner) is not None
         return all(decision.prefetch is not None for decision in decided)
@@ -158,9 +158,11 @@ class _LayerComparison:
     def _prefetch_named(self, producer: Node) -> frozenset[int | None]:
         """Distances that entries name for what is copied, under any name that it may have; None for "not named"."""
         owner = self.graph.owner(producer)
-        places = places_of(self.graph, producer)
-        named = {decision.named_prefetch for place in places for decision in self.decided.get(place, ())}
-        if owner.place not in self.decided:
+        operator_keys = possible_operator_keys(self.graph, producer)
+        named = {
+            decision.named_prefetch for operator_key in operator_keys for decision in self.decided.get(operator_key, ())
+        }
+        if owner.operator_key not in self.decided:
             named.add(self._attribute_prefetch(owner))
         return frozenset(named)
 
@@ -174,14 +176,14 @@ class _LayerComparison:
         return self.graph.owner(node).layer_index == self.index
 
     def _missing(self) -> Iterator[Node]:
-        moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
+        swapped = {value_key(self.graph, pair.producer) for pair in self.pairs}
         still_saved = {
             value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_file_setup(node)
         }
         for node in self.baseline.index.kept_nodes:
             key = value_key(self.baseline, node)
             is_own = self.baseline.owner(node).layer_index == self.plain_index
-            if not is_own or key in moved or key not in still_saved:
+            if not is_own or key in swapped or key not in still_saved:
                 continue
             owner = self.graph.owner(still_saved[key])
             # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
@@ -192,10 +194,10 @@ class _LayerComparison:
 
     def _idle(self) -> Iterator[Idle]:
         """Entries none of whose operators is the producer of a pair."""
-        moved = self._swapped_operators()
-        for entry, places in self._entries().items():
-            nodes = self._nodes(places)
-            if places & moved or (not nodes and places & self._merged_operators()):
+        swapped = self._swapped_operators()
+        for entry, operator_keys in self._entries().items():
+            nodes = self._nodes(operator_keys)
+            if operator_keys & swapped or (not nodes and operator_keys & self._merged_operators()):
                 continue
             if not self.graph.has_lazy_inline:
                 yield Idle(entry, IdleReason.NO_LAZY_INLINE)
@@ -208,16 +210,16 @@ class _LayerComparison:
             else:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
-    def _swapped_operators(self) -> set[Place]:
+    def _swapped_operators(self) -> set[OperatorKey]:
         """Places of what moves; where a capture wrote paths, those of the paths, as communication may stand for it."""
-        moved: set[Place] = set()
+        swapped: set[OperatorKey] = set()
         for pair in self.pairs:
             paths = [tuple(path.split(".")) for path in self.graph.owner(pair.producer).paths]
-            moved |= places_of(self.graph, pair.producer)
-            moved.update(*(operators_below(self.decisions.layer, path) for path in paths))
-        return moved
+            swapped |= possible_operator_keys(self.graph, pair.producer)
+            swapped.update(*(operators_below(self.decisions.layer, path) for path in paths))
+        return swapped
 
-    def _merged_operators(self) -> set[Place]:
+    def _merged_operators(self) -> set[OperatorKey]:
         """Places of what the compiler may have made one with what moves: of equal operators it leaves one.
 
         Whoever read one of the others reads that: it was of the cell of its reader.
@@ -234,21 +236,23 @@ class _LayerComparison:
         idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
         if "" in idle:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
-        again = {node.cell_path for node in runs_again(self.graph, self.index)}
+        recomputed_cells = {node.cell_path for node in recomputed_nodes(self.graph, self.index)}
         for match in matches_of(self.decisions.recomputes):
             if match.name not in idle:
                 continue
             nodes = self._nodes(operators_below(self.decisions.layer, match.path))
             # Of equal operators in a cell the compiler leaves one, which may have the name of another.
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
-            is_partly_recomputed = any(is_within(path, cell) for path in again)
+            is_partly_recomputed = any(is_within(path, cell) for path in recomputed_cells)
             if nodes and all(map(is_gathering, nodes)):
                 yield Idle(match.name, IdleReason.GATHERED)
             elif not is_partly_recomputed:
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN if match.node.is_called else IdleReason.NOT_CALLED)
 
-    def _nodes(self, places: Set[Place]) -> list[Node]:
-        return [node for node in self.graph.forward if node.layer_index == self.index and node.place in places]
+    def _nodes(self, operator_keys: Set[OperatorKey]) -> list[Node]:
+        return [
+            node for node in self.graph.forward if node.layer_index == self.index and node.operator_key in operator_keys
+        ]
 
     def _is_merged(self, node: Node) -> bool:
         """A view that stays at the place of a named one, and has not its settings."""
@@ -263,9 +267,9 @@ class _LayerComparison:
             if resolve_storage(self.graph, pair.producer.name).name in inputs:
                 yield pair
 
-    def _entries(self) -> dict[str, set[Place]]:
+    def _entries(self) -> dict[str, set[OperatorKey]]:
         """Each entry of the policy that acts in this layer, with the primitives it names."""
-        by_entry: dict[str, set[Place]] = {}
+        by_entry: dict[str, set[OperatorKey]] = {}
         for claim in self.decisions.offloads:
             entry = claim.entry.pattern if claim.entry.setting is Setting.OP_SWAP else claim.entry.setting.value
             by_entry.setdefault(entry, set()).update(operators_below(self.decisions.layer, claim.path))
@@ -274,4 +278,6 @@ class _LayerComparison:
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
         """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
         names = {node.name for node in nodes}
-        return to_names(node.place for node in self.graph.index.kept_nodes if not names.isdisjoint(node.inputs[:1]))
+        return to_names(
+            node.operator_key for node in self.graph.index.kept_nodes if not names.isdisjoint(node.inputs[:1])
+        )

@@ -55,7 +55,7 @@ class WorkMeter:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        given = {name: (known,) for name, known in graph.types.items()}
+        given = {name: (tensor_type,) for name, tensor_type in graph.types.items()}
         forward_types = {**given, **{node.name: node.outputs for node in graph.forward}}
         # The types of a graph that was cut for one rank are those of its nodes: they go before those of parameters.
         saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
@@ -76,14 +76,14 @@ def _with_pieces(work: Work) -> Work:
     i q (solve_flash_attention_score_for_seqpipe.cc; flash_attention_score_info.cc,
     `ComputeSparseInfoForFlashAttentionScore`). What is counted without pieces is the last one.
     """
-    num_queries, num_keys = (known.shape[SEQUENCE_AXIS[BNSD]] for known in work.inputs[:2])
+    num_queries, num_keys = (tensor_type.shape[SEQUENCE_AXIS[BNSD]] for tensor_type in work.inputs[:2])
     pairs = [i * num_queries**2 + num_queries * (num_queries + 1) // 2 for i in range(num_keys // num_queries)]
-    flops = tuple(work.flops * own // pairs[-1] for own in pairs)
+    flops = tuple(work.flops * piece_pairs // pairs[-1] for piece_pairs in pairs)
     return replace(work, flops=sum(flops) // len(flops), piece_flops=flops)
 
 
 def _measure(graph: Graph, node: Node, types: _Types, has_pieces: bool) -> Work:
-    inputs = tuple([known for name in node.inputs for known in types.get(name, ())])
+    inputs = tuple([tensor_type for name in node.inputs for tensor_type in types.get(name, ())])
     is_attention = classify(node.op) is OpClass.ATTENTION
     if not is_attention and node.op not in MATMUL_OPS:
         return count_work(node.op, inputs, node.outputs)
@@ -109,8 +109,8 @@ def count_work(
     """Work of one operator; of attention with its last five inputs, without which every pair of positions counts."""
     if op in NO_WORK_OPS:
         return Work(0, 0, 0)
-    read_bytes = sum(known.size_bytes for known in inputs)
-    written_bytes = sum(known.size_bytes for known in outputs)
+    read_bytes = sum(tensor_type.size_bytes for tensor_type in inputs)
+    written_bytes = sum(tensor_type.size_bytes for tensor_type in outputs)
     if op in PARTIAL_READ_OPS and inputs:
         read_bytes += min(written_bytes, inputs[0].size_bytes) - inputs[0].size_bytes
     flops = _count_flops(op, inputs, outputs, attention)
@@ -139,8 +139,8 @@ def _count_flops(
     if op == "FlashAttentionScoreGrad" and len(inputs) >= 4:
         return _count_attention_flops(op, inputs, inputs[3].shape, attention)
     # A reduction has work though its output is small.
-    whole_reads = inputs[1:] if op in PARTIAL_READ_OPS else inputs
-    return max(elements, *(math.prod(known.shape) for known in whole_reads), 0)
+    full_reads = inputs[1:] if op in PARTIAL_READ_OPS else inputs
+    return max(elements, *(math.prod(tensor_type.shape) for tensor_type in full_reads), 0)
 
 
 # Fewer queries than keys means, in training, that queries are cut over ranks. MindSpore shifts the mask of each rank to
@@ -158,7 +158,7 @@ def _count_attention_flops(
     num_queries, num_keys = query[axis], key[axis]
     pairs = num_queries * num_keys
     if sparse_mode is not None and before is not None and after is not None:
-        has_mask = any(known.dtype in MASK_DTYPES for known in inputs)
+        has_mask = any(tensor_type.dtype in MASK_DTYPES for tensor_type in inputs)
         if num_queries < num_keys:
             sparse_mode = OF_LAST_RANK.get(sparse_mode, sparse_mode) if has_mask else sparse_mode
         pairs = count_attention_pairs(num_queries, num_keys, sparse_mode, before, after, has_mask)

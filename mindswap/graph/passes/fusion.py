@@ -63,23 +63,23 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
     Only where one operator reads the other at once: a Reshape between them keeps their kernels apart (a dry run of
     2.9.0 has GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
     """
-    found = {}
+    fused_readers = {}
     for node, reader, is_written in itertools.chain(*_pairs_of(graph)):
         if not is_written and node.name in reader.inputs:
-            found[node.name] = reader.name
-    return found
+            fused_readers[node.name] = reader.name
+    return fused_readers
 
 
 @functools.lru_cache(maxsize=2)  # a planner asks for the work, and then for what is not written
 def _pairs_of(graph: Graph) -> tuple[Sequence[_Pair], Sequence[_Pair]]:
     """`_fused_pairs` of forward and of backward."""
-    handed = {saved.forward_name for saved in graph.saved}
-    return tuple(_fused_pairs(graph.forward, handed)), tuple(_fused_pairs(graph.backward, set()))
+    saved_names = {saved.forward_name for saved in graph.saved}
+    return tuple(_fused_pairs(graph.forward, saved_names)), tuple(_fused_pairs(graph.backward, set()))
 
 
-def _fused_pairs(nodes: Sequence[Node], handed: set[str]) -> Iterator[_Pair]:
+def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_Pair]:
     """Operators with the one that goes on in the same kernel; whether what is between them is written all the same."""
-    readers, is_saved_name = _readers(nodes, handed, 2)
+    readers, is_saved_name = _readers(nodes, saved_names, 2)
     for node in nodes:
         users = readers.get(node.name, [])
         if node.op in FUSED_OPS and len(users) == 1 and users[0].op in FUSED_READERS:
@@ -108,11 +108,13 @@ def min_recompute_work(
             return 0
         return producer.size_bytes
 
-    least = []
+    min_works = []
     for node, work in zip(graph.forward, works, strict=True):
         if node.op in FUSED_READERS:
-            own = users.get(node.name, ())
-            is_fused = len(own) + has_second_reader < 2 and all(user.op in FUSED_READERS for user in own)
+            readers_of_copy = users.get(node.name, ())
+            is_fused = len(readers_of_copy) + has_second_reader < 2 and all(
+                user.op in FUSED_READERS for user in readers_of_copy
+            )
             is_fused &= node.op in FUSED_OPS
             fed_bytes = sum(map(fused_input_bytes, node.inputs))
             work = replace(
@@ -121,23 +123,23 @@ def min_recompute_work(
                 written_bytes=0 if is_fused else work.written_bytes,
                 is_fused=fed_bytes > 0,
             )
-        least.append(work)
-    return tuple(least)
+        min_works.append(work)
+    return tuple(min_works)
 
 
 def readers_of_saved(graph: Graph) -> Mapping[str, Sequence[Node]]:
     """Operators of backward that compute with what an operator of forward made, by its name."""
     readers, _ = _readers(graph.backward, set())
-    found: dict[str, list[Node]] = {}
+    fused_readers: dict[str, list[Node]] = {}
     for saved in graph.saved:
         producer = resolve_storage(graph, saved.forward_name).producer
         if producer is not None and readers.get(saved.backward_name):
-            found.setdefault(producer.name, []).extend(readers[saved.backward_name])
-    return found
+            fused_readers.setdefault(producer.name, []).extend(readers[saved.backward_name])
+    return fused_readers
 
 
 def _readers(
-    nodes: Sequence[Node], handed: set[str], most: int | None = None
+    nodes: Sequence[Node], saved_names: set[str], max_readers: int | None = None
 ) -> tuple[Mapping[str, list[Node]], set[str]]:
     """Operators that compute with each value, behind views and tuples; values that are handed on under any name.
 
@@ -147,14 +149,14 @@ def _readers(
         most: no more readers of a value are wanted.
     """
     readers: dict[str, list[Node]] = {}
-    is_saved_name = set(handed)
+    is_saved_name = set(saved_names)
     for node in reversed(nodes):
         is_passed = node.op in VALUE_PASSING_OPS
-        own = readers.get(node.name, ()) if is_passed else (node,)
+        readers_of_copy = readers.get(node.name, ()) if is_passed else (node,)
         for name in node.inputs:
-            known = readers.setdefault(name, [])
-            if most is None or len(known) < most:
-                known.extend(own)
+            value_readers = readers.setdefault(name, [])
+            if max_readers is None or len(value_readers) < max_readers:
+                value_readers.extend(readers_of_copy)
             if node.op == "MoveTo" or (is_passed and node.name in is_saved_name):
                 is_saved_name.add(name)
     return readers, is_saved_name
@@ -186,9 +188,9 @@ def merge_gathers(graph: Graph) -> Graph:
     its own behind that.
     """
     groups = parallel_gathers(graph, "AllGather")
-    left = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
+    survivor = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
     name_of = {node.name: group[0].name for group in groups for node in group[1:]}
-    forward = (left.get(node.name, node) for node in graph.forward if node.name not in name_of)
+    forward = (survivor.get(node.name, node) for node in graph.forward if node.name not in name_of)
     return _merged(graph, tuple(node.renamed(name_of) for node in forward), name_of)
 
 
@@ -207,8 +209,8 @@ def _is_along_first(graph: Graph, gather: Node) -> bool:
     if operand is None or len(operand.outputs) != 1:
         return False
     part, whole = (
-        tuple(itertools.dropwhile(lambda size: size == 1, known.shape))
-        for known in (operand.outputs[0], gather.outputs[0])
+        tuple(itertools.dropwhile(lambda size: size == 1, value_readers.shape))
+        for value_readers in (operand.outputs[0], gather.outputs[0])
     )
     return part[1:] == whole[1:]
 
@@ -243,15 +245,22 @@ def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tup
     attributes = _attributes(graph)
     paths: dict[str, dict[str, None]] = {}  # of each that is left, in order
     for node in graph.forward:
-        own = node.renamed(name_of)
+        readers_of_copy = node.renamed(name_of)
         key: Hashable = node.name
         if node.op == "TupleGetItem" or (node.paths and node.op not in RANDOM_OPS):
-            key = (node.layer_index, node.op, own.inputs, node.outputs, attributes[node.name], settings_of(node))
-        left = survivors.setdefault(key, own)
-        if left is not own:
-            name_of[node.name] = left.name
+            key = (
+                node.layer_index,
+                node.op,
+                readers_of_copy.inputs,
+                node.outputs,
+                attributes[node.name],
+                settings_of(node),
+            )
+        survivor = survivors.setdefault(key, readers_of_copy)
+        if survivor is not readers_of_copy:
+            name_of[node.name] = survivor.name
         if node.paths:
-            paths.setdefault(left.name, {}).update(dict.fromkeys(node.paths))
+            paths.setdefault(survivor.name, {}).update(dict.fromkeys(node.paths))
     forward = tuple(
         replace(node, paths=tuple(paths[node.name])) if len(paths.get(node.name, ())) > 1 else node
         for node in survivors.values()

@@ -44,7 +44,9 @@ class GatheredStep:
     graph: Graph
     # what each AllGather sends, by name of its node
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
-    once: frozenset[str] = frozenset()  # operators that run once in a step, whatever the number of micro-batches
+    computed_once: frozenset[str] = (
+        frozenset()
+    )  # operators that run once in a step, whatever the number of micro-batches
 
 
 def weight_name(node: Node) -> str:
@@ -79,20 +81,24 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
     weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
     if not weights:
         return GatheredStep(graph)
-    again = {weight.gather.name: weight.again() for weight in weights} if sharding.is_released else {}
-    backward, needed = _rewrite_backward(graph, weights, again)
+    recomputed_copies = (
+        {weight.gather.name: weight.recomputed_copies() for weight in weights} if sharding.is_released else {}
+    )
+    backward, needed = _rewrite_backward(graph, weights, recomputed_copies)
     gathered = {name for weight in weights for name in weight.values}
     is_moved = {node.name for weight in weights for node in weight.lead}
     saved = [entry for entry in graph.saved if entry.forward_name not in gathered]
-    if not again:
+    if not recomputed_copies:
         saved += [Saved(w.gather.name, w.saved_name) for w in weights if w.gather.name in needed]
     forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved, sharding.is_cast_behind))
     rewritten = replace(graph, forward=forward, backward=backward, saved=tuple(saved))
     collectives = {
         w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, w.num_ranks, stride=w.stride),) for w in weights
     }
-    once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
-    return GatheredStep(rewritten, collectives, frozenset(once))
+    computed_once = (
+        () if recomputed_copies else (node.name for weight in weights for node in weight.lead if is_gathering(node))
+    )
+    return GatheredStep(rewritten, collectives, frozenset(computed_once))
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class _Weight:
     def saved_name(self) -> str:
         return f"{self.gather.name}@saved"
 
-    def again(self) -> tuple[Node, ...]:
+    def recomputed_copies(self) -> tuple[Node, ...]:
         """Copies in backward; the part itself is there."""
         copies: list[Node] = []
         names: dict[str, str] = {}
@@ -194,7 +200,7 @@ def _part(node: Node, num_ranks: int, **attributes: object) -> Node:
     return replace(node, outputs=(part,), attributes={**node.attributes, **attributes})
 
 
-def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], gone: set[str], is_late: bool) -> Iterator[Node]:
+def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], removed: set[str], is_late: bool) -> Iterator[Node]:
     """Weights of a layer are gathered when it begins, or as late as those of others, where they are read."""
     by_layer: dict[int, list[Node]] = {}
     by_node: dict[str, tuple[Node, ...]] = {}
@@ -214,7 +220,7 @@ def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], gone: set[str], i
         if node.layer_index is not None:
             yield from by_layer.pop(node.layer_index, ())
         yield from by_node.get(node.name, ())
-        if node.name not in gone:
+        if node.name not in removed:
             yield node.renamed(renamed)
 
 
@@ -229,10 +235,12 @@ def _first_readers(graph: Graph, values: set[str]) -> dict[str, tuple[int, str]]
 
 
 def _rewrite_backward(
-    graph: Graph, weights: Iterable[_Weight], again: Mapping[str, tuple[Node, ...]]
+    graph: Graph, weights: Iterable[_Weight], recomputed_copies: Mapping[str, tuple[Node, ...]]
 ) -> tuple[tuple[Node, ...], set[str]]:
     """Backward that reads gathered weights, and the AllGathers whose outputs it needs."""
-    target = {w.gather.name: again[w.gather.name][-1].name if again else w.saved_name for w in weights}
+    target = {
+        w.gather.name: recomputed_copies[w.gather.name][-1].name if recomputed_copies else w.saved_name for w in weights
+    }
     target_of = {value: target[weight.gather.name] for weight in weights for value in weight.values}
     renamed = {e.backward_name: target_of[e.forward_name] for e in graph.saved if e.forward_name in target_of}
     backward: list[Node] = []
@@ -245,14 +253,16 @@ def _rewrite_backward(
             backward.append(node.renamed(renamed))
     read = {name for node in backward for name in node.inputs}
     needed = {name for name, new_name in target.items() if new_name in read}
-    if again:
-        backward = list(_with_copies(backward, {name: copies for name, copies in again.items() if name in needed}))
+    if recomputed_copies:
+        backward = list(
+            _with_copies(backward, {name: copies for name, copies in recomputed_copies.items() if name in needed})
+        )
     return tuple(backward), needed
 
 
-def _with_copies(backward: list[Node], again: Mapping[str, tuple[Node, ...]]) -> Iterator[Node]:
+def _with_copies(backward: list[Node], recomputed_copies: Mapping[str, tuple[Node, ...]]) -> Iterator[Node]:
     """Weights of a layer are gathered again when its backward begins, others before what reads them."""
-    by_reader = {copies[-1].name: copies for copies in again.values()}
+    by_reader = {copies[-1].name: copies for copies in recomputed_copies.values()}
     by_layer: dict[int, list[str]] = {}
     for name, copies in by_reader.items():
         if copies[-1].layer_index is not None:

@@ -180,7 +180,7 @@ class _HalfScheduler:
 
 # Kind of a collective: a rank sends to the next one and receives from the one before, one after the other.
 RING = "SendReceive"
-MARK = "enable_ring_attention"
+RING_ATTRIBUTE = "enable_ring_attention"
 # Where batch, heads and sequence are in the strategy of queries, by layout number: BSH and BNSD, the two that it takes.
 HEADS_AND_SEQUENCE = {3: (2, 1), 4: (1, 2)}
 
@@ -207,7 +207,7 @@ def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:
     """Ranks of the ring of an attention or its gradient, and the ranks from one to the next; 1 and 1 for no ring."""
     forward = node if node.op == "FlashAttentionScore" else graph.index.forward_nodes.get(node.origin, node)
     strategy = read_strategy(forward.attributes)
-    if forward.attributes.get(MARK) is not True or not strategy:
+    if forward.attributes.get(RING_ATTRIBUTE) is not True or not strategy:
         return 1, 1
     heads, sequence = HEADS_AND_SEQUENCE[len(strategy[0])]
     return strategy[0][sequence], strategy[0][heads]

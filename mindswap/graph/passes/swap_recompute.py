@@ -40,30 +40,30 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
     what makes a weight whole that the parallel optimizer cut (`graph.passes.gather`).
     """
-    place = places_of(graph, names)
-    recomputed = set(place.released)
+    roles = classify_nodes(graph, names)
+    recomputed = set(roles.released)
     prefetch: dict[str, int] = {}
     swapped_recompute_inputs: set[str] = set()
     decisions: dict[tuple[int, tuple[Path, ...]], Decision] = {}  # layers that are alike share theirs
-    for node, owner, paths in place.of_model:
+    for node, owner, paths in roles.model_nodes:
         assert owner.layer_index is not None
         layer = layers[owner.layer_index]
         key = id(layer), paths
         decision = decisions.get(key) or decisions.setdefault(key, layer.of(*paths))
         is_communication_recomputed = node.op in REDISTRIBUTION_OPS and bool(decision.communicated_again_by)
-        runs_again = bool(decision.recomputed_by) and place.runs_again(node, layer, decision)
-        seconds = merged_readers(node, paths, layer.layer)
-        if seconds:
-            is_reader_recomputed = all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds)
+        recompute_applies = bool(decision.recomputed_by) and roles.recompute_applies(node, layer, decision)
+        merged_paths = merged_readers(node, paths, layer.layer)
+        if merged_paths:
+            is_reader_recomputed = all(layer.of(tuple(path.split("."))).recomputed_by for path in merged_paths)
             # What backward asks for is what the second gives; the model itself marks some of the first.
-            runs_again = is_reader_recomputed and (runs_again or node.attributes.get("recompute") is True)
-        if is_communication_recomputed or runs_again:
+            recompute_applies = is_reader_recomputed and (recompute_applies or node.attributes.get("recompute") is True)
+        if is_communication_recomputed or recompute_applies:
             recomputed.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
             prefetch[node.name] = decision.prefetch
-            if seconds and is_reader_recomputed:
+            if merged_paths and is_reader_recomputed:
                 swapped_recompute_inputs.add(node.name)
-    for node, users in place.of_compiler:
+    for node, users in roles.compiler_nodes:
         if all(reader.name in recomputed for reader in users):
             recomputed.add(node.name)
     return NodeSettings(frozenset(recomputed), prefetch, frozenset(swapped_recompute_inputs))
@@ -83,22 +83,22 @@ class NodeRoles:
         gathering = {node.name: node for node in graph.forward if is_gathering(node)}
         others = [(node, graph.owner(node)) for node in graph.forward if node.name not in gathering]
         self.released = tuple(name for name, node in gathering.items() if is_released(node))
-        self.of_model = tuple(
+        self.model_nodes = tuple(
             (node, owner, tuple(self.paths(node)))
             for node, owner in others
-            if owner.layer_index is not None and not self.is_of_compiler(owner)
+            if owner.layer_index is not None and not self.is_compiler_node(owner)
         )
-        of_compiler = (
+        compiler_nodes = (
             (node, [reader for reader in self.readers(node.name) if reader.op not in BOOKKEEPING_OPS])
             for node, _ in reversed(others)
-            if node.layer_index is not None and node.op != "TupleGetItem" and self.is_of_compiler(node)
+            if node.layer_index is not None and node.op != "TupleGetItem" and self.is_compiler_node(node)
         )
-        self.of_compiler = tuple((node, users) for node, users in of_compiler if users)
+        self.compiler_nodes = tuple((node, users) for node, users in compiler_nodes if users)
 
     def readers(self, name: str) -> Sequence[Node]:
         return self.graph.index.forward_readers.get(name, ())
 
-    def is_of_compiler(self, node: Node) -> bool:
+    def is_compiler_node(self, node: Node) -> bool:
         """The compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
         return not self.names.is_tagged(node) and not has_scope(node)
 
@@ -106,7 +106,7 @@ class NodeRoles:
         """The attribute paths that may name an operator; its cell with the type where no attribute does."""
         return [tuple(path.split(".")) for path in self.names(self.graph.owner(node))]
 
-    def runs_again(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
+    def recompute_applies(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
         """Recompute is decided for the operator, and it is not the output of a cell for which that is decided.
 
         MindSpore keeps such an output, also where its primitive is named beside the cell, and does not offload it.
@@ -126,20 +126,22 @@ class NodeRoles:
             for reader in self.readers(pending.pop()):
                 if reader.op in BOOKKEEPING_OPS or reader.op == "TupleGetItem":
                     continue
-                if self.is_of_compiler(reader):
+                if self.is_compiler_node(reader):
                     pending.append(reader.name)
                 elif reader.layer_index != layer_index or all(path[: len(cell)] != cell for path in self.paths(reader)):
                     return True
         return False
 
 
-places_of = functools.lru_cache(maxsize=4)(NodeRoles)  # a planner asks for thousands of policies of one step
+classify_nodes = functools.lru_cache(maxsize=4)(NodeRoles)  # a planner asks for thousands of policies of one step
 
 
 def normalize_saved_names(graph: Graph) -> Graph:
     """The step with the names in backward that `rewrite_graph` gives to what stays: then most operators stay, too."""
-    of_first = {saved.forward_name: saved.backward_name for saved in reversed(graph.saved)}  # a value may have several
-    names = {backward_name: _saved_name(name) for name, backward_name in of_first.items()}
+    first_names = {
+        saved.forward_name: saved.backward_name for saved in reversed(graph.saved)
+    }  # a value may have several
+    names = {backward_name: _saved_name(name) for name, backward_name in first_names.items()}
     return replace(
         graph,
         backward=tuple(node.renamed(names) for node in graph.backward),
@@ -197,8 +199,12 @@ class _Rewriter:
         forward: list[Node] = []
         needed = {name for name, _ in self.available}
         for node in self.graph.forward:
-            is_again = node.name in self.recomputed  # most nodes stay as they are, and a planner rewrites often
-            forward.append(node if node.is_recomputed == is_again else replace(node, is_recomputed=is_again))
+            is_recomputed_now = (
+                node.name in self.recomputed
+            )  # most nodes stay as they are, and a planner rewrites often
+            forward.append(
+                node if node.is_recomputed == is_recomputed_now else replace(node, is_recomputed=is_recomputed_now)
+            )
             if node.name not in self.copies_out and self._is_offloaded_one_way(node, needed):
                 self._copy_out(node)
             if node.name in self.copies_out:
@@ -208,21 +214,21 @@ class _Rewriter:
 
     def _fetch(self, name: str, gradient_of: str) -> str:
         """The name of a value of forward in backward, for the gradient of an operator; made available if need be."""
-        asked = (name, self._is_copied(name, gradient_of))
-        pending = [asked]  # a chain of recomputed operators may be as long as the model
+        requested = (name, self._is_copied(name, gradient_of))
+        pending = [requested]  # a chain of recomputed operators may be as long as the model
         while pending:
             name, is_copied = pending[-1]
             if pending[-1] in self.available:
                 pending.pop()
             elif is_copied:
-                self.available[name, True] = self._bring_back(self.nodes[name])
+                self.available[name, True] = self._prefetch(self.nodes[name])
             elif name not in self.recomputed:
                 self.available[name, False] = self._save_for_backward(name)
             elif missing := self._missing_input(self.nodes[name]):
                 pending.append(missing)
             else:
                 self.available[name, False] = self._recompute(self.nodes[name])
-        return self.available[asked]
+        return self.available[requested]
 
     def _is_copied(self, name: str, gradient_of: str) -> bool:
         return name not in self.recomputed and self._is_swapped(name, gradient_of)
@@ -233,8 +239,8 @@ class _Rewriter:
 
     def _missing_input(self, node: Node) -> tuple[str, bool] | None:
         """The first value that an operator reads and that backward does not have yet."""
-        wanted = ((name, self._is_copied(name, "")) for name in node.inputs if self._is_recomputable_input(name))
-        return next((value for value in wanted if value not in self.available), None)
+        required = ((name, self._is_copied(name, "")) for name in node.inputs if self._is_recomputable_input(name))
+        return next((value for value in required if value not in self.available), None)
 
     def _is_swapped(self, name: str, gradient_of: str) -> bool:
         """Offload marks an operator. Members of its tuple are not marked, and only its own gradient reads the tuple."""
@@ -276,7 +282,7 @@ class _Rewriter:
         self.copies_out[node.name] = copy
         return copy
 
-    def _bring_back(self, node: Node) -> str:
+    def _prefetch(self, node: Node) -> str:
         """A pair of `MoveTo` around the value."""
         copy = self._copy_out(node)
         back = replace(copy, name=f"{node.name}@in", inputs=(self._save_for_backward(copy.name),))
@@ -289,8 +295,8 @@ class _Rewriter:
             self.available[name, self._is_copied(name, "")] if self._is_recomputable_input(name) else name
             for name in node.inputs
         ]
-        own = self.compiler_duplicates.get(node.name)
-        name = own.name if own is not None else f"{node.name}@again"
+        compiler_copy = self.compiler_duplicates.get(node.name)
+        name = compiler_copy.name if compiler_copy is not None else f"{node.name}@again"
         copy = replace(node, name=name, inputs=tuple(inputs), is_recomputed=True, is_duplicate=True, origin=node.name)
         self.backward.append(copy)
         return copy.name

@@ -65,23 +65,25 @@ def shard_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
     if embedding is None:
         return graph
     sources = [graph.index.forward_nodes[name] for name in embedding.inputs if name in graph.index.forward_nodes]
-    whole = [node.outputs[0] for node in sources if node.op in WEIGHT_OPS and node.outputs]
+    weight_types = [node.outputs[0] for node in sources if node.op in WEIGHT_OPS and node.outputs]
     num_tokens = embedding.outputs[0].shape[0]
     num_elements = math.prod(embedding.outputs[0].shape)
     scattered: set[str] = set()  # values of which each tensor parallel rank has a part of the sequence
 
-    def own(node: Node) -> Node:
+    def shard(node: Node) -> Node:
         if node.cell_path or node.layer_index is not None or not node.outputs:
             return node
-        known = node.outputs[0]
+        tensor_type = node.outputs[0]
         is_weight = node.op in WEIGHT_OPS or node.op == GRADIENT
-        if is_weight and known in whole:
-            return replace(node, outputs=(_rows(known, tensor_ranks),))
-        if not is_weight and known.shape[:1] == (num_tokens,):
-            return replace(node, outputs=(_rows(known, token_ranks), *node.outputs[1:]))
-        moves_tokens = node.op in ("ReduceScatter", "AllGather") or operator_info(node.op).cut is SplitRule.TRANSPOSE
-        if (moves_tokens or node.op in RESHAPING_OPS) and math.prod(known.shape) == num_elements:
-            part = _tokens(known, token_ranks)
+        if is_weight and tensor_type in weight_types:
+            return replace(node, outputs=(_rows(tensor_type, tensor_ranks),))
+        if not is_weight and tensor_type.shape[:1] == (num_tokens,):
+            return replace(node, outputs=(_rows(tensor_type, token_ranks), *node.outputs[1:]))
+        moves_tokens = (
+            node.op in ("ReduceScatter", "AllGather") or operator_info(node.op).split_rule is SplitRule.TRANSPOSE
+        )
+        if (moves_tokens or node.op in RESHAPING_OPS) and math.prod(tensor_type.shape) == num_elements:
+            part = _tokens(tensor_type, token_ranks)
             if node.op == "ReduceScatter" or scattered.intersection(node.inputs):
                 scattered.add(node.name)
                 part = _tokens(part, tensor_ranks)
@@ -89,21 +91,25 @@ def shard_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
         # What was cut from whole tokens is the own part by now.
         return replace(node, op="Reshape") if node.op == "Slice" else node
 
-    return replace(graph, forward=tuple(map(own, graph.forward)), backward=tuple(map(own, graph.backward)))
+    return replace(graph, forward=tuple(map(shard, graph.forward)), backward=tuple(map(shard, graph.backward)))
 
 
-def _rows(known: TensorType, parts: int, axis: int = 0) -> TensorType:
+def _rows(tensor_type: TensorType, parts: int, axis: int = 0) -> TensorType:
     """One of equal parts of the rows; all of them if they cannot be divided."""
-    if known.shape[axis] % parts:
-        return known
-    shape = (*known.shape[:axis], known.shape[axis] // parts, *known.shape[axis + 1 :])
-    return TensorType(shape, known.dtype, known.size_bytes // parts)
+    if tensor_type.shape[axis] % parts:
+        return tensor_type
+    shape = (*tensor_type.shape[:axis], tensor_type.shape[axis] // parts, *tensor_type.shape[axis + 1 :])
+    return TensorType(shape, tensor_type.dtype, tensor_type.size_bytes // parts)
 
 
-def _tokens(known: TensorType, parts: int) -> TensorType:
+def _tokens(tensor_type: TensorType, parts: int) -> TensorType:
     """One of equal parts of (samples, sequence, width) or (sequence, samples, width), cut where it is thinnest."""
-    divisible = [axis for axis, size in enumerate(known.shape[:-1]) if size % parts == 0]
-    return _rows(known, parts, min(divisible, key=lambda axis: known.shape[axis])) if divisible else known
+    divisible = [axis for axis, size in enumerate(tensor_type.shape[:-1]) if size % parts == 0]
+    return (
+        _rows(tensor_type, parts, min(divisible, key=lambda axis: tensor_type.shape[axis]))
+        if divisible
+        else tensor_type
+    )
 
 
 # Casts of weights that all micro-batches share, where the parallel optimizer has nothing to gather.
@@ -150,4 +156,4 @@ def share_casts(step: GatheredStep, lacks_lazy_inline: bool = False) -> Gathered
         replace(node, attributes={**node.attributes, GATHER_MARK: False}) if node.name in shared else node
         for node in step.graph.forward
     )
-    return replace(step, graph=replace(step.graph, forward=forward), once=step.once | shared)
+    return replace(step, graph=replace(step.graph, forward=forward), computed_once=step.computed_once | shared)

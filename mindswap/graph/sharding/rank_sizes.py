@@ -14,7 +14,7 @@ from mindswap.graph.ops import OPERAND_SAVING_OPS, PRODUCT_OPS, WEIGHT_OPS, OpCl
 from mindswap.graph.sharding.experts import rank_name
 from mindswap.graph.sharding.split_backward import BackwardSplits
 from mindswap.graph.sharding.split_table import (
-    MARK,
+    ARRIVAL_SUFFIX,
     ForwardSplits,
     PartialSum,
     Redistribution,
@@ -47,14 +47,18 @@ def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     forward = []
     for node in graph.forward:
         source = readers.get(node.name)
-        forward.append(node.renamed({source: source + MARK}) if source else node)
+        forward.append(node.renamed({source: source + ARRIVAL_SUFFIX}) if source else node)
         if node.name in consumers:
-            forward.append(_at(consumers[node.name][0], "Reshape", node.name + MARK, node.name, node.outputs[:1]))
+            forward.append(
+                _inserted_node(
+                    consumers[node.name][0], "Reshape", node.name + ARRIVAL_SUFFIX, node.name, node.outputs[:1]
+                )
+            )
     saved, renamed = list(graph.saved), {}
     for entry in graph.saved:
         if entry.forward_name in consumers:
-            renamed[entry.backward_name] = entry.backward_name + MARK
-            saved.append(Saved(entry.forward_name + MARK, entry.backward_name + MARK))
+            renamed[entry.backward_name] = entry.backward_name + ARRIVAL_SUFFIX
+            saved.append(Saved(entry.forward_name + ARRIVAL_SUFFIX, entry.backward_name + ARRIVAL_SUFFIX))
     # Where the reader runs again in backward, a Depend stands before it.
     read = {name for node in graph.backward if node.origin in readers for name in node.inputs}
     tied = {node.name for node in graph.backward if node.op == "Depend" and node.name in read}
@@ -64,9 +68,11 @@ def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     return replace(graph, forward=tuple(forward), backward=backward, saved=tuple(saved))
 
 
-def _at(node: Node, op: str, name: str, source: str, outputs: tuple[TensorType, ...], origin: str = "") -> Node:
+def _inserted_node(
+    node: Node, op: str, name: str, source: str, outputs: tuple[TensorType, ...], origin: str = ""
+) -> Node:
     """An operator that MindSpore puts beside another one."""
-    scope = f"{node.scope.rpartition('/')[0]}/{op}{MARK}"
+    scope = f"{node.scope.rpartition('/')[0]}/{op}{ARRIVAL_SUFFIX}"
     return Node(name, op, node.layer_index, node.cell_path, scope, (source,), outputs, {}, origin=origin)
 
 
@@ -77,17 +83,17 @@ def insert_gradient_gathers(graph: Graph, gathered: Mapping[str, tuple[str, Tens
     gradients of the operator read on one rank.
     """
     backward: list[Node] = []
-    placed: set[str] = set()
+    gathered_names: set[str] = set()
     for node in graph.backward:
-        part, whole = (None, None) if node.is_duplicate else gathered.get(node.origin, (None, None))
-        if part is None or whole is None or part not in node.inputs:
+        part, full_type = (None, None) if node.is_duplicate else gathered.get(node.origin, (None, None))
+        if part is None or full_type is None or part not in node.inputs:
             backward.append(node)
             continue
-        name = node.origin + MARK
-        if name not in placed:
-            placed.add(name)
+        name = node.origin + ARRIVAL_SUFFIX
+        if name not in gathered_names:
+            gathered_names.add(name)
             maker = graph.index.forward_nodes[node.origin]
-            backward.append(_at(maker, "AllGather", name, part, (whole,), node.origin))
+            backward.append(_inserted_node(maker, "AllGather", name, part, (full_type,), node.origin))
         backward.append(node.renamed({part: name}))
     return replace(graph, backward=tuple(backward))
 
@@ -113,24 +119,25 @@ def shard_graph(graph: Graph) -> Sharding:
     """Sizes per rank of every tensor of a step with logical shapes; unchanged without any strategy that cuts."""
     if not any(_is_sharded(node) for node in graph.forward):
         return Sharding(graph, (), ())
-    table = _trace(graph)
+    table = _infer_splits(graph)
     casts = dict(_recomputed_norm_casts(table))
     arrivals = [
-        (moved.producer, moved.consumer)
-        for moved in _unresolved_arrivals(table)
-        if moved.consumer.op in PRODUCT_OPS or is_local_reshape(moved.consumer)
+        (redistribution.producer, redistribution.consumer)
+        for redistribution in _unresolved_arrivals(table)
+        if redistribution.consumer.op in PRODUCT_OPS or is_local_reshape(redistribution.consumer)
     ]
     arrivals += casts.values()
     if arrivals:
-        table = _trace(insert_arrivals(_with_saved_casts(graph, casts), arrivals))
-    for moved in _unresolved_arrivals(table):
-        reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
-        table.note(table.nodes[moved.producer], reason)
-    sharded = insert_gradient_gathers(_of_one_rank(table), dict(_gathered_gradients(table)))
+        table = _infer_splits(insert_arrivals(_with_saved_casts(graph, casts), arrivals))
+    for redistribution in _unresolved_arrivals(table):
+        maker_split, reader = redistribution.before, redistribution.consumer
+        reason = f"kept as cut by its maker {maker_split}; {reader.op} reads it as {redistribution.after}"
+        table.add_unresolved(table.nodes[redistribution.producer], reason)
+    sharded = insert_gradient_gathers(_with_rank_sizes(table), dict(_gathered_gradients(table)))
     return Sharding(sharded, tuple(table.unresolved), tuple(table.redistributions), table.sums)
 
 
-def _trace(graph: Graph) -> SplitTable:
+def _infer_splits(graph: Graph) -> SplitTable:
     """The splits of all values of a step."""
     table = SplitTable(graph)
     forward, backward = ForwardSplits(table), BackwardSplits(table)
@@ -145,26 +152,30 @@ def _trace(graph: Graph) -> SplitTable:
     return table
 
 
-def _of_one_rank(table: SplitTable) -> Graph:
-    def own(node: Node) -> Node:
+def _with_rank_sizes(table: SplitTable) -> Graph:
+    def with_rank_sizes(node: Node) -> Node:
         splits = table.splits[node.name]
-        outputs = tuple(shard_type(known, split) for known, split in zip(node.outputs, splits, strict=True))
+        outputs = tuple(shard_type(tensor_type, split) for tensor_type, split in zip(node.outputs, splits, strict=True))
         op = table.communications.get(node.name, rank_name(node))
         if node.op in WEIGHT_OPS and splits and splits[0] is not None:
             return replace(node, outputs=outputs, attributes={**node.attributes, PARTS_MARK: num_parts(splits[0])})
         return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
 
     graph = table.graph
-    return replace(graph, forward=tuple(map(own, graph.forward)), backward=tuple(map(own, graph.backward)))
+    return replace(
+        graph, forward=tuple(map(with_rank_sizes, graph.forward)), backward=tuple(map(with_rank_sizes, graph.backward))
+    )
 
 
 def _unresolved_arrivals(table: SplitTable) -> Iterator[Redistribution]:
     """Tensors that backward may hold as they arrived by communication, while their size is that of their maker."""
     saved = set(table.forward_names.values())
-    for moved in table.redistributions:
-        is_keeping = moved.consumer.op in OPERAND_SAVING_OPS or LOCAL_MARK in moved.consumer.attributes
-        if moved.producer in saved and is_keeping:
-            yield moved
+    for redistribution in table.redistributions:
+        is_keeping = (
+            redistribution.consumer.op in OPERAND_SAVING_OPS or LOCAL_MARK in redistribution.consumer.attributes
+        )
+        if redistribution.producer in saved and is_keeping:
+            yield redistribution
 
 
 def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, Node]]]:
@@ -172,13 +183,17 @@ def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, 
 
     They would run again for nothing: what was gathered in forward is kept (dry runs of 2.9.0, 2026-11-28).
     """
-    again = {node.origin: node.name for node in table.graph.backward if node.op == "Cast" and node.is_duplicate}
-    for moved in table.redistributions:
-        name = again.get(moved.producer, "")
-        is_gathered = classify(moved.consumer.op) is OpClass.NORM and num_parts(moved.after) < num_parts(moved.before)
-        gradients = (node for node in table.graph.backward if node.origin == moved.consumer.name)
+    recomputed_casts = {
+        node.origin: node.name for node in table.graph.backward if node.op == "Cast" and node.is_duplicate
+    }
+    for redistribution in table.redistributions:
+        name = recomputed_casts.get(redistribution.producer, "")
+        is_gathered = classify(redistribution.consumer.op) is OpClass.NORM and num_parts(
+            redistribution.after
+        ) < num_parts(redistribution.before)
+        gradients = (node for node in table.graph.backward if node.origin == redistribution.consumer.name)
         if name and is_gathered and any(name in node.inputs for node in gradients):
-            yield name, (moved.producer, moved.consumer)
+            yield name, (redistribution.producer, redistribution.consumer)
 
 
 def _with_saved_casts(graph: Graph, casts: Mapping[str, tuple[str, Node]]) -> Graph:
@@ -198,10 +213,10 @@ def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, tuple[str, Ten
         before = partial.scattered if partial is not None else None
         if before is None or node.is_duplicate:
             continue
-        known, after = table.nodes[node.origin].outputs[0], table.splits[node.origin][0]
+        tensor_type, after = table.nodes[node.origin].outputs[0], table.splits[node.origin][0]
         for operand in table.operands(node):
             is_of_backward = operand.name not in table.forward_names
-            if is_of_backward and (operand.type.shape, operand.split) == (known.shape, after):
+            if is_of_backward and (operand.type.shape, operand.split) == (tensor_type.shape, after):
                 yield node.origin, (operand.name, shard_type(operand.type, before))
 
 

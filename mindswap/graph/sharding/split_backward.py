@@ -15,7 +15,7 @@ class BackwardSplits(ForwardSplits):
 
     def of(self, node: Node) -> NodeSplits:
         if self.table.local.add(node, self.table.forward_names):
-            return [(1,) * len(known.shape) for known in node.outputs]
+            return [(1,) * len(tensor_type.shape) for tensor_type in node.outputs]
         if node.is_duplicate and node.origin in self.table.splits:  # cut as the first time
             if node.origin in self.table.communications:
                 self.table.communications[node.name] = self.table.communications[node.origin]
@@ -35,7 +35,7 @@ class BackwardSplits(ForwardSplits):
             carried = carried or reshape_split(source.type.shape, source.split, node.outputs[0].shape)
             if carried is None:
                 reason = f"{source.split} of {source.type.shape} is not a regular cut of {node.outputs[0].shape}"
-                self.table.note(node, reason)
+                self.table.add_unresolved(node, reason)
             return [carried]
         if node.op in SPLIT_PASSING_OPS:
             return [operands[0].split] * len(node.outputs)
@@ -47,7 +47,7 @@ class BackwardSplits(ForwardSplits):
         if node.op not in PRODUCT_OPS:
             return self._by_operands(node, operands, has_note=False)
         if all(operand.split is None or num_parts(operand.split) == 1 for operand in operands):
-            return [(1,) * len(known.shape) for known in node.outputs]
+            return [(1,) * len(tensor_type.shape) for tensor_type in node.outputs]
         return [self._unknown(node)]
 
     def _full_split(self, node: Node) -> Split | None:
@@ -59,7 +59,7 @@ class BackwardSplits(ForwardSplits):
         return self._unknown(node)
 
     def _unknown(self, node: Node) -> Split | None:
-        self.table.note(node, "its forward operator is not found; counted as whole")
+        self.table.add_unresolved(node, "its forward operator is not found; counted as whole")
         return None
 
     def _operand_split(self, node: Node) -> Split | None:
@@ -93,28 +93,28 @@ class BackwardSplits(ForwardSplits):
         if len(node.outputs) != 1 or node.op not in (*PRODUCT_OPS, "UnsortedSegmentSum"):
             return None
         shape = node.outputs[0].shape
-        wanted = PRODUCT_OPS if node.op in PRODUCT_OPS else frozenset({"Gather"})
+        forward_ops = PRODUCT_OPS if node.op in PRODUCT_OPS else frozenset({"Gather"})
         forward = self.table.nodes.get(node.origin)
-        if forward is not None and forward.op in wanted:
+        if forward is not None and forward.op in forward_ops:
             strategy = read_strategy(forward.attributes)
             read = self.table.operands(forward)[: len(strategy)]
-            asked = {
+            requested = {
                 split for at, operand in enumerate(read) for split in _requested_splits(operand, at, strategy, shape)
             }
-            if len(asked) == 1:
-                return asked.pop()
-        found: set[Split] = set()
+            if len(requested) == 1:
+                return requested.pop()
+        candidates: set[Split] = set()
         for operand in operands:
             for name in self._forward_origins(operand.name):
                 for alias, reader in self._readers(name):
                     strategy = read_strategy(reader.attributes)
-                    if reader.op not in wanted or len(strategy) < 2:
+                    if reader.op not in forward_ops or len(strategy) < 2:
                         continue
                     read = self.table.operands(reader)
                     for position, other in enumerate(read[:2]):
                         if other.name != alias:
-                            found.update(_requested_splits(other, position, strategy, shape))
-        return found.pop() if len(found) == 1 else None
+                            candidates.update(_requested_splits(other, position, strategy, shape))
+        return candidates.pop() if len(candidates) == 1 else None
 
     def _readers(self, name: str) -> Iterator[tuple[str, Node]]:
         """Operators that read a value, each with the name under which it does.
@@ -150,8 +150,12 @@ def _requested_splits(
     An operand that all groups of the first one read has a gradient for each group, before their sum. One of which each
     group looks up its own rows (Gather with `batch_dims`) has the rows of all groups in one dimension.
     """
-    own, num_groups = operand.type.shape, len(shape) - len(operand.type.shape)
-    if num_groups >= 0 and shape[num_groups:] == own:
+    operand_shape, num_groups = operand.type.shape, len(shape) - len(operand.type.shape)
+    if num_groups >= 0 and shape[num_groups:] == operand_shape:
         return [(*strategy[0][:num_groups], *strategy[position])]
-    joined = reshape_split(own, strategy[position], shape) if num_groups == -1 and own[-1] == shape[-1] else None
-    return [joined] if joined is not None and math.prod(own) == math.prod(shape) else []
+    joined = (
+        reshape_split(operand_shape, strategy[position], shape)
+        if num_groups == -1 and operand_shape[-1] == shape[-1]
+        else None
+    )
+    return [joined] if joined is not None and math.prod(operand_shape) == math.prod(shape) else []

@@ -27,7 +27,7 @@ class OperatorCall:
 
 def output_splits(call: OperatorCall) -> list[Split] | None:
     """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
-    kind = operator_info(call.op).cut
+    kind = operator_info(call.op).split_rule
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
     # The strategy of a OneHot is that of the output, so it does not fit the operands.
     if kind is None or len(call.splits) < 1 + (kind in TWO_OPERANDS) or not (is_matching or kind is SplitRule.ONE_HOT):
@@ -44,7 +44,7 @@ def summed_parts(call: OperatorCall) -> int:
     """
     if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
         return 1
-    first, kind = call.splits[0], operator_info(call.op).cut
+    first, kind = call.splits[0], operator_info(call.op).split_rule
     if kind is SplitRule.PRODUCT and len(first) > 1:
         return first[-2] if _transpose_flags(call)[0] else first[-1]
     if kind is SplitRule.GATHER and len(call.splits) > 1:

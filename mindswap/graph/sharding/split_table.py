@@ -18,7 +18,7 @@ from mindswap.graph.sharding.splits import (
 )
 
 # In the name of what stands for a tensor as it arrived at its reader by communication.
-MARK = ":arrived"
+ARRIVAL_SUFFIX = ":arrived"
 # A split for each output of an operator, None where it is not known; None altogether if no rule fits.
 NodeSplits = list[Split | None] | None
 
@@ -67,7 +67,7 @@ class SplitTable:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.types = {name: (known,) for name, known in graph.types.items()} | {
+        self.types = {name: (tensor_type,) for name, tensor_type in graph.types.items()} | {
             node.name: node.outputs for node in (*graph.forward, *graph.backward)
         }
         self.splits: dict[str, tuple[Split | None, ...]] = {}
@@ -79,7 +79,7 @@ class SplitTable:
         self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
         self.local = RankLocalValues()  # values that each rank has for itself
 
-    def note(self, node: Node, reason: str) -> None:
+    def add_unresolved(self, node: Node, reason: str) -> None:
         """The sizes of an operator are not certain."""
         self.unresolved.append(Unresolved(node, reason))
 
@@ -91,24 +91,24 @@ class SplitTable:
             return
         if splits is None or len(splits) != len(node.outputs):
             if node.has_tensor_output and node.op != "MakeTuple":
-                self.note(node, f"no rule for {node.op} with these operands")
+                self.add_unresolved(node, f"no rule for {node.op} with these operands")
             return
-        for position, (known, split) in enumerate(zip(node.outputs, splits, strict=True)):
-            if split is None or fits(split, known.shape):
+        for position, (tensor_type, split) in enumerate(zip(node.outputs, splits, strict=True)):
+            if split is None or fits(split, tensor_type.shape):
                 checked[position] = split
             else:
-                self.note(node, f"{known.shape} cannot be cut into {split}")
+                self.add_unresolved(node, f"{tensor_type.shape} cannot be cut into {split}")
         self.splits[node.name] = tuple(checked)
 
     def operands(self, node: Node) -> list[Operand]:
         """The tensors among the inputs, members of tuples one by one."""
-        found = []
+        tensors = []
         for name in node.inputs:
             types = self.types.get(name, ())
             splits = self.splits.get(name, (None,) * len(types))
-            for index, (known, split) in enumerate(zip(types, splits, strict=False)):
-                found.append(Operand(name, index, known, split))
-        return found
+            for index, (tensor_type, split) in enumerate(zip(types, splits, strict=False)):
+                tensors.append(Operand(name, index, tensor_type, split))
+        return tensors
 
     def call(self, node: Node, operands: list[Operand], splits: list[Split]) -> OperatorCall:
         """Facts of an operator that a rule needs."""
@@ -117,7 +117,7 @@ class SplitTable:
             op=node.op,
             shapes=[operand.type.shape for operand in operands],
             splits=splits,
-            outputs=[known.shape for known in node.outputs],
+            outputs=[tensor_type.shape for tensor_type in node.outputs],
             integers=[graph.constants[name] for name in node.inputs if name in graph.constants],
             tuples=[graph.tuples[name] for name in node.inputs if name in graph.tuples],
             attributes=node.attributes,
@@ -137,9 +137,9 @@ class SplitTable:
         for user in self.users.get(node.name, ()):
             strategy = read_strategy(user.attributes)
             if strategy:
-                for operand, asked in zip(self.operands(user), strategy, strict=False):
-                    if operand.name == node.name and len(asked) == len(operand.type.shape):
-                        return asked
+                for operand, requested in zip(self.operands(user), strategy, strict=False):
+                    if operand.name == node.name and len(requested) == len(operand.type.shape):
+                        return requested
             elif user.op in SPLIT_PASSING_OPS and user.inputs[0] == node.name:
                 later_split = self.requested_split(user)
                 if later_split is not None:
@@ -152,12 +152,12 @@ def is_local_reshape(node: Node) -> bool:
     return node.op in RESHAPING_OPS and LOCAL_MARK in node.attributes
 
 
-def shard_type(known: TensorType, split: Split | None) -> TensorType:
+def shard_type(tensor_type: TensorType, split: Split | None) -> TensorType:
     """The part of a tensor that one rank has."""
     if split is None or num_parts(split) == 1:
-        return known
-    shape = tuple(size // parts for size, parts in zip(known.shape, split, strict=True))
-    return TensorType(shape, known.dtype, known.size_bytes // num_parts(split))
+        return tensor_type
+    shape = tuple(size // parts for size, parts in zip(tensor_type.shape, split, strict=True))
+    return TensorType(shape, tensor_type.dtype, tensor_type.size_bytes // num_parts(split))
 
 
 # Splits of the operators of forward, as MindSpore's step_parallel.cc follows them.
@@ -173,7 +173,7 @@ class ForwardSplits:
         if node.op in ORDERING_OPS:
             return [None] * len(node.outputs)
         if self.table.local.add(node, self.table.forward_names):
-            return [(1,) * len(known.shape) for known in node.outputs]
+            return [(1,) * len(tensor_type.shape) for tensor_type in node.outputs]
         if node.op in TUPLE_OPS:
             return self.table.tuple_splits(node)
         operands = self.table.operands(node)
@@ -193,15 +193,17 @@ class ForwardSplits:
 
     def _by_strategy(self, node: Node, operands: list[Operand], strategy: tuple[Split, ...]) -> NodeSplits:
         if len(operands) < len(strategy):
-            self.table.note(node, f"{len(strategy)} strategies for {len(operands)} operands")
+            self.table.add_unresolved(node, f"{len(strategy)} strategies for {len(operands)} operands")
             return [None] * len(node.outputs)
         used = operands[: len(strategy)]
-        for operand, asked in zip(used, strategy, strict=True):
-            own = operand.split
-            if own is None or len(own) != len(asked) or operand.name not in self.table.nodes:
+        for operand, requested in zip(used, strategy, strict=True):
+            source_split = operand.split
+            if source_split is None or len(source_split) != len(requested) or operand.name not in self.table.nodes:
                 continue
-            if own != asked and operator_info(node.op).cut is not SplitRule.ONE_HOT:
-                self.table.redistributions.append(Redistribution(operand.name, node, own, asked, operand.index))
+            if source_split != requested and operator_info(node.op).split_rule is not SplitRule.ONE_HOT:
+                self.table.redistributions.append(
+                    Redistribution(operand.name, node, source_split, requested, operand.index)
+                )
         call = self.table.call(node, used, list(strategy))
         splits = output_splits(call)
         output_strategy = read_out_strategy(node.attributes)
@@ -217,28 +219,30 @@ class ForwardSplits:
         if not operands or len(node.outputs) != 1:
             return None
         source, target = operands[0], node.outputs[0].shape
-        own = source.split
-        carried = reshape_split(source.type.shape, own, target) if own is not None else None
-        asked = self.table.requested_split(node)
-        if asked is None and own is not None and MARK in node.name:
-            asked = self._local_reshape_split(node, own)
-        if asked is None:
-            if carried is None and own is not None and num_parts(own) > 1:
-                self.table.note(node, f"{own} of {source.type.shape} is not a regular cut of {target}")
+        source_split = source.split
+        carried = reshape_split(source.type.shape, source_split, target) if source_split is not None else None
+        requested = self.table.requested_split(node)
+        if requested is None and source_split is not None and ARRIVAL_SUFFIX in node.name:
+            requested = self._local_reshape_split(node, source_split)
+        if requested is None:
+            if carried is None and source_split is not None and num_parts(source_split) > 1:
+                self.table.add_unresolved(
+                    node, f"{source_split} of {source.type.shape} is not a regular cut of {target}"
+                )
             return [carried]
         # The compiler may make one of two reshapes, of which it keeps the attributes of the first only.
         has_mark = any(LOCAL_MARK in other.attributes for other in (node, *self.table.users.get(node.name, ())))
-        is_local = has_mark and own is not None and num_parts(own) == num_parts(asked)
-        if own is not None and carried != asked and source.name in self.table.nodes and not is_local:
-            self.table.redistributions.append(Redistribution(source.name, node, own, asked, source.index))
+        is_local = has_mark and source_split is not None and num_parts(source_split) == num_parts(requested)
+        if source_split is not None and carried != requested and source.name in self.table.nodes and not is_local:
+            self.table.redistributions.append(Redistribution(source.name, node, source_split, requested, source.index))
             if not node.attributes.get("recompute_comm_op"):
-                self.table.communications[node.name] = name_communication(own, asked)
-        return [asked]
+                self.table.communications[node.name] = name_communication(source_split, requested)
+        return [requested]
 
-    def _local_reshape_split(self, node: Node, own: Split) -> Split | None:
+    def _local_reshape_split(self, node: Node, source_split: Split) -> Split | None:
         """Split of the input of a Reshape that each rank does for itself: in as many parts as its reader asks for."""
         wanted = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
-        return gathered_to(own, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
+        return gathered_to(source_split, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
 
     def _by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
         """Outputs as the operands come; what is not known counts as whole."""
@@ -252,7 +256,7 @@ class ForwardSplits:
             reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
             if node.layer_index is None and not node.cell_path:  # of a function, which may be one for a rank (Morph)
                 reason = "is in no cell and has no strategy; here it follows its operands"
-            self.table.note(node, reason)
+            self.table.add_unresolved(node, reason)
         return list(outputs) if outputs is not None else None
 
     def _record_partial_sum(self, node: Node, call: OperatorCall, scattered: Split | None = None) -> None:

@@ -22,7 +22,7 @@ from mindswap.graph.ops import (
 from mindswap.graph.passes.fusion import fuse_forward, min_recompute_work, readers_of_saved
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.interleaved_halves import RING
-from mindswap.graph.passes.swap_recompute import places_of
+from mindswap.graph.passes.swap_recompute import classify_nodes
 from mindswap.graph.storage import StorageKind, classify_saved, first_reader_positions, resolve_storage
 from mindswap.policy.cell_tree import exact_pattern, is_within
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, OpRecompute, Policy
@@ -424,7 +424,7 @@ def _function_cell(model: StepModel, node: Node) -> str | None:
 
 def _held_names(graph: Graph) -> set[str]:
     """Operators under whose names backward holds something."""
-    return {keeper.name for entry in classify_saved(graph) for keeper in entry.keepers}
+    return {keeper.name for entry in classify_saved(graph) for keeper in entry.holders}
 
 
 def _read_by_functions(model: StepModel, own: Iterable[Node]) -> Iterable[tuple[str, int]]:
@@ -467,7 +467,7 @@ def _again_with(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Itera
     runs again only if the view does.
     """
     graph = model.captured.graph
-    places, readers = places_of(graph, model.names), graph.index.forward_readers
+    places, readers = classify_nodes(graph, model.names), graph.index.forward_readers
     held = _held_names(graph)
 
     def inner_cell(node: Node, path: Path) -> Path:

@@ -186,9 +186,9 @@ def test_whoever_reaches_the_memory_of_a_tensor_is_seen(monkeypatch):
         del held
         assert is_alone()
     monkeypatch.setattr(kept, "_NUM_WORDS", 4)  # it is not found there
-    kept.places.cache_clear()
+    kept.pointer_offsets.cache_clear()
     with pytest.raises(ApplyError, match="does not show who else holds a tensor"):
-        kept.places()
+        kept.pointer_offsets()
 
 
 @pytest.mark.parametrize("holder", ["first", "second", "address", "memory", None])
@@ -222,13 +222,13 @@ def test_a_copy_between_storages_that_waits_for_its_turn_is_there_when_nobody_el
     import numpy as np
 
     from mindswap.adapters.pynative.copies import ThreadCopies
-    from mindswap.adapters.pynative.executor import _Live
-    from mindswap.adapters.pynative.saved_tensors import SavedTensor, places
+    from mindswap.adapters.pynative.executor import _LiveStorage
+    from mindswap.adapters.pynative.saved_tensors import SavedTensor, pointer_offsets
 
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
-    places()  # found once, which waits
+    pointer_offsets()  # found once, which waits
     tensor, other, slow = ms.Tensor(ms.mint.ones((SIZE,)) * 2), ms.mint.ones((SIZE,)) * 3, ms.mint.ones((2000, 2000))
-    live, copies = _Live(0, 4, [SavedTensor(tensor)]), ThreadCopies()
+    live, copies = _LiveStorage(0, 4, [SavedTensor(tensor)]), ThreadCopies()
     copy = copies.offload(live.saves[0].storage, 4 * SIZE)
     source = other.untyped_storage()
     slow.asnumpy()

@@ -150,7 +150,7 @@ def test_without_the_peak_the_layer_before_does_not_count(kinds, indices, layer_
 def test_eighty_equal_layers_need_three():
     sample = choose_representative_layers(["same"] * 80)
     assert sample.indices == (0, 1, 79)
-    assert not sample.is_whole
+    assert not sample.has_all_layers
 
 
 def test_stages_that_are_alike_need_two():

@@ -89,7 +89,7 @@ def test_forward_and_backward_read_the_gathered_weight():
     assert gathered.graph.index.forward_nodes["y"].inputs == ("x", "w_cast@gather")
     assert gathered.graph.backward[0].inputs == ("dout", "w_cast@gather@saved")
     assert [is_gathering(each) for each in gathered.graph.forward] == [False, True, True, False, False, False, False]
-    assert gathered.once == {"w_cast", "w_cast@gather"}
+    assert gathered.computed_once == {"w_cast", "w_cast@gather"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_weights_that_stay_whole(known, name, sharding):
 
 
 def test_a_threshold_of_nothing_cuts_small_weights():
-    assert gather_weights(step(tensor("float32", 2, 2)), WeightSharding(2, threshold_bytes=0)).once
+    assert gather_weights(step(tensor("float32", 2, 2)), WeightSharding(2, threshold_bytes=0)).computed_once
 
 
 def test_only_a_read_of_a_trained_weight_has_its_name():
@@ -221,7 +221,7 @@ def test_level3_releases_and_gathers_again_when_backward_of_the_layer_begins():
         "w_cast@again", "w_cast@gather@again", "other_grad", "y_grad",
     ]  # fmt: skip
     assert gathered.graph.backward[3].inputs == ("dout", "w_cast@gather@again")
-    assert gathered.once == frozenset()  # each micro-batch gathers for itself
+    assert gathered.computed_once == frozenset()  # each micro-batch gathers for itself
 
 
 def test_level3_gathers_the_weights_of_a_layer_again_in_the_order_of_forward():

@@ -108,23 +108,23 @@ def share_casts_step(reader: str = "Cast", dtype: str = "float32") -> GatheredSt
 
 def test_a_cast_of_a_weight_is_made_once_and_out_of_reach():
     shared = share_casts(share_casts_step())
-    assert shared.once == {"cast", "z"}
+    assert shared.computed_once == {"cast", "z"}
     assert {made.name for made in shared.graph.forward if is_gathering(made)} == {"cast", "z"}
 
 
 def test_a_weight_that_something_else_reads_is_cast_by_each_micro_batch():
-    assert not share_casts(share_casts_step("Mul")).once
+    assert not share_casts(share_casts_step("Mul")).computed_once
 
 
 def test_a_weight_of_half_precision_needs_none():
-    assert not share_casts(share_casts_step(dtype="bfloat16")).once
+    assert not share_casts(share_casts_step(dtype="bfloat16")).computed_once
 
 
 def test_gathered_weights_keep_their_casts():
     known = share_casts(share_casts_step())
-    assert share_casts(replace(known, once=frozenset({"gather"}))).once == {"gather"}
+    assert share_casts(replace(known, computed_once=frozenset({"gather"}))).computed_once == {"gather"}
 
 
 def test_without_lazy_inline_equal_casts_are_one_whatever_their_types():
-    assert share_casts(share_casts_step(dtype="float16"), lacks_lazy_inline=True).once == {"cast", "z"}
-    assert share_casts(share_casts_step("Mul"), lacks_lazy_inline=True).once == {"cast"}
+    assert share_casts(share_casts_step(dtype="float16"), lacks_lazy_inline=True).computed_once == {"cast", "z"}
+    assert share_casts(share_casts_step("Mul"), lacks_lazy_inline=True).computed_once == {"cast"}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mindswap.graph.passes.gather import tensor_parallel_parts
 from mindswap.graph.sharding.pipeline_stage import drop_head
-from mindswap.graph.sharding.rank_sizes import MARK, _at, shard_graph
+from mindswap.graph.sharding.rank_sizes import ARRIVAL_SUFFIX, _inserted_node, shard_graph
 from mindswap.graph.sharding.split_table import Redistribution, name_communication
 from mindswap.graph.sharding.splits import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op, shapes
@@ -103,7 +103,7 @@ def test_members_of_a_tuple_are_cut_as_they_were():
 
 
 def test_what_stands_beside_an_operator_is_in_its_cell():
-    assert _at(op("y", "Mul"), "Reshape", "new", "y", ()).scope == f"Default/Reshape{MARK}"
+    assert _inserted_node(op("y", "Mul"), "Reshape", "new", "y", ()).scope == f"Default/Reshape{ARRIVAL_SUFFIX}"
 
 
 def test_communication_that_gives_a_rank_another_part():
