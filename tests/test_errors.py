@@ -9,7 +9,7 @@ from mindswap.errors import MindswapError, require
 
 PACKAGE = Path(__file__).parents[1] / "mindswap"
 # A signal between two functions of the package, which does not get out.
-SIGNALS = {"Unsolved", "Stop"}
+SIGNALS = {"UnsolvedError", "Stop"}
 
 
 def bases_by_class():

@@ -68,7 +68,7 @@ class Cell:
         ]  # fmt: skip
 
 
-class Failure(Exception):
+class CellError(Exception):
     """A step of a cell failed; the text says which and how."""
 
 
@@ -109,7 +109,7 @@ def try_pair(pair: Pair) -> Cell:
             swaps, training = try_training(folder) if pair.mindformers else try_alone(folder)
         has_backend = pair.mindformers not in ("", *BESIDE) and pair.mindspore in DRY_RUN_VERSIONS
         peaks = try_dry_run(folder) if has_backend else "-"
-    except Failure as failure:
+    except CellError as failure:
         return Cell(pair, result=f"FAILED {failure}")
     return Cell(pair, swaps, training, peaks, round(time.monotonic() - started), "green")
 
@@ -141,14 +141,14 @@ def try_training(folder: Path) -> tuple[str, str]:
     run([*mindswap, "check", str(CONFIG)], "check", deadline - time.monotonic())
     effect = json.loads(run([*mindswap, "verify", "--json", str(CONFIG)], "verify", deadline - time.monotonic()))
     if not all(layer["ok"] for layer in effect["layers"]):
-        raise Failure("verify: the graph is not as asked")
+        raise CellError("verify: the graph is not as asked")
     losses = []
     for swap in ("True", "False"):
         words = ["run", "--config", str(CONFIG), *TRAINING, "--train_dataset_dir", str(samples(mindswap))]
         log = run([*mindswap, *words, "--swap_config.swap", swap], f"train, swap {swap}", deadline - time.monotonic())
         losses.append(LOSS.findall(log))
     if not losses[0] or losses[0] != losses[1]:
-        raise Failure(f"train: losses with swap {losses[0][:3]}, without {losses[1][:3]}")
+        raise CellError(f"train: losses with swap {losses[0][:3]}, without {losses[1][:3]}")
     pairs = " ".join(str(layer["num_pairs"]) for layer in effect["layers"])
     return pairs, f"{len(losses[0])} steps, {losses[0][0]} -> {losses[0][-1]}, as with swap off"
 
@@ -195,10 +195,10 @@ def run(command: list[str], step: str, limit_s: float) -> str:
             timeout=max(limit_s, 1), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Failure(f"{step}: not done in time ({CELL_S} s a cell)") from None
+        raise CellError(f"{step}: not done in time ({CELL_S} s a cell)") from None
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
-        raise Failure(f"{step}: exit code {done.returncode}: {' '.join(last)}")
+        raise CellError(f"{step}: exit code {done.returncode}: {' '.join(last)}")
     return done.stdout + (done.stderr if step.startswith("train") else "")
 
 

@@ -35,7 +35,7 @@ _COLLECTION_TAGS = {None, "!", *(_TAG + name for name in ("map", "seq", "set", "
 _Pair = tuple[yaml.ScalarNode, MappingEntry]
 
 
-class _Stop(Exception):
+class _Stop(Exception):  # noqa: N818 ends the reading; the problems are recorded
     """The rest of the file is not read."""
 
 

@@ -20,7 +20,7 @@ Sums = Sequence[Mapping[int, float]]
 METHODS = ("choose", "simplex", "ipm")
 
 
-class Unsolved(Exception):
+class UnsolvedError(Exception):
     """HiGHS gives no answer."""
 
 
@@ -60,7 +60,7 @@ def solve_linear(
         options: of HiGHS.
 
     Raises:
-        Unsolved: HiGHS gives no answer.
+        UnsolvedError: HiGHS gives no answer.
     """
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
@@ -86,6 +86,6 @@ def solve_linear(
         return None
     is_found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     if not is_found or not (num_whole or solver.getModelStatus() == highspy.HighsModelStatus.kOptimal):
-        raise Unsolved
+        raise UnsolvedError
     found = solver.getSolution()
     return Solution(solver.getInfo().objective_function_value, np.array(found.col_value), np.array(found.row_dual))

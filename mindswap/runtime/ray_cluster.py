@@ -21,7 +21,7 @@ MAX_RETRIES = 3
 NPU = "NPU"  # what Ray calls cards of Ascend
 
 
-class NodeLost(MindswapError):
+class NodeLostError(MindswapError):
     """A node, or the actor on it, does not answer any more."""
 
 
@@ -70,13 +70,13 @@ def on_node(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_of(ray: Any, name: str, call: Any) -> Any:
-    """Answer of a call on a node of this name. Raises LaunchError: what it raised; NodeLost."""
+    """Answer of a call on a node of this name. Raises LaunchError: what it raised; NodeLostError."""
     try:
         return ray.get(call, timeout=ANSWER_S)
     except ray.exceptions.RayTaskError as error:
         raise LaunchError(f"node {name}: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        raise NodeLost(f"node {name} is lost") from error
+        raise NodeLostError(f"node {name} is lost") from error
 
 
 def package_versions() -> dict[str, str]:
@@ -104,7 +104,7 @@ def require_same_versions(ray: Any) -> None:
     calls = [(node["NodeManagerAddress"], task.options(num_cpus=0, **on_node(node)).remote()) for node in nodes]
     here, found = package_versions(), list[str]()
     for name, call in calls:
-        with contextlib.suppress(NodeLost):  # it runs nothing
+        with contextlib.suppress(NodeLostError):  # it runs nothing
             found += version_mistakes(name, answer_of(ray, name, call), here)
     refuse(found)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindswap.planner.linear import METHODS, Unsolved, solve_linear, sums_of
+from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, sums_of
 
 
 def test_whole_numbers_at_the_least_cost(capfd):
@@ -35,5 +35,5 @@ def test_numbers_that_cannot_be_are_none(num_whole):
 
 def test_no_answer_is_an_error():
     """Nothing is the least where a cost may fall for ever."""
-    with pytest.raises(Unsolved):
+    with pytest.raises(UnsolvedError):
         solve_linear(np.array([-1.0]), [{0: -1.0}], [0.0])

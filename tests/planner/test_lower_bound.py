@@ -19,7 +19,7 @@ from mindswap.graph.passes.fusion import readers_of_saved
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_assignments import Rows
-from mindswap.planner.linear import Unsolved
+from mindswap.planner.linear import UnsolvedError
 from mindswap.planner.lower_bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
 from mindswap.planner.lower_bound.inputs import Stage, StageLayers
 from mindswap.planner.lower_bound.liveness_points import (
@@ -91,7 +91,7 @@ def test_a_programme_that_a_method_of_highs_gives_up_on_goes_to_the_next(monkeyp
 
     def give_up(*args, solver, **options):
         if solver != solved_by:
-            raise Unsolved
+            raise UnsolvedError
         return solve(*args, solver=solver, **options)
 
     monkeypatch.setattr(relaxation, "solve_linear", give_up)

@@ -11,7 +11,7 @@ from mindswap.planner import plan_cache as curve
 from mindswap.planner import planning as planner
 from mindswap.planner import stages
 from mindswap.planner.evaluate import Candidate, evaluate
-from mindswap.planner.linear import Unsolved
+from mindswap.planner.linear import UnsolvedError
 from mindswap.planner.lower_bound import relaxation
 from mindswap.planner.plan_cache import ENOUGH_PART
 from mindswap.planner.planning import Planner
@@ -137,7 +137,7 @@ def test_a_plan_is_made_where_nothing_solves_the_bound(monkeypatch):
 
     def give_up(*args, num_whole=0, **options):
         if not num_whole:
-            raise Unsolved
+            raise UnsolvedError
         return solve(*args, num_whole=num_whole, **options)
 
     monkeypatch.setattr(relaxation, "solve_linear", give_up)

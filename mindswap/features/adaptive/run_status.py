@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mindswap.errors import LogError
 from mindswap.runtime.attempt.model import State
-from mindswap.runtime.attempt.state import StateFile, StateProblem, attempt_folder, is_locked, state_path
+from mindswap.runtime.attempt.state import StateError, StateFile, attempt_folder, is_locked, state_path
 from mindswap.runtime.attempt.watch import RunWatch
 
 
@@ -16,7 +16,7 @@ def read_run(folder: Path) -> tuple[State, bool]:
     """
     try:
         state = StateFile(folder).load()
-    except StateProblem as problem:
+    except StateError as problem:
         raise LogError(f"{state_path(folder)} {problem}") from None
     if state is None:
         raise LogError(f"{folder}: no adaptive run here\n    fix:     give its run directory, the --log_dir of msrun")

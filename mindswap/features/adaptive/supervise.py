@@ -30,10 +30,10 @@ from mindswap.runtime.attempt.model import (
 )
 from mindswap.runtime.attempt.node import MARKER, NodeTask
 from mindswap.runtime.attempt.nodes import Nodes
-from mindswap.runtime.attempt.state import StateFile, StateProblem, attempt_folder, locked
+from mindswap.runtime.attempt.state import StateError, StateFile, attempt_folder, locked
 from mindswap.runtime.attempt.watch import Seen
 from mindswap.runtime.msrun import require_room
-from mindswap.runtime.ray_cluster import NodeLost
+from mindswap.runtime.ray_cluster import NodeLostError
 from mindswap.system.process_tree import adopt_orphans, marked_processes, stop_processes
 from mindswap.system.signals import signals_raise
 
@@ -131,7 +131,7 @@ class AdaptiveRun:
                     if self.is_prepared:  # the attempt is in the saved state by now
                         self._start()
                     return self._wait(for_checkpoint)
-                except NodeLost as error:
+                except NodeLostError as error:
                     self.nodes.stop_all()
                     return Ended(Outcome.KILLED, self._last_step(), str(error))
 
@@ -143,7 +143,7 @@ class AdaptiveRun:
             key = self.nodes.to_resume(ignored, self.report_status) if self.state.attempts else None
             port = self.nodes.choose_port(may_differ=self.state.num_started_now > 0)
             self.nodes.prepare(number, plan.yaml_text, key, ignored, port)
-        except NodeLost:
+        except NodeLostError:
             return self._prepare(plan)  # a spare node, or an error that names the lost one
         if port != (asked := self.task.command.master_port):
             self.report_status(f"port {asked} is still in use: port {port} instead")
@@ -184,7 +184,7 @@ class AdaptiveRun:
                 key = self.state.candidate.key
                 self.report_status(f"checkpoint of step {newest} is complete: stopping the workers for plan {key}")
                 self.nodes.stop_all()
-                with contextlib.suppress(NodeLost):
+                with contextlib.suppress(NodeLostError):
                     self.nodes.look()
                 return Ended(Outcome.REPLANNED, self._last_step())
             time.sleep(self.poll_s)
@@ -208,7 +208,7 @@ class AdaptiveRun:
         fresh = State(self.settings, ignored_checkpoints=present)
         try:
             state = self.file.load(self.key)
-        except StateProblem as problem:
+        except StateError as problem:
             aside = self.file.put_aside()
             where = f", kept as {aside}" if aside else ""
             self.report_status(f"{self.file.path} {problem}: it is ignored{where}; starting anew")

@@ -18,7 +18,7 @@ from mindswap.runtime.attempt.state import attempt_folder
 from mindswap.runtime.logs.read import read_worker_logs
 from mindswap.runtime.logs.step_report import ReportedStep, parse_steps
 from mindswap.runtime.msrun import free_port, worker_log
-from mindswap.runtime.ray_cluster import NodeLost
+from mindswap.runtime.ray_cluster import NodeLostError
 from mindswap.simulator.profile.overlap import Overlap, trace_overlap
 from mindswap.simulator.profile.trace import read_events
 
@@ -70,7 +70,7 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, repo
         event = _watch(nodes, report_status)
         if cluster:
             _collect(nodes, logs)
-    except NodeLost as error:
+    except NodeLostError as error:
         report_status(f"    {error}")
         return 1
     finally:

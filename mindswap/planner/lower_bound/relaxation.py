@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.planner.linear import METHODS, Solution, Unsolved, solve_linear
+from mindswap.planner.linear import METHODS, Solution, UnsolvedError, solve_linear
 from mindswap.planner.lower_bound.inputs import Facts
 from mindswap.planner.lower_bound.pass_chains import Chain
 from mindswap.planner.lower_bound.tensor_graph import CellAgain, Flow, Window, closure
@@ -60,7 +60,7 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
     """
     rows, least_ns = _Rows(), 0  # where no method solves the programme: nothing is below 0 in any case
     times = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
-    with contextlib.suppress(Unsolved):
+    with contextlib.suppress(UnsolvedError):
         while True:
             found = rows.solve(times.step_ns)
             if found is None:
@@ -88,7 +88,7 @@ def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: flo
     budget_bytes = rows.variable()
     times = _add_all(rows, facts, budget_bytes, host_bytes, allow)
     rows.upper[times.step_ns] = step_ns
-    with contextlib.suppress(Unsolved):
+    with contextlib.suppress(UnsolvedError):
         if found := rows.solve(budget_bytes):
             return _whole(found.cost)
     return 0  # without a limit to the budget everything can be kept
@@ -114,14 +114,14 @@ class _Rows:
         """Values at which a variable is least; None if none keep all limits.
 
         Raises:
-            Unsolved: by any method, which happens once in thousands.
+            UnsolvedError: by any method, which happens once in thousands.
         """
         cost = np.zeros(len(self.upper))
         cost[target] = 1
         for method in METHODS:
-            with contextlib.suppress(Unsolved):
+            with contextlib.suppress(UnsolvedError):
                 return solve_linear(cost, self.rows, self.limits, upper=self.upper, solver=method)
-        raise Unsolved
+        raise UnsolvedError
 
 
 def _whole(cost: float) -> int:

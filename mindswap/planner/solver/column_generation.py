@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindswap.planner.linear import METHODS, Unsolved, solve_linear, sums_of
+from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, sums_of
 from mindswap.planner.stage_problem import KEEP, Figures, Space, Worth
 
 # For kinds of layers that are a smaller part of all, only the rows of independent items are made; they take what they
@@ -168,7 +168,7 @@ class ColumnGeneration:
         """DualPrices of the limits, and the time that runs again, where parts of layers may get rows."""
         cost, sums, least, greatest, unit_ns, scale = self._programme(limits)
         for method in METHODS:
-            with contextlib.suppress(Unsolved):
+            with contextlib.suppress(UnsolvedError):
                 found = solve_linear(cost, sums, greatest, least=least, solver=method)
                 assert found is not None  # what is missing is a variable, so there is always a choice
                 return -found.prices[: len(limits)] * unit_ns / scale, found.cost * unit_ns
@@ -189,7 +189,7 @@ class ColumnGeneration:
         steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
         try:
             found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1, **steps)
-        except Unsolved:  # so few steps were too few to find any choice
+        except UnsolvedError:  # so few steps were too few to find any choice
             found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1)
         assert found is not None
         numbers = np.rint(found.variables[:-1]).astype(np.int64)

@@ -15,7 +15,7 @@ ENTRY_PPM = 100
 Progress = Callable[[], None]
 
 
-class Stop(Exception):
+class Stop(Exception):  # noqa: N818 a signal as StopIteration, no error
     """The user does not want to wait: the best choice so far counts."""
 
 

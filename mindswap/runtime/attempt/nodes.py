@@ -13,7 +13,7 @@ from mindswap.runtime.attempt.node import NodeFacts, NodeTask, TrainingNode, cho
 from mindswap.runtime.attempt.watch import Seen, merge_seen
 from mindswap.runtime.ray_cluster import (
     NPU,
-    NodeLost,
+    NodeLostError,
     answer_of,
     connect,
     living_nodes,
@@ -47,7 +47,7 @@ class Nodes:
         self._node = TrainingNode(self._task)
 
     def ask(self, method: str, arguments: Given = lambda _: (), ranks: Sequence[int] | None = None) -> list[Any]:
-        """Answers of all nodes, or of some, by rank. Raises NodeLost after all that live have answered."""
+        """Answers of all nodes, or of some, by rank. Raises NodeLostError after all that live have answered."""
         return [getattr(self._node, method)(*arguments(0))]
 
     def mend(self) -> list[str]:
@@ -103,7 +103,7 @@ class Nodes:
 
     def full_disks(self) -> tuple[str, ...]:
         """Disks of nodes without room; nothing of nodes that are lost."""
-        with contextlib.suppress(NodeLost):
+        with contextlib.suppress(NodeLostError):
             named = ((self.name_of(rank), lines) for rank, lines in enumerate(self.ask("full_disks")))
             return tuple(f"{name}: {line}" if name else line for name, lines in named for line in lines)
         return ()
@@ -149,12 +149,12 @@ class Nodes:
 
     def stop_all(self) -> None:
         """End all workers, on all nodes that answer."""
-        with contextlib.suppress(NodeLost):
+        with contextlib.suppress(NodeLostError):
             self.ask("stop_all")
 
     def close(self) -> None:
         """Leave them."""
-        with contextlib.suppress(NodeLost):
+        with contextlib.suppress(NodeLostError):
             self.ask("close")
 
 
@@ -192,7 +192,7 @@ class RayNodes(Nodes):
         nodes = [self._on(node) for node in choose_nodes(alive, own, self._task.command.num_local, wanted)]
         try:
             return nodes, [self._facts(node) for node in nodes]
-        except NodeLost as error:
+        except NodeLostError as error:
             left = living_nodes(self._ray)
             if len(left) >= len(alive):
                 fix = "ray status: are its NPUs free?"
@@ -224,10 +224,12 @@ class RayNodes(Nodes):
         for rank, call in calls.items():
             try:
                 answers.append(self._get(self._nodes[rank], call))
-            except NodeLost:
+            except NodeLostError:
                 self._lost[rank] = self._nodes[rank].name
         if self._lost:
-            raise NodeLost("; ".join(f"node {name} (node_rank {rank}) is lost" for rank, name in self._lost.items()))
+            raise NodeLostError(
+                "; ".join(f"node {name} (node_rank {rank}) is lost" for rank, name in self._lost.items())
+            )
         return answers
 
     def _get(self, node: _RayNode, call: Any) -> Any:
@@ -247,7 +249,7 @@ class RayNodes(Nodes):
             del self._lost[rank]
             try:
                 self._get(self._nodes[rank], self._nodes[rank].actor.enter.remote(rank))
-            except NodeLost:
+            except NodeLostError:
                 self._lost[rank] = self._nodes[rank].name
             else:
                 said.append(f"node {self._nodes[rank].name} takes the place of {name} (node_rank {rank})")

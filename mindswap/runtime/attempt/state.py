@@ -24,7 +24,7 @@ FORMAT = 3  # one more where a class of the state is renamed or loses a field
 MAX_BYTES = 64 << 20
 
 
-class StateProblem(MindswapError):
+class StateError(MindswapError):
     """The file cannot be used; the text says why."""
 
 
@@ -85,27 +85,27 @@ class StateFile:
         It must have been saved under this key; None accepts any.
 
         Raises:
-            StateProblem: it is damaged, foreign, or of another configuration.
+            StateError: it is damaged, foreign, or of another configuration.
         """
         try:
             with self.path.open("rb") as file:
                 data = json.loads(file.read(MAX_BYTES))
             body = data["state"]
             if data["format"] != FORMAT:
-                raise StateProblem(f"is of format {data['format']!r}, not {FORMAT}")
+                raise StateError(f"is of format {data['format']!r}, not {FORMAT}")
             if data["digest"] != _digest(body):
-                raise StateProblem("is damaged: its digest does not match")
+                raise StateError("is damaged: its digest does not match")
             if key is not None and data["key"] != key:
-                raise StateProblem("is of another configuration, version or device")
+                raise StateError("is of another configuration, version or device")
             state = from_plain(body, CLASSES)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StateProblem(f"cannot be read: {error.strerror or error}") from None
+            raise StateError(f"cannot be read: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, RecursionError, CodecError) as error:
-            raise StateProblem(f"is no state of an adaptive run: {type(error).__name__}") from None
+            raise StateError(f"is no state of an adaptive run: {type(error).__name__}") from None
         if not isinstance(state, State):
-            raise StateProblem("is no state of an adaptive run")
+            raise StateError("is no state of an adaptive run")
         return state
 
     def save(self, state: State, key: str) -> None:

@@ -24,7 +24,7 @@ def run(kind):
     swap = mindswap.running_swap(network)
     swap.poison = swap.watch_all = True
     is_equal = all(are_equal(step(inputs), expected) for _ in range(3))
-    with contextlib.suppress(odd.Fault, KeyboardInterrupt, RuntimeError):
+    with contextlib.suppress(odd.FaultError, KeyboardInterrupt, RuntimeError):
         training.results = []
         getattr(training, "do_" + kind.replace(" ", "_"))(network, inputs, 1)
     is_equal &= network(inputs).asnumpy() == expected[0]

@@ -155,11 +155,11 @@ def random_policy(rng, num_layers):
     return Policy(is_swap_enabled=True, layer_swap=of_layers, op_swap=of_names)
 
 
-class Fault(Exception):
+class FaultError(Exception):
     """Raised on purpose."""
 
 
-def raise_fault(kind=Fault):
+def raise_fault(kind=FaultError):
     """An exception in any place."""
     raise kind("by the test")
 
@@ -218,7 +218,7 @@ class Training:
                 loss, gradients = getattr(self, "do_" + with_kind.replace(" ", "_"), self.do)(
                     network, batch(step), place
                 )
-            except (Fault, KeyboardInterrupt, RuntimeError) as error:
+            except (FaultError, KeyboardInterrupt, RuntimeError) as error:
                 if not isinstance(error, KeyboardInterrupt) and "by the test" not in str(error):
                     raise
                 self.results.append(np.array(-1.0))
@@ -248,13 +248,13 @@ class Training:
     def do_fault_elsewhere(self, network, inputs, place):
         """A function that has nothing to do with the network fails while it is differentiated."""
         weight = ms.Parameter(ms.Tensor(2.0, ms.float32), name="elsewhere")
-        with contextlib.suppress(Fault):
+        with contextlib.suppress(FaultError):
             ms.value_and_grad(lambda x: (x * weight).sum() + raise_fault(), None, [weight])(inputs)
         return self.do(network, inputs, place)
 
     def do_fault_in_forward(self, network, inputs, place):
         """In the middle of a layer."""
-        return self._with_fault(network, inputs, place, Fault)
+        return self._with_fault(network, inputs, place, FaultError)
 
     def do_interrupt(self, network, inputs, place):
         """Ctrl-C."""

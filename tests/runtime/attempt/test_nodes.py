@@ -11,7 +11,7 @@ from mindswap.runtime.attempt.node import MAX_CLOCK_S, NodeFacts, NodeTask, Trai
 from mindswap.runtime.attempt.nodes import Nodes
 from mindswap.runtime.attempt.watch import Seen
 from mindswap.runtime.logs.oom import OomEvent
-from mindswap.runtime.ray_cluster import NodeLost
+from mindswap.runtime.ray_cluster import NodeLostError
 
 
 class Answered(Nodes):
@@ -117,7 +117,7 @@ def test_want_of_memory_on_another_node_is_why_a_peer_failed():
 def test_full_disks_have_their_node_and_lost_nodes_have_none():
     nodes = Answered(full_disks=(("/a: full",), (), ("/b: full", "/c: full")))
     assert nodes.full_disks() == ("node 0: /a: full", "node 2: /b: full", "node 2: /c: full")
-    lost = Answered(full_disks=NodeLost("x"), stop_all=NodeLost("x"), close=NodeLost("x"))
+    lost = Answered(full_disks=NodeLostError("x"), stop_all=NodeLostError("x"), close=NodeLostError("x"))
     lost.stop_all()
     lost.close()
     assert lost.full_disks() == ()

@@ -25,8 +25,8 @@ from mindswap.runtime.attempt.node import (
 )
 from mindswap.runtime.attempt.nodes import Nodes, first_cause
 from mindswap.runtime.msrun import free_port
-from tests.features.adaptive.test_supervise import small_disk
 from tests.runtime.attempt.conftest import ROOT, finish, wait_for
+from tests.runtime.attempt.test_supervise import small_disk
 
 
 def test_what_differs_is_named_with_node_and_value(tmp_path):

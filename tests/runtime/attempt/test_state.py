@@ -7,7 +7,7 @@ import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.runtime.attempt.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
-from mindswap.runtime.attempt.state import FORMAT, StateFile, StateProblem, is_locked, locked
+from mindswap.runtime.attempt.state import FORMAT, StateError, StateFile, is_locked, locked
 from tests.strength import examples
 
 PLAN = TrainingPlan("keep-1", "a: 1\n# é\n", 10, 9, 8, 7, Corrections(1, 2, 3))
@@ -41,7 +41,7 @@ def test_no_file_is_no_state(file):
 
 def test_another_key_is_not_trusted(file):
     file.save(STATE, "key")
-    with pytest.raises(StateProblem, match="of another configuration, version or device"):
+    with pytest.raises(StateError, match="of another configuration, version or device"):
         file.load("other")
 
 
@@ -52,7 +52,7 @@ def test_every_damage_is_noticed(file):
     for index in range(0, len(content), examples(5, 1)):
         for damaged in (content[:index], content[:index] + b"7" + content[index + 1 :]):
             file.path.write_bytes(damaged)
-            with contextlib.suppress(StateProblem):
+            with contextlib.suppress(StateError):
                 assert file.load("key") == STATE  # white space, or a 7 that was there
 
 
@@ -60,7 +60,7 @@ def test_every_damage_is_noticed(file):
 def test_what_is_no_state(file, content):
     file.path.parent.mkdir(parents=True)
     file.path.write_bytes(content)
-    with pytest.raises(StateProblem):
+    with pytest.raises(StateError):
         file.load()
 
 
@@ -71,7 +71,7 @@ def test_a_digest_does_not_make_a_foreign_file_a_state(file, state):
     digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
     file.path.parent.mkdir(parents=True)
     file.path.write_text(json.dumps({"format": FORMAT, "key": "key", "digest": digest, "state": state}))
-    with pytest.raises(StateProblem):
+    with pytest.raises(StateError):
         file.load("key")
 
 
@@ -92,7 +92,7 @@ def test_a_failed_write_leaves_the_old_state_and_nothing_else(file, monkeypatch,
 
 def test_a_folder_in_its_place_is_a_message(file):
     file.path.mkdir(parents=True)
-    with pytest.raises(StateProblem, match="cannot be read: Is a directory"):
+    with pytest.raises(StateError, match="cannot be read: Is a directory"):
         file.load("key")
 
 

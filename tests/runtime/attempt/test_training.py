@@ -19,8 +19,8 @@ import pytest
 from mindswap.runtime.attempt.checkpoints import CheckpointFolder
 from mindswap.runtime.msrun import free_port
 from tests import forked
-from tests.features.adaptive.test_supervise import small_disk
 from tests.runtime.attempt.conftest import ROOT, finish, wait_for
+from tests.runtime.attempt.test_supervise import small_disk
 
 pytestmark = pytest.mark.mindspore
 
