@@ -98,7 +98,8 @@ class MindRecordWriter:
             self._messages.close()
 
     def _send(self, data: bytes) -> None:
-        assert self._process.stdin is not None
+        if self._process.stdin is None:
+            raise AssertionError("the writer was started without a pipe")
         try:
             self._process.stdin.write(_FRAME_SIZE.pack(len(data)))
             self._process.stdin.write(data)

@@ -97,7 +97,8 @@ class Builder:
 
     def _value(self, event: yaml.Event, path: str, depth: int, is_key: bool = False) -> tuple[DocumentNode, Span]:
         """The value that an event begins, and its characters; `depth` is how many values it stands in."""
-        assert isinstance(event, yaml.NodeEvent)
+        if not isinstance(event, yaml.NodeEvent):
+            raise AssertionError("an event that begins no value")
         self._num_values += 1
         if self._num_values > MAX_VALUES:
             self._stop(self._location(event), "yaml-size", "the file has too many values", f"at most {MAX_VALUES}")
@@ -109,7 +110,8 @@ class Builder:
                 self._keep_wide(event, span, path, is_key)
             node = DocumentNode(self._location(event), self._construct(self._tag(event, is_key), event))
         else:
-            assert isinstance(event, yaml.CollectionStartEvent)
+            if not isinstance(event, yaml.CollectionStartEvent):
+                raise AssertionError("an event that begins no value")
             self._anchors[event.anchor or ""] = (None, span)
             node = self._collection(event, span, path, depth)
             if self._anchors[event.anchor or ""][1] is not span:  # the name was given to something inside
@@ -121,7 +123,8 @@ class Builder:
         found = WIDE.search(self._text, span.start, span.end)
         if found is None:
             return
-        assert event.start_mark is not None
+        if event.start_mark is None:
+            raise AssertionError("an event without a position")
         line, begin = event.start_mark.line + 1, event.start_mark.index
         line += self._text.count("\n", begin, found.start())
         # Counted from the last line break of the value, or from its start: the text before it may be long.

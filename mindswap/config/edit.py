@@ -73,15 +73,16 @@ class Editor:
             key, span = found
             self._refuse_shared_anchor(key, {id(span)})
             if not self._update_keys(key, span, value):
-                assert self.root is not None
+                if self.root is None:
+                    raise AssertionError("an edit of an empty document")
                 self._replace_value(self.root, key, span, value)
         return apply_edits(self.text, self.edits)
 
     def with_comment(self, section: str, comment: str) -> str:
         """The text with the comment right above the section, and without what stood there with our mark."""
         found = self._find(section)
-        assert found is not None
-        assert self.root is not None
+        if found is None or self.root is None:
+            raise AssertionError("a comment for a section that is missing")
         # In a file of one pair of braces the line above a key may be the middle of a text.
         below = self.root if self.root.is_flow else found[0]
         start = line_start(self.text, below.start)
@@ -182,7 +183,8 @@ class Editor:
 
     def _refuse_shared_anchor(self, key: Span, changed: set[int]) -> None:
         """Raise where an alias outside of what is changed stands for a part of it."""
-        assert self.root is not None
+        if self.root is None:
+            raise AssertionError("an edit of an empty document")
         for part in self.root.walk():
             if part.alias_of is not None and id(part) not in changed and id(part.alias_of) in changed:
                 name = part.alias_of.anchor

@@ -43,8 +43,8 @@ class Span:
 
 def span_of(event: yaml.NodeEvent, text: str) -> Span:
     """The characters of the value that an event of the parser begins, with nothing in it yet."""
-    assert event.start_mark is not None
-    assert event.end_mark is not None
+    if event.start_mark is None or event.end_mark is None:
+        raise AssertionError("an event without a position")
     start, end = event.start_mark.index, event.end_mark.index
     span = Span(start, end, event.start_mark.column, anchor=event.anchor)
     if isinstance(event, yaml.CollectionStartEvent):
@@ -168,7 +168,8 @@ class Document:
     def data(self) -> dict[Any, Any]:
         """All of it as plain lists, dicts and scalars; empty where it could not be read."""
         data = to_data(self.root) if self.root is not None else {}
-        assert isinstance(data, dict)
+        if not isinstance(data, dict):
+            raise AssertionError("a document that is no mapping")
         return data
 
     def count(self, *path: str) -> int:

@@ -50,7 +50,8 @@ def block_lines(value: object, indent: int, step: int) -> list[str]:
             else:
                 lines += [head, *block_lines(child, indent + step, step)]
         return lines
-    assert isinstance(value, (list, tuple))
+    if not isinstance(value, (list, tuple)):
+        raise AssertionError("neither a mapping nor a list")
     for item in value:
         if isinstance(item, Mapping) and item:
             first, *rest = block_lines(item, indent + 2, step)

@@ -102,7 +102,8 @@ def load_step(
     if recorded is None and not checked.errors:
         require_compilable(document)
     policy = policy_of(document, checked)
-    assert checked.num_layers is not None
+    if checked.num_layers is None:
+        raise AssertionError("a checked file without a number of layers")
     overrides = {**(overrides or {}), **_memory_override(memory)}
     costs = find_costs([document], device, overrides)
     settings = settings_of(document)

@@ -146,7 +146,8 @@ class _Walker:
         self.weight_cells = {node.cell_path for node in graph.forward if not weights.isdisjoint(node.inputs)}
 
     def label(self, entry: SavedStorage) -> Names:
-        assert entry.storage.producer is not None
+        if entry.storage.producer is None:
+            raise AssertionError("a saved storage without its operator")
         return self.names(entry.storage.producer)
 
     def item(self, group: list[SavedStorage]) -> Item:

@@ -78,7 +78,8 @@ class Curve:
             return best if self._is_enough(best, enough_ns) else self._mixed(best, budget_bytes)
         # The least is there for every budget; what came nearer to this one may not be for another.
         nearest = self.least if self.least is not None and self.least.is_on_host else self.nearest
-        assert nearest is not None
+        if nearest is None:
+            raise AssertionError("no plan was made")
         return nearest
 
     def bound_ns(self, budget_bytes: int) -> int | None:
@@ -130,7 +131,8 @@ class Curve:
 
     def _mix(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:
         """The best mix of the layers of two plans for a budget, or the one that needs less."""
-        assert lean.choice is not None and rich.choice is not None  # all that are known come from one
+        if lean.choice is None or rich.choice is None:  # all that are known come from one
+            raise AssertionError("a plan without its assignment")
         tried_bytes, best = budget_bytes, lean
         for _ in range(NUM_TRIES):
             found = self._candidate(self.solver.mix(lean.choice, rich.choice, tried_bytes))

@@ -119,7 +119,8 @@ class StageSolver:
             found, mix = best_mix(searches[stage].score, options, orders_of([range(len(layers))]))
             if not found.fits or _per_batch_ns(space, found) > slowest_ns:
                 search = fast.solve(space, self.progress, [mix] if found.fits else [])
-                assert search.best is not None and search.best_score is not None
+                if search.best is None or search.best_score is None:
+                    raise AssertionError("a search without a simulation")
                 if search.best_score < found:
                     found, mix = search.best_score, search.best
                 known.append(mix)

@@ -192,12 +192,14 @@ class Context:
 
     def recomputed_operators(self, layer_index: int) -> frozenset[str]:
         """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
-        assert self.recompute is not None
+        if self.recompute is None:
+            raise AssertionError("the model is not known")
         return self.recompute.operators(layer_index)
 
     def matches_anything(self, statement: Statement) -> bool:
         """True if a pattern names something in one of its layers (the model must be known)."""
-        assert self.coverage is not None
+        if self.coverage is None:
+            raise AssertionError("the model is not known")
         by_kind = self.coverage.layers_by_kind(statement.layers)
         return any(self.coverage.operators(statement.pattern, kind) for kind in by_kind)
 

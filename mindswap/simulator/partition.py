@@ -87,7 +87,8 @@ class BlockMaker:
                 if tensor.place.is_forward or tensor.is_read:
                     tensors.append(_block_tensor(tensor, size_bytes, uses, role))
             elif uses != Uses():
-                assert role is not None  # another section reads it
+                if role is None:  # another section reads it
+                    raise AssertionError("a tensor that another segment reads has no role")
                 reads.append(Read(self._source(tensor, section), role, size_bytes, uses))
         places = (Place(section, True), Place(section, False), Place(section, True, True))
         forward, backward, once = map(self.step.ops_of, places)

@@ -183,7 +183,8 @@ class _Builder:
         turn = entry.micro_batch * self.layout.num_sequences + entry.sequence
         begins = turns.begins.setdefault(turn, [])
         which = {PassWork.FORWARD: 0, PassWork.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
-        assert len(begins) == which, f"{entry} comes too early"
+        if len(begins) != which:
+            raise AssertionError(f"{entry} comes too early")
         part = turns.forward if which == 0 else turns.halves[which - 1] if turns.halves else turns.backward
         columns = part.columns
         if which == 0 and not turn:

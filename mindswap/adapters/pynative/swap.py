@@ -142,7 +142,8 @@ class Swap:
         self.watch.choose(self.schedule.hooked_layers)
 
     def _count(self, totals: Totals) -> None:
-        assert self.predicted is not None
+        if self.predicted is None:
+            raise AssertionError("a pass before the schedule was made")
         self.report = self.report.with_pass(totals, self.predicted)
 
 

@@ -94,14 +94,16 @@ def _start(state: State, plan: TrainingPlan, reason: str) -> Next:
 
 
 def _begin(state: State, first_step: int) -> State:
-    assert state.candidate is not None
+    if state.candidate is None:
+        raise AssertionError("no plan waits for its start")
     attempt = Attempt(len(state.attempts) + 1, state.candidate, first_step, last_step=first_step)
     tried = tuple(dict.fromkeys((*state.tried, state.candidate.key)))
     return replace(state, attempts=(*state.attempts, attempt), candidate=None, is_stable=False, tried=tried)
 
 
 def _measure(state: State, event: Measured) -> Next:
-    assert state.current is not None
+    if state.current is None:
+        raise AssertionError("no attempt runs")
     state = state.with_current(
         last_step=max(state.current.last_step, event.step),
         num_steps=event.num_steps,
@@ -156,12 +158,14 @@ def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits
 
 
 def _stopped(state: State, step: int) -> Next:
-    assert state.candidate is not None
+    if state.candidate is None:
+        raise AssertionError("no plan waits for its start")
     return _close(state, Outcome.REPLANNED, step, f"for plan {state.candidate.key}"), Start(state.candidate)
 
 
 def _out_of_memory(state: State, event: Ended) -> Next:
-    assert state.current is not None
+    if state.current is None:
+        raise AssertionError("no attempt runs")
     plan = state.current.plan
     state = _close(state, Outcome.OUT_OF_MEMORY, event.step, f"worker {event.worker}: {event.text}")
     # What was measured before it failed was not the peak: back to the correction the plan was made with.
@@ -216,7 +220,8 @@ def _is_beyond_limit(state: State, plan: TrainingPlan) -> bool:
 
 
 def _killed(state: State, step: int, text: str) -> Next:
-    assert state.current is not None
+    if state.current is None:
+        raise AssertionError("no attempt runs")
     plan = state.current.plan
     state = replace(_close(state, Outcome.KILLED, step, text), candidate=None)
     if _has_no_restart(state):

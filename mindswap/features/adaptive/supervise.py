@@ -180,7 +180,8 @@ class AdaptiveRun:
             if not self.is_measured and seen.num_timed_steps >= self.num_measured_steps:
                 return self._measure(seen)
             if for_checkpoint and (newest := self._newest_step()) > before:
-                assert self.state.candidate is not None
+                if self.state.candidate is None:
+                    raise AssertionError("no plan waits for its start")
                 key = self.state.candidate.key
                 self.report_status(f"checkpoint of step {newest} is complete: stopping the workers for plan {key}")
                 self.nodes.stop_all()

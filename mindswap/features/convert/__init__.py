@@ -137,7 +137,8 @@ def sections_of_megatron(source: MegatronSource, request: Request) -> tuple[Conv
     problems = sort_problems((*problems, *found))
     if made.policy is None or find_errors(problems):
         raise PolicyError(problems)
-    assert options.num_layers is not None
+    if options.num_layers is None:
+        raise AssertionError("a policy for an unknown number of layers")
     policy, kept, dropped = _with_present(made.policy, options, request.document, trees)
     sections = policy_sections(policy, request.document.data(), options.num_layers)
     for name in kept:
@@ -199,7 +200,8 @@ def _with_present(
     policy: Policy, options: MegatronOptions, document: Document, trees: LayerTrees | None
 ) -> tuple[Policy, tuple[str, ...], tuple[Problem, ...]]:
     """The policy with what CONFIG says where Megatron's options say nothing, the sections that stay, warnings."""
-    assert options.num_layers is not None
+    if options.num_layers is None:
+        raise AssertionError("a policy for an unknown number of layers")
     is_on = document.value("swap_config", "swap") is True
     kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
     if options.granularity is not None or document.root is None:

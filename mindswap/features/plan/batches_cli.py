@@ -226,7 +226,8 @@ def _words(one: BatchPlan) -> str:
 
 
 def _bubble(one: BatchPlan) -> Bubble:
-    assert one.found is not None
+    if one.found is None:
+        raise AssertionError("a bubble of a batch without a plan")
     run = one.found.run()
     return split_bubble(run.simulated.timeline, run.model.layout)
 

@@ -68,7 +68,8 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
 def _trace_problem(document: Document) -> Problem:
     """The error of a plan without a trace."""
     problem = form_problem(document)
-    assert problem is not None, "a file of MindFormers 2.x"
+    if problem is None:
+        raise AssertionError("a file of MindFormers 1.9")
     return replace(
         problem,
         message=f"this is a configuration of {Form.PYNATIVE.value}, which is planned from a trace of its network",
@@ -96,7 +97,8 @@ def require_same_model(document: Document, source: Document, num_layers: int, tr
     """
     if find_num_layers_2x(document) not in (num_layers, None):
         node = document.get("model", "num_hidden_layers") or document.get("model")
-        assert node is not None
+        if node is None:
+            raise AssertionError("a number of layers without its place in the file")
         raise PlanError(
             f"{node.location}: model has {find_num_layers_2x(document)} layers, {trace} has {num_layers}\n"
             "    fix:     a trace of a configuration with as many layers"

@@ -121,7 +121,8 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         MindswapError: the configuration is wrong, or cannot be simulated.
     """
     policy = policy_of(document, checked := check_document(document))
-    assert checked.num_layers is not None and document.root is not None
+    if checked.num_layers is None or document.root is None:
+        raise AssertionError("a checked file without a number of layers")
     wanted, num_nodes = request.wanted, request.cluster.num_nodes if request.cluster else 1
     num_layers = wanted.num_layers or checked.num_layers
     if num_layers > checked.num_layers:

@@ -108,7 +108,8 @@ class _Finder:
         """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
         source = self.graph.index.nodes.get(node.inputs[0], node).size_bytes
         num_ranks, stride = node.attributes[NUM_RANKS], node.attributes[STRIDE]
-        assert isinstance(num_ranks, int) and isinstance(stride, int)
+        if not (isinstance(num_ranks, int) and isinstance(stride, int)):
+            raise AssertionError("an exchange without its ranks and their stride")
         if num_ranks > 1:  # the larger side is what AllGather gives, and what ReduceScatter takes
             kind = node.op if operator_info(node.op).gradient else "AllToAll"
             self._add(node.name, Collective(kind, max(source, node.size_bytes), num_ranks, stride=stride))

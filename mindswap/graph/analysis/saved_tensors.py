@@ -172,7 +172,8 @@ def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:
 
     One of them is enough to know it again: the compiler may give a copy of its maker another scope.
     """
-    assert entry.storage.producer is not None
+    if entry.storage.producer is None:
+        raise AssertionError("a saved storage without its operator")
     yield entry.storage.producer
     for node in (*entry.holders, *(pair.producer for pair in entry.pairs)):
         yield graph.owner(node)
@@ -192,7 +193,8 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
             continue
         users = {(node.layer_index, path) for path in names(node)}
         for producer in _producers(graph, node, names.can_name):
-            assert producer.layer_index is not None
+            if producer.layer_index is None:
+                raise AssertionError("a named operator outside the layers")
             for path in names(producer):
                 uses.setdefault((producer.layer_index, path), set()).update(users)
     return {producer: frozenset(users) for producer, users in uses.items()}

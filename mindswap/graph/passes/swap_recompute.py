@@ -46,7 +46,8 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     swapped_recompute_inputs: set[str] = set()
     decisions: dict[tuple[int, tuple[Path, ...]], Decision] = {}  # layers that are alike share theirs
     for node, owner, paths in roles.model_nodes:
-        assert owner.layer_index is not None
+        if owner.layer_index is None:
+            raise AssertionError("an operator of the model outside its layers")
         layer = layers[owner.layer_index]
         key = id(layer), paths
         decision = decisions.get(key) or decisions.setdefault(key, layer.of(*paths))

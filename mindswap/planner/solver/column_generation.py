@@ -170,7 +170,8 @@ class ColumnGeneration:
         for method in METHODS:
             with contextlib.suppress(UnsolvedError):
                 found = solve_linear(cost, sums, greatest, least=least, solver=method)
-                assert found is not None  # what is missing is a variable, so there is always a choice
+                if found is None:  # what is missing is a variable, so there is always a choice
+                    raise AssertionError("an infeasible program in spite of its slack variable")
                 return -found.prices[: len(limits)] * unit_ns / scale, found.cost * unit_ns
         return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
 
@@ -191,7 +192,8 @@ class ColumnGeneration:
             found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1, **steps)
         except UnsolvedError:  # so few steps were too few to find any choice
             found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1)
-        assert found is not None
+        if found is None:
+            raise AssertionError("an infeasible program in spite of its slack variable")
         numbers = np.rint(found.variables[:-1]).astype(np.int64)
         ends = np.cumsum([len(known) for known in self.rows])[:-1]
         return [part.tolist() for part in np.split(numbers, ends)]

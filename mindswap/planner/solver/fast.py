@@ -123,7 +123,8 @@ class _Solver:
 
     @property
     def _nearest(self) -> np.ndarray:
-        assert self.search.best is not None  # `run` begins with a simulation
+        if self.search.best is None:  # `run` begins with a simulation
+            raise AssertionError("a search without a simulation")
         return self.search.best
 
     def _try_loads(self) -> None:

@@ -94,7 +94,8 @@ def improve(
         first: some to go on from before that.
         least_rearranged: simulations that are left at least for known rows in other layers, and other distances.
     """
-    assert search.best is not None
+    if search.best is None:
+        raise AssertionError("a search without a simulation")
     for start in first:
         _climb(search, start, forward_ns)
     for start in (search.best, *starts):
@@ -136,7 +137,8 @@ def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
 
     Which layer has which row decides when copies are on the link: choices of the same sums differ by a tenth in time.
     """
-    assert search.best is not None
+    if search.best is None:
+        raise AssertionError("a search without a simulation")
     first = start = (search.best, search.score(search.best))
     # Known rows in other layers are simulated in a fraction of the time that new ones take.
     search.max_evaluations = max(search.max_evaluations, search.num_evaluations + least)

@@ -134,8 +134,9 @@ def comm_recompute(context: Context) -> Iterator[Finding]:
         recompute_config: {select_comm_recompute: True}
     """
     coverage = context.coverage
-    for statement in context.as_applied().settings.of("select_comm_recompute") if coverage is not None else ():
-        assert coverage is not None
+    if coverage is None:
+        return
+    for statement in context.as_applied().settings.of("select_comm_recompute"):
         kinds = coverage.layers_by_kind(statement.layers)
         named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
         reshapes = {name for kind in kinds for name in _primitives(coverage.kinds[kind], ("Linear",), "Reshape")}

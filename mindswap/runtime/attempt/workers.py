@@ -70,7 +70,8 @@ class Workers:
 
     def ended(self) -> bool | None:
         """True where all have ended well, False where a worker has not; None while all run."""
-        assert self._process is not None
+        if self._process is None:
+            raise AssertionError("the training was not started")
         if self._has_msrun:
             if not self.step:  # processes are still being started
                 self._ranks.update(worker_ranks())
@@ -80,7 +81,8 @@ class Workers:
 
     def explain(self) -> Ended:
         """Why they are over."""
-        assert self._process is not None
+        if self._process is None:
+            raise AssertionError("the training was not started")
         code = self._process.poll()
         deadline = time.monotonic() + (DRAIN_S if code != 0 else 0)
         while (seen := self.look()).out_of_memory is None and time.monotonic() < deadline:
@@ -151,7 +153,8 @@ def planner_in_child(variables: Mapping[str, str]) -> Planner:
         if "refused" in answer.data:
             raise PlanError(answer.data["refused"])
         found = from_plain(answer.data, CLASSES)
-        assert isinstance(found, TrainingPlan | NothingFits)
+        if not isinstance(found, TrainingPlan | NothingFits):
+            raise AssertionError("the planner's process returned neither a plan nor a refusal")
         return found
 
     return plan

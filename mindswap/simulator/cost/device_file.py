@@ -220,7 +220,8 @@ def read_cost_settings(document: Document) -> CostSettings:
                 problems.append(_misfit(entry.value, path, str(error)))
     if len(files) == 2:
         where = section.get("calibration")
-        assert where is not None
+        if where is None:
+            raise AssertionError("two device files without `calibration`")
         message = f"{SECTION}.calibration: stands beside {SECTION}.device"
         allowed = "one of them: a calibration is a device file"
         problems.append(Problem(where.location, "wrong-type", Level.ERROR, message, allowed, "delete device"))

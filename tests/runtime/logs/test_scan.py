@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mindswap.runtime.logs.oom import MemoryStatistics, oom_forms
 from mindswap.runtime.logs.scan import MAX_SET_LINES, NEEDLES, LogScanner
-from mindswap.runtime.logs.search import search_compiled
+from mindswap.runtime.logs.search import WINDOWS, search_compiled
 from tests.runtime.logs.samples import (
     CPU_NOTE,
     END,
@@ -24,6 +24,10 @@ from tests.strength import examples
 
 LINES = [lines[0] for lines in EXPECTED]
 GIB = 1 << 30
+
+
+def test_each_needle_has_a_window():
+    assert all(any(window in needle for window in WINDOWS) for needle in NEEDLES)
 
 
 def texts(log) -> list[str]:

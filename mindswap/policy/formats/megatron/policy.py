@@ -117,7 +117,8 @@ class _Translation:
     def _full(self) -> tuple[Layers, Layers]:
         """Layers that are recomputed whole, and those of them that do not keep their output."""
         num_layers, count = self.options.num_layers, self.options.num_recomputed
-        assert num_layers is not None
+        if num_layers is None:
+            raise AssertionError("full recompute of an unknown number of layers")
         layout = place_layers(self.options, num_layers)
         every = Layers(None)
         if self.options.recompute_method == "block":

@@ -148,7 +148,8 @@ def find_double_sections(document: Document) -> Problem | None:
     read, unread = (old, new) if is_graph else (new, old)
     form, other = (Form.GRAPH, Form.PYNATIVE) if is_graph else (Form.PYNATIVE, Form.GRAPH)
     entry = document.entry(unread[0])
-    assert entry is not None
+    if entry is None:
+        raise AssertionError("a section without its entry")
     read_text, unread_text = " and ".join(read), " and ".join(unread)
     message = f"{unread[0]}: a section of {other.value} in a file that also has {read_text} of {form.value}"
     fix = (
