@@ -138,35 +138,16 @@ def main(argv: list[str] | None = None) -> int:
         0 good, 1 the input is wrong, 3 a bug of mindswap (with a log file), 128 + its number after a signal: 130
         interrupted (Ctrl-C), 143 SIGTERM, 129 SIGHUP. Wrong options exit with 1 as well.
     """
-    if argv is None:
+    is_program = argv is None
+    if is_program:
         prepare_streams()
     messages = logging.StreamHandler()
     messages.setFormatter(MessageFormatter("mindswap: %(levelname)s: %(message)s"))
     logging.basicConfig(handlers=[messages], level=logging.WARNING)
-    is_program, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
-    if sys.warnoptions and argv[:1] != ["run"]:  # with PYTHONWARNINGS=error the imports of MindFormers fail
+    argv = _normalize_words(sys.argv[1:] if argv is None else argv)
+    command = argv[0] if argv[0] in COMMANDS else None
+    if sys.warnoptions and command != "run":  # with PYTHONWARNINGS=error the imports of MindFormers fail
         warnings.simplefilter("ignore")
-    if argv[:1] in ([], ["help"]):  # `mindswap help plan` is `mindswap plan --help`
-        argv = [*argv[1:2], "--help"]
-    command = argv[0] if argv[:1] and argv[0] in COMMANDS else None
-    wants_json = command != "run" and "--json" in argv[1:]  # options behind `run` are those of the training
-
-    def refuse(shown: str, error: Exception, problems: "Sequence[Problem]" = (), code: int = EXIT_BAD_INPUT) -> int:
-        remove_kept(shown)
-        print_text(shown, is_message=True)
-        if isinstance(error, OutputError):
-            drop_output()
-        elif wants_json:
-            from mindswap.report.problems import answer_text, problems_to_data
-
-            try:
-                print_text(answer_text(command or "", problems_to_data(problems), False, str(error)))
-            except (OSError, OutputError):  # the standard error has it
-                drop_output()
-        return code
-
-    if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
-        argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
         _require_usable_python()
         code = _run(command, argv)
@@ -184,20 +165,50 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `mindswap check ... | head`
         drop_output()
         return EXIT_OK
-    except PolicyError as error:
+    except Exception as error:  # noqa: BLE001 the one place where a bug becomes a message
+        wants_json = command != "run" and "--json" in argv[1:]  # options behind `run` are those of the training
+        return _refuse(error, command or "", wants_json)
+
+
+def _normalize_words(words: Sequence[str]) -> list[str]:
+    """Spell out what a command line leaves to be understood: `help plan` is `plan --help`."""
+    argv = list(words)
+    if argv[:1] in ([], ["help"]):
+        return [*argv[1:2], "--help"]
+    if argv[0] == "run" and argv[1:2] not in (["-h"], ["--help"]):
+        argv.insert(1, "--")  # every option behind `run` belongs to the training script
+    return argv
+
+
+def _refuse(error: Exception, command: str, wants_json: bool) -> int:
+    """Print what an error says, for `--json` as JSON, too; return the exit code."""
+    code, shown = EXIT_BAD_INPUT, f"mindswap: error: {error}"
+    problems: Sequence[Problem] = ()
+    if isinstance(error, PolicyError):
         from mindswap.report.problems import format_problems
 
-        return refuse(format_problems(error.problems), error, error.problems)
-    except UsageError as error:
-        return refuse(f"{error.usage}: error: {error}", error)
-    except MindswapError as error:
-        return refuse(f"mindswap: error: {error}", error)
-    except (OSError, MemoryError) as error:
-        refused = _refused_by_system(error)
-        return refuse(f"mindswap: error: {refused}", refused)
-    except Exception as error:  # noqa: BLE001 the one place where a bug becomes a message
+        problems = error.problems
+        shown = format_problems(error.problems)
+    elif isinstance(error, UsageError):
+        shown = f"{error.usage}: error: {error}"
+    elif isinstance(error, OSError | MemoryError):
+        error = _refused_by_system(error)
+        shown = f"mindswap: error: {error}"
+    elif not isinstance(error, MindswapError):
+        code = EXIT_BUG
         shown = f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {_write_trace(error)}"
-        return refuse(shown, error, code=EXIT_BUG)
+    remove_kept(shown)
+    print_text(shown, is_message=True)
+    if isinstance(error, OutputError):
+        drop_output()
+    elif wants_json:
+        from mindswap.report.problems import answer_text, problems_to_data
+
+        try:
+            print_text(answer_text(command, problems_to_data(problems), False, str(error)))
+        except (OSError, OutputError):  # the standard error has it
+            drop_output()
+    return code
 
 
 def _run(command: str | None, argv: list[str]) -> int:

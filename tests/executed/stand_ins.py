@@ -31,7 +31,7 @@ def rms_norm_grad(dy, x, rstd, gamma):
     return dx.astype(x.dtype), dgamma.astype(np.float32)
 
 
-def flash_attention(q, k, v, shift, drop, padding, mask, prefix, q_lengths, kv_lengths, *settings):
+def flash_attention(q, k, v, shift, drop, padding, mask, prefix, q_lengths, kv_lengths, *settings):  # noqa: PLR0913 the kernel's
     """Attention: maxima and sums of its softmax, an empty output, and what it attends to."""
     num_heads, _, scale, _, _, _, layout, sparse_mode = settings
     queries, keys, values = (_to_heads(x, layout, num_heads, q) for x in (q, k, v))
@@ -44,7 +44,7 @@ def flash_attention(q, k, v, shift, drop, padding, mask, prefix, q_lengths, kv_l
     return (*wide, np.zeros((1,), q.dtype), _from_heads(output, layout).astype(q.dtype))
 
 
-def flash_attention_grad(q, k, v, dy, shift, drop, padding, mask, maxima, sums, empty, attended, *settings):
+def flash_attention_grad(q, k, v, dy, shift, drop, padding, mask, maxima, sums, empty, attended, *settings):  # noqa: PLR0913
     """Gradients by query, key and value, and an empty one, from what forward kept."""
     num_heads, _, scale, _, _, _, layout, sparse_mode = settings[-8:]
     queries, keys, values, grads, outputs = (_to_heads(x, layout, num_heads, q) for x in (q, k, v, dy, attended))

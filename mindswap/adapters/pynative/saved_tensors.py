@@ -121,6 +121,12 @@ def _words(address: int, number: int) -> tuple[int, ...]:
     return struct.unpack(f"{number}Q", ctypes.string_at(address, 8 * number))
 
 
+def _require_known_gradients() -> None:
+    """Raise ApplyError where this MindSpore differentiates by other functions than those that are watched."""
+    if not hasattr(composite.base, _GRADIENT) or not hasattr(ms.nn.Cell, _GRADIENT_CELL):
+        raise ApplyError(f"mindspore {ms.__version__} differentiates by other functions: swap would be unsafe")
+
+
 @functools.cache
 def pointer_offsets() -> tuple[int, ...]:
     """How far from the begin of an object of Python, a tensor of C++, and an address the pointers to the next are.
@@ -128,8 +134,7 @@ def pointer_offsets() -> tuple[int, ...]:
     Raises:
         ApplyError: this MindSpore has them elsewhere, or other functions that differentiate.
     """
-    if not hasattr(composite.base, _GRADIENT) or not hasattr(ms.nn.Cell, _GRADIENT_CELL):
-        raise ApplyError(f"mindspore {ms.__version__} differentiates by other functions: swap would be unsafe")
+    _require_known_gradients()
     tensor = ms.Tensor(ms.mint.ones((8,)) * 2)
     data = tensor.untyped_storage().data_ptr()
     with Path("/proc/self/mem").open("rb", 0) as memory:  # reads what is no memory, too

@@ -41,7 +41,7 @@ DEFAULT_DEVICE_MEMORY = "58GiB"
 HOST_SHARE_PERCENT = 80
 
 
-def train_adaptively(
+def train_adaptively(  # noqa: PLR0913 an argument for each option of `mindswap run`
     words: Sequence[str],
     report_status: Callable[[str], None],
     *,

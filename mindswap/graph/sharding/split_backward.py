@@ -14,6 +14,7 @@ class BackwardSplits(ForwardSplits):
     """Finds the splits of operators of backward when those of forward are known."""
 
     def of(self, node: Node) -> NodeSplits:
+        """Return the split of each output of an operator of backward; None where nothing is known of it."""
         if self.table.local.add(node, self.table.forward_names):
             return [(1,) * len(tensor_type.shape) for tensor_type in node.outputs]
         if node.is_duplicate and node.origin in self.table.splits:  # cut as the first time
@@ -25,18 +26,12 @@ class BackwardSplits(ForwardSplits):
         if node.op in TUPLE_OPS or node.op in ORDERING_OPS or read_strategy(node.attributes):
             return super().of(node)
         operands = self.table.operands(node)
-        if not operands and node.outputs:
-            return None
+        return None if not operands and node.outputs else self._gradient_splits(node, operands)
+
+    def _gradient_splits(self, node: Node, operands: list[Operand]) -> NodeSplits:
+        """Splits of a gradient that reads these operands and has no strategy of its own."""
         if node.op in RESHAPING_OPS and len(node.outputs) == 1:
-            source = operands[0]
-            if source.split is None:
-                return [None]
-            carried = self._operand_split(node) or self._product_split(node)
-            carried = carried or reshape_split(source.type.shape, source.split, node.outputs[0].shape)
-            if carried is None:
-                reason = f"{source.split} of {source.type.shape} is not a regular cut of {node.outputs[0].shape}"
-                self.table.add_unresolved(node, reason)
-            return [carried]
+            return [self._reshaped_split(node, operands[0])]
         if node.op in SPLIT_PASSING_OPS:
             return [operands[0].split] * len(node.outputs)
         if node.op == "AllGather":  # the gradient of a ReduceScatter: of what that reads
@@ -49,6 +44,17 @@ class BackwardSplits(ForwardSplits):
         if all(operand.split is None or num_parts(operand.split) == 1 for operand in operands):
             return [(1,) * len(tensor_type.shape) for tensor_type in node.outputs]
         return [self._unknown(node)]
+
+    def _reshaped_split(self, node: Node, source: Operand) -> Split | None:
+        """The cut of a reshaped gradient; None where that of its operand is not regular in the new shape."""
+        if source.split is None:
+            return None
+        carried = self._operand_split(node) or self._product_split(node)
+        carried = carried or reshape_split(source.type.shape, source.split, node.outputs[0].shape)
+        if carried is None:
+            reason = f"{source.split} of {source.type.shape} is not a regular cut of {node.outputs[0].shape}"
+            self.table.add_unresolved(node, reason)
+        return carried
 
     def _full_split(self, node: Node) -> Split | None:
         """The cut of what ToLocal takes, for its gradient."""
