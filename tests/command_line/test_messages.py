@@ -77,5 +77,7 @@ def test_nothing_tells_people_to_install_a_name_that_is_not_ours_on_pypi():
     assert all(
         map(wrong.search, ("pip install 'mindswap[cpu]'", "`pip install -U mindswap`", "uv pip install mindswap"))
     )
-    release = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## Release")[2].partition("## ")[0]
+    release = (
+        (ROOT / "docs" / "development" / "testing.md").read_text("utf-8").partition("## Release")[2].partition("## ")[0]
+    )
     assert "if the name `mindswap` on PyPI belongs to this project" in release
