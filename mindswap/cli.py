@@ -17,7 +17,7 @@ from mindswap.command_line.parser import Parser, UsageError
 from mindswap.config.source import use_folder
 from mindswap.errors import MindswapError, PolicyError, StoppedBySignal, system_errors_as
 from mindswap.system.environment import home_is_set
-from mindswap.system.scratch import forget_kept, remove_kept
+from mindswap.system.scratch import forget_kept_folders, remove_kept_folders
 from mindswap.system.signals import LIFELINE, signals_raise
 from mindswap.system.streams import MessageFormatter, OutputError, drop_output, prepare_streams, print_text
 from mindswap.version import __version__
@@ -151,12 +151,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _require_usable_python()
         code = _run(command, argv)
-        for folder in forget_kept():
+        for folder in forget_kept_folders():
             print_text(f"mindswap: kept {folder}: the log of an error", is_message=True)
         sys.stdout.flush()
         return code
     except (KeyboardInterrupt, StoppedBySignal) as stop:
-        remove_kept()
+        remove_kept_folders()
         print_text("mindswap: interrupted", is_message=True)
         code = stop.exit_code if isinstance(stop, StoppedBySignal) else EXIT_INTERRUPTED
         if is_program:
@@ -197,7 +197,7 @@ def _refuse(error: Exception, command: str, wants_json: bool) -> int:
     elif not isinstance(error, MindswapError):
         code = EXIT_BUG
         shown = f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {_write_trace(error)}"
-    remove_kept(shown)
+    remove_kept_folders(shown)
     print_text(shown, is_message=True)
     if isinstance(error, OutputError):
         drop_output()

@@ -198,7 +198,7 @@ def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def put_aside(folder: Path) -> None:
+def archive_folder(folder: Path) -> None:
     """Give a folder that is there a name with `.old1`, or the next number."""
     others = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
     folder.rename(next(other for other in others if not other.exists()))
@@ -214,7 +214,7 @@ def make_fresh(folder: Path, is_put_aside: bool = False, fix: str = "another fol
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             if not is_put_aside:
                 raise DataError(f"{folder}: already exists, and is not empty\n    fix:     {fix}")
-            put_aside(folder)
+            archive_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from mindswap.system.scratch import remove_kept
+from mindswap.system.scratch import remove_kept_folders
 from tests.strength import NIGHTLY
 
 # A shell without job control starts what it puts into the background with SIGINT ignored, and so would every
@@ -33,7 +33,7 @@ settings.load_profile("day")
 def no_kept_folders():
     """Forget the scratch folders that errors of a test left: a command of the next test would report them."""
     yield
-    remove_kept()
+    remove_kept_folders()
 
 
 # Files that take longest come first: whichever worker has the last file, the others wait for it.

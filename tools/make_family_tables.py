@@ -191,7 +191,7 @@ def print_variants(config_paths: list[str], has_dense: bool) -> None:
         for path in config_paths:
             trees, uses = read_operator_uses(path, (0, 1) if has_dense else (1,))
             dense = {"dense_tree": _tree_to_json(trees.layers[0])} if has_dense else {}
-            around = {"prediction": _prediction_to_json(trees)} if trees.prediction else {}
+            around = {"prediction": _prediction_to_json(trees)} if trees.mtp_layer else {}
             variants.append({"tree": _tree_to_json(trees.layers[-1]), **dense, "uses": uses, **around})
     print(json.dumps(variants))
 
@@ -226,7 +226,7 @@ def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
         own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
         if own:
             uses.setdefault(name_in_layer, set()).update(own)
-    found = LayerTrees(tuple(trees), {}, "the real network", every_tree.prediction)
+    found = LayerTrees(tuple(trees), {}, "the real network", every_tree.mtp_layer)
     return found, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
@@ -252,7 +252,7 @@ def _users_by_path(graph) -> dict[str, set[str]]:
 
 def _prediction_to_json(trees) -> dict:
     """The layer of multi-token prediction, without what is in the one that it is around: that is as the last."""
-    tree = _tree_to_json(trees.prediction)
+    tree = _tree_to_json(trees.mtp_layer)
     inner = next(child for child in tree["children"] if child["name"] == PREDICTION["layer"])
     if inner["children"] != _tree_to_json(trees.layers[-1])["children"]:
         raise SystemExit("the layer of multi-token prediction is not as the last layer")

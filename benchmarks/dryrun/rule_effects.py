@@ -107,10 +107,7 @@ def _treatments(data: dict[str, Any], title: str) -> list[Any]:
         policy = with_recompute_only(expand_stage_recompute(document, checked.num_layers).policy)
     decided = [resolve_layer(policy, index, layer) for index, layer in enumerate(checked.trees.layers)]
     operators = [
-        {
-            path: (one.treatment, one.prefetch, bool(one.communicated_again_by))
-            for path, one in layer.operators().items()
-        }
+        {path: (one.treatment, one.prefetch, bool(one.comm_recomputed_by)) for path, one in layer.operators().items()}
         for layer in decided
     ]
     return [operators, [getattr(policy, flag) for flag in RECOMPUTE_FLAGS]]

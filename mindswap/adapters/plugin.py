@@ -37,7 +37,7 @@ from mindswap.adapters.graph.run_config import (
 from mindswap.adapters.versions import builds_form, require_pynative
 from mindswap.config.nodes import Document
 from mindswap.config.render import document_from_data
-from mindswap.config.step_settings import asks_for_pynative
+from mindswap.config.step_settings import uses_pynative_mode
 from mindswap.errors import LaunchError
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
@@ -82,7 +82,7 @@ class Session:
             self.policy = checked.policy or Policy()
             self.uses = checked.trees.uses if checked.trees else {}
         self.device_target = config.get("context", {}).get("device_target", "Ascend")
-        self.is_pynative = asks_for_pynative(self.document)
+        self.is_pynative = uses_pynative_mode(self.document)
         self.output_dir = config.get("output_dir") or "./output"
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)

@@ -298,7 +298,7 @@ def _faults_of_pieces(document: Document) -> Iterator[Finding]:
 HALVES_KEY = "fine_grain_interleave"
 
 
-def computes_halves(document: Document) -> bool:
+def has_interleaved_halves(document: Document) -> bool:
     """Layers compute in two halves in turn (`check_fine_grain_interleave_valid` in models/utils.py)."""
     model_parallel = document.count("parallel_config", "model_parallel")
     return document.is_legacy and document.count("model", "model_config", HALVES_KEY) > 1 and model_parallel > 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from mindswap.config.nodes import Document, is_whole_number
-from mindswap.config.pipeline_layout import SEQUENCE_KEY, Pipeline, computes_halves, read_pipeline
+from mindswap.config.pipeline_layout import SEQUENCE_KEY, Pipeline, has_interleaved_halves, read_pipeline
 from mindswap.config.problem import Location
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.units import ceil_div
@@ -55,11 +55,11 @@ class StepSettings:
     expert_parallel: int = 1  # ranks that share the experts of a layer
     num_sequences: int = 1  # pieces that each sequence is cut into; each goes through forward and backward by itself
     is_decaying: bool = False  # `optimizer.weight_decay` is more than 0
-    computes_halves: bool = False  # layers compute in two halves in turn (`fine_grain_interleave`)
+    has_interleaved_halves: bool = False  # layers compute in two halves in turn (`fine_grain_interleave`)
     is_newer: bool = False  # of the newer models of MindFormers (`use_legacy: False`)
 
     @property
-    def num_turns(self) -> int:
+    def num_micro_steps(self) -> int:
         """Forward and backward passes per step."""
         return self.num_micro_batches * self.num_sequences
 
@@ -69,10 +69,10 @@ class StepSettings:
         return self.pipeline.num_stages == 1 or self.num_micro_batches <= MAX_INLINED_MICRO_BATCHES
 
     @property
-    def num_exchanges(self) -> int:
+    def num_gradient_reductions(self) -> int:
         """Number of gradient reductions in a step: once for sums that are whole."""
         is_repeated = self.is_accumulating and self.is_accumulator_sharded and self.num_optimizer_shards > 1
-        return self.num_turns if is_repeated else 1
+        return self.num_micro_steps if is_repeated else 1
 
     @property
     def num_optimizer_shards(self) -> int:
@@ -146,7 +146,7 @@ def read_step_settings(document: Document) -> StepSettings:
         and num_micro_batches > 1
         and level != "level3",
         is_decaying=document.value("optimizer", "weight_decay") not in (None, 0),
-        computes_halves=computes_halves(document),
+        has_interleaved_halves=has_interleaved_halves(document),
         is_newer=not document.is_legacy,
     )
 
@@ -169,7 +169,7 @@ ASCEND = "Ascend"
 DEFAULT_MASTER_PORT = 8118
 
 
-def asks_for_pynative(document: Document) -> bool:
+def uses_pynative_mode(document: Document) -> bool:
     """Operators run one by one: mindswap itself moves the memory."""
     mode = document.value("context", "mode")
     return not isinstance(mode, bool) and mode in PYNATIVE

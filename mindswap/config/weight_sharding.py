@@ -113,7 +113,7 @@ def gathers_sequence(document: Document) -> bool:
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
 # Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).
-WHOLE_WEIGHTS = (".bias", ".gamma", ".beta")
+UNSHARDED_WEIGHTS = (".bias", ".gamma", ".beta")
 # The table of a legacy Llama and its like stays whole, too, unless `model_config.parallel_optimizer` is True
 # (models/llama/llama_layer.py, LlamaEmbedding).
 LEGACY_EMBEDDING = ".embedding_weight"
@@ -134,12 +134,15 @@ class WeightSharding:
     # ranks that have the same experts, whose weights tensor parallelism does not cut
     # (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep)
     num_expert_copies: int = 1
-    whole_names: tuple[str, ...] = (*WHOLE_WEIGHTS, LEGACY_EMBEDDING)  # ends of the names of weights that stay whole
+    unsharded_names: tuple[str, ...] = (
+        *UNSHARDED_WEIGHTS,
+        LEGACY_EMBEDDING,
+    )  # ends of the names of weights that stay whole
     # a weight is gathered as it is stored, and cast where it is read: lazy_inline, one stage and one micro-batch
-    is_cast_behind: bool = False
-    num_whole_ranks: int = 0  # ranks that share a weight that tensor parallelism leaves whole
+    is_cast_after_gather: bool = False
+    num_unsharded_ranks: int = 0  # ranks that share a weight that tensor parallelism leaves whole
 
-    def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int, num_parts: int | None = None) -> bool:
+    def is_sharded(self, name: str, shape: tuple[int, ...], size_bytes: int, num_parts: int | None = None) -> bool:
         """True if a weight is cut.
 
         Args:
@@ -148,7 +151,7 @@ class WeightSharding:
             num_parts: into how many parts tensor parallelism cuts it; None where nothing says it.
         """
         num_ranks = self.num_ranks_of(name, num_parts)
-        if num_ranks < 2 or name.endswith(self.whole_names) or size_bytes < self.threshold_bytes:
+        if num_ranks < 2 or name.endswith(self.unsharded_names) or size_bytes < self.threshold_bytes:
             return False
         return math.prod(shape) > 0 and bool(shape) and shape[0] % num_ranks == 0
 
@@ -161,11 +164,11 @@ class WeightSharding:
         """
         if is_expert_weight(name):
             return min(self.num_ranks, self.num_expert_copies)
-        return self.num_whole_ranks if self.is_on_all(name, num_parts) else self.num_ranks
+        return self.num_unsharded_ranks if self.is_on_all(name, num_parts) else self.num_ranks
 
     def is_on_all(self, name: str, num_parts: int | None) -> bool:
         """All ranks of a stage have the whole weight, and it would be cut over all of them."""
-        is_wide = 1 < self.num_ranks < self.num_whole_ranks
+        is_wide = 1 < self.num_ranks < self.num_unsharded_ranks
         return is_wide and num_parts == 1 and not is_expert_weight(name)
 
 
@@ -198,13 +201,13 @@ def read_weight_sharding(document: Document) -> WeightSharding:
 
     return WeightSharding(
         num_ranks=limited(ranks),
-        num_whole_ranks=limited(ranks * tensor_ranks),
+        num_unsharded_ranks=limited(ranks * tensor_ranks),
         threshold_bytes=(threshold if is_whole_number(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
         is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=tensor_ranks,
         num_expert_copies=num_expert_copies(document),
-        whole_names=WHOLE_WEIGHTS if cuts_embedding else (*WHOLE_WEIGHTS, LEGACY_EMBEDDING),
-        is_cast_behind=document.value("swap_config", "swap") is True and has_one_turn(document),
+        unsharded_names=UNSHARDED_WEIGHTS if cuts_embedding else (*UNSHARDED_WEIGHTS, LEGACY_EMBEDDING),
+        is_cast_after_gather=document.value("swap_config", "swap") is True and has_single_micro_step(document),
     )
 
 
@@ -227,7 +230,7 @@ def read_weight_dtypes(document: Document) -> tuple[str, str]:
     return read(key, stored), read("compute_dtype", computed)
 
 
-def has_one_turn(document: Document) -> bool:
+def has_single_micro_step(document: Document) -> bool:
     """True if all layers are on one stage, and a step has one micro-batch."""
     counts = (
         ("parallel_config", "pipeline_stage"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mindswap.errors import DataError, MindswapError
-from mindswap.system.disk_cache import find_danger, read_entry, require_private, why_unused, write_entry
+from mindswap.system.disk_cache import find_danger, find_unsafe_reason, read_entry, require_private, write_entry
 from mindswap.system.environment import home_folder, private_folder
 
 # Captures as JSON and back: plain data in, the same frozen dataclasses out. Nothing in a file is executed.
@@ -145,7 +145,7 @@ def open_samples_cache() -> Path:
     """
     folder = cache_folder()
     if danger := find_danger(folder):
-        _warn_once(why_unused(folder, danger))
+        _warn_once(find_unsafe_reason(folder, danger))
         return private_folder() / "cache"
     return open_cache()
 

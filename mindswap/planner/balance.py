@@ -93,7 +93,7 @@ def split_bubble(timeline: Timeline, layout: StageLayout) -> Bubble:
     """The bubble of a step of a pipeline, without the optimizer; figures are of the average stage."""
     parts_ns = np.array(_parts_ns(timeline), float).mean(axis=0)
     base_ns, recompute_ns, copies_ns = parts_ns.tolist()
-    ideal = (layout.num_stages - 1) / (layout.num_turns * layout.shape.num_chunks)
+    ideal = (layout.num_stages - 1) / (layout.num_micro_steps * layout.shape.num_chunks)
     recompute, copies = (part_ns * (1 + ideal) / base_ns for part_ns in (recompute_ns, copies_ns))
     return Bubble(ideal, recompute, copies, timeline.step_time_ns / base_ns - 1 - ideal - recompute - copies)
 

@@ -81,7 +81,7 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
             of a CPU has stand-ins with operators of their own.
     """
     captured = model.captured
-    has_cells = not model.settings.computes_halves  # MindSpore does not compile them: rule `interleaved_cell`
+    has_cells = not model.settings.has_interleaved_halves  # MindSpore does not compile them: rule `interleaved_cell`
     by_layer = []
     for position in range(len(captured.trees)):
         tree, is_newer = captured.trees[position], model.settings.is_newer
@@ -214,7 +214,7 @@ def kept_bytes(model: StepModel, block: Block, left: Set[Role]) -> int:
     """Bytes from forward to backward, with those of `left_before`. What all micro-batches read is there in any case if
     there are more.
     """
-    of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_turns == 1 else (block.arrays.own,)
+    of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
     own_bytes = sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
     read = [one for one in block.reads if one.source is Source.BEFORE and one.role in left]
     return own_bytes + sum(one.size_bytes for one in read if one.uses.first_backward != NO_OP)

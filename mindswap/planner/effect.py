@@ -146,7 +146,9 @@ def is_coupled(model: StepModel, uses: Sequence[Uses], policy: Policy) -> bool:
         layer = resolve_layer(policy, index, model.captured.trees[kind])
         swapped = [".".join(path) for path, found in layer.primitives().items() if found.prefetch]
         users = frozenset().union(*uses[kind].values())
-        recomputed = [user for user in users if layer.of(tuple(user.split("."))).treatment is Treatment.RECOMPUTE]
+        recomputed = [
+            user for user in users if layer.decision_for(tuple(user.split("."))).treatment is Treatment.RECOMPUTE
+        ]
         if idle_swaps(uses[kind], swapped, recomputed):
             return True
     return False

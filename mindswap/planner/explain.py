@@ -99,7 +99,7 @@ def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[
     decided = resolve_layer(policy, layer, model.captured.trees[position])
     # Without the swaps of the policy operators may merge that are apart here: then there is no other name.
     names = dict.fromkeys(name for group in model.keeper_names(policy, layer).get(label, ()) for name in group if name)
-    swapped = [name for name in names if decided.of(tuple(name.split("."))).treatment is Treatment.OFFLOAD]
+    swapped = [name for name in names if decided.decision_for(tuple(name.split("."))).treatment is Treatment.OFFLOAD]
     return swapped, [name for name in names if name not in swapped]
 
 

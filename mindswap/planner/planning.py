@@ -20,7 +20,7 @@ from mindswap.planner.solver.search import Interruptible, Progress
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.coverage import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.model import NO_LAYERS, Policy
-from mindswap.policy.resolve import moves_any
+from mindswap.policy.resolve import has_swaps
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.step_model import StepModel
 
@@ -129,14 +129,14 @@ class Planner:
                 (policy, judged), (full.policy, evaluate(problem, full.policy)),
                 key=lambda one: (not one[1].fits, one[1].step_time_ns),
             )  # fmt: skip
-        beside = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
+        combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
         return plan_of(
             problem,
             self.facts,
             full.unconstrained_ns,
             policy,
             judged,
-            compared=(*full.compared, beside),
+            compared=(*full.compared, combined_with),
             num_evaluations=full.num_evaluations + number,
             is_coupled=is_coupled(self.model, self.catalog.uses, policy),
             is_interrupted=full.is_interrupted or asked.is_stopped,
@@ -170,7 +170,7 @@ class Planner:
 
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
         """A plan may be the policy of a common setting where all of it is allowed and has its effect."""
-        swaps = moves_any(policy)
+        swaps = has_swaps(policy)
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
         if (swaps and not allow.swap) or (again and not allow.recompute):
             return False
@@ -217,7 +217,7 @@ def plan_of(
     fixed = problem.model.layers.fixed
     return Plan(
         fits=judged.fits,
-        policy=policy.beside(fixed) if fixed is not None else policy,
+        policy=policy.combined_with(fixed) if fixed is not None else policy,
         step_time_ns=judged.step_time_ns,
         stage_peak_bytes=judged.stage_peak_bytes,
         stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),

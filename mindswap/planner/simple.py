@@ -132,7 +132,7 @@ class _SimpleSearch:
     def _coarse(self) -> Iterator[Simple]:
         none = (0,) * len(self.stages)
         model = self.problem.model
-        swaps, agains = parts(model.captured.trees, self.problem.allow, model.settings.computes_halves)
+        swaps, agains = parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
         if agains:
             yield from (Simple(WHOLE_LAYER, again, none, none, PREFETCH) for again in agains)
         for swap, again, quarters in product(swaps, agains or (None,), range(1, NUM_QUARTERS + 1)):
@@ -191,7 +191,7 @@ class _SimpleSearch:
 
 
 def parts(
-    trees: Sequence[CellNode], allow: Allow, computes_halves: bool = False
+    trees: Sequence[CellNode], allow: Allow, has_interleaved_halves: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Parts that may be swapped, and recomputed: whole layers; of cells, and casts of weights, what every layer has.
 
@@ -199,7 +199,7 @@ def parts(
     """
     every = [part for part in (*CELLS, WEIGHT_CASTS) if all(match_pattern(part, tree) for tree in trees)]
     cells = [part for part in every if part != WEIGHT_CASTS]
-    again = [part for part in every if part == WEIGHT_CASTS or not computes_halves]
+    again = [part for part in every if part == WEIGHT_CASTS or not has_interleaved_halves]
     return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *again) if allow.recompute else ()
 
 

@@ -154,7 +154,7 @@ class StageSolver:
             if len(tried) > 1:
                 best_mix(search.score, tried, orders_of(self.layers, first_over.tolist()))
             # Time of forward of one micro-batch on one stage.
-            forward_ns = forward_time_ns(timeline) // self.short.layout.num_turns // self.num_stages
+            forward_ns = forward_time_ns(timeline) // self.short.layout.num_micro_steps // self.num_stages
             num_rearranged = MAX_REARRANGED // len(timeline.program.ops)
             improve(search, forward_ns, least_rearranged=min(LEAST_REARRANGED, num_rearranged))
         return choice if search.best is None else search.best

@@ -7,7 +7,7 @@ from mindswap.config.problem import Location
 from mindswap.policy.cell_tree import CellNode, LayerTrees, Match, exact_pattern, match_pattern
 from mindswap.policy.formats.mindformers1.settings import Statement
 from mindswap.policy.model import Layers, OpRecompute, Policy
-from mindswap.policy.resolve import LayerDecisions, Treatment, matches_of, resolve_layer
+from mindswap.policy.resolve import LayerDecisions, Treatment, resolve_layer, unique_matches
 
 # Of communication both forms exclude operators only.
 EXCLUDE = "select_recompute_exclude"
@@ -39,10 +39,10 @@ def as_applied(policy: Policy, trees: LayerTrees | None) -> Policy:
 
 
 def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iterator[OpRecompute]:
-    kinds = dict.fromkeys(trees.layers)
+    layer_classes = dict.fromkeys(trees.layers)
     written: dict[str, set[int]] = {}
     for entry in entries:
-        if all(match.node.is_primitive for tree in kinds for match in match_pattern(entry.pattern, tree)):
+        if all(match.node.is_primitive for tree in layer_classes for match in match_pattern(entry.pattern, tree)):
             yield entry
             continue
         for index, tree in enumerate(trees.layers):
@@ -52,13 +52,13 @@ def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iter
     yield from (OpRecompute(pattern, Layers(layers)) for pattern, layers in written.items())
 
 
-def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:
+def find_excluded_cells(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:
     """The first cell of each name under `select_recompute_exclude`, where it names one in its layers."""
     for statement in statements:
         if statement.option != EXCLUDE or not statement.pattern:
             continue
-        kinds = dict.fromkeys(tree for index, tree in enumerate(trees.layers) if index in statement.layers)
-        matches = [match for tree in kinds for match in match_pattern(statement.pattern, tree)]
+        layer_classes = dict.fromkeys(tree for index, tree in enumerate(trees.layers) if index in statement.layers)
+        matches = [match for tree in layer_classes for match in match_pattern(statement.pattern, tree)]
         cells = [match.name for match in matches if not match.node.is_primitive]
         if cells:
             yield NamedCell(statement, cells[0], any(match.node.is_primitive for match in matches))
@@ -72,7 +72,7 @@ def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tu
     layer = resolve_layer(policy, layer_index, tree)
     decided = layer.operators().items()
     operators = tuple(".".join(path) for path, found in decided if found.treatment is Treatment.RECOMPUTE)
-    return operators, tuple(match.name for match in matches_of(layer.comm_recomputes))
+    return operators, tuple(match.name for match in unique_matches(layer.comm_recomputes))
 
 
 # The log lines that say what is set on a layer, as the specification has them.
@@ -84,13 +84,13 @@ def format_log_lines(layer: LayerDecisions) -> tuple[str, ...]:
     lines = []
     if layer.is_fully_recomputed:
         lines.append(f"Set full recompute {at}" + (", with its output" if layer.is_output_recomputed else ""))
-    for title, claims in (
+    for title, entry_matches in (
         ("select recompute", layer.recomputes),
         ("select comm recompute", layer.comm_recomputes),
         ("select recompute exclude", layer.excludes),
         ("select comm recompute exclude", layer.comm_excludes),
     ):
-        if matches := matches_of(claims):
+        if matches := unique_matches(entry_matches):
             lines.append(f"Set {title} {at}: {', '.join(match.name for match in matches)}")
     if layer.layer_prefetch is not None:
         lines.append(f"Set layer swap {at} and value is: {layer.layer_prefetch}")

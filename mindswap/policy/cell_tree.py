@@ -44,13 +44,13 @@ class CellNode:
             yield path, child
             yield from child.walk(path)
 
-    def primitives_by_place(self) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
+    def primitives_by_cell_and_type(self) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
         """(Cell, type) -> paths of the primitives there, in order of definition; most often one."""
-        return _primitives_by_place(self)
+        return _primitives_by_cell_and_type(self)
 
 
 @functools.lru_cache(maxsize=64)  # planners ask the few trees of a model thousands of times
-def _primitives_by_place(layer: CellNode) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
+def _primitives_by_cell_and_type(layer: CellNode) -> Mapping[tuple[str, str], Sequence[tuple[str, ...]]]:
     found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     for path, node in layer.walk():
         if node.is_primitive:
@@ -68,7 +68,7 @@ class LayerTrees:
     uses: dict[str, tuple[str, ...]]
     source: str  # where the trees come from, for messages ("the real network", "table llama ...")
     # tree of the layer of multi-token prediction, which has the number of the last layer; None without
-    prediction: CellNode | None = None
+    mtp_layer: CellNode | None = None
 
 
 # Operator patterns against the tree of a layer.
@@ -206,11 +206,11 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
                 dense = (_tree(table["cells"], variant["dense_tree"]),) * num_dense if num_dense else ()
                 layers = (*dense, *(_tree(table["cells"], variant["tree"]),) * (num_layers - num_dense))
                 source = f"table {table['family']} ({made_with})"
-                return LayerTrees(layers, uses, source, _prediction(table, model_config, layers))
+                return LayerTrees(layers, uses, source, _read_mtp_layer(table, model_config, layers))
     return None
 
 
-def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[CellNode, ...]) -> CellNode | None:
+def _read_mtp_layer(table: dict[str, Any], config: dict[str, Any], layers: tuple[CellNode, ...]) -> CellNode | None:
     """The layer of multi-token prediction, around one like the last; as in MindFormers there is none or one."""
     if "prediction" not in table or not layers:
         return None

@@ -21,56 +21,56 @@ class Coverage:
         self.trees = trees
         self.num_layers = len(trees.layers)
         index_of: dict[CellNode, int] = {}
-        self.kind_of = tuple(index_of.setdefault(tree, len(index_of)) for tree in trees.layers)  # by layer
-        self.kinds = tuple(index_of)  # the distinct trees
+        self.layer_class_of = tuple(index_of.setdefault(tree, len(index_of)) for tree in trees.layers)  # by layer
+        self.layer_classes = tuple(index_of)  # the distinct trees
         self._operators: dict[tuple[str | None, int], frozenset[str]] = {}
         self._errors: dict[str, PatternError] = {}
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
         r"""Every path that a pattern can name, written with `\.`, in order of definition."""
-        names = (r"\.".join(path) for tree in self.kinds for path, _ in tree.walk())
+        names = (r"\.".join(path) for tree in self.layer_classes for path, _ in tree.walk())
         return tuple(dict.fromkeys(names))
 
     def error(self, pattern: str) -> PatternError | None:
         """Reason for which a pattern cannot be matched; None if it can."""
-        for kind in range(len(self.kinds)):
-            self.matches(pattern, kind)
+        for layer_class in range(len(self.layer_classes)):
+            self.matches(pattern, layer_class)
         return self._errors.get(pattern)
 
-    def matches(self, pattern: str, kind: int) -> tuple[Match, ...]:
+    def matches(self, pattern: str, layer_class: int) -> tuple[Match, ...]:
         """Parts that a pattern names in one kind of layer; none if it is not a usable regular expression."""
         if pattern not in self._errors:
             try:
-                return match_pattern(pattern, self.kinds[kind])
+                return match_pattern(pattern, self.layer_classes[layer_class])
             except PatternError as error:
                 self._errors[pattern] = error
         return ()
 
-    def names_prediction(self, pattern: str) -> bool:
+    def matches_mtp_layer(self, pattern: str) -> bool:
         """True if a pattern names something of the layer of multi-token prediction."""
-        return self.trees.prediction is not None and bool(match_pattern(pattern, self.trees.prediction))
+        return self.trees.mtp_layer is not None and bool(match_pattern(pattern, self.trees.mtp_layer))
 
-    def operators(self, pattern: str | None, kind: int) -> frozenset[str]:
+    def operators(self, pattern: str | None, layer_class: int) -> frozenset[str]:
         """The operators below what a pattern names; None stands for the whole layer."""
-        key = (pattern, kind)
+        key = (pattern, layer_class)
         if key not in self._operators:
-            self._operators[key] = frozenset().union(*self.operators_by_match(pattern, kind))
+            self._operators[key] = frozenset().union(*self.operators_by_match(pattern, layer_class))
         return self._operators[key]
 
-    def operators_by_match(self, pattern: str | None, kind: int) -> tuple[frozenset[str], ...]:
+    def operators_by_match(self, pattern: str | None, layer_class: int) -> tuple[frozenset[str], ...]:
         """The operators of each cell or operator that a pattern names; None stands for the whole layer."""
-        named = [match.path for match in self.matches(pattern, kind)] if pattern is not None else [()]
-        leaves = [path for path, node in self.kinds[kind].walk() if not node.children]
+        named = [match.path for match in self.matches(pattern, layer_class)] if pattern is not None else [()]
+        leaves = [path for path, node in self.layer_classes[layer_class].walk() if not node.children]
         return tuple(frozenset(".".join(path) for path in leaves if path[: len(start)] == start) for start in named)
 
-    def layers_by_kind(self, layers: Layers) -> dict[int, tuple[int, ...]]:
+    def layers_by_class(self, layers: Layers) -> dict[int, tuple[int, ...]]:
         """The layers of a set, by kind; layers the model does not have are left out."""
         by_kind: dict[int, list[int]] = {}
         for index in layers.resolve(self.num_layers):
             if 0 <= index < self.num_layers:
-                by_kind.setdefault(self.kind_of[index], []).append(index)
-        return {kind: tuple(indices) for kind, indices in by_kind.items()}
+                by_kind.setdefault(self.layer_class_of[index], []).append(index)
+        return {layer_class: tuple(indices) for layer_class, indices in by_kind.items()}
 
     def shared_operators(
         self, left: str | None, right: str | None, layers: Layers
@@ -78,8 +78,8 @@ class Coverage:
         """Overlap of two patterns: the layers out of `layers`, and the operators in them."""
         shared_layers: list[int] = []
         shared: set[str] = set()
-        for kind, indices in self.layers_by_kind(layers).items():
-            both = self.operators(left, kind) & self.operators(right, kind)
+        for layer_class, indices in self.layers_by_class(layers).items():
+            both = self.operators(left, layer_class) & self.operators(right, layer_class)
             if both:
                 shared_layers += indices
                 shared |= both

@@ -7,7 +7,7 @@ from typing import Any
 from mindswap.config.nodes import Document, show
 from mindswap.config.render import document_from_data
 from mindswap.config.section_edits import rewrite_section
-from mindswap.config.step_settings import asks_for_pynative
+from mindswap.config.step_settings import uses_pynative_mode
 from mindswap.policy.applied import recomputed_operators
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
@@ -41,7 +41,7 @@ def first_recompute_difference(before: Policy, after: Policy, num_layers: int, t
     return ""
 
 
-def change_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iterable[str] = ENTRY_FIELDS) -> Policy:
+def map_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iterable[str] = ENTRY_FIELDS) -> Policy:
     """The policy with every set of layers changed: of recompute, and of the entries of some options."""
     entries: dict[str, Any] = {
         option: tuple(replace(entry, layers=change(entry.layers)) for entry in getattr(policy, option))
@@ -54,7 +54,7 @@ def change_layers(policy: Policy, change: Callable[[Layers], Layers], options: I
 # A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for.
 
 
-def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
+def retained_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
     """Layers of the whole model that the layers of the cut one stand for: the first, the last, evenly between.
 
     Of 32 layers, 4 stand for 0, 10, 21 and 31.
@@ -64,15 +64,15 @@ def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
     return tuple((2 * i * (num_layers - 1) + num_kept - 1) // (2 * (num_kept - 1)) for i in range(num_kept))
 
 
-def cut_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
+def truncated_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
     """The policy for the layers that are left, of which each stands for one of `kept`; entries without a layer go."""
 
-    def cut(layers: Layers) -> Layers:
+    def truncate(layers: Layers) -> Layers:
         if layers.indices is None:
             return layers
         return Layers(tuple(i for i, layer in enumerate(kept) if layer in layers))
 
-    changed = change_layers(policy, cut)
+    changed = map_layers(policy, truncate)
     left: dict[str, Any] = {name: [entry for entry in getattr(changed, name) if entry.layers] for name in ENTRY_FIELDS}
     return replace(changed, **left)
 
@@ -87,7 +87,7 @@ def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) ->
     nothing is recomputed.
     """
     whole = Layers(range(num_layers))
-    short = change_layers(policy, lambda layers: ALL_LAYERS if layers == whole else layers, SELECT_OPTIONS)
+    short = map_layers(policy, lambda layers: ALL_LAYERS if layers == whole else layers, SELECT_OPTIONS)
     config = short.to_config()
     sections = {"swap_config": config["swap_config"]}
     present = data.get("recompute_config") or {}
@@ -116,7 +116,7 @@ def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
     The file says itself what is in `own`; `whole` has what it is based on, too.
     """
     node = whole.get("context", LEVEL_KEY)
-    if not _is_in_the_way(whole) or node is None:
+    if not _blocks_swap(whole) or node is None:
         return text
     context = own.data().get("context") or {}
     comment = f"swap needs {LEVEL_KEY} O0; it was {show(node)}"
@@ -127,11 +127,11 @@ def with_swap_enabled(document: Document) -> Document:
     """The configuration with nothing but swap enabled, values at their places: to see whether a plan can be written."""
     data = document.data()
     changed = {**data, "swap_config": {"swap": True, "op_swap": []}, "recompute_config": {}}
-    if _is_in_the_way(document):
+    if _blocks_swap(document):
         changed["context"] = {**data["context"], LEVEL_KEY: "O0"}
     return document_from_data(changed, document.file, document)
 
 
-def _is_in_the_way(document: Document) -> bool:
+def _blocks_swap(document: Document) -> bool:
     node = document.get("context", LEVEL_KEY)
-    return node is not None and not node.is_null and node.value != "O0" and not asks_for_pynative(document)
+    return node is not None and not node.is_null and node.value != "O0" and not uses_pynative_mode(document)

@@ -105,7 +105,7 @@ _REQUIRE: dict[str, Callable[[object], None]] = {
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _ValidatedEntry:
     """An entry, whose values are looked at when it is made."""
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class _Checked:
 
 
 @dataclass(frozen=True)
-class LayerSwap(_Checked):
+class LayerSwap(_ValidatedEntry):
     """Offload every operator of these layers, prefetched `prefetch` operators ahead."""
 
     layers: Layers
@@ -122,7 +122,7 @@ class LayerSwap(_Checked):
 
 
 @dataclass(frozen=True)
-class OpSwap(_Checked):
+class OpSwap(_ValidatedEntry):
     r"""Offload the operators that `pattern` names in these layers.
 
     Attributes:
@@ -138,7 +138,7 @@ class OpSwap(_Checked):
 
 
 @dataclass(frozen=True)
-class OpRecompute(_Checked):
+class OpRecompute(_ValidatedEntry):
     """Recompute the operators that `pattern` names in these layers (pattern as in `OpSwap`)."""
 
     pattern: str
@@ -218,7 +218,7 @@ class Policy:
             if not isinstance(getattr(self, name), bool):
                 raise MindswapError(f"{name}={getattr(self, name)!r}\n    allowed: True or False")
 
-    def beside(self, fixed: "Policy") -> "Policy":
+    def combined_with(self, fixed: "Policy") -> "Policy":
         """This with the entries of another on operators, which go before; swap is on."""
         both: dict[str, Any] = {}
         for name in ("op_swap", "select_recompute"):

@@ -37,9 +37,9 @@ class Setting(Enum):
 
 
 # Entries of these name no part of a layer.
-WHOLE = (Setting.LAYER_SWAP, Setting.RECOMPUTE, Setting.OUTPUT_RECOMPUTE)
+WHOLE_LAYER_SETTINGS = (Setting.LAYER_SWAP, Setting.RECOMPUTE, Setting.OUTPUT_RECOMPUTE)
 # Entries of these name primitives: a cell has no communication of its own.
-OF_PRIMITIVES = (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EXCLUDE)
+PRIMITIVE_SETTINGS = (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EXCLUDE)
 
 
 class Treatment(Enum):
@@ -60,7 +60,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Claim:
+class EntryMatch:
     """A cell or primitive of a layer that an entry names; the layer itself has the path ()."""
 
     entry: Entry
@@ -75,11 +75,11 @@ class Claim:
 class Decision:
     """Decision for one operator."""
 
-    recomputed_by: tuple[Claim, ...] = ()  # entries that have it run again in backward
+    recomputed_by: tuple[EntryMatch, ...] = ()  # entries that have it run again in backward
     # of the entries that offload it the one that counts; without effect where it is recomputed
-    offloaded_by: Claim | None = None
-    excluded_by: tuple[Claim, ...] = ()  # entries that keep it from being recomputed
-    communicated_again_by: tuple[Claim, ...] = ()  # entries that have its communication repeated
+    offloaded_by: EntryMatch | None = None
+    excluded_by: tuple[EntryMatch, ...] = ()  # entries that keep it from being recomputed
+    comm_recomputed_by: tuple[EntryMatch, ...] = ()  # entries that have its communication repeated
 
     @property
     def treatment(self) -> Treatment:
@@ -89,17 +89,17 @@ class Decision:
         return Treatment.KEEP if self.offloaded_by is None else Treatment.OFFLOAD
 
     @property
-    def named_prefetch(self) -> int | None:
+    def requested_prefetch(self) -> int | None:
         """Prefetch distance that entries ask for, also where it is recomputed; None if none does."""
         return None if self.offloaded_by is None else self.offloaded_by.entry.prefetch
 
     @property
     def prefetch(self) -> int | None:
         """Prefetch distance in operators, if it is offloaded."""
-        return None if self.recomputed_by else self.named_prefetch
+        return None if self.recomputed_by else self.requested_prefetch
 
     @property
-    def decided_by(self) -> tuple[Claim, ...]:
+    def decided_by(self) -> tuple[EntryMatch, ...]:
         """The entries that it follows from."""
         if self.recomputed_by:
             return self.recomputed_by
@@ -113,30 +113,30 @@ class LayerDecisions:
     layer_index: int
     layer: CellNode
     # what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole
-    recomputes: tuple[Claim, ...] = ()
+    recomputes: tuple[EntryMatch, ...] = ()
     is_output_recomputed: bool = False  # with the whole layer its output, too
-    comm_recomputes: tuple[Claim, ...] = ()  # primitives whose communication is repeated
-    excludes: tuple[Claim, ...] = ()  # what must not be recomputed
-    comm_excludes: tuple[Claim, ...] = ()  # what must not communicate again
-    offloads: tuple[Claim, ...] = ()  # weakest first: of those that cover an operator the last one counts
-    overridden: tuple[Claim, ...] = ()  # claims that others of their kind take everything from
-    silent: tuple[Entry, ...] = ()  # entries that have the layer and do not act in it
+    comm_recomputes: tuple[EntryMatch, ...] = ()  # primitives whose communication is repeated
+    excludes: tuple[EntryMatch, ...] = ()  # what must not be recomputed
+    comm_excludes: tuple[EntryMatch, ...] = ()  # what must not communicate again
+    offloads: tuple[EntryMatch, ...] = ()  # weakest first: of those that cover an operator the last one counts
+    overridden: tuple[EntryMatch, ...] = ()  # claims that others of their kind take everything from
+    inactive: tuple[Entry, ...] = ()  # entries that have the layer and do not act in it
 
     @property
     def is_fully_recomputed(self) -> bool:
-        return any(not claim.path for claim in self.recomputes)
+        return any(not entry_match.path for entry_match in self.recomputes)
 
     @property
     def layer_prefetch(self) -> int | None:
         """Prefetch distance of the layer as a whole; None where it is not offloaded whole."""
-        return next((claim.entry.prefetch for claim in self.offloads if not claim.path), None)
+        return next((entry_match.entry.prefetch for entry_match in self.offloads if not entry_match.path), None)
 
     @property
-    def op_swaps(self) -> tuple[Claim, ...]:
+    def op_swaps(self) -> tuple[EntryMatch, ...]:
         """Cells and primitives to offload; one inside another comes later and overrides it."""
-        return tuple(claim for claim in self.offloads if claim.path)
+        return tuple(entry_match for entry_match in self.offloads if entry_match.path)
 
-    def of(self, *paths: Path) -> Decision:
+    def decision_for(self, *paths: Path) -> Decision:
         """The decision for an operator.
 
         Args:
@@ -153,21 +153,21 @@ class LayerDecisions:
             _covering(self.comm_recomputes, paths),
         )
 
-    def lost_on(self, *paths: Path) -> tuple[Claim, ...]:
+    def overridden_on(self, *paths: Path) -> tuple[EntryMatch, ...]:
         """The entries that name an operator and do not decide what happens to it."""
-        decision = self.of(*paths)
-        deciding = {*decision.decided_by, *decision.communicated_again_by}
-        silent = [entry for setting in Setting for entry in self.silent if entry.setting is setting]
-        claimed = (claim for entry in silent for claim in _claims(entry, self.layer))
-        claims = (*claimed, *self.overridden, *self.offloads, *self.recomputes)
-        return tuple(claim for claim in _covering(claims, paths) if claim not in deciding)
+        decision = self.decision_for(*paths)
+        deciding = {*decision.decided_by, *decision.comm_recomputed_by}
+        inactive = [entry for setting in Setting for entry in self.inactive if entry.setting is setting]
+        claimed = (entry_match for entry in inactive for entry_match in _find_entry_matches(entry, self.layer))
+        entry_matches = (*claimed, *self.overridden, *self.offloads, *self.recomputes)
+        return tuple(entry_match for entry_match in _covering(entry_matches, paths) if entry_match not in deciding)
 
     def operators(self) -> Mapping[Path, Decision]:
         """The decision for each operator: primitives, and cells that hold nothing."""
-        return {path: self.of(path) for path, node in self.layer.walk() if not node.children}
+        return {path: self.decision_for(path) for path, node in self.layer.walk() if not node.children}
 
     def primitives(self) -> Mapping[Path, Decision]:
-        return {path: self.of(path) for path, node in self.layer.walk() if node.is_primitive}
+        return {path: self.decision_for(path) for path, node in self.layer.walk() if node.is_primitive}
 
 
 def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDecisions:
@@ -177,25 +177,25 @@ def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDec
         PatternError: if a pattern is not a regular expression.
     """
     acting = acting_entries(policy, layer_index)
-    claims: dict[Setting, list[Claim]] = {setting: [] for setting in Setting}
+    entry_matches: dict[Setting, list[EntryMatch]] = {setting: [] for setting in Setting}
     for entry in acting:
-        claims[entry.setting] += _claims(entry, layer)
-    excludes = tuple(claims[Setting.SELECT_RECOMPUTE_EXCLUDE])
-    comm_excludes = tuple(claims[Setting.SELECT_COMM_RECOMPUTE_EXCLUDE])
-    selected, gone = _without(claims[Setting.SELECT_RECOMPUTE], excludes)
-    communicated, comm_gone = _without(claims[Setting.SELECT_COMM_RECOMPUTE], comm_excludes)
-    swaps, overridden = _override(claims[Setting.OP_SWAP])
+        entry_matches[entry.setting] += _find_entry_matches(entry, layer)
+    excludes = tuple(entry_matches[Setting.SELECT_RECOMPUTE_EXCLUDE])
+    comm_excludes = tuple(entry_matches[Setting.SELECT_COMM_RECOMPUTE_EXCLUDE])
+    selected, gone = _split_excluded(entry_matches[Setting.SELECT_RECOMPUTE], excludes)
+    communicated, comm_gone = _split_excluded(entry_matches[Setting.SELECT_COMM_RECOMPUTE], comm_excludes)
+    swaps, overridden = _split_overridden(entry_matches[Setting.OP_SWAP])
     return LayerDecisions(
         layer_index=layer_index,
         layer=layer,
-        recomputes=(*claims[Setting.RECOMPUTE], *selected),
-        is_output_recomputed=bool(claims[Setting.OUTPUT_RECOMPUTE]),
+        recomputes=(*entry_matches[Setting.RECOMPUTE], *selected),
+        is_output_recomputed=bool(entry_matches[Setting.OUTPUT_RECOMPUTE]),
         comm_recomputes=communicated,
         excludes=excludes,
         comm_excludes=comm_excludes,
-        offloads=(*claims[Setting.LAYER_SWAP], *swaps),
+        offloads=(*entry_matches[Setting.LAYER_SWAP], *swaps),
         overridden=(*overridden, *gone, *comm_gone),
-        silent=tuple(entry for entry in _entries(policy, layer_index) if entry not in acting),
+        inactive=tuple(entry for entry in _entries(policy, layer_index) if entry not in acting),
     )
 
 
@@ -221,7 +221,7 @@ def with_recompute_only(policy: Policy) -> Policy:
     return replace(policy, is_swap_enabled=True, default_prefetch=None, layer_swap=(), op_swap=())
 
 
-def moves_any(policy: Policy) -> bool:
+def has_swaps(policy: Policy) -> bool:
     """A policy with swap enabled swaps, as far as its names have something that backward needs."""
     return any(entry.layers for entry in policy.layer_swap) or any(entry.layers for entry in policy.op_swap)
 
@@ -239,9 +239,9 @@ def layer_key(policy: Policy, layer_index: int) -> tuple[tuple[Hashable, ...], .
     return recompute, layer_swaps, op_swaps
 
 
-def matches_of(claims: Iterable[Claim]) -> tuple[Match, ...]:
+def unique_matches(entry_matches: Iterable[EntryMatch]) -> tuple[Match, ...]:
     """Parts below the layer that claims name, each once."""
-    return tuple({claim.path: claim.match for claim in claims if claim.path}.values())
+    return tuple({entry_match.path: entry_match.match for entry_match in entry_matches if entry_match.path}.values())
 
 
 def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
@@ -259,35 +259,37 @@ def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
     yield from (Entry(Setting.OP_SWAP, e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
 
 
-def _claims(entry: Entry, layer: CellNode) -> Iterator[Claim]:
-    matches = (Match((), layer),) if entry.setting in WHOLE else match_pattern(entry.pattern, layer)
+def _find_entry_matches(entry: Entry, layer: CellNode) -> Iterator[EntryMatch]:
+    matches = (Match((), layer),) if entry.setting in WHOLE_LAYER_SETTINGS else match_pattern(entry.pattern, layer)
     for match in matches:
-        if match.node.is_primitive or entry.setting not in OF_PRIMITIVES:
-            yield Claim(entry, match)
+        if match.node.is_primitive or entry.setting not in PRIMITIVE_SETTINGS:
+            yield EntryMatch(entry, match)
 
 
-def _without(claims: Sequence[Claim], excludes: Sequence[Claim]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
+def _split_excluded(
+    entry_matches: Sequence[EntryMatch], excludes: Sequence[EntryMatch]
+) -> tuple[tuple[EntryMatch, ...], tuple[EntryMatch, ...]]:
     """The claims that are neither excluded nor inside an excluded cell; the others."""
-    left: list[Claim] = []
-    gone: list[Claim] = []
-    for claim in claims:
-        (gone if _covering(excludes, (claim.path,)) else left).append(claim)
+    left: list[EntryMatch] = []
+    gone: list[EntryMatch] = []
+    for entry_match in entry_matches:
+        (gone if _covering(excludes, (entry_match.path,)) else left).append(entry_match)
     return tuple(left), tuple(gone)
 
 
-def _override(claims: Sequence[Claim]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
+def _split_overridden(entry_matches: Sequence[EntryMatch]) -> tuple[tuple[EntryMatch, ...], tuple[EntryMatch, ...]]:
     """The claims on which no later one lies, in order; the others."""
-    left: dict[Path, Claim] = {}
-    overridden: list[Claim] = []
-    for claim in claims:
-        overridden += [left.pop(path) for path in list(left) if path[: len(claim.path)] == claim.path]
-        left[claim.path] = claim
+    left: dict[Path, EntryMatch] = {}
+    overridden: list[EntryMatch] = []
+    for entry_match in entry_matches:
+        overridden += [left.pop(path) for path in list(left) if path[: len(entry_match.path)] == entry_match.path]
+        left[entry_match.path] = entry_match
     return tuple(left.values()), tuple(overridden)
 
 
-def _covering(claims: Sequence[Claim], paths: Sequence[Path]) -> tuple[Claim, ...]:
+def _covering(entry_matches: Sequence[EntryMatch], paths: Sequence[Path]) -> tuple[EntryMatch, ...]:
     """The claims on an operator, or on a cell that it is in, under any of its paths."""
-    if not claims:  # most often; a planner asks for every operator of thousands of policies
+    if not entry_matches:  # most often; a planner asks for every operator of thousands of policies
         return ()
     around = {path[:depth] for path in paths for depth in range(len(path) + 1)}
-    return tuple([claim for claim in claims if claim.match.path in around])
+    return tuple([entry_match for entry_match in entry_matches if entry_match.match.path in around])

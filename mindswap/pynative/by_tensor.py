@@ -36,7 +36,7 @@ def treatment_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> StorageT
     for index, (maker, savers) in _activations(trace).items():
         if maker.layer_index is None:
             continue
-        decisions = [layers[maker.layer_index].of(path) for path in maker.paths]
+        decisions = [layers[maker.layer_index].decision_for(path) for path in maker.paths]
         claims = [claim for decision in decisions for claim in decision.recomputed_by]
         # The output of a recomputed cell is kept: somebody outside reads it.
         if claims and any(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mindswap.errors import ApplyError
-from mindswap.policy.resolve import Claim, LayerDecisions, Path
+from mindswap.policy.resolve import EntryMatch, LayerDecisions, Path
 from mindswap.pynative.schedule import Unit
 
 
@@ -33,33 +33,33 @@ def upstream_calls(layers: Sequence[LayerDecisions], unit: Unit) -> UpstreamCall
         ApplyError: with everything that upstream cannot express.
     """
     moving = {layer.layer_index: _moving(layer) for layer in layers}
-    named = {index: claims for index, claims in moving.items() if claims}
+    named = {index: entry_matches for index, entry_matches in moving.items() if entry_matches}
     problems = [*_single_operators(named), *_distances(named, len(layers), unit)]
     if problems:
         raise ApplyError("hyper_parallel cannot do what the policy asks for:\n" + "\n".join(problems))
-    wraps = [(index, path) for index, claims in named.items() for path in _outermost(claims)]
+    wraps = [(index, path) for index, entry_matches in named.items() for path in _outermost(entry_matches)]
     return UpstreamCalls(
-        tuple(wraps), tuple((index, index + _prefetches(claims)[0]) for index, claims in named.items())
+        tuple(wraps), tuple((index, index + _prefetches(entry_matches)[0]) for index, entry_matches in named.items())
     )
 
 
-def _moving(layer: LayerDecisions) -> tuple[Claim, ...]:
-    return tuple(claim for claim in layer.offloads if not layer.of(claim.path).recomputed_by)
+def _moving(layer: LayerDecisions) -> tuple[EntryMatch, ...]:
+    return tuple(claim for claim in layer.offloads if not layer.decision_for(claim.path).recomputed_by)
 
 
-def _outermost(claims: Iterable[Claim]) -> tuple[Path, ...]:
-    paths = {claim.path for claim in claims}
+def _outermost(entry_matches: Iterable[EntryMatch]) -> tuple[Path, ...]:
+    paths = {claim.path for claim in entry_matches}
     return tuple(sorted(path for path in paths if not any(path[:depth] in paths for depth in range(len(path)))))
 
 
-def _prefetches(claims: Iterable[Claim]) -> list[int]:
-    return sorted({claim.entry.prefetch for claim in claims if claim.entry.prefetch is not None})
+def _prefetches(entry_matches: Iterable[EntryMatch]) -> list[int]:
+    return sorted({claim.entry.prefetch for claim in entry_matches if claim.entry.prefetch is not None})
 
 
-def _single_operators(named: dict[int, tuple[Claim, ...]]) -> list[str]:
+def _single_operators(named: dict[int, tuple[EntryMatch, ...]]) -> list[str]:
     found: dict[Path, list[int]] = {}
-    for index, claims in named.items():
-        for claim in claims:
+    for index, entry_matches in named.items():
+        for claim in entry_matches:
             if claim.match.node.is_primitive:
                 found.setdefault(claim.path, []).append(index)
     return [
@@ -69,18 +69,18 @@ def _single_operators(named: dict[int, tuple[Claim, ...]]) -> list[str]:
     ]
 
 
-def _distances(named: dict[int, tuple[Claim, ...]], num_layers: int, unit: Unit) -> list[str]:
+def _distances(named: dict[int, tuple[EntryMatch, ...]], num_layers: int, unit: Unit) -> list[str]:
     """Faults of the prefetch distances."""
     if named and unit is not Unit.LAYERS:
-        counts = sorted({count for claims in named.values() for count in _prefetches(claims)})
+        counts = sorted({count for entry_matches in named.values() for count in _prefetches(entry_matches)})
         return [
             f"its distances {counts} count operators; upstream fetches when a layer begins backward\n"
             "    fix:     write them in layers, from 1, and say so: mindswap.apply(..., unit=Unit.LAYERS)"
         ]
     problems = []
     fetched: dict[int, list[int]] = {}
-    for index, claims in named.items():
-        counts = _prefetches(claims)
+    for index, entry_matches in named.items():
+        counts = _prefetches(entry_matches)
         if len(counts) > 1:
             problems.append(
                 f"layer {index}: distances {counts}; all that moves of a layer is fetched together\n"

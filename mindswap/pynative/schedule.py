@@ -191,6 +191,6 @@ def _prefetch(layer: LayerDecisions, operator: Operator) -> int | None:
 
     Recompute does not count: in PyNative mode the layer that runs again is recorded as it runs.
     """
-    distances = [layer.of(path).named_prefetch for path in operator.paths]
+    distances = [layer.decision_for(path).requested_prefetch for path in operator.paths]
     known = [distance for distance in distances if distance is not None]
     return min(known) if len(known) == len(distances) else None

@@ -15,8 +15,8 @@ from mindswap.policy.resolve import (
     Setting,
     Treatment,
     acting_entries,
-    matches_of,
     resolve_layer,
+    unique_matches,
 )
 from mindswap.policy.wording import format_layers
 from mindswap.report.problems import escape
@@ -26,7 +26,7 @@ from mindswap.units import format_count
 _UNNAMED_LAYER = -1
 
 
-class StepKind(Enum):
+class MemoryAction(Enum):
     """Treatment of the activations of an operator."""
 
     RECOMPUTE = "recompute"
@@ -37,10 +37,10 @@ class StepKind(Enum):
 
 
 @dataclass(frozen=True)
-class PartAction:
+class LayerAction:
     """One action on one part of a layer."""
 
-    action: StepKind  # what happens
+    action: MemoryAction  # what happens
     # path of a cell or operator below the layer; "" for the whole layer; a pattern where the model is not known
     name: str
     num_operators: int | None = None  # operators it concerns; None where the model is not known
@@ -60,11 +60,11 @@ class PartAction:
 
 
 @dataclass(frozen=True)
-class AlikeLayers:
+class LayerGroup:
     """Layers in which the same happens; `layers.indices` is None for every layer that no other group names."""
 
     layers: Layers
-    steps: tuple[PartAction, ...]
+    steps: tuple[LayerAction, ...]
 
     def to_data(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -73,7 +73,7 @@ class AlikeLayers:
 
 def group_layers(
     policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_reasons: bool = False
-) -> tuple[AlikeLayers, ...]:
+) -> tuple[LayerGroup, ...]:
     """Actions in each layer, equal layers together, in order of their first.
 
     Args:
@@ -83,19 +83,19 @@ def group_layers(
         with_reasons: say which entry overrides which, also of operators that stay although an entry names them.
     """
     named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
-    known: dict[tuple[object, ...], tuple[PartAction, ...]] = {}
-    alike: dict[tuple[PartAction, ...], list[int]] = {}
+    known: dict[tuple[object, ...], tuple[LayerAction, ...]] = {}
+    alike: dict[tuple[LayerAction, ...], list[int]] = {}
     for index in range(num_layers) if num_layers is not None else sorted(named):
         tree = trees.layers[index] if trees is not None and index < len(trees.layers) else None
         signature = (id(tree), *(index in layers for layers in _all_layers(policy)))
         if signature not in known:
-            known[signature] = _steps(policy, index)
+            known[signature] = _requested_actions(policy, index)
             if tree is not None:
-                known[signature] = _resolved_steps(resolve_layer(policy, index, tree), with_reasons)
+                known[signature] = _resolved_actions(resolve_layer(policy, index, tree), with_reasons)
         alike.setdefault(known[signature], []).append(index)
-    groups = [AlikeLayers(Layers(tuple(indices)), steps) for steps, indices in alike.items()]
+    groups = [LayerGroup(Layers(tuple(indices)), steps) for steps, indices in alike.items()]
     if num_layers is None:
-        groups.append(AlikeLayers(Layers(None), _steps(policy, _UNNAMED_LAYER)))
+        groups.append(LayerGroup(Layers(None), _requested_actions(policy, _UNNAMED_LAYER)))
     return tuple(groups)
 
 
@@ -109,11 +109,11 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
     for group in groups:
         is_rest = group.layers.indices is None and len(groups) > 1
         lines.append(f"  {'every other layer' if is_rest else format_layers(group.layers)}")
-        lines += [f"    {line}" for line in format_steps(group.steps)]
+        lines += [f"    {line}" for line in format_actions(group.steps)]
     return "\n".join(lines)
 
 
-def format_steps(steps: Iterable[PartAction]) -> list[str]:
+def format_actions(steps: Iterable[LayerAction]) -> list[str]:
     """One line per step, prefetch distances in a column, the reasons below it."""
     rows = []
     for step in steps:
@@ -134,57 +134,65 @@ def _all_layers(policy: Policy) -> list[Layers]:
 
 # What an entry does; those that exclude do nothing by themselves.
 _ACTIONS = {
-    Setting.RECOMPUTE: StepKind.RECOMPUTE,
-    Setting.OUTPUT_RECOMPUTE: StepKind.RECOMPUTE_OUTPUT,
-    Setting.SELECT_RECOMPUTE: StepKind.RECOMPUTE,
-    Setting.SELECT_COMM_RECOMPUTE: StepKind.RECOMPUTE_COMM,
-    Setting.LAYER_SWAP: StepKind.OFFLOAD,
-    Setting.OP_SWAP: StepKind.OFFLOAD,
+    Setting.RECOMPUTE: MemoryAction.RECOMPUTE,
+    Setting.OUTPUT_RECOMPUTE: MemoryAction.RECOMPUTE_OUTPUT,
+    Setting.SELECT_RECOMPUTE: MemoryAction.RECOMPUTE,
+    Setting.SELECT_COMM_RECOMPUTE: MemoryAction.RECOMPUTE_COMM,
+    Setting.LAYER_SWAP: MemoryAction.OFFLOAD,
+    Setting.OP_SWAP: MemoryAction.OFFLOAD,
 }
 
 
-def _steps(policy: Policy, layer_index: int) -> tuple[PartAction, ...]:
+def _requested_actions(policy: Policy, layer_index: int) -> tuple[LayerAction, ...]:
     """Actions of the entries in one layer, patterns as they are."""
     return tuple(
-        PartAction(_ACTIONS[entry.setting], entry.pattern, num_prefetch_ops=entry.prefetch)
+        LayerAction(_ACTIONS[entry.setting], entry.pattern, num_prefetch_ops=entry.prefetch)
         for entry in acting_entries(policy, layer_index)
         if entry.setting in _ACTIONS
     )
 
 
-def _resolved_steps(layer: LayerDecisions, with_reasons: bool) -> tuple[PartAction, ...]:
+def _resolved_actions(layer: LayerDecisions, with_reasons: bool) -> tuple[LayerAction, ...]:
     """Actions on the operators of one layer, after precedence."""
     decided = {path: _decision(found) for path, found in layer.operators().items()}
     steps = list(_compress(layer.layer, (), decided))
     if layer.is_output_recomputed:
-        steps.append(PartAction(StepKind.RECOMPUTE_OUTPUT, "", 1))
-    steps += [PartAction(StepKind.RECOMPUTE_COMM, match.name, 1) for match in matches_of(layer.comm_recomputes)]
+        steps.append(LayerAction(MemoryAction.RECOMPUTE_OUTPUT, "", 1))
+    steps += [
+        LayerAction(MemoryAction.RECOMPUTE_COMM, match.name, 1) for match in unique_matches(layer.comm_recomputes)
+    ]
     if with_reasons:
-        kept = {path: (StepKind.KEEP, None) for path, what in decided.items() if what is None and _contest(layer, path)}
+        kept = {
+            path: (MemoryAction.KEEP, None)
+            for path, what in decided.items()
+            if what is None and _override_reasons(layer, path)
+        }
         steps = [_with_reasons(layer, step) for step in (*steps, *_compress(layer.layer, (), kept))]
-    order = list(StepKind)
+    order = list(MemoryAction)
     return tuple(sorted(steps, key=lambda step: order.index(step.action)))
 
 
-def _with_reasons(layer: LayerDecisions, step: PartAction) -> PartAction:
-    if step.action in (StepKind.RECOMPUTE_OUTPUT, StepKind.RECOMPUTE_COMM):
+def _with_reasons(layer: LayerDecisions, step: LayerAction) -> LayerAction:
+    if step.action in (MemoryAction.RECOMPUTE_OUTPUT, MemoryAction.RECOMPUTE_COMM):
         return step
     part = tuple(step.name.split(".")) if step.name else ()
-    reasons = (reason for path in layer.operators() if path[: len(part)] == part for reason in _contest(layer, path))
+    reasons = (
+        reason for path in layer.operators() if path[: len(part)] == part for reason in _override_reasons(layer, path)
+    )
     return replace(step, reasons=tuple(dict.fromkeys(reasons)))
 
 
-def _contest(layer: LayerDecisions, path: Path) -> list[str]:
+def _override_reasons(layer: LayerDecisions, path: Path) -> list[str]:
     """For each entry that names an operator in vain, which one overrides it.
 
     Not of what is recomputed by another entry anyway, nor of communication, which is a matter of its own.
     """
-    decision = layer.of(path)
+    decision = layer.decision_for(path)
     before_swap = decision.recomputed_by or decision.decided_by[-1:]
     winners = {Setting.LAYER_SWAP: before_swap, Setting.OP_SWAP: before_swap}
     if not decision.recomputed_by:
         winners |= dict.fromkeys((Setting.RECOMPUTE, Setting.SELECT_RECOMPUTE), decision.excluded_by)
-    losers = [claim.entry for claim in layer.lost_on(path) if winners.get(claim.entry.setting)]
+    losers = [entry_match.entry for entry_match in layer.overridden_on(path) if winners.get(entry_match.entry.setting)]
     return [f"{_entry(winners[loser.setting][0].entry)} overrides {_entry(loser)}" for loser in losers]
 
 
@@ -193,17 +201,19 @@ def _entry(entry: Entry) -> str:
     return f"{entry.setting.value}{pattern}" + (f" with prefetch {entry.prefetch}" if entry.prefetch else "")
 
 
-_Shown = tuple[StepKind, int | None]
+_ActionAndPrefetch = tuple[MemoryAction, int | None]
 
 
-def _decision(decision: Decision) -> _Shown | None:
+def _decision(decision: Decision) -> _ActionAndPrefetch | None:
     """Action on an operator; None if it stays as it is."""
     if decision.treatment is Treatment.RECOMPUTE:
-        return StepKind.RECOMPUTE, None
-    return (StepKind.OFFLOAD, decision.prefetch) if decision.treatment is Treatment.OFFLOAD else None
+        return MemoryAction.RECOMPUTE, None
+    return (MemoryAction.OFFLOAD, decision.prefetch) if decision.treatment is Treatment.OFFLOAD else None
 
 
-def _compress(node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _Shown | None]) -> Iterator[PartAction]:
+def _compress(
+    node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _ActionAndPrefetch | None]
+) -> Iterator[LayerAction]:
     """One step for the largest parts of a layer to which the same happens as a whole."""
     operators = [path] if not node.children else [(*path, *below) for below, leaf in node.walk() if not leaf.children]
     decisions = {decided.get(operator) for operator in operators}
@@ -213,4 +223,4 @@ def _compress(node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _Sho
         return
     decision = decisions.pop()
     if decision is not None:
-        yield PartAction(decision[0], ".".join(path), len(operators), decision[1])
+        yield LayerAction(decision[0], ".".join(path), len(operators), decision[1])

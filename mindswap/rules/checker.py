@@ -19,7 +19,7 @@ from mindswap.policy.formats.mindformers1.settings import PolicySettings
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 from mindswap.policy.formats.mindformers2.effect import SettingsEffect, compute_effect
 from mindswap.policy.formats.mindformers2.read import read_pynative
-from mindswap.policy.formats.mindformers2.tables import Model, form_problem, load_model
+from mindswap.policy.formats.mindformers2.tables import Model, load_model, wrong_form_problem
 from mindswap.policy.model import Policy
 from mindswap.policy.wording import closest_names
 from mindswap.rules.context import Context, Context2x
@@ -91,7 +91,7 @@ def check_document(
         silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
         is_run: a training begins; with swap off, what MindFormers refuses is then at most a warning.
     """
-    other_form = form_problem(document)
+    other_form = wrong_form_problem(document)
     if other_form is not None:
         return CheckResult(None, sort_problems([*document.problems, other_form]), num_layers, None)
     if num_layers is None:

@@ -103,7 +103,7 @@ class RecomputeIndex:
         if not self._settings.recompute:  # of a model of thousands of layers the rest takes seconds
             return frozenset()
         if layer_index not in self._operators:
-            tree = self._coverage.kinds[self._coverage.kind_of[layer_index]]
+            tree = self._coverage.layer_classes[self._coverage.layer_class_of[layer_index]]
             decided = resolve_layer(self._policy, layer_index, tree).operators()
             self._operators[layer_index] = frozenset(
                 ".".join(path) for path, found in decided.items() if found.treatment is Treatment.RECOMPUTE
@@ -200,7 +200,7 @@ class Context:
         """True if a pattern names something in one of its layers (the model must be known)."""
         if self.coverage is None:
             raise AssertionError("the model is not known")
-        by_kind = self.coverage.layers_by_kind(statement.layers)
+        by_kind = self.coverage.layers_by_class(statement.layers)
         return any(self.coverage.operators(statement.pattern, kind) for kind in by_kind)
 
 

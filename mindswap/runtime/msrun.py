@@ -103,7 +103,7 @@ def worker_log(folder: Path, rank: int) -> Path:
     return folder / f"worker_{rank}.log"
 
 
-def put_old_logs_aside(folder: Path, ranks: Iterable[int], num_workers: int, *, with_scheduler: bool) -> list[Path]:
+def archive_old_logs(folder: Path, ranks: Iterable[int], num_workers: int, *, with_scheduler: bool) -> list[Path]:
     """Rename logs of an earlier run to `*.log.old`, so that none is taken for one of this run; gives those.
 
     Only logs that this machine is about to write, and those of workers that this job has not: others

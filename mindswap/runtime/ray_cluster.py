@@ -58,7 +58,7 @@ def _require_reachable(address: str) -> None:
         raise LaunchError(f"--ray {address}: {error}\n    fix:     ray start --head there, or its address") from error
 
 
-def living_nodes(ray: Any) -> list[Mapping[str, Any]]:
+def alive_nodes(ray: Any) -> list[Mapping[str, Any]]:
     """The nodes as Ray tells of them."""
     return [node for node in ray.nodes() if node["Alive"]]
 
@@ -100,7 +100,7 @@ def refuse(mistakes: Sequence[str]) -> None:
 
 def require_same_versions(ray: Any) -> None:
     """Raises LaunchError: a node would run other code than the driver does."""
-    nodes, task = living_nodes(ray), ray.remote(package_versions)
+    nodes, task = alive_nodes(ray), ray.remote(package_versions)
     calls = [(node["NodeManagerAddress"], task.options(num_cpus=0, **on_node(node)).remote()) for node in nodes]
     here, found = package_versions(), list[str]()
     for name, call in calls:

@@ -12,7 +12,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.render import block_lines, document_from_data, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.files import package_data, read_limited, write_new
-from mindswap.policy.equivalence import cut_policy, policy_sections
+from mindswap.policy.equivalence import policy_sections, truncated_policy
 from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS
 from mindswap.policy.model import Policy
 from mindswap.simulator.cost.device_file import read_cost_settings
@@ -116,7 +116,7 @@ def run_config(
     config, changes = derive(with_absolute_paths(_own_data(document), Path.cwd()), wanted, make_data)
     if kept is not None:
         # In layer indices, which need `swap: True` also where only recompute is asked for.
-        cut = replace(cut_policy(policy, tuple(kept)), is_swap_enabled=True)
+        cut = replace(truncated_policy(policy, tuple(kept)), is_swap_enabled=True)
         config |= policy_sections(cut, config, len(kept))
     return config, changes
 

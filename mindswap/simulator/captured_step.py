@@ -49,7 +49,7 @@ class GradientRule:
 
     def is_cut(self, known: TensorType, where: int) -> bool:
         """The weight of a gradient is cut: they have one shape and type. Names are not known here."""
-        return (where, known.shape) not in self.whole and self.sharding.cuts("", known.shape, known.size_bytes)
+        return (where, known.shape) not in self.whole and self.sharding.is_sharded("", known.shape, known.size_bytes)
 
     def is_sent(self, known: TensorType, where: int) -> bool:
         """A gradient goes to other ranks."""
@@ -115,7 +115,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Par
         if name and node.outputs and name not in found:
             known = node.outputs[0]
             parts = tensor_parallel_parts(node)
-            is_cut = sharding.cuts(name, known.shape, known.size_bytes, parts)
+            is_cut = sharding.is_sharded(name, known.shape, known.size_bytes, parts)
             num_shards = sharding.num_ranks_of(name, parts)
             copies = sharding.num_expert_copies if is_expert_weight(name) else None
             if sharding.is_on_all(name, parts):

@@ -58,7 +58,7 @@ class CompiledLayers:
 
     def with_fixed(self, policy: Policy) -> Policy:
         """A policy beside the fixed one."""
-        return policy.beside(self.fixed) if self.fixed is not None else policy
+        return policy.combined_with(self.fixed) if self.fixed is not None else policy
 
     def decisions(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
         """Decisions of a policy for one layer of the model, in each of the compiled ones."""

@@ -31,7 +31,7 @@ class StageLayout:
         return len(self.chunks)
 
     @property
-    def num_turns(self) -> int:
+    def num_micro_steps(self) -> int:
         """Passes of each chunk in either direction: pieces of sequences of all micro-batches."""
         return self.num_micro_batches * self.num_sequences
 

@@ -234,7 +234,7 @@ class MicroBatchGroup:
     begins: dict[int, list[int]] = field(default_factory=dict)
 
     def begins_of(self, which: int) -> np.ndarray:
-        """Begin of each forward (0), backward (1) or weight gradients (2); shape (num_turns, 1)."""
+        """Begin of each forward (0), backward (1) or weight gradients (2); shape (num_micro_steps, 1)."""
         return np.array([begins[which] for begins in self.begins.values()], np.int64)[:, None]
 
     def placed(self, positions: np.ndarray) -> np.ndarray:
@@ -261,7 +261,7 @@ class MicroBatchGroup:
         return np.array((last_forward, first, last))
 
     def in_backward(self, positions: np.ndarray) -> np.ndarray:
-        """Absolute positions in backward of each micro-batch: shape (num_turns, num_positions)."""
+        """Absolute positions in backward of each micro-batch: shape (num_micro_steps, num_positions)."""
         placed = shift(positions, self.begins_of(1))
         if self.halves is None:
             return placed

@@ -70,7 +70,7 @@ def weigh_stages(
     parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
     rule = _gradient_rule(captured.graph, settings)
     # One micro-batch makes what is made of constants as anything else.
-    forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_turns > 1 else (0, 0)
+    forward_bytes, step_bytes = constant_operator_bytes(plain) if settings.num_micro_steps > 1 else (0, 0)
     exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
     return StageWeights(
         rule,
@@ -129,7 +129,7 @@ def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
     """Rule of gradients, which have no names, from the names of their weights."""
     placed, ranks = find_parameters(graph, settings.sharding), settings.sharding.num_ranks
     return GradientRule(
-        settings.num_turns > 1,
+        settings.num_micro_steps > 1,
         settings.sharding,
         frozenset(gradient_key(weight) for weight in placed if num_parameter_shards(weight, ranks) < ranks),
         max(settings.data_parallel * settings.context_parallel, settings.num_optimizer_shards) > 1,

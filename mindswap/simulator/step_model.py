@@ -16,7 +16,7 @@ from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import layer_key, moves_any, with_recompute_only
+from mindswap.policy.resolve import has_swaps, layer_key, with_recompute_only
 from mindswap.simulator.captured_step import CapturedStep, list_doubts
 from mindswap.simulator.compiled_layers import CompiledLayers
 from mindswap.simulator.cost.cost_table import CostTable
@@ -106,7 +106,7 @@ class StepModel:
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
         self.is_swapping = False  # other layers swap, whatever a policy says of them
-        self._has_one_turn = self.layout.num_turns == 1  # also where it stands for a step of more
+        self._has_one_turn = self.layout.num_micro_steps == 1  # also where it stands for a step of more
         self._blocks: dict[tuple[Hashable, int], Block] = {}  # by what makes them and section
         self._recent: dict[Hashable, Callable[[int], Block]] = {}  # what makes the blocks of a step that was read
 
@@ -166,7 +166,7 @@ class StepModel:
         def layers_of(model: StepModel) -> list[Block]:
             return [model.layer_block(acting, index) for index in range(self.captured.num_layers)]
 
-        model = self.swapping(self.is_swapping or moves_any(self.layers.with_fixed(acting)))
+        model = self.swapping(self.is_swapping or has_swaps(self.layers.with_fixed(acting)))
         layers = layers_of(model)
         if model.is_swapping and not any(t.num_copies for block in dict.fromkeys(layers) for t in block.tensors):
             layers = layers_of(self)  # what is named moves nothing
@@ -252,7 +252,7 @@ class StepModel:
 
     def exposed_exchange_ns(self, timeline: Timeline) -> int:
         """Time of handing on gradients that is left behind backward, on the stage where it is longest."""
-        times = self.settings.num_exchanges
+        times = self.settings.num_gradient_reductions
         return max(
             repeated_exchange_ns(
                 own, backward_by_section_ns(timeline, stage, len(own)), last_forward_ns(timeline, stage), times
@@ -277,7 +277,7 @@ class StepModel:
                 if classify(node.op).unit is ComputeUnit.MATRIX:
                     total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
         per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
-        return total * self.settings.num_turns * per_stage_rank
+        return total * self.settings.num_micro_steps * per_stage_rank
 
     def collective_ns(self, collective: Collective) -> int:
         """Duration of communication within a layer, in ns."""

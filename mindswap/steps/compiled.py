@@ -49,7 +49,7 @@ def compile_under(
     return _gathered(compiled, document)
 
 
-def compile_beside(
+def compile_with(
     document: Document,
     compiled: "Capture",
     other: Policy,
@@ -115,7 +115,7 @@ def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayer
     )
 
 
-def place_asked_rank(document: Document, rank: int | None, num_layers: int | None) -> RankPlacement | None:
+def place_requested_rank(document: Document, rank: int | None, num_layers: int | None) -> RankPlacement | None:
     """Place of the rank that is asked for; None where none is."""
     return None if rank is None else place_rank(document, rank, require_num_layers(document, num_layers, "--rank: "))
 
@@ -148,7 +148,7 @@ def _gathered(compiled: "Capture", document: Document) -> "Capture":
     until = "stays until backward has read it"
     if sharding.is_released:
         until = "is gathered again for backward"
-    elif sharding.is_cast_behind:
+    elif sharding.is_cast_after_gather:
         until = "goes once it is cast, if the cast does not run again"
     sizes = {entry.size_bytes for entries in gathered.collectives.values() for entry in entries}
     note = (

@@ -136,7 +136,7 @@ def has_mindformers() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
 
 
-def known_or_real(path: str, known: LayerTrees | None, num_layers: int | None) -> LayerTrees | None:
+def find_layer_trees(path: str, known: LayerTrees | None, num_layers: int | None) -> LayerTrees | None:
     """The layers as a table has them (`known`), else as MindFormers builds them; None where that is not possible."""
     if known is not None or num_layers is None or not has_mindformers():
         return known

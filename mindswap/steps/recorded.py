@@ -7,7 +7,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.parse import parse_document
 from mindswap.config.render import block_lines
 from mindswap.config.source import load_document
-from mindswap.config.step_settings import asks_for_pynative
+from mindswap.config.step_settings import uses_pynative_mode
 from mindswap.errors import DataError, GraphError
 from mindswap.files import read_limited
 from mindswap.graph.analysis.liveness import LayerSample
@@ -78,7 +78,7 @@ def require_compilable(document: Document, takes_trace: bool = True) -> None:
         GraphError: if it trains in PyNative mode, is for inference, or has no model.
     """
     mode = document.get("context", "mode")
-    if mode is not None and asks_for_pynative(document):
+    if mode is not None and uses_pynative_mode(document):
         instead = (
             f"mindswap trace {document.file} -o step.json, and give step.json to this command"
             if takes_trace

@@ -53,10 +53,10 @@ def require_private(folder: Path) -> None:
         DataError: names the folder, its owner or mode, and what to do.
     """
     if danger := find_danger(folder):
-        raise DataError(why_unused(folder, danger))
+        raise DataError(find_unsafe_reason(folder, danger))
 
 
-def why_unused(folder: Path, danger: str) -> str:
+def find_unsafe_reason(folder: Path, danger: str) -> str:
     """Return the text of an error or a warning: a cache that others can change, and what to do."""
     return (
         f"{folder}: the cache is not used: {danger}\n"
@@ -178,7 +178,7 @@ def _read_regular(path: Path) -> bytes:
 # Entries that are folders: a manifest in them has size and hash of every file.
 
 
-def kept_folder(root: Path, kind: str, name: str, make: Callable[[Path], object]) -> Path:
+def cached_folder(root: Path, kind: str, name: str, make: Callable[[Path], object]) -> Path:
     """A folder that is kept, filled by `make` unless it is there and good; never seen before it is complete.
 
     Args:
@@ -277,7 +277,7 @@ def _fingerprint(path: Path) -> list[object]:
 
 
 @dataclass(frozen=True, order=True)
-class Kept:
+class CacheEntry:
     """One entry on disk, or what a writer left that was killed."""
 
     used_ns: int  # time of the last use
@@ -306,7 +306,7 @@ def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
             left_bytes -= entry.size_bytes
 
 
-def _entries(folder: Path) -> list[Kept]:
+def _entries(folder: Path) -> list[CacheEntry]:
     """What this package made, by its name and, of a folder, by its manifest: everything else is the user's."""
     paths = [path for path in _children(folder) if _FILE_NAME.fullmatch(path.name) and _is_regular(path)]
     paths += [path for kind in FOLDERS for path in _children(folder / kind) if _is_entry_folder(path)]
@@ -319,7 +319,7 @@ def _entries(folder: Path) -> list[Kept]:
                 files = [(path / name).lstat() for name in (*_files(path), *_existing(path, MANIFEST))]
                 size_bytes = sum(file.st_size for file in files)
                 used_ns = max([used_ns, *((path / name).lstat().st_mtime_ns for name in _existing(path, MANIFEST))])
-            found.append(Kept(used_ns, path, size_bytes))
+            found.append(CacheEntry(used_ns, path, size_bytes))
     return found
 
 

@@ -14,7 +14,7 @@ import psutil
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """From now on a process whose parent ends becomes a child of this one, not of init (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

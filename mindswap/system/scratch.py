@@ -110,13 +110,13 @@ def _plain_parent() -> Path:
     )
 
 
-def forget_kept() -> list[Path]:
+def forget_kept_folders() -> list[Path]:
     """Leave the folders that errors of this process left to `remove_abandoned`; return them."""
     kept, _folders.kept = _folders.kept, []
     return kept
 
 
-def remove_kept(error_text: str = "") -> None:
+def remove_kept_folders(error_text: str = "") -> None:
     """Remove folders that errors of this process left, except those that a text names."""
     with held_signals():
         for folder in list(_folders.kept):

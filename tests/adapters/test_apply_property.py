@@ -60,6 +60,6 @@ def test_attributes_are_what_is_decided(case):
             attributes = found[path].attrs
             is_in_recomputed_cell = (cell_at(layer, path[:-1]).get_scope() or "").startswith("recompute_")
             assert attributes.get("recompute", is_in_recomputed_cell) == (decision.treatment is Treatment.RECOMPUTE)
-            assert attributes.get("backward_prefetch") == decision.named_prefetch
-            assert attributes.get("offload", False) == (decision.named_prefetch is not None)
-            assert attributes.get("recompute_comm_op", False) == bool(decision.communicated_again_by)
+            assert attributes.get("backward_prefetch") == decision.requested_prefetch
+            assert attributes.get("offload", False) == (decision.requested_prefetch is not None)
+            assert attributes.get("recompute_comm_op", False) == bool(decision.comm_recomputed_by)

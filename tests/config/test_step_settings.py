@@ -91,11 +91,11 @@ def test_optimizer_levels(level, is_accumulator_sharded, is_released):
         " parallel_config: {data_parallel: 2}}"
     )
     assert settings.is_accumulator_sharded == is_accumulator_sharded
-    assert settings.sharding == WeightSharding(2, 24 * 1024, is_released, num_whole_ranks=2)
+    assert settings.sharding == WeightSharding(2, 24 * 1024, is_released, num_unsharded_ranks=2)
 
 
 @pytest.mark.parametrize(
-    ("config", "num_exchanges"),
+    ("config", "num_gradient_reductions"),
     [
         ("{optimizer_level: level1}", 1),  # the last micro-batch hands on the sums
         ("{optimizer_level: level2}", 4),
@@ -104,12 +104,12 @@ def test_optimizer_levels(level, is_accumulator_sharded, is_released):
         ("{gradient_accumulation_shard: False, optimizer_level: level2}", 4),  # level2 overrules it
     ],
 )
-def test_each_micro_batch_hands_on_gradients_whose_sums_are_cut(config, num_exchanges):
+def test_each_micro_batch_hands_on_gradients_whose_sums_are_cut(config, num_gradient_reductions):
     settings = read(
         f"{{parallel: {{enable_parallel_optimizer: True, parallel_optimizer_config: {config}}},"
         " parallel_config: {data_parallel: 2}, runner_config: {gradient_accumulation_steps: 4}}"
     )
-    assert settings.num_exchanges == num_exchanges
+    assert settings.num_gradient_reductions == num_gradient_reductions
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_each_micro_batch_hands_on_gradients_whose_sums_are_cut(config, num_exch
     ],
 )  # fmt: skip
 def test_layers_compute_in_halves_beside_tensor_parallel_of_legacy_models(text, expected):
-    assert read(text).computes_halves is expected
+    assert read(text).has_interleaved_halves is expected
 
 
 def test_other_settings():
@@ -190,8 +190,8 @@ def test_experts_are_on_fewer_ranks_than_tokens_and_not_cut_where_one_rank_has_t
     sharding = read(f"{on}parallel_config: {{{parts}}}").sharding
     assert (sharding.num_ranks, sharding.num_expert_copies) == (4, 1)
     big = ((4096, 64), 4096 * 64 * 4)
-    assert sharding.cuts("model.layers.3.mlp.linear_fc1.weight", *big)
-    assert not sharding.cuts("model.layers.3.mlp.experts.weight1", *big)
+    assert sharding.is_sharded("model.layers.3.mlp.linear_fc1.weight", *big)
+    assert not sharding.is_sharded("model.layers.3.mlp.experts.weight1", *big)
 
 
 def test_without_experts_there_are_no_copies_of_them():
@@ -205,7 +205,7 @@ def test_pieces_of_sequences_are_of_a_pipeline():
     parallel = "parallel_config: {pipeline_stage: 2, micro_batch_num: 4, seq_split_num: 3}"
     text = f"{{{parallel}, model: {{model_config: {{seq_length: 6}}}}}}"
     settings = read(text)
-    assert (settings.num_sequences, settings.num_turns, settings.num_tokens) == (3, 12, 24)
+    assert (settings.num_sequences, settings.num_micro_steps, settings.num_tokens) == (3, 12, 24)
     assert read("parallel_config: {seq_split_num: 3}").num_sequences == 1
 
 
@@ -214,10 +214,10 @@ def test_the_embedding_of_a_legacy_model_is_whole_unless_the_model_says_otherwis
     on = "parallel: {parallel_mode: 1, enable_parallel_optimizer: True}\nparallel_config: {data_parallel: 8}\n"
     big = ((32000, 4096), 32000 * 4096 * 4)
     sharding = read(on).sharding
-    assert not sharding.cuts("model.tok_embeddings.embedding_weight", *big)
-    assert sharding.cuts("lm_head.weight", *big)
+    assert not sharding.is_sharded("model.tok_embeddings.embedding_weight", *big)
+    assert sharding.is_sharded("lm_head.weight", *big)
     own = read(f"{on}model: {{model_config: {{parallel_optimizer: True}}}}").sharding
-    assert own.cuts("model.tok_embeddings.embedding_weight", *big)
+    assert own.is_sharded("model.tok_embeddings.embedding_weight", *big)
 
 
 def test_weights_of_experts_are_cut_over_the_ranks_that_have_the_same_ones():
@@ -226,5 +226,5 @@ def test_weights_of_experts_are_cut_over_the_ranks_that_have_the_same_ones():
     shape, size_bytes = (2048, 1024), 8 * 2**20
     names = ("layers.0.mlp.experts.weight1", "layers.0.self_attention.linear_qkv.weight")
     assert [sharding.num_ranks_of(name) for name in names] == [2, 4]
-    assert all(sharding.cuts(name, shape, size_bytes) for name in names)
-    assert not WeightSharding(num_ranks=4, num_expert_copies=1).cuts(names[0], shape, size_bytes)
+    assert all(sharding.is_sharded(name, shape, size_bytes) for name in names)
+    assert not WeightSharding(num_ranks=4, num_expert_copies=1).is_sharded(names[0], shape, size_bytes)

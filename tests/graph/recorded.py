@@ -30,7 +30,7 @@ POLICIES = {
 SHARDINGS = {
     "cut": WeightSharding(4, 0),
     "cut, released": WeightSharding(4, 0, is_released=True),
-    "large ones cut, cast behind": WeightSharding(2, 2**22, is_cast_behind=True, num_expert_copies=2),
+    "large ones cut, cast behind": WeightSharding(2, 2**22, is_cast_after_gather=True, num_expert_copies=2),
 }
 
 

@@ -33,7 +33,7 @@ def test_a_cell_is_offered_where_no_name_reaches():
 
 def test_no_cell_is_offered_that_computes_in_halves():
     model = model_with_a_function()
-    halves = StepModel(model.layers.source, model.costs, replace(model.settings, computes_halves=True))
+    halves = StepModel(model.layers.source, model.costs, replace(model.settings, has_interleaved_halves=True))
     assert ("attn",) not in [way for item in collect_items(halves).items[1] for way in item.recompute_names]
 
 

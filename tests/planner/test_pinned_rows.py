@@ -100,7 +100,7 @@ def test_a_row_beside_a_pin_is_simulated_as_their_policy(name):
             can_swap & (chance.random(len(can_swap)) < 0.6), chance.choice(DISTANCES, size=len(can_swap)), KEEP
         )
         found, policy = space.timeline(choice), rows.policy(choice)
-        whole = policy.beside(pinned.layers.fixed)
+        whole = policy.combined_with(pinned.layers.fixed)
         for expected in (pinned.simulate(policy).timeline, model.simulate(whole).timeline):
             assert found.step_time_ns == expected.step_time_ns
             assert found.program.copies.size_bytes.tolist() == expected.program.copies.size_bytes.tolist()

@@ -120,7 +120,12 @@ def plans_of(name: str) -> dict[str, object]:
     for stage in facts:
         stage["later_windows_ns"] = list(stage["later_windows_ns"])
         stage["moments"] = [[m.fixed_bytes, sorted(m.waiting.values()), m.is_past_forward] for m in stage["moments"]]
-    terms = [found.facts.num_micro_batches, found.facts.terms_ns, found.facts.gradients_ns, found.facts.num_exchanges]
+    terms = [
+        found.facts.num_micro_batches,
+        found.facts.terms_ns,
+        found.facts.gradients_ns,
+        found.facts.num_gradient_reductions,
+    ]
     shown = {key: simple[key] for key in ("fits", "step ns", "peaks", "entries", "simulations")}
     return {"plan": planned(plan), "simple": shown, "why": explain_plan(model, plan), "bounds": bounds,
             "stages": facts, "terms": terms}  # fmt: skip

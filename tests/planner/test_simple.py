@@ -107,7 +107,7 @@ def test_casts_of_weights_may_run_again_where_every_layer_has_them():
     assert parts((legacy, legacy), DEFAULT_ALLOW) == (cells, (*cells, WEIGHT_CASTS))
     assert parts((legacy, bare), DEFAULT_ALLOW) == (cells, cells)
     assert parts((legacy,), Allow(recompute=False)) == (cells, ())
-    assert parts((legacy,), DEFAULT_ALLOW, computes_halves=True) == (cells, (WHOLE_LAYER, WEIGHT_CASTS))
+    assert parts((legacy,), DEFAULT_ALLOW, has_interleaved_halves=True) == (cells, (WHOLE_LAYER, WEIGHT_CASTS))
 
 
 @pytest.mark.parametrize("number", [MAX_ENTRIES, MAX_ENTRIES + 1])

@@ -11,9 +11,9 @@ COVERAGE = Coverage(LayerTrees((layer(LLAMA), layer(QWEN), layer(LLAMA)), {}, "t
 
 
 def test_equal_layers_are_one_kind():
-    assert COVERAGE.kind_of == (0, 1, 0)
-    assert COVERAGE.layers_by_kind(ALL_LAYERS) == {0: (0, 2), 1: (1,)}
-    assert COVERAGE.layers_by_kind(Layers((1, 2, 9))) == {1: (1,), 0: (2,)}  # there is no layer 9
+    assert COVERAGE.layer_class_of == (0, 1, 0)
+    assert COVERAGE.layers_by_class(ALL_LAYERS) == {0: (0, 2), 1: (1,)}
+    assert COVERAGE.layers_by_class(Layers((1, 2, 9))) == {1: (1,), 0: (2,)}  # there is no layer 9
 
 
 def test_a_cell_covers_the_operators_below_it():

@@ -5,10 +5,10 @@ from mindswap.config.parse import parse_document
 from mindswap.errors import PolicyError
 from mindswap.features.plan import require_writable
 from mindswap.policy.equivalence import (
-    cut_policy,
     first_recompute_difference,
-    kept_layers,
+    retained_layers,
     rewrite_for_swap,
+    truncated_policy,
     with_swap_enabled,
 )
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
@@ -105,7 +105,7 @@ def test_what_no_plan_can_mend_is_said_at_its_line_before_planning():
     [(32, 4, (0, 10, 21, 31)), (8, 3, (0, 4, 7)), (4, 4, (0, 1, 2, 3)), (32, 2, (0, 31)), (32, 1, (0,))],
 )
 def test_the_first_the_last_and_evenly_between(num_layers, num_kept, kept):
-    assert kept_layers(num_layers, num_kept) == kept
+    assert retained_layers(num_layers, num_kept) == kept
 
 
 def test_each_layer_does_what_the_one_did_that_it_stands_for():
@@ -117,7 +117,7 @@ def test_each_layer_does_what_the_one_did_that_it_stands_for():
         layer_recompute=Layers((21, 22)),
     )
     # 0 and 10 are below 20; 5 stands for nobody; 31 is the last.
-    assert cut_policy(policy, (0, 10, 21, 31)) == Policy(
+    assert truncated_policy(policy, (0, 10, 21, 31)) == Policy(
         is_swap_enabled=True,
         op_swap=(OpSwap("attention", Layers((0, 1)), 20),),
         layer_swap=(LayerSwap(Layers((3,)), 10),),

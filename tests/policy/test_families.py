@@ -142,9 +142,9 @@ def test_an_outline_names_cells_and_primitives():
 def test_the_layer_of_multi_token_prediction_is_around_one_like_the_last():
     deepseek = {"model_config": {"architectures": ["DeepseekV3ForCausalLM"]}}
     trees = load_layer_trees(deepseek, 5)
-    assert trees is not None and trees.prediction is not None
-    inner = {child.name: child for child in trees.prediction.children}
+    assert trees is not None and trees.mtp_layer is not None
+    inner = {child.name: child for child in trees.mtp_layer.children}
     assert {"enorm", "hnorm", "eh_proj", "transformer_layer"} <= set(inner)
     assert inner["transformer_layer"].children == trees.layers[-1].children != trees.layers[0].children
     deepseek["model_config"]["num_nextn_predict_layers"] = 0
-    assert load_layer_trees(deepseek, 5).prediction is None
+    assert load_layer_trees(deepseek, 5).mtp_layer is None

@@ -3,7 +3,7 @@ import pytest
 from mindswap.policy.applied import format_log_lines
 from mindswap.policy.cell_tree import PatternError
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
+from mindswap.policy.resolve import LayerDecisions, resolve_layer, unique_matches
 from tests.builders import LLAMA, QWEN, layer
 
 LAYER = layer(LLAMA)
@@ -28,7 +28,7 @@ def swaps(actions):
 
 
 def names(claims):
-    return [match.name for match in matches_of(claims)]
+    return [match.name for match in unique_matches(claims)]
 
 
 def prefetch_of(actions):

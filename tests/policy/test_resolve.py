@@ -30,8 +30,8 @@ def entries(claims):
 
 def why(decisions, *paths):
     """Treatment, distance, the entries that decide, the entries that lose."""
-    found = decisions.of(*paths)
-    return found.treatment, found.prefetch, entries(found.decided_by), entries(decisions.lost_on(*paths))
+    found = decisions.decision_for(*paths)
+    return found.treatment, found.prefetch, entries(found.decided_by), entries(decisions.overridden_on(*paths))
 
 
 def test_what_nothing_names_is_kept():
@@ -41,7 +41,7 @@ def test_what_nothing_names_is_kept():
 def test_a_disabled_policy_decides_nothing():
     policy = Policy(is_swap_enabled=False, op_swap=(swap("add", 3),), layer_recompute=ALL_LAYERS)
     assert acting_entries(policy, 0) == ()
-    assert resolve_layer(policy, 0, LAYER).of(ADD).treatment is Treatment.KEEP
+    assert resolve_layer(policy, 0, LAYER).decision_for(ADD).treatment is Treatment.KEEP
 
 
 def test_op_swap_goes_before_layer_swap():
@@ -79,7 +79,7 @@ def test_recompute_goes_before_offload():
     assert why(found, WQ) == (
         Treatment.RECOMPUTE, None, [Entry(SELECT, r"attention\.wq")], [Entry(SWAP, "attention", 5)],
     )  # fmt: skip
-    assert found.of(WQ).named_prefetch == 5
+    assert found.decision_for(WQ).requested_prefetch == 5
 
 
 def test_an_exclude_option_goes_before_recompute():
@@ -106,7 +106,7 @@ def test_select_options_are_silent_in_a_layer_that_is_recomputed_whole():
     found = resolve(
         layer_recompute=ALL_LAYERS, select_recompute=(select("add"),), select_comm_recompute=(select("add"),)
     )
-    assert found.of(ADD).communicated_again_by == ()
+    assert found.decision_for(ADD).comm_recomputed_by == ()
     assert why(found, ADD) == (
         Treatment.RECOMPUTE,
         None,
@@ -126,24 +126,24 @@ def test_communication_is_repeated_by_primitives_that_are_not_excluded():
         select_comm_recompute_exclude=(select(r"ffn_norm\.norm"),),
     )
     assert [claim.path for claim in found.comm_recomputes] == [("attention_norm", "norm")]
-    assert entries(found.lost_on(("ffn_norm", "norm"))) == [Entry(Setting.SELECT_COMM_RECOMPUTE, r".*norm\.norm")]
-    assert found.of(("attention_norm", "norm")).treatment is Treatment.KEEP
+    assert entries(found.overridden_on(("ffn_norm", "norm"))) == [Entry(Setting.SELECT_COMM_RECOMPUTE, r".*norm\.norm")]
+    assert found.decision_for(("attention_norm", "norm")).treatment is Treatment.KEEP
 
 
 def test_what_has_no_attribute_goes_with_its_cell():
     found = resolve(select_recompute=(select("feed_forward"),))
-    assert found.of(("feed_forward", "Cast")).treatment is Treatment.RECOMPUTE
-    assert found.of(("Cast",)).treatment is Treatment.KEEP
+    assert found.decision_for(("feed_forward", "Cast")).treatment is Treatment.RECOMPUTE
+    assert found.decision_for(("Cast",)).treatment is Treatment.KEEP
 
 
 @pytest.mark.parametrize(("order", "distance"), [((0, 1), 2), ((1, 0), 1)])
 def test_of_an_operator_with_several_names_the_last_entry_on_any_decides(order, distance):
     swaps = (swap("add", 1), swap(r"attention\.wq", 2))
-    assert resolve(op_swap=tuple(swaps[i] for i in order)).of(ADD, WQ).prefetch == distance
+    assert resolve(op_swap=tuple(swaps[i] for i in order)).decision_for(ADD, WQ).prefetch == distance
 
 
 def test_a_pattern_without_parts_names_nothing():
-    assert resolve(op_swap=(swap("", 3),)).of(ADD).treatment is Treatment.KEEP
+    assert resolve(op_swap=(swap("", 3),)).decision_for(ADD).treatment is Treatment.KEEP
 
 
 def test_operators_are_primitives_and_cells_that_hold_nothing():

@@ -26,7 +26,7 @@ from mindswap.policy.formats.mindformers1.read import read_settings
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.pynative.schedule import find_distances
-from mindswap.report.policy_text import StepKind, group_layers
+from mindswap.report.policy_text import MemoryAction, group_layers
 from mindswap.rules.context import Context
 from tests.pynative.builders import chain
 from tests.strength import examples
@@ -34,7 +34,7 @@ from tests.strength import examples
 NUM_LAYERS = 3
 QUICK = settings(max_examples=examples(15, 40), suppress_health_check=[HealthCheck.too_slow])
 SWAPS = ("layer_swap", "op_swap")
-BESIDE = (StepKind.RECOMPUTE_OUTPUT, StepKind.RECOMPUTE_COMM)  # said beside what happens to an operator
+BESIDE = (MemoryAction.RECOMPUTE_OUTPUT, MemoryAction.RECOMPUTE_COMM)  # said beside what happens to an operator
 ONE = TensorType((256,), "float32", 1024)
 
 
@@ -127,12 +127,12 @@ def test_the_decisions_are_those_of_the_specification(case):
     for index in range(NUM_LAYERS):
         decided = resolve_layer(policy, index, tree)
         for path in primitives(tree):
-            found = decided.of(path)
-            asked = (found.treatment is Treatment.RECOMPUTE, found.named_prefetch, bool(found.communicated_again_by))
+            found = decided.decision_for(path)
+            asked = (found.treatment is Treatment.RECOMPUTE, found.requested_prefetch, bool(found.comm_recomputed_by))
             assert asked == expected(policy, index, path)
             # Each entry that names it either decides or loses.
-            deciding = {claim.entry for claim in (*found.decided_by, *found.communicated_again_by)}
-            assert deciding.isdisjoint(claim.entry for claim in decided.lost_on(path))
+            deciding = {claim.entry for claim in (*found.decided_by, *found.comm_recomputed_by)}
+            assert deciding.isdisjoint(claim.entry for claim in decided.overridden_on(path))
 
 
 @QUICK
@@ -165,9 +165,9 @@ def test_what_is_logged(case):
                 again |= dict.fromkeys(below, title == "select recompute")
             else:
                 (communicated if title == "select comm recompute" else not_communicated).update(below)
-        assert swapped == {path: found.named_prefetch for path, found in decided.items()}
+        assert swapped == {path: found.requested_prefetch for path, found in decided.items()}
         assert again == {path: found.treatment is Treatment.RECOMPUTE for path, found in decided.items()}
-        assert communicated == {path for path, found in decided.items() if found.communicated_again_by}
+        assert communicated == {path for path, found in decided.items() if found.comm_recomputed_by}
         excludes = [entry for entry in policy.select_comm_recompute_exclude if index in entry.layers]
         assert not_communicated == {path for path in decided for entry in excludes if names_exactly(entry, path)}
 
@@ -204,7 +204,7 @@ def test_where_operators_cannot_be_told_apart_all_their_decisions_count(case):
     by_place = {}
     for path, node in tree.walk():
         if node.is_primitive:
-            by_place.setdefault((".".join(path[:-1]), node.type_name), []).append(decided.of(path))
+            by_place.setdefault((".".join(path[:-1]), node.type_name), []).append(decided.decision_for(path))
     assert {place: list(found) for place, found in decisions_by_operator(decided).items()} == by_place
 
 
@@ -230,7 +230,7 @@ def test_the_predicted_step_and_what_verify_says_of_it(case):
     operators = OperatorNames([tree], plain)
     decided = resolve_layer(policy, 0, tree)
     found = settings_of_policy(plain, operators, [decided])
-    each = {name: decided.of(path) for name, path in by_name.items()}
+    each = {name: decided.decision_for(path) for name, path in by_name.items()}
     # Nothing is read outside its cell, so all that is to be recomputed runs again.
     assert found.recomputed == {name for name, each_ in each.items() if each_.treatment is Treatment.RECOMPUTE}
     assert found.prefetch == {name: d.prefetch for name, d in each.items() if d.prefetch is not None}
@@ -261,10 +261,10 @@ def test_what_verify_says_of_a_step_under_another_policy(case):
     plain = step(tree, 0)
     is_, asked = resolve_layer(own, 0, tree), resolve_layer(other, 0, tree)
     by_name = dict(zip((node.name for node in plain.forward), primitives(tree), strict=True))
-    before = {name: is_.of(path) for name, path in by_name.items()}
-    wanted = {name: asked.of(path) for name, path in by_name.items()}
+    before = {name: is_.decision_for(path) for name, path in by_name.items()}
+    wanted = {name: asked.decision_for(path) for name, path in by_name.items()}
     marked = [
-        replace(node, attributes={COMM_ATTRIBUTE: True}) if before[node.name].communicated_again_by else node
+        replace(node, attributes={COMM_ATTRIBUTE: True}) if before[node.name].comm_recomputed_by else node
         for node in plain.forward
     ]
     plain = replace(plain, forward=tuple(marked))
@@ -274,9 +274,9 @@ def test_what_verify_says_of_a_step_under_another_policy(case):
     again = {name for name, d in before.items() if d.treatment is Treatment.RECOMPUTE}
 
     (swap,) = compare_effect([asked], baseline, graph)
-    assert names_of(p.producer for p in swap.unasked) == {n for n in moved if wanted[n].named_prefetch is None}
+    assert names_of(p.producer for p in swap.unasked) == {n for n in moved if wanted[n].requested_prefetch is None}
     assert names_of(p.producer for p in swap.wrong_prefetch) == {
-        name for name in moved if wanted[name].named_prefetch not in (None, moved[name])
+        name for name in moved if wanted[name].requested_prefetch not in (None, moved[name])
     }
     stays = wanted.keys() - moved.keys() - again
     assert names_of(swap.missing) == {name for name in stays if wanted[name].prefetch is not None}
@@ -304,7 +304,7 @@ def test_what_verify_says_of_a_step_under_another_policy(case):
     for said, wants, has in (
         (recompute.comm_missing, wanted, before), (recompute.comm_unasked, before, wanted),
     ):  # fmt: skip
-        names = {n for n, d in wants.items() if d.communicated_again_by and not has[n].communicated_again_by}
+        names = {n for n, d in wants.items() if d.comm_recomputed_by and not has[n].comm_recomputed_by}
         assert {name.split()[-1] for name in said} == {types[name] for name in names}
 
 
@@ -334,11 +334,11 @@ def test_what_explain_and_check_show(case):
     for index in range(NUM_LAYERS):
         for path, found in resolve_layer(policy, index, tree).operators().items():
             if found.treatment is not Treatment.KEEP:
-                wanted[index, path, None] = StepKind[found.treatment.name], found.prefetch
-            if found.communicated_again_by:
-                wanted[index, path, StepKind.RECOMPUTE_COMM] = StepKind.RECOMPUTE_COMM, None
+                wanted[index, path, None] = MemoryAction[found.treatment.name], found.prefetch
+            if found.comm_recomputed_by:
+                wanted[index, path, MemoryAction.RECOMPUTE_COMM] = MemoryAction.RECOMPUTE_COMM, None
             if index in policy.layer_recompute and index in policy.output_recompute:
-                wanted[index, path, StepKind.RECOMPUTE_OUTPUT] = StepKind.RECOMPUTE_OUTPUT, None
+                wanted[index, path, MemoryAction.RECOMPUTE_OUTPUT] = MemoryAction.RECOMPUTE_OUTPUT, None
     assert shown == wanted
 
 
@@ -395,7 +395,7 @@ def test_what_convert_and_the_rules_take_for_recomputed(case):
     for index in range(NUM_LAYERS):
         decided = resolve_layer(policy, index, tree).operators()
         again = tuple(".".join(path) for path, found in decided.items() if found.treatment is Treatment.RECOMPUTE)
-        comm = {".".join(path) for path, found in decided.items() if found.communicated_again_by}
+        comm = {".".join(path) for path, found in decided.items() if found.comm_recomputed_by}
         converted = recomputed_operators(policy, index, tree)
         assert (converted[0], set(converted[1])) == (again, comm)
         assert context.recomputed_operators(index) == set(again)
@@ -413,10 +413,10 @@ def test_what_a_planner_judges_and_explains(case, data):
     num_idle = 0
     for index in range(NUM_LAYERS):
         decided = resolve_layer(policy, index, tree)
-        swapped = [name for name in own if decided.of(tuple(name.split("."))).prefetch is not None]
+        swapped = [name for name in own if decided.decision_for(tuple(name.split("."))).prefetch is not None]
         assert _names(model, policy, "label", index)[0] == swapped
         for name in swapped:
-            users = [decided.of(tuple(user.split("."))).treatment for user in uses[name]]
+            users = [decided.decision_for(tuple(user.split("."))).treatment for user in uses[name]]
             num_idle += Treatment.RECOMPUTE in users
     assert is_coupled(model, (uses,), policy) == (num_idle > 0)
 
@@ -430,7 +430,7 @@ def test_what_moves_in_pynative_mode(case, data):
     trace = chain(NUM_LAYERS)
     trace = replace(trace, operators=tuple(replace(op, path=path) if op.is_forward else op for op in trace.operators))
     layers = [resolve_layer(policy, index, tree) for index in range(NUM_LAYERS)]
-    wanted = {index: found.of(path).named_prefetch for index, found in enumerate(layers)}
+    wanted = {index: found.decision_for(path).requested_prefetch for index, found in enumerate(layers)}
     assert {storage: d.count for storage, d in find_distances(trace, layers).items()} == {
         index: distance for index, distance in wanted.items() if distance is not None
     }

@@ -1,6 +1,6 @@
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.report.policy_text import format_policy, format_steps, group_layers
+from mindswap.report.policy_text import format_actions, format_policy, group_layers
 from tests.builders import layer, trees
 
 CASE_4 = Policy(
@@ -120,7 +120,7 @@ def test_the_reason_names_the_entry_that_goes_before():
         select_recompute_exclude=(OpRecompute(r"attention\.wq", ALL_LAYERS),),
     )
     (group,) = group_layers(policy, 1, trees(1, "attention\n  wq*\n  wo*"), with_reasons=True)
-    assert format_steps(group.steps) == [
+    assert format_actions(group.steps) == [
         "recompute attention.wo",
         "    select_recompute 'attention\\..*' overrides op_swap 'attention' with prefetch 20",
         "offload attention.wq    prefetch 10",

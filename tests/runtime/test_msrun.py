@@ -10,10 +10,10 @@ from mindswap.runtime import msrun
 from mindswap.runtime.launcher_arguments import Job
 from mindswap.runtime.msrun import (
     RUN_DIR_BYTES,
+    archive_old_logs,
     check_port,
     describe_full,
     failure_report,
-    put_old_logs_aside,
     require_room,
 )
 
@@ -87,7 +87,7 @@ def names(folder):
 
 def test_logs_of_an_earlier_run_with_more_workers_go_aside(tmp_path):
     write(tmp_path, worker_0="a", worker_1="b", worker_9="c", scheduler="d", worker_x="e", other="f")
-    put_old_logs_aside(tmp_path, range(2), 2, with_scheduler=True)
+    archive_old_logs(tmp_path, range(2), 2, with_scheduler=True)
     assert names(tmp_path) == [
         "other.log", "scheduler.log.old", "worker_0.log.old", "worker_1.log.old", "worker_9.log.old", "worker_x.log",
     ]  # fmt: skip
@@ -95,7 +95,7 @@ def test_logs_of_an_earlier_run_with_more_workers_go_aside(tmp_path):
 
 def test_logs_of_other_machines_of_the_job_stay(tmp_path):
     write(tmp_path, worker_0="node 0, just started", worker_2="old", worker_4="old", scheduler="node 0")
-    put_old_logs_aside(tmp_path, range(2, 4), 4, with_scheduler=False)
+    archive_old_logs(tmp_path, range(2, 4), 4, with_scheduler=False)
     assert names(tmp_path) == ["scheduler.log", "worker_0.log", "worker_2.log.old", "worker_4.log.old"]
 
 

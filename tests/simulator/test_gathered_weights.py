@@ -241,13 +241,13 @@ def test_the_bound_is_below_every_policy(sharding, settings):
 
 
 def test_casts_of_gathered_weights_are_told_from_activations():
-    behind = model(sharding=WeightSharding(8, is_cast_behind=True))
+    behind = model(sharding=WeightSharding(8, is_cast_after_gather=True))
     assert behind.weight_casts == {"mlp.cast"}
     assert model(sharding=WeightSharding()).weight_casts == frozenset()
 
 
 def test_casts_of_gathered_weights_run_first_in_later_micro_batches():
-    program = model(sharding=WeightSharding(8, is_cast_behind=True), num_micro_batches=3).program(KEEP_ALL)
+    program = model(sharding=WeightSharding(8, is_cast_after_gather=True), num_micro_batches=3).program(KEEP_ALL)
     labels = np.array([str(label) for label in program.labels])[program.intervals.label]
     begins = program.intervals.begin[labels == "mlp.cast"].reshape(3, 3)  # micro-batch, layer
     first_op = np.array([np.flatnonzero(program.ops.micro_batch == number)[0] for number in range(3)])

@@ -78,14 +78,14 @@ def test_pieces_of_sequences_take_a_schedule_that_orders_them():
         with pytest.raises(SimulationError, match=f"order {name} runs pieces of sequences"):
             lay_out_stages(pipeline, 4, 4, num_sequences=2)
     # With one chunk MindSpore runs seqpipe in place of 1f1b.
-    assert lay_out_stages(Pipeline(num_stages=2), 4, 4, num_sequences=2).num_turns == 8
+    assert lay_out_stages(Pipeline(num_stages=2), 4, 4, num_sequences=2).num_micro_steps == 8
     seqpipe = Pipeline(num_stages=2, num_chunks=2, scheduler="seqpipe")
-    assert lay_out_stages(seqpipe, 4, 4, num_sequences=2).num_turns == 8
+    assert lay_out_stages(seqpipe, 4, 4, num_sequences=2).num_micro_steps == 8
 
 
 def test_a_step_that_is_too_long_is_refused():
     """32 layers 7812 times are 249,984 passes, and 7813 times are more than a quarter of a million."""
-    assert lay_out_stages(Pipeline(), 32, 7812).num_turns == 7812
+    assert lay_out_stages(Pipeline(), 32, 7812).num_micro_steps == 7812
     with pytest.raises(SimulationError, match="allowed: up to 250000 passes, 7812 micro-batches here"):
         lay_out_stages(Pipeline(), 32, 7813)
     with pytest.raises(SimulationError, match="too long to simulate"):

@@ -19,9 +19,9 @@ from mindswap.system.disk_cache import (
     IN_USE_S,
     MANIFEST,
     cache_size,
+    cached_folder,
     evict,
     find_danger,
-    kept_folder,
     read_entry,
     require_private,
     write_entry,
@@ -100,12 +100,12 @@ DAMAGES = [
 @pytest.mark.parametrize("kind", cache.FOLDERS)
 @pytest.mark.parametrize("name", ["lib/a.so", "b.mindrecord", ".manifest.json"])
 def test_a_folder_with_a_damaged_file_is_made_anew(tmp_path, kind, name, damage):
-    folder = kept_folder(tmp_path, kind, "key", make)
+    folder = cached_folder(tmp_path, kind, "key", make)
     damage(folder / name)
     made = []
-    assert kept_folder(tmp_path, kind, "key", lambda place: (made.append(1), make(place))) == folder
+    assert cached_folder(tmp_path, kind, "key", lambda place: (made.append(1), make(place))) == folder
     assert made == [1] and read(folder) == CONTENT
-    assert kept_folder(tmp_path, kind, "key", pytest.fail) == folder
+    assert cached_folder(tmp_path, kind, "key", pytest.fail) == folder
     assert [path.name for path in folder.parent.iterdir()] == ["key"]
 
 
@@ -115,7 +115,7 @@ def test_a_folder_with_a_damaged_file_is_made_anew(tmp_path, kind, name, damage)
 def test_what_is_in_the_place_of_a_folder_is_replaced(tmp_path, place):
     folder = tmp_path / "samples" / "key"
     if place in ("another entry", "link"):
-        shutil.move(kept_folder(tmp_path, "samples", "other", make), tmp_path / "other")
+        shutil.move(cached_folder(tmp_path, "samples", "other", make), tmp_path / "other")
     folder.parent.mkdir(exist_ok=True)
     if place == "file":
         folder.write_text("x")
@@ -128,20 +128,20 @@ def test_what_is_in_the_place_of_a_folder_is_replaced(tmp_path, place):
     elif place == "another entry":
         shutil.move(tmp_path / "other", folder)
     else:
-        kept_folder(tmp_path, "samples", "key", make)
+        cached_folder(tmp_path, "samples", "key", make)
     if place == "more files":
         (folder / "lib/preloaded.so").write_text("x")
     elif place == "a file less":
         (folder / "link").unlink()
-    assert read(kept_folder(tmp_path, "samples", "key", make)) == CONTENT
+    assert read(cached_folder(tmp_path, "samples", "key", make)) == CONTENT
     assert not folder.is_symlink() and not (folder / "lib/preloaded.so").exists()
 
 
 def test_what_python_writes_beside_a_module_changes_nothing(tmp_path):
-    folder = kept_folder(tmp_path, "stand_ins", "key", make)
+    folder = cached_folder(tmp_path, "stand_ins", "key", make)
     (folder / "c/d/__pycache__").mkdir()
     (folder / "c/d/__pycache__/e.pyc").write_bytes(b"x")
-    kept_folder(tmp_path, "stand_ins", "key", pytest.fail)
+    cached_folder(tmp_path, "stand_ins", "key", pytest.fail)
 
 
 def test_a_folder_that_is_not_finished_leaves_nothing(tmp_path):
@@ -150,22 +150,22 @@ def test_a_folder_that_is_not_finished_leaves_nothing(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kept_folder(tmp_path, "samples", "key", interrupt)
+        cached_folder(tmp_path, "samples", "key", interrupt)
     assert [*(tmp_path / "samples").iterdir()] == []
 
 
 def test_of_two_processes_that_make_a_folder_the_first_stays(tmp_path):
     def second(place):
         (place / "x").write_text("slow")
-        kept_folder(tmp_path, "samples", "key", lambda other: (other / "x").write_text("fast"))
+        cached_folder(tmp_path, "samples", "key", lambda other: (other / "x").write_text("fast"))
 
-    folder = kept_folder(tmp_path, "samples", "key", second)
+    folder = cached_folder(tmp_path, "samples", "key", second)
     assert (folder / "x").read_text() == "fast"
 
 
 def use_for_a_while(root, number):
     for turn in range(20):
-        folder = kept_folder(root, "samples", "key", make)
+        folder = cached_folder(root, "samples", "key", make)
         if number == 0 and turn % 5 == 0:
             change(folder / "b.mindrecord")
         write_entry(root, "key", b"y" * 10_000)
@@ -181,7 +181,7 @@ def test_processes_at_once_disturb_each_other_in_nothing(tmp_path):
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
-    assert read(kept_folder(tmp_path, "samples", "key", make)) == CONTENT
+    assert read(cached_folder(tmp_path, "samples", "key", make)) == CONTENT
     assert {path.name for path in tmp_path.iterdir()} == {"key.entry", "samples"}
     assert {path.name for path in (tmp_path / "samples").iterdir()} == {"key"}
 
@@ -225,7 +225,7 @@ def test_a_folder_that_others_can_write_to_is_refused(folder, mode):
     with pytest.raises(DataError, match=f"others can write to {folder} ") as caught:
         require_private(folder)
     assert "fix: " in str(caught.value)
-    for use in (lambda: kept_folder(folder, "samples", "key", make), lambda: write_entry(folder, "key", b"")):
+    for use in (lambda: cached_folder(folder, "samples", "key", make), lambda: write_entry(folder, "key", b"")):
         with pytest.raises(DataError, match="others can write"):
             use()
     assert [*folder.iterdir()] == []
@@ -337,7 +337,7 @@ def test_files_of_the_user_in_the_folder_of_the_cache_stay(tmp_path):
         (tmp_path / name).write_bytes(b"x" * 100)
     for name, text in (("data", '{"name": "data"}'), (A, '{"name": "b"}'), (STAND_IN, "[1]")):
         (tmp_path / "samples" / name / MANIFEST).write_text(text)
-    (tmp_path / "samples" / ("d" * 64)).symlink_to(kept_folder(tmp_path / "other", "samples", "d" * 64, make))
+    (tmp_path / "samples" / ("d" * 64)).symlink_to(cached_folder(tmp_path / "other", "samples", "d" * 64, make))
     before = {*tmp_path.rglob("*")}
     for path in before:
         os.utime(path, (1, 1), follow_symlinks=False)
@@ -355,10 +355,10 @@ def test_a_folder_in_use_stays(tmp_path):
 
 
 def test_each_use_counts(tmp_path):
-    folder = kept_folder(tmp_path, "samples", A, make)
+    folder = cached_folder(tmp_path, "samples", A, make)
     for path in (folder, folder / ".manifest.json"):
         os.utime(path, (1, 1))
-    kept_folder(tmp_path, "samples", A, pytest.fail)
+    cached_folder(tmp_path, "samples", A, pytest.fail)
     assert (folder / ".manifest.json").stat().st_mtime > 1
     evict(tmp_path, keep=Path("none"), max_bytes=0)
     assert folder.exists()

@@ -16,7 +16,14 @@ import pytest
 
 from mindswap.errors import LaunchError
 from mindswap.system import scratch
-from mindswap.system.scratch import KEPT_S, MARKER, forget_kept, remove_abandoned, remove_kept, scratch_folder
+from mindswap.system.scratch import (
+    KEPT_S,
+    MARKER,
+    forget_kept_folders,
+    remove_abandoned,
+    remove_kept_folders,
+    scratch_folder,
+)
 from tests.adapters.graphs import ROOT
 
 # Makes a folder, says its name, and waits to be killed, or fails with an error that names it.
@@ -65,8 +72,8 @@ def test_after_an_error_it_stays_if_the_error_names_it(temporary):
         with pytest.raises(LaunchError), scratch_folder("x", kept_on=(LaunchError,)) as folder:
             folders.append(folder)
             raise LaunchError("x")
-    remove_kept(f"error, full log: {folders[1]}/compile.log")
-    assert list(temporary.iterdir()) == [folders[1]] and forget_kept() == []
+    remove_kept_folders(f"error, full log: {folders[1]}/compile.log")
+    assert list(temporary.iterdir()) == [folders[1]] and forget_kept_folders() == []
 
 
 def test_a_folder_of_a_killed_process_goes_and_one_in_use_stays(temporary):

@@ -18,7 +18,7 @@ from mindswap.policy.applied import format_log_lines
 from mindswap.policy.cell_tree import CellNode, Match, match_pattern
 from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS, default_operators
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
-from mindswap.policy.resolve import LayerDecisions, Treatment, matches_of, resolve_layer
+from mindswap.policy.resolve import LayerDecisions, Treatment, resolve_layer, unique_matches
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -151,7 +151,7 @@ def _check_shared(layers: Sequence[Any], decisions: Sequence[LayerDecisions], is
         for decisions_of_layer, path in (
             shared if len({decisions_of_layer.layer_index for decisions_of_layer, _ in shared}) > 1 else ()
         ):
-            decision = decisions_of_layer.of(path)
+            decision = decisions_of_layer.decision_for(path)
             setting = (decision.treatment is Treatment.RECOMPUTE, None if is_swap_per_call else decision.prefetch)
             settings.setdefault(setting, (decisions_of_layer.layer_index, path))
         if len(settings) > 1:
@@ -209,17 +209,17 @@ def _apply_layer(layer, decisions_of_layer: LayerDecisions, policy: Policy) -> N
         if decisions_of_layer.is_output_recomputed:
             options["output_recompute"] = True
         layer.recompute(**options)
-    for match in matches_of(decisions_of_layer.recomputes):
+    for match in unique_matches(decisions_of_layer.recomputes):
         target = resolve_path(layer, match.path)
         if match.node.is_primitive:
             _recompute_primitive(target)
         else:
             target.recompute(**_recompute_options(policy))
-    for match in matches_of(decisions_of_layer.comm_recomputes):
+    for match in unique_matches(decisions_of_layer.comm_recomputes):
         resolve_path(layer, match.path).add_prim_attr("recompute_comm_op", True)
-    for primitive in _primitives(layer, matches_of(decisions_of_layer.excludes)):
+    for primitive in _primitives(layer, unique_matches(decisions_of_layer.excludes)):
         _recompute_primitive(primitive, False)
-    for primitive in _primitives(layer, matches_of(decisions_of_layer.comm_excludes)):
+    for primitive in _primitives(layer, unique_matches(decisions_of_layer.comm_excludes)):
         primitive.add_prim_attr("recompute_comm_op", False)
     if decisions_of_layer.layer_prefetch is not None:
         layer.offload(backward_prefetch=decisions_of_layer.layer_prefetch)

@@ -133,7 +133,7 @@ def choose_layers(
     decided = {index: resolve_layer(policy, index, built.trees[index]) for index in indices}
     # What has no effect tells no layers apart.
     effective = {
-        index: replace(mindformers_recompute, layer_index=0, overridden=(), silent=())
+        index: replace(mindformers_recompute, layer_index=0, overridden=(), inactive=())
         for index, mindformers_recompute in decided.items()
     }
     layer_classes = [

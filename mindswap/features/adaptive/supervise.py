@@ -31,10 +31,10 @@ from mindswap.runtime.attempt.model import (
 from mindswap.runtime.attempt.node import MARKER, NodeTask
 from mindswap.runtime.attempt.nodes import Nodes
 from mindswap.runtime.attempt.state import StateError, StateFile, attempt_folder, locked
-from mindswap.runtime.attempt.watch import Seen
+from mindswap.runtime.attempt.watch import LogProgress
 from mindswap.runtime.msrun import require_room
 from mindswap.runtime.ray_cluster import NodeLostError
-from mindswap.system.process_tree import adopt_orphans, marked_processes, stop_processes
+from mindswap.system.process_tree import become_subreaper, marked_processes, stop_processes
 from mindswap.system.signals import signals_raise
 
 
@@ -68,7 +68,7 @@ class AdaptiveRun:
         self.file = StateFile(self.run_dir)
         require_room(self.run_dir)
         with locked(self.run_dir), signals_raise() as interruption:
-            adopt_orphans()
+            become_subreaper()
             self.nodes.connect()
             self.state = self._load()
             try:
@@ -137,7 +137,7 @@ class AdaptiveRun:
 
     def _prepare(self, plan: TrainingPlan) -> Started:
         number, ignored = len(self.state.attempts) + 1, self.state.ignored_checkpoints
-        for line in self.nodes.mend():
+        for line in self.nodes.reconnect_lost():
             self.report_status(line)
         try:
             key = self.nodes.to_resume(ignored, self.report_status) if self.state.attempts else None
@@ -190,7 +190,7 @@ class AdaptiveRun:
                 return Ended(Outcome.REPLANNED, self._last_step())
             time.sleep(self.poll_s)
 
-    def _measure(self, seen: Seen) -> Measured:
+    def _measure(self, seen: LogProgress) -> Measured:
         self.is_measured = True
         startup_ns = int(self.nodes.startup_s * 1e9)
         peak_bytes, step_ns, saves = seen.peak_bytes, seen.step_time_ns, self.saves_checkpoints
@@ -210,7 +210,7 @@ class AdaptiveRun:
         try:
             state = self.file.load(self.key)
         except StateError as problem:
-            aside = self.file.put_aside()
+            aside = self.file.archive()
             where = f", kept as {aside}" if aside else ""
             self.report_status(f"{self.file.path} {problem}: it is ignored{where}; starting anew")
             return fresh

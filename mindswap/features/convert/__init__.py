@@ -27,7 +27,7 @@ from mindswap.policy.formats.mindformers1.read import find_num_layers
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
 from mindswap.policy.model import Policy
 from mindswap.rules.checker import check_document, model_section
-from mindswap.steps.network import known_or_real
+from mindswap.steps.network import find_layer_trees
 
 # A launch script has some KiB.
 MAX_SCRIPT_BYTES = 1 << 20
@@ -193,7 +193,7 @@ def _find_trees(source: MegatronSource, document: Document, options: MegatronOpt
     num_layers = options.num_layers or 1
     if document.root is None:
         return load_layer_trees(dict(FAMILIES[source.family]), num_layers)
-    return known_or_real(document.file, load_layer_trees(model_section(document), num_layers), num_layers)
+    return find_layer_trees(document.file, load_layer_trees(model_section(document), num_layers), num_layers)
 
 
 def _with_present(

@@ -11,7 +11,7 @@ from mindswap.config.nodes import Document
 from mindswap.config.problem import Level, Location, Problem, sort_problems
 from mindswap.config.render import document_from_data
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.policy.applied import EXCLUDE, as_applied, cells_excluded
+from mindswap.policy.applied import EXCLUDE, as_applied, find_excluded_cells
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.equivalence import first_recompute_difference, policy_sections
 from mindswap.policy.formats.mindformers1.read_parts import is_empty
@@ -21,7 +21,7 @@ from mindswap.policy.formats.mindformers1.stage_recompute import RULE as STAGE_R
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.rules.checker import CheckResult, check_document, check_shape, missing_num_layers
-from mindswap.steps.network import known_or_real
+from mindswap.steps.network import find_layer_trees
 
 # What all kinds of a conversion share: what is asked for, what comes out.
 
@@ -92,7 +92,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     shorter = _without_whole(policy, num_layers)
     policy = policy if first_recompute_difference(policy, shorter, num_layers, trees) else shorter
     problems = list(dropped.values())
-    for named in cells_excluded(expansion.statements, trees) if trees is not None else ():
+    for named in find_excluded_cells(expansion.statements, trees) if trees is not None else ():
         rest = "only the operators it names beside are written" if named.has_operators else "so it is left out"
         message = f"{named.statement.path}: had no effect on '{named.cell}', a cell: {ONLY_OPERATORS}; {rest}"
         problems.append(_warning(named.location, message, "write it again, to exclude all of the cell"))
@@ -121,7 +121,7 @@ def known_trees(document: Document, checked: CheckResult) -> LayerTrees | None:
     """The layers from a table, else, where something is excluded from recomputation, from the real network."""
     if is_empty(document.get("recompute_config", EXCLUDE)):
         return checked.trees
-    return known_or_real(document.file, checked.trees, checked.num_layers)
+    return find_layer_trees(document.file, checked.trees, checked.num_layers)
 
 
 def _without_whole(policy: Policy, num_layers: int) -> Policy:

@@ -24,8 +24,8 @@ from mindswap.policy.formats.mindformers2.tables import (
     Form,
     Model,
     dense_layer,
-    find_double_sections,
     find_form,
+    find_mixed_sections,
 )
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
@@ -142,7 +142,7 @@ def convert_versions(request: Request, to: str, ops_per_layer: int | None, trace
     if not any(document.get(name) is not None for name in source):
         missing = " and no ".join(source)
         raise LaunchError(f"{document.file}: nothing to convert to {to}: there is no {missing}")
-    double = find_double_sections(document)
+    double = find_mixed_sections(document)
     if double is not None:
         raise PolicyError([double])
     num_layers = request.find_num_layers(find_num_layers(document) or find_num_layers_2x(document))

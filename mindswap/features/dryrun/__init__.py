@@ -24,7 +24,7 @@ from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from mindswap.features.simulate import LoadedStep
 from mindswap.files import make_fresh
 from mindswap.graph.capture_cache import make_key, open_samples_cache
-from mindswap.policy.equivalence import kept_layers
+from mindswap.policy.equivalence import retained_layers
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
 from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.report.html import in_notebook
@@ -36,7 +36,7 @@ from mindswap.simulator.cost.budget import budget_of_device
 from mindswap.simulator.cost.hardware import Device
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.report_data import SimulationReport
-from mindswap.system.disk_cache import kept_folder
+from mindswap.system.disk_cache import cached_folder
 from mindswap.system.scratch import scratch_folder
 
 __all__ = [
@@ -273,7 +273,7 @@ def _cached_samples(document: Document) -> SyntheticData:
     key = make_key(
         seq_length=settings.seq_length, num_samples=num_samples, size=vocabulary_size(document), columns=columns
     )
-    kept = kept_folder(open_samples_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1))
+    kept = cached_folder(open_samples_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1))
     return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
 
 
@@ -294,7 +294,7 @@ def _short_model(settings: StepSettings, num_layers: int, per_chunk: int | None 
     stage_layers = [0] * settings.pipeline.num_stages
     for cell in settings.pipeline.layout(num_layers).cells():
         count = len(cell.layers) if per_chunk is None else per_chunk
-        kept += [cell.layers[i] for i in kept_layers(len(cell.layers), count)] if count else []
+        kept += [cell.layers[i] for i in retained_layers(len(cell.layers), count)] if count else []
         stage_layers[cell.stage] += count
     return _ShortModel(tuple(kept), tuple(stage_layers))
 

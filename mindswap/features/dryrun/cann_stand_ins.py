@@ -24,7 +24,7 @@ from mindswap.errors import LaunchError, install_command
 from mindswap.files import DATA, package_data
 from mindswap.graph.capture_cache import open_cache
 from mindswap.system.children import module_command, started
-from mindswap.system.disk_cache import kept_folder
+from mindswap.system.disk_cache import cached_folder
 
 # Part of the key of what is kept: to be raised when the C text (data/dryrun/) changes.
 EDITION = 6
@@ -78,7 +78,9 @@ def stub_libraries() -> Path:
     libraries = mindspore_libraries()
     wheel = sorted((path.name, path.stat().st_size) for path in (libraries / "plugin").glob("libmindspore_*"))
     key = hashlib.sha256(repr((EDITION, PROCESSORS, platform.machine(), str(libraries), wheel)).encode()).hexdigest()
-    kept = kept_folder(open_cache(), "stand_ins", key[:16], lambda made: _make(made / HOME, libraries, find_compiler()))
+    kept = cached_folder(
+        open_cache(), "stand_ins", key[:16], lambda made: _make(made / HOME, libraries, find_compiler())
+    )
     return kept / HOME
 
 

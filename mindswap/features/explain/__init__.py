@@ -22,7 +22,7 @@ from mindswap.policy.formats.mindformers2.tables import Form, find_form
 from mindswap.report.pynative import format_settings_effect, settings_effect_to_json
 from mindswap.rules.checker import CheckResult, check_document, check_pynative, require_num_layers
 from mindswap.rules.machine.software import installed_version
-from mindswap.steps.network import has_mindformers, known_or_real
+from mindswap.steps.network import find_layer_trees, has_mindformers
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def list_names(config: str | os.PathLike[str] | Document, num_layers: int | None
 
 def _find_trees(document: Document, checked: CheckResult) -> LayerTrees:
     """The table of the model family, else the real network."""
-    trees = known_or_real(document.file, checked.trees, checked.num_layers)
+    trees = find_layer_trees(document.file, checked.trees, checked.num_layers)
     if trees is not None:
         return trees
     if not has_mindformers():

@@ -12,7 +12,7 @@ from mindswap.policy.formats.mindformers1.stage_recompute import StageRecompute
 from mindswap.policy.formats.mindformers2.tables import Form, Model
 from mindswap.policy.model import Policy
 from mindswap.policy.wording import index_runs, name_indices
-from mindswap.report.policy_text import AlikeLayers, StepKind, format_steps, group_layers
+from mindswap.report.policy_text import LayerGroup, MemoryAction, format_actions, group_layers
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_table
 
@@ -22,7 +22,7 @@ class Explanation:
     """Explanation of each layer."""
 
     policy: Policy  # of the configuration; with swap off what MindFormers does by itself
-    groups: tuple[AlikeLayers, ...]  # equal layers together, in order of their first
+    groups: tuple[LayerGroup, ...]  # equal layers together, in order of their first
     num_layers: int | None  # layers of the model; None if not known
     source: str | None  # where the operators come from; None leaves names as the configuration has them
     stages: StageRecompute | None = None  # with swap off, what MindFormers logs and the layers of each stage and chunk
@@ -57,7 +57,7 @@ def format_explanation(explanation: Explanation) -> str:
     return "\n\n".join(blocks)
 
 
-def _format_group(group: AlikeLayers, explanation: Explanation) -> Iterator[str]:
+def _format_group(group: LayerGroup, explanation: Explanation) -> Iterator[str]:
     indices = group.layers.indices
     if indices is None:
         yield "[every other layer]" if len(explanation.groups) > 1 else "[every layer]"
@@ -67,7 +67,7 @@ def _format_group(group: AlikeLayers, explanation: Explanation) -> Iterator[str]
         stages = sorted({cell.stage for cell in cells if set(cell.layers) & set(indices)})
         place = f" on {name_indices('stage', stages)}" if len({cell.stage for cell in cells}) > 1 else ""
         yield f"[{name_indices('layer', indices)}]{repeat}{place}"
-    yield from (f"    {line}" for line in format_steps(group.steps))
+    yield from (f"    {line}" for line in format_actions(group.steps))
 
 
 def _format_cells(explanation: Explanation) -> str:
@@ -76,7 +76,7 @@ def _format_cells(explanation: Explanation) -> str:
     selected = {
         index
         for group in explanation.groups
-        if any(step.action is not StepKind.KEEP for step in group.steps)
+        if any(step.action is not MemoryAction.KEEP for step in group.steps)
         for index in group.layers.indices or ()
     }
     rows = []
@@ -105,7 +105,7 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
 def list_paths(trees: LayerTrees) -> list[dict[str, Any]]:
     """Every name that op_swap and select_recompute can have, with what it is: plain data."""
     found: dict[str, dict[str, Any]] = {}
-    for tree in Coverage(trees).kinds:
+    for tree in Coverage(trees).layer_classes:
         for path, node in tree.walk():
             name = r"\.".join(path)
             kind = f"{'operator' if node.is_primitive else 'cell'} {node.type_name}"

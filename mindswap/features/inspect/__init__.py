@@ -17,7 +17,7 @@ from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.rules.checker import check_document
 from mindswap.steps.compile_cache import cached_result
-from mindswap.steps.compiled import compile_beside, compile_under, layer_indices, place_asked_rank
+from mindswap.steps.compiled import compile_under, compile_with, layer_indices, place_requested_rank
 from mindswap.steps.recorded import capture_of, is_trace_path, read_trace, require_compilable
 
 # What a report is made of, for the cache.
@@ -55,7 +55,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
     checked = check_document(document)
     policy = checked.require_policy()
     require_compilable(document)
-    placement = place_asked_rank(document, rank, checked.num_layers)
+    placement = place_requested_rank(document, rank, checked.num_layers)
     report = cached_result(
         document,
         policy,
@@ -98,7 +98,7 @@ def inspect_config(
     """
     plain_policy = Policy(is_swap_enabled=True)
     compiled = compile_under(document, policy, placement, use_cache, with_peak=True)
-    plain, like = compile_beside(document, compiled, plain_policy, placement, use_cache, with_tags=True)
+    plain, like = compile_with(document, compiled, plain_policy, placement, use_cache, with_tags=True)
     names = OperatorNames(plain.layers, plain.graph)
     layers = measure_layer_memory(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))

@@ -14,7 +14,7 @@ from mindswap.features.simulate import LoadedStep
 from mindswap.planner.problem import Plan
 from mindswap.planner.write import plan_comment
 from mindswap.policy.formats.mindformers2.read import find_mtp_layers, find_num_layers_2x
-from mindswap.policy.formats.mindformers2.tables import Form, find_form, form_problem
+from mindswap.policy.formats.mindformers2.tables import Form, find_form, wrong_form_problem
 from mindswap.policy.model import Policy, union_layers
 from mindswap.policy.wording import index_runs
 from mindswap.report.problems import format_problems
@@ -67,7 +67,7 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
 
 def _trace_problem(document: Document) -> Problem:
     """The error of a plan without a trace."""
-    problem = form_problem(document)
+    problem = wrong_form_problem(document)
     if problem is None:
         raise AssertionError("a file of MindFormers 1.9")
     return replace(

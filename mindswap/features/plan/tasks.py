@@ -13,7 +13,7 @@ from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Plan
 from mindswap.simulator.captured_step import CapturedStep
-from mindswap.system.scratch import remove_kept, scratch_folder
+from mindswap.system.scratch import remove_kept_folders, scratch_folder
 from mindswap.units import format_bytes
 
 R = TypeVar("R")
@@ -104,5 +104,5 @@ def _with_step(task: StepTask, find: Callable[[LoadedStep], R | str]) -> R | str
         with scratch_folder("step") as folder:
             return find(load_task(task, folder))
     except MindswapError as error:
-        remove_kept()  # the reason names no log
+        remove_kept_folders()  # the reason names no log
         return summarize_error(error)

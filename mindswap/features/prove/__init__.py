@@ -19,14 +19,14 @@ from mindswap.features.prove.support_bundle import describe_machine, pack
 from mindswap.features.prove.worker_runs import RayPlace, read_measured, read_simulated, run_workers
 from mindswap.features.run import cards_missing
 from mindswap.files import make_fresh, write_new
-from mindswap.policy.equivalence import kept_layers
+from mindswap.policy.equivalence import retained_layers
 from mindswap.report.problems import answer_text
 from mindswap.rules.checker import check_document, policy_of
 from mindswap.rules.machine.software import count_cards
 from mindswap.runtime.short_run import RunOptions, SyntheticData, format_config, has_own_data, run_config, switched_off
 from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, read_cost_settings
 from mindswap.system.children import ask
-from mindswap.system.process_tree import adopt_orphans, stop_descendants
+from mindswap.system.process_tree import become_subreaper, stop_descendants
 from mindswap.system.signals import signals_raise
 from mindswap.units import format_bytes, format_count, format_time
 
@@ -81,7 +81,7 @@ def prove(
     if request.cluster is None:
         _require_cards(document, request.wanted.num_workers)
     make_fresh(request.folder, is_put_aside, "-o ANOTHER_FOLDER, or --overwrite")
-    adopt_orphans()
+    become_subreaper()
     code, proof = 1, None
     try:
         with signals_raise():
@@ -144,7 +144,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
         request.report_status(f"making data: {wanted.num_steps} steps of random tokens")
         return write_synthetic_data(request.folder, short, wanted.num_steps)
 
-    kept = kept_layers(checked.num_layers, num_layers) if num_layers < checked.num_layers else None
+    kept = retained_layers(checked.num_layers, num_layers) if num_layers < checked.num_layers else None
     config, changes = run_config(document, policy, wanted, kept, make_data)
     if kept is not None:
         notes.append(

@@ -16,18 +16,18 @@ from mindswap.rules.machine.software import has_cards
 from mindswap.runtime.launcher_arguments import Job, parse_arguments, split_order, worker_command
 from mindswap.runtime.msrun import (
     PLAIN_FOR_MSRUN,
+    archive_old_logs,
     check_port,
     failure_report,
     find_msrun,
     find_python,
     log_folder,
     msrun_arguments,
-    put_old_logs_aside,
     worker_environment,
     worker_log,
 )
 from mindswap.runtime.training_command import ADAPTIVE_FLAG, check_configuration
-from mindswap.system.process_tree import adopt_orphans, raise_process_limit, stop_descendants
+from mindswap.system.process_tree import become_subreaper, raise_process_limit, stop_descendants
 from mindswap.system.scratch import plain_name
 from mindswap.system.signals import held_signals, signals_raise
 from mindswap.system.streams import prepare_streams, print_text
@@ -158,7 +158,7 @@ def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool
     With `log`, what it prints goes there, too.
     """
     raise_process_limit()
-    adopt_orphans()
+    become_subreaper()
     with _stopping_all():
         # A session of its own: Ctrl-C reaches only this process, which then stops the rest in order.
         out, error = (subprocess.PIPE, subprocess.STDOUT) if log else (None, None)
@@ -189,7 +189,7 @@ def _prepare_folder(job: Job) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_master = job.is_single_node or job.node_rank <= 0
-        old = put_old_logs_aside(folder, job.ranks, job.num_workers, with_scheduler=is_master)
+        old = archive_old_logs(folder, job.ranks, job.num_workers, with_scheduler=is_master)
     except OSError as error:
         raise LaunchError(f"LOG_DIR {folder}: {error.strerror}: {error.filename}") from error
     if old:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.config.nodes import Document
-from mindswap.config.weight_sharding import has_one_turn
+from mindswap.config.weight_sharding import has_single_micro_step
 from mindswap.errors import SimulationError, require
 from mindswap.features.simulate.insight import write_simulated
 from mindswap.features.simulate.report import format_simulation
 from mindswap.features.simulate.trace import write_trace
 from mindswap.files import file_name, write_new
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.equivalence import cut_policy
+from mindswap.policy.equivalence import truncated_policy
 from mindswap.policy.model import Policy
 from mindswap.report.device_figures import device_figures
 from mindswap.report.html import in_notebook, memory_curve, simulated_curve
@@ -233,7 +233,7 @@ class LoadedStep:
         """
         model, policy = self.model, self.policy
         if kept is not None:
-            model, policy = model.short(kept), cut_policy(policy, tuple(kept))
+            model, policy = model.short(kept), truncated_policy(policy, tuple(kept))
         if num_micro_batches is not None:
             model = model.with_micro_batches(num_micro_batches)
         return replace(self, policy=policy, model=model)
@@ -241,8 +241,8 @@ class LoadedStep:
     def with_swap(self) -> "LoadedStep":
         """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""
         sharding = self.model.settings.sharding
-        is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_one_turn(self.document)
-        if not is_other or sharding.is_cast_behind:
+        is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
+        if not is_other or sharding.is_cast_after_gather:
             return self
         return _cast_behind(self)
 
@@ -251,5 +251,5 @@ class LoadedStep:
 def _cast_behind(step: LoadedStep) -> LoadedStep:
     """The step with weights cast behind their gather; made once, as its model keeps what it found."""
     settings = step.model.settings
-    sharding = replace(settings.sharding, is_cast_behind=True)
+    sharding = replace(settings.sharding, is_cast_after_gather=True)
     return replace(step, model=step.model.remade(settings=replace(settings, sharding=sharding)))

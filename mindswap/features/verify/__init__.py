@@ -31,7 +31,7 @@ from mindswap.policy.resolve import resolve_layer
 from mindswap.rules.checker import CheckResult, check_document, require_num_layers
 from mindswap.runtime.logs.read import read_worker_logs
 from mindswap.steps.compile_cache import cached_result
-from mindswap.steps.compiled import compile_beside, compile_under, layer_indices, place_asked_rank
+from mindswap.steps.compiled import compile_under, compile_with, layer_indices, place_requested_rank
 from mindswap.steps.network import read_real_trees
 from mindswap.steps.recorded import require_compilable
 from mindswap.units import format_bytes
@@ -121,7 +121,7 @@ def _verify_graph(
     if not checked.is_swap_enabled and policy == Policy():
         return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
     require_compilable(document, takes_trace=False)
-    placement = place_asked_rank(document, rank, checked.num_layers)
+    placement = place_requested_rank(document, rank, checked.num_layers)
     if checked.is_swap_enabled:
         make = partial(_answer_swap, document, policy, placement, use_cache, checked.num_layers, brief)
     else:
@@ -217,7 +217,7 @@ def verify_policy(
         )
     if not brief or not all(effect.is_as_asked for effect in found):
         without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
-        baseline, like = compile_beside(document, swapped, without_swap, placement, use_cache)
+        baseline, like = compile_with(document, swapped, without_swap, placement, use_cache)
         found = compare_effect(decided, baseline.graph, swapped.graph, like)
     if gathers_sequence(document):
         found = tuple(
@@ -242,7 +242,7 @@ def verify_recompute(
     and the compiled network.
     """
     compiled = compile_under(document, Policy(), placement, use_cache)
-    plain, like = compile_beside(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)
+    plain, like = compile_with(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)
     built = dict(zip(indices, compiled.sample.layer_map, strict=True))
     # Layers of other stages are not built; what the policy asks of them is not looked at.

@@ -11,7 +11,7 @@ from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.storage import classify_saved, kept_bytes_by_layer, resolve_storage
 from mindswap.policy.cell_tree import CellNode, Match
-from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Path, Treatment, matches_of
+from mindswap.policy.resolve import Decision, EntryMatch, LayerDecisions, Path, Treatment, unique_matches
 
 # Operators of the model by place, cell and type: all that a compiled graph says of most of them.
 
@@ -26,15 +26,15 @@ def decisions_by_operator(decisions: LayerDecisions) -> dict[OperatorKey, tuple[
     each of their decisions may be that of the operator at hand.
     """
     return {
-        operator_key: tuple(map(decisions.of, paths))
-        for operator_key, paths in decisions.layer.primitives_by_place().items()
+        operator_key: tuple(map(decisions.decision_for, paths))
+        for operator_key, paths in decisions.layer.primitives_by_cell_and_type().items()
     }
 
 
 @functools.lru_cache(maxsize=4096)  # a planner asks it of each name that it swaps
 def operators_below(layer: CellNode, prefix: Path) -> frozenset[OperatorKey]:
     """The place of every primitive at or below a path of the layer."""
-    found = layer.primitives_by_place().items()
+    found = layer.primitives_by_cell_and_type().items()
     return frozenset(
         operator_key for operator_key, paths in found if any(path[: len(prefix)] == prefix for path in paths)
     )
@@ -120,7 +120,7 @@ def _compare(
     def covers(operator_key: OperatorKey) -> bool:
         """Asked for, or added by the compiler (a read of a weight, a tuple) to a cell that was asked for."""
         path = (*filter(None, operator_key[0].split(".")), operator_key[1])
-        return True in asked[operator_key] if operator_key in asked else _is_recomputed(layer.of(path))
+        return True in asked[operator_key] if operator_key in asked else _is_recomputed(layer.decision_for(path))
 
     certain = [node for node in forward if asked.get(node.operator_key) == {True}]
     requested_comm = _claimed_operators(layer, layer.comm_recomputes)
@@ -167,7 +167,7 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
     }
     if layer.is_fully_recomputed and not recomputed:
         yield None
-    for match in matches_of(layer.recomputes):
+    for match in unique_matches(layer.recomputes):
         # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
         operator_keys = {
             operator_key
@@ -228,14 +228,16 @@ def _forward_operators(layer: LayerDecisions, graph: Graph) -> set[OperatorKey]:
     """
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
     marked_ops = {node.op for node in forward if node.attributes.get("recompute") is True}
-    selected = _claimed_operators(layer, (claim for claim in layer.recomputes if claim.path))
+    selected = _claimed_operators(layer, (entry_match for entry_match in layer.recomputes if entry_match.path))
     return {node.operator_key for node in forward} | {
         operator_key for operator_key in selected if operator_key[1] in marked_ops
     }
 
 
-def _claimed_operators(layer: LayerDecisions, claims: Iterable[Claim]) -> set[OperatorKey]:
-    return {operator_key for claim in claims for operator_key in operators_below(layer.layer, claim.path)}
+def _claimed_operators(layer: LayerDecisions, entry_matches: Iterable[EntryMatch]) -> set[OperatorKey]:
+    return {
+        operator_key for entry_match in entry_matches for operator_key in operators_below(layer.layer, entry_match.path)
+    }
 
 
 def _not_recomputed(nodes: list[Node], recomputed: list[OperatorKey]) -> Iterator[OperatorKey]:

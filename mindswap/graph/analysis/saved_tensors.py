@@ -72,7 +72,7 @@ class OperatorNames:
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, has_all_tags: bool = False):
-        found = [{} if has_all_tags else layer.primitives_by_place() for layer in layers]
+        found = [{} if has_all_tags else layer.primitives_by_cell_and_type() for layer in layers]
         self._by_key = [
             {operator_key: Names(map(".".join, paths)) for operator_key, paths in each.items()} for each in found
         ]
@@ -210,7 +210,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
         return []
-    return list(map(".".join, layer.primitives_by_place().get(node.operator_key, ())))
+    return list(map(".".join, layer.primitives_by_cell_and_type().get(node.operator_key, ())))
 
 
 def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> Iterator[Node]:

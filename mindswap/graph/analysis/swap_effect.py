@@ -22,7 +22,7 @@ from mindswap.graph.passes.fusion import parallel_gathers
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.storage import Placement, SavedStorage, classify_saved, kept_bytes_by_layer, resolve_storage
 from mindswap.policy.cell_tree import is_within
-from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
+from mindswap.policy.resolve import LayerDecisions, Setting, unique_matches
 
 
 class IdleReason(Enum):
@@ -160,7 +160,9 @@ class _LayerComparison:
         owner = self.graph.owner(producer)
         operator_keys = possible_operator_keys(self.graph, producer)
         named = {
-            decision.named_prefetch for operator_key in operator_keys for decision in self.decided.get(operator_key, ())
+            decision.requested_prefetch
+            for operator_key in operator_keys
+            for decision in self.decided.get(operator_key, ())
         }
         if owner.operator_key not in self.decided:
             named.add(self._attribute_prefetch(owner))
@@ -237,7 +239,7 @@ class _LayerComparison:
         if "" in idle:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
         recomputed_cells = {node.cell_path for node in recomputed_nodes(self.graph, self.index)}
-        for match in matches_of(self.decisions.recomputes):
+        for match in unique_matches(self.decisions.recomputes):
             if match.name not in idle:
                 continue
             nodes = self._nodes(operators_below(self.decisions.layer, match.path))
@@ -270,9 +272,13 @@ class _LayerComparison:
     def _entries(self) -> dict[str, set[OperatorKey]]:
         """Each entry of the policy that acts in this layer, with the primitives it names."""
         by_entry: dict[str, set[OperatorKey]] = {}
-        for claim in self.decisions.offloads:
-            entry = claim.entry.pattern if claim.entry.setting is Setting.OP_SWAP else claim.entry.setting.value
-            by_entry.setdefault(entry, set()).update(operators_below(self.decisions.layer, claim.path))
+        for entry_match in self.decisions.offloads:
+            entry = (
+                entry_match.entry.pattern
+                if entry_match.entry.setting is Setting.OP_SWAP
+                else entry_match.entry.setting.value
+            )
+            by_entry.setdefault(entry, set()).update(operators_below(self.decisions.layer, entry_match.path))
         return by_entry
 
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
     saved = [entry for entry in graph.saved if entry.forward_name not in gathered]
     if not recomputed_copies:
         saved += [Saved(w.gather.name, w.saved_name) for w in weights if w.gather.name in needed]
-    forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved, sharding.is_cast_behind))
+    forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved, sharding.is_cast_after_gather))
     rewritten = replace(graph, forward=forward, backward=backward, saved=tuple(saved))
     collectives = {
         w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, w.num_ranks, stride=w.stride),) for w in weights
@@ -139,7 +139,11 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
     for node in graph.forward:
         name = weight_name(node)
         parts = tensor_parallel_parts(node)
-        if name and node.outputs and sharding.cuts(name, node.outputs[0].shape, node.outputs[0].size_bytes, parts):
+        if (
+            name
+            and node.outputs
+            and sharding.is_sharded(name, node.outputs[0].shape, node.outputs[0].size_bytes, parts)
+        ):
             loads.setdefault(name, []).append(node)
     mark = {GATHER_MARK: sharding.is_released}
     for name, nodes in loads.items():
@@ -154,7 +158,10 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
             users = list(_users(users[0].name, readers))
         source, whole = lead[-1], nodes[0].outputs[0]
         is_cast = (
-            not sharding.is_cast_behind and len(users) == 1 and whole.dtype == "float32" and is_narrowing(users[0])
+            not sharding.is_cast_after_gather
+            and len(users) == 1
+            and whole.dtype == "float32"
+            and is_narrowing(users[0])
         )
         # Backward may need the weight for nothing else than to cast it again.
         if is_cast and not any(kept.get(value, set()) - {users[0].name} for value in values):

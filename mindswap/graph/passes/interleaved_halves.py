@@ -198,7 +198,7 @@ class Round:
     """One of the attentions."""
 
     before: tuple[RingKernel, ...]  # kernels before the exchange: what came is taken apart, what goes is put together
-    num_exchanges: int  # exchanges that go on meanwhile
+    num_gradient_reductions: int  # exchanges that go on meanwhile
     flops: int  # of attention
     after: tuple[RingKernel, ...]  # kernels that join the result with that of the rounds before
 

@@ -50,12 +50,14 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
             raise AssertionError("an operator of the model outside its layers")
         layer = layers[owner.layer_index]
         key = id(layer), paths
-        decision = decisions.get(key) or decisions.setdefault(key, layer.of(*paths))
-        is_communication_recomputed = node.op in REDISTRIBUTION_OPS and bool(decision.communicated_again_by)
+        decision = decisions.get(key) or decisions.setdefault(key, layer.decision_for(*paths))
+        is_communication_recomputed = node.op in REDISTRIBUTION_OPS and bool(decision.comm_recomputed_by)
         recompute_applies = bool(decision.recomputed_by) and roles.recompute_applies(node, layer, decision)
         merged_paths = merged_readers(node, paths, layer.layer)
         if merged_paths:
-            is_reader_recomputed = all(layer.of(tuple(path.split("."))).recomputed_by for path in merged_paths)
+            is_reader_recomputed = all(
+                layer.decision_for(tuple(path.split("."))).recomputed_by for path in merged_paths
+            )
             # What backward asks for is what the second gives; the model itself marks some of the first.
             recompute_applies = is_reader_recomputed and (recompute_applies or node.attributes.get("recompute") is True)
         if is_communication_recomputed or recompute_applies:
@@ -113,10 +115,10 @@ class NodeRoles:
         MindSpore keeps such an output, also where its primitive is named beside the cell, and does not offload it.
         """
         return all(
-            claim.match.node.is_primitive
-            or (layer.is_output_recomputed and not claim.path)
-            or (claim.match.node.is_called and not self.is_read_outside(node, claim.path))
-            for claim in decision.recomputed_by
+            entry_match.match.node.is_primitive
+            or (layer.is_output_recomputed and not entry_match.path)
+            or (entry_match.match.node.is_called and not self.is_read_outside(node, entry_match.path))
+            for entry_match in decision.recomputed_by
         )
 
     def is_read_outside(self, node: Node, cell: Path) -> bool:

@@ -60,7 +60,7 @@ class Facts:
     num_micro_batches: int = 1  # of the step; pieces of sequences count each
     terms_ns: int = 0  # what comes behind backward
     gradients_ns: int = 0  # part of it that a longer backward would hide
-    num_exchanges: int = 1  # backward passes that would hide it
+    num_gradient_reductions: int = 1  # backward passes that would hide it
     passes: StepPasses | None = None  # of its pipeline; None for one stage, and where the schedule cuts backward
 
 
@@ -73,18 +73,18 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     """
     # Exposed communication of gradients gets less where backward takes longer.
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
-    num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
-    liveness = liveness_of(model.swapping(), num_turns // model.layout.num_sequences)
+    num_micro_steps = 1 + int(keep.timeline.program.ops.micro_batch.max())
+    liveness = liveness_of(model.swapping(), num_micro_steps // model.layout.num_sequences)
     flows, times, stages = flows_of(model), pass_times(model), range(model.layout.num_stages)
     is_cut = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
     return Facts(
         flows=flows,
         stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, times, flows) for stage in stages),
         transfers=model.transfers,
-        num_micro_batches=model.layout.num_turns,
+        num_micro_batches=model.layout.num_micro_steps,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
-        num_exchanges=model.settings.num_exchanges,
+        num_gradient_reductions=model.settings.num_gradient_reductions,
         passes=None if is_cut or len(stages) == 1 else StepPasses(model.layout, _least_times(model, times, flows)),
     )
 
@@ -193,7 +193,7 @@ def _later_windows_ns(
         first = own[np.argmax(ops.layer[own] >= 0)]
         windows.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
     # Those that are not run take as long as any.
-    return (*windows, *[max(windows)] * (layout.num_turns - 1 - len(windows))) if windows else ()
+    return (*windows, *[max(windows)] * (layout.num_micro_steps - 1 - len(windows))) if windows else ()
 
 
 def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
@@ -217,8 +217,8 @@ def _work_of(
     """Times as `Stage` has them, of the operator with which the first backward begins."""
     own = {key: known for key, known in times.items() if key[0] == stage}
     num_sequences = model.layout.num_sequences
-    num_turns = 1 + int(timeline.program.ops.micro_batch.max())
-    order = replace(model.layout, num_micro_batches=num_turns // num_sequences).passes(stage)
+    num_micro_steps = 1 + int(timeline.program.ops.micro_batch.max())
+    order = replace(model.layout, num_micro_batches=num_micro_steps // num_sequences).passes(stage)
     before = list(takewhile(lambda entry: entry.work is PassWork.FORWARD, order))
     once_ns = sum(known.once_ns for known in own.values())
     idle_ns = int(timeline.op_start_ns[first_backward]) - once_ns

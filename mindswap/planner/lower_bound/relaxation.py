@@ -169,7 +169,7 @@ def _row_of(facts: Facts, chain: Chain, times: _Times) -> tuple[Row, int]:
 def _add_hidden(rows: _Rows, facts: Facts, recompute_ns: Sequence[int]) -> int:
     """The variable of gradients that hide behind what runs again on some stages."""
     hidden_ns = rows.variable(facts.gradients_ns)
-    rows.limit({hidden_ns: 1, **dict.fromkeys(recompute_ns, -facts.num_exchanges)})
+    rows.limit({hidden_ns: 1, **dict.fromkeys(recompute_ns, -facts.num_gradient_reductions)})
     return hidden_ns
 
 

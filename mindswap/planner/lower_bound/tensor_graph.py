@@ -270,7 +270,7 @@ def _flow_of(
     )  # fmt: skip
     first_users = {tensor: entry.first_user for tensor, entry in saved.items()}
     # Where halves of a layer take turns, one goes on while the other one communicates.
-    has_halves = model.settings.computes_halves
+    has_halves = model.settings.has_interleaved_halves
     is_early = {ops[node.name] for node in own if _communicates_early(model, node)}
     holders: dict[int, list[Node]] = {}
     for node in graph.forward:
@@ -402,7 +402,7 @@ def _together_again(
 
 def _run_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
     """`Flow.run_once`, of the operators of a layer: with several micro-batches what reads no activation at all."""
-    if model.layout.num_turns == 1:
+    if model.layout.num_micro_steps == 1:
         return frozenset()
     graph = model.captured.graph
     constants = constant_operators(graph).keys()
@@ -563,7 +563,7 @@ def _beside(
 
 def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
     """Gathered weights that backward holds only if what reads them runs again; later micro-batches need none."""
-    if model.layout.num_turns > 1 or model.layers.reads_caches:
+    if model.layout.num_micro_steps > 1 or model.layers.reads_caches:
         return set()
     index = model.captured.sample.layer_map.index(layer_index)
     held, held_anyway = (

@@ -87,7 +87,7 @@ class _Solver:
         self.search.max_evaluations = limit
         if score.fits:
             return  # nothing is faster than to keep everything
-        micro_batches = self.space.layout.num_turns
+        micro_batches = self.space.layout.num_micro_steps
         self.forward_ns = hiding_time_ns(timeline)
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
         self.every_bytes = self._every_bytes()

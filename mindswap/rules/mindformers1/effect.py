@@ -53,17 +53,19 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
     if coverage is None or sharding.num_ranks < 2:
         return
     stored, computed = read_weight_dtypes(context.document)
-    is_cast_behind = sharding.is_cast_behind
-    if sharding.is_released or (not is_cast_behind and stored != "float32" and stored != computed):
+    is_cast_after_gather = sharding.is_cast_after_gather
+    if sharding.is_released or (not is_cast_after_gather and stored != "float32" and stored != computed):
         return  # recompute frees it
-    swaps = () if is_cast_behind else context.settings.of("op_swap")
+    swaps = () if is_cast_after_gather else context.settings.of("op_swap")
     for statement in (*swaps, *context.settings.of("select_recompute")):
-        kinds = coverage.layers_by_kind(statement.layers)
-        named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
-        casts = {name for kind in kinds for name in _primitives(coverage.kinds[kind], LINEAR_CELLS, "Cast")}
+        layer_classes = coverage.layers_by_class(statement.layers)
+        named = {name for kind in layer_classes for name in coverage.operators(statement.pattern, kind)}
+        casts = {
+            name for kind in layer_classes for name in _primitives(coverage.layer_classes[kind], LINEAR_CELLS, "Cast")
+        }
         if named and named <= casts:
             what = "swapped" if statement.option == "op_swap" else "recomputed"
-            stays = f"would be kept in {stored} instead" if is_cast_behind else f"is never {what}"
+            stays = f"would be kept in {stored} instead" if is_cast_after_gather else f"is never {what}"
             message = (
                 f"{statement.pattern_path}: {format_names(sorted(named))} "
                 f"{'casts a weight' if len(named) == 1 else 'cast weights'} that the parallel optimizer gathers from "
@@ -71,7 +73,7 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
                 f"which {stays}: this frees nothing"
             )
             fix = "delete it"
-            if is_cast_behind:  # with accumulation, MindSpore 2.9 does not compile level3 with half precision
+            if is_cast_after_gather:  # with accumulation, MindSpore 2.9 does not compile level3 with half precision
                 fix += (
                     ", or name it in op_swap; parallel.parallel_optimizer_config: {optimizer_level: level3} releases "
                     "gathered weights"
@@ -137,9 +139,11 @@ def comm_recompute(context: Context) -> Iterator[Finding]:
     if coverage is None:
         return
     for statement in context.as_applied().settings.of("select_comm_recompute"):
-        kinds = coverage.layers_by_kind(statement.layers)
-        named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
-        reshapes = {name for kind in kinds for name in _primitives(coverage.kinds[kind], ("Linear",), "Reshape")}
+        layer_classes = coverage.layers_by_class(statement.layers)
+        named = {name for kind in layer_classes for name in coverage.operators(statement.pattern, kind)}
+        reshapes = {
+            name for kind in layer_classes for name in _primitives(coverage.layer_classes[kind], ("Linear",), "Reshape")
+        }
         if named and reshapes and not named & reshapes:
             message = (
                 f"{statement.pattern_path}: {format_names(sorted(named))}: no gather is before these, nothing is freed"
@@ -171,8 +175,8 @@ def kept_by_reshape(context: Context) -> Iterator[Finding]:
     found: dict[Location, tuple[Statement, dict[str, set[str]], set[int]]] = {}  # default operators have one place
     for statement in applied.settings.of("select_recompute"):
         _, kept, layers = found.setdefault(statement.pattern_location, (statement, {}, set()))
-        for kind, indices in coverage.layers_by_kind(statement.layers).items():
-            views = set(_primitives(coverage.kinds[kind], (), "Reshape"))
+        for kind, indices in coverage.layers_by_class(statement.layers).items():
+            views = set(_primitives(coverage.layer_classes[kind], (), "Reshape"))
             named = coverage.operators(statement.pattern, kind)
             for layer in indices:
                 held = _views_kept(named, coverage.trees.uses, views - applied.recomputed_operators(layer))

@@ -10,7 +10,7 @@ from mindswap.policy.formats.megatron.options import find_pasted_options, is_opt
 from mindswap.policy.formats.mindformers1.read_parts import is_empty
 from mindswap.policy.formats.mindformers1.schema import HOMES
 from mindswap.policy.formats.mindformers1.settings import MissingKey, PolicySettings, UnknownKey
-from mindswap.policy.formats.mindformers2.tables import find_double_sections
+from mindswap.policy.formats.mindformers2.tables import find_mixed_sections
 from mindswap.policy.wording import closest_names
 from mindswap.rules.context import Context
 
@@ -175,7 +175,7 @@ def section_of_2x(context: Context) -> Iterator[Finding]:
     PASS: swap_config: {swap: True}
     FAIL: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     """
-    double = find_double_sections(context.document)
+    double = find_mixed_sections(context.document)
     for name, (switch, off) in SWITCHES_OF_2X.items():
         entry = context.document.entry(name)
         if entry is not None and any(entry.value.get(key) is not None for key in (switch, "layer_swap", "op_swap")):

@@ -29,7 +29,7 @@ def no_layers(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 20, layers: []}]
     """
-    misread = {misfit.path.partition(".layers")[0] for misfit in context.settings.unread.misfits}
+    misread = {invalid.path.partition(".layers")[0] for invalid in context.settings.unread.invalid_values}
     incomplete = {missing.path for missing in context.settings.unread.missing_keys}
     for statement in context.settings.swap:
         is_read = statement.path not in misread and statement.path not in incomplete
@@ -72,7 +72,7 @@ def _num_prediction_layers(context: Context) -> int:
     stated = find_count((context.document.get("model", "model_config", key) for key in MTP_KEYS), 0)
     if stated is not None:
         return stated
-    return int(context.coverage is not None and context.coverage.trees.prediction is not None)
+    return int(context.coverage is not None and context.coverage.trees.mtp_layer is not None)
 
 
 @rule(Level.WARNING)
@@ -268,6 +268,10 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
 def _names_only_cells(context: Context, statement: Statement) -> bool:
     if context.coverage is None or not statement.pattern or context.coverage.error(statement.pattern):
         return False
-    kinds = context.coverage.layers_by_kind(statement.layers)
-    found = [match for kind in kinds for match in match_pattern(statement.pattern, context.coverage.kinds[kind])]
+    layer_classes = context.coverage.layers_by_class(statement.layers)
+    found = [
+        match
+        for kind in layer_classes
+        for match in match_pattern(statement.pattern, context.coverage.layer_classes[kind])
+    ]
     return bool(found) and not any(match.node.is_primitive for match in found)

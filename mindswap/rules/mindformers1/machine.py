@@ -13,11 +13,11 @@ from mindswap.config.step_settings import (
     GRAPH,
     PATH,
     PYNATIVE,
-    asks_for_pynative,
     is_device_memory,
     is_on_cpu,
     read_device_memory,
     read_device_target,
+    uses_pynative_mode,
 )
 from mindswap.rules.context import Context
 from mindswap.units import format_bytes, parse_bytes
@@ -32,7 +32,7 @@ LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
     """Node at a place whose value is not what swap in graph mode needs there."""
     node = context.document.get(*place)
-    if not context.settings.is_swap_enabled or asks_for_pynative(context.document) or node is None or node.is_null:
+    if not context.settings.is_swap_enabled or uses_pynative_mode(context.document) or node is None or node.is_null:
         return None
     return None if node.value in allowed else node
 

@@ -130,12 +130,12 @@ def interleaved_cell(context: Context) -> Iterator[Finding]:
         recompute_config: {select_recompute: ['feed_forward']}
     """
     settings, coverage, num_layers = read_step_settings(context.document), context.coverage, context.num_layers
-    if coverage is None or num_layers is None or not settings.computes_halves:
+    if coverage is None or num_layers is None or not settings.has_interleaved_halves:
         return
     named: dict[int, set[str]] = {}  # cells of each layer
     named_by = {}
     for statement in context.settings.of("select_recompute"):
-        for kind, indices in coverage.layers_by_kind(statement.layers).items():
+        for kind, indices in coverage.layers_by_class(statement.layers).items():
             matches = coverage.matches(statement.pattern, kind) if statement.pattern else ()
             cells = {".".join(match.path) for match in matches if not match.node.is_primitive}
             named_by.update(dict.fromkeys(cells, statement))

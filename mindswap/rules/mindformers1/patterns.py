@@ -117,7 +117,7 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
         pattern = statement.pattern
         if pattern is None or WIDE.search(pattern) or not statement.layers or coverage.error(pattern) is not None:
             continue
-        by_kind = coverage.layers_by_kind(statement.layers)
+        by_kind = coverage.layers_by_class(statement.layers)
         missing = Layers(i for kind, layers in by_kind.items() if not coverage.matches(pattern, kind) for i in layers)
         if not missing:
             continue
@@ -127,7 +127,7 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
                 message = f"{statement.pattern_path}: '{pattern}' matches no operator in {layers}"
                 fix = f"take {layers} out of the list"
                 yield Finding(statement.pattern_location, message, fix=fix, level=Level.WARNING)
-        elif coverage.names_prediction(pattern):
+        elif coverage.matches_mtp_layer(pattern):
             # Something of the layer of multi-token prediction, under another number.
             last = coverage.num_layers - 1
             if last not in statement.layers.resolve(coverage.num_layers):
@@ -224,5 +224,5 @@ def _takes_all(context: Context, statement: Statement, overlap: StatementOverlap
         return False
     if context.coverage is None:
         return True
-    by_kind = context.coverage.layers_by_kind(overlap.layers)
+    by_kind = context.coverage.layers_by_class(overlap.layers)
     return all(context.coverage.operators(statement.pattern, kind) <= set(overlap.operators) for kind in by_kind)

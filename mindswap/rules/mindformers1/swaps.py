@@ -31,7 +31,7 @@ def nothing_swapped(context: Context) -> Iterator[Finding]:
     """
     settings = context.settings
     has_recompute = any(statement.layers for statement in settings.recompute)
-    is_unread = settings.unread.misfits or settings.unread.missing_keys
+    is_unread = settings.unread.invalid_values or settings.unread.missing_keys
     if not settings.is_swap_enabled or settings.swap or has_recompute or is_unread:
         return
     for key in ("layer_swap", "op_swap"):
@@ -107,8 +107,8 @@ def _num_layer_operators(context: Context) -> int:
     """Operators in forward of the largest layer; where the model is not known, more than any layer has."""
     if context.coverage is None:
         return MAX_LAYER_OPERATORS
-    kinds = range(len(context.coverage.kinds))
-    return max((len(context.coverage.operators(None, kind)) for kind in kinds), default=MAX_LAYER_OPERATORS)
+    layer_classes = range(len(context.coverage.layer_classes))
+    return max((len(context.coverage.operators(None, kind)) for kind in layer_classes), default=MAX_LAYER_OPERATORS)
 
 
 @rule(Level.WARNING)
@@ -218,7 +218,7 @@ def _recomputed_swaps(context: Context, coverage: Coverage, swap: Statement) -> 
     """Operators of the cells and operators named by a swap entry of which recompute leaves nothing, by layer."""
     lost: dict[int, frozenset[str]] = {}
     found: dict[tuple[int, frozenset[str]], frozenset[str]] = {}  # layers of one kind are mostly recomputed alike
-    for kind, layers in coverage.layers_by_kind(swap.layers).items():
+    for kind, layers in coverage.layers_by_class(swap.layers).items():
         parts = coverage.operators_by_match(swap.pattern, kind)
         for layer in layers:
             key = kind, context.recomputed_operators(layer)

@@ -27,10 +27,10 @@ def swap_not_bool(context: Context) -> Iterator[Finding]:
     PASS: swap_config: {swap: True}
     FAIL (quotes make it a string): swap_config: {swap: 'True'}
     """
-    for misfit in context.settings.unread.plain_misfits:
-        if misfit.path == "swap_config.swap":
+    for invalid in context.settings.unread.simple_invalid_values:
+        if invalid.path == "swap_config.swap":
             fix = f"swap: {context.settings.is_swap_enabled}"
-            yield Finding(misfit.node.location, misfit.message, Expect.BOOL.value, fix)
+            yield Finding(invalid.node.location, invalid.message, Expect.BOOL.value, fix)
 
 
 @rule(Level.ERROR)
@@ -42,12 +42,12 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
     FAIL: layer_swap: [{backward_prefetch: 0, layers: [0]}]
     """
-    for misfit in context.settings.unread.misfits_of(Expect.PREFETCH):
-        reason = "is out of range" if misfit.node.kind == "an integer" else f"is {misfit.node.kind}"
-        message = f"{misfit.path}: {show(misfit.node)} {reason}"
-        meant = _meant_distance(misfit.node.value)
-        fix = f"{misfit.path.rpartition('.')[2]}: {meant}" if meant else FIND_DISTANCE
-        yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+    for invalid in context.settings.unread.invalid_values_of(Expect.PREFETCH):
+        reason = "is out of range" if invalid.node.kind == "an integer" else f"is {invalid.node.kind}"
+        message = f"{invalid.path}: {show(invalid.node)} {reason}"
+        meant = _meant_distance(invalid.node.value)
+        fix = f"{invalid.path.rpartition('.')[2]}: {meant}" if meant else FIND_DISTANCE
+        yield Finding(invalid.node.location, message, invalid.expect.value, fix)
 
 
 def _meant_distance(value: object) -> int | None:
@@ -87,7 +87,7 @@ def swap_off(context: Context) -> Iterator[Finding]:
     FAIL: swap_config: {swap: False, default_prefetch: 10}
     """
     section = context.document.get("swap_config")
-    if section is None or context.settings.is_swap_enabled or context.settings.unread.misfits:
+    if section is None or context.settings.is_swap_enabled or context.settings.unread.invalid_values:
         return
     unknown = context.settings.unread.unknown_keys
     if any(is_misspelt_switch(context.document, key) for key in unknown):
@@ -138,33 +138,33 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     PASS: layer_swap: [{backward_prefetch: 20, layers: [0, 3]}]
     FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]
     """
-    for misfit in context.settings.unread.plain_misfits:
-        if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
-            fix = _right_type(misfit, context.num_layers)
-            yield Finding(misfit.node.location, misfit.message, misfit.expect.value, fix)
+    for invalid in context.settings.unread.simple_invalid_values:
+        if invalid.expect is not Expect.PREFETCH and invalid.path != "swap_config.swap":  # they have rules of their own
+            fix = _right_type(invalid, context.num_layers)
+            yield Finding(invalid.node.location, invalid.message, invalid.expect.value, fix)
 
 
-def _right_type(misfit: InvalidValue, num_layers: int | None) -> str:
-    value = misfit.node.value
-    key = last_key(misfit.path)
+def _right_type(invalid: InvalidValue, num_layers: int | None) -> str:
+    value = invalid.node.value
+    key = last_key(invalid.path)
     word = value.strip().lower() if isinstance(value, str) else ""
-    if misfit.expect is Expect.LAYER_INDEX:
+    if invalid.expect is Expect.LAYER_INDEX:
         if isinstance(value, bool):
             return f"{key}: True" if value else "0, if the first layer is meant"
         return _meant_layers(str(value), num_layers)
-    if misfit.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
+    if invalid.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
         if _whole_number(value) or is_whole_number(value):
-            return _meant_list(key, int(_whole_number(value) or value), misfit.expect, num_layers)
+            return _meant_list(key, int(_whole_number(value) or value), invalid.expect, num_layers)
         if word in ("true", "all", "every"):
             return f"{key}: True"
         parts = value.replace(" ", "").split(",") if isinstance(value, str) else []
         if len(parts) > 1 and all(_INDEX.fullmatch(part) for part in parts):
             return f"{key}: [{', '.join(part if part.isdecimal() else repr(part) for part in parts)}]"
         if value is None or word in ("false", "none"):
-            return "" if misfit.expect is Expect.LAYERS else f"{key}: False"
-        if isinstance(value, str) and misfit.expect is Expect.SELECT:
+            return "" if invalid.expect is Expect.LAYERS else f"{key}: False"
+        if isinstance(value, str) and invalid.expect is Expect.SELECT:
             return f"{key}: ['{value}']"
-    if misfit.expect is Expect.BOOL and word in ("true", "false"):
+    if invalid.expect is Expect.BOOL and word in ("true", "false"):
         return f"{key}: {word.title()}"
     return ""
 

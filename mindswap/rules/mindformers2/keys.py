@@ -6,7 +6,7 @@ from mindswap.config.findings import Finding
 from mindswap.config.nodes import MappingEntry, key_text
 from mindswap.config.problem import Level
 from mindswap.policy.formats.mindformers2.settings import HOMES_2X, SECTION_KEYS
-from mindswap.policy.formats.mindformers2.tables import find_double_sections
+from mindswap.policy.formats.mindformers2.tables import find_mixed_sections
 from mindswap.policy.wording import closest_names
 from mindswap.rules.context import Context2x, rule
 
@@ -136,7 +136,7 @@ def section_of_graph_mode(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     FAIL: swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: [0, 1, 2]}]}
     """
-    double = find_double_sections(context.document)
+    double = find_mixed_sections(context.document)
     for name in ("swap_config", "recompute_config"):
         entry = context.document.entry(name)
         if entry is not None:

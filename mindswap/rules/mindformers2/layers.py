@@ -17,8 +17,8 @@ def no_layers(context: Context2x) -> Iterator[Finding]:
     FAIL: op_swap: [{op_name: mlp, layers: []}]
     """
     # Lists that could not be read, or some of whose elements could not, have problems of their own.
-    wrong = {m.path.rpartition("[")[0] for m in context.settings.unread.misfits if m.expect is Expect2x.LAYER}
-    wrong |= {misfit.path for misfit in context.settings.unread.misfits}
+    wrong = {m.path.rpartition("[")[0] for m in context.settings.unread.invalid_values if m.expect is Expect2x.LAYER}
+    wrong |= {invalid.path for invalid in context.settings.unread.invalid_values}
     for target in context.settings.targets:
         if not target.specs and target.layers_path not in wrong and target.option != "full_recompute_layer":
             message = f"{target.layers_path}: the list is empty, so the entry has no effect"
@@ -179,7 +179,8 @@ def nothing_swapped(context: Context2x) -> Iterator[Finding]:
     """
     settings = context.settings
     is_unread = (
-        any(misfit.path.startswith("swap") for misfit in settings.unread.misfits) or settings.unread.missing_keys
+        any(invalid.path.startswith("swap") for invalid in settings.unread.invalid_values)
+        or settings.unread.missing_keys
     )
     if not settings.is_swap_enabled or is_unread:
         return

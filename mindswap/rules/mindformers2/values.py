@@ -29,26 +29,31 @@ def wrong_type(context: Context2x) -> Iterator[Finding]:
         swap: {enable: True, layer_swap: [{layers: True}]}
     """
     elsewhere = (Expect2x.PREFETCH, Expect2x.MODE, Expect2x.EXCLUDE, Expect2x.LAYER)
-    for misfit in context.settings.unread.plain_misfits:
-        if misfit.expect in elsewhere or _is_single_mapping(misfit):
+    for invalid in context.settings.unread.simple_invalid_values:
+        if invalid.expect in elsewhere or _is_single_mapping(invalid):
             continue
-        yield Finding(misfit.node.location, misfit.message, misfit.expect.value, _right_type(misfit, context))
+        yield Finding(
+            invalid.node.location,
+            invalid.message,
+            invalid.expect.value,
+            _right_type(invalid, context),
+        )
 
 
-def _right_type(misfit: InvalidValue, context: Context2x) -> str:
-    key, value = last_key(misfit.path), misfit.node.value
-    if misfit.expect is Expect2x.BOOL:
+def _right_type(invalid: InvalidValue, context: Context2x) -> str:
+    key, value = last_key(invalid.path), invalid.node.value
+    if invalid.expect is Expect2x.BOOL:
         return f"{key}: {str(value).strip().lower() in ('yes', 'on', 'true', '1', 'y')}"
-    if misfit.expect is Expect2x.LAYERS:
+    if invalid.expect is Expect2x.LAYERS:
         if value is True and context.num_layers is not None:
-            kept = (context.settings.prefetch or 1) if misfit.path.startswith("swap") else 0
+            kept = (context.settings.prefetch or 1) if invalid.path.startswith("swap") else 0
             return f"{key}: ['0-{max(context.num_layers - 1 - kept, 0)}']"
-        return f"{key}: [{show(misfit.node)}]" if isinstance(value, (int, str)) and value is not True else ""
-    if misfit.expect is Expect2x.PATTERN and misfit.node.items:
+        return f"{key}: [{show(invalid.node)}]" if isinstance(value, (int, str)) and value is not True else ""
+    if invalid.expect is Expect2x.PATTERN and invalid.node.items:
         return "one entry for each name"
-    if misfit.expect is Expect2x.SECTION and misfit.path == "swap":
+    if invalid.expect is Expect2x.SECTION and invalid.path == "swap":
         return "swap: {enable: True, layer_swap: [{layers: [...]}]}" if value is True else "swap: {enable: False}"
-    if misfit.expect is Expect2x.MODULES and misfit.node.items:
+    if invalid.expect is Expect2x.MODULES and invalid.node.items:
         return "write each path with its layers: {mlp: ['0-3']}"
     return ""
 
@@ -70,15 +75,15 @@ def single_mapping(context: Context2x) -> Iterator[Finding]:
     PASS: swap: {enable: True, layer_swap: [{layers: [0]}]}
     FAIL: swap: {enable: True, layer_swap: {layers: [0]}}
     """
-    for misfit in context.settings.unread.plain_misfits:
-        if _is_single_mapping(misfit):
-            fix = f"{last_key(misfit.path)}: [{show(misfit.node)}]"
-            message = f"{misfit.path}: one mapping; it must be a list"
-            yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+    for invalid in context.settings.unread.simple_invalid_values:
+        if _is_single_mapping(invalid):
+            fix = f"{last_key(invalid.path)}: [{show(invalid.node)}]"
+            message = f"{invalid.path}: one mapping; it must be a list"
+            yield Finding(invalid.node.location, message, invalid.expect.value, fix)
 
 
-def _is_single_mapping(misfit: InvalidValue) -> bool:
-    return misfit.expect is Expect2x.ENTRIES and misfit.node.entries is not None
+def _is_single_mapping(invalid: InvalidValue) -> bool:
+    return invalid.expect is Expect2x.ENTRIES and invalid.node.entries is not None
 
 
 @rule(Level.ERROR)
@@ -88,10 +93,10 @@ def exclude_op_form(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
     FAIL: recompute: {mode: full, full_recompute_layer: [0], exclude_op: [MatMul]}
     """
-    for misfit in context.settings.unread.misfits_of(Expect2x.EXCLUDE):
-        message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}; mindformers 2.1.0 takes a mapping"
+    for invalid in context.settings.unread.invalid_values_of(Expect2x.EXCLUDE):
+        message = f"{invalid.path}: {show(invalid.node)} is {invalid.node.kind}; mindformers 2.1.0 takes a mapping"
         fix = "exclude_op: {path: [layers]}; in 2.0.0 these were parts of operator names, which do not convert"
-        yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+        yield Finding(invalid.node.location, message, invalid.expect.value, fix)
 
 
 @rule(Level.ERROR)
@@ -101,13 +106,13 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: None}
     FAIL: recompute: {mode: null}
     """
-    for misfit in context.settings.unread.misfits_of(Expect2x.MODE):
-        value = misfit.node.value
+    for invalid in context.settings.unread.invalid_values_of(Expect2x.MODE):
+        value = invalid.node.value
         meant = MEANT_MODES.get(str(value).strip().lower())
         if meant is None and isinstance(value, str):
             meant = next(iter(closest_names(value, ("None", "full", "select"), least=0.5)), None)
-        message = f"recompute.mode: {show(misfit.node)} is not a mode"
-        yield Finding(misfit.node.location, message, misfit.expect.value, f"mode: {meant}" if meant else "")
+        message = f"recompute.mode: {show(invalid.node)} is not a mode"
+        yield Finding(invalid.node.location, message, invalid.expect.value, f"mode: {meant}" if meant else "")
 
 
 @rule(Level.ERROR)
@@ -117,10 +122,10 @@ def bad_layer(context: Context2x) -> Iterator[Finding]:
     PASS: layers: [0, '2-3', 5-6]
     FAIL: layers: ['0 - 3']
     """
-    for misfit in context.settings.unread.misfits_of(Expect2x.LAYER):
-        message = f"{misfit.path}: {show(misfit.node)} names no layers"
-        fix = _meant_layers(misfit.node.value, context)
-        yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+    for invalid in context.settings.unread.invalid_values_of(Expect2x.LAYER):
+        message = f"{invalid.path}: {show(invalid.node)} names no layers"
+        fix = _meant_layers(invalid.node.value, context)
+        yield Finding(invalid.node.location, message, invalid.expect.value, fix)
 
 
 def _meant_layers(value: object, context: Context2x) -> str:
@@ -146,9 +151,9 @@ def bad_prefetch(context: Context2x) -> Iterator[Finding]:
     """
     limit, prefetch = context.num_layers, context.settings.prefetch
     allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect2x.PREFETCH.value
-    for misfit in context.settings.unread.misfits_of(Expect2x.PREFETCH):
-        message = f"{misfit.path}: {show(misfit.node)} is not a distance in layers"
-        yield Finding(misfit.node.location, message, allowed, "default_prefetch: 1")
+    for invalid in context.settings.unread.invalid_values_of(Expect2x.PREFETCH):
+        message = f"{invalid.path}: {show(invalid.node)} is not a distance in layers"
+        yield Finding(invalid.node.location, message, allowed, "default_prefetch: 1")
     node = context.document.get("swap", "default_prefetch") or context.document.get("swap", "enable")
     if not context.settings.is_swap_enabled or node is None or limit is None or prefetch is None or prefetch < limit:
         return

@@ -21,7 +21,7 @@ from mindswap.runtime.msrun import PLAIN_FOR_MSRUN, check_port, free_port, worke
 from mindswap.runtime.ray_cluster import NPU, package_versions, version_mistakes
 from mindswap.system.children import lifeline, with_package
 from mindswap.system.environment import readable_environment
-from mindswap.system.process_tree import adopt_orphans, raise_process_limit
+from mindswap.system.process_tree import become_subreaper, raise_process_limit
 from mindswap.system.scratch import plain_name
 from mindswap.system.signals import LIFELINE
 
@@ -140,7 +140,7 @@ class TrainingNode(Workers):
         self._line = self._stack.enter_context(lifeline())
         self._words: list[str] = []
         self.turn_to(self._folder_of(0), (), has_msrun=False)  # none, until an attempt begins
-        adopt_orphans()
+        become_subreaper()
         raise_process_limit()
         if task.files is not None:
             task.working_folder.mkdir(parents=True, exist_ok=True)

@@ -10,13 +10,13 @@ from mindswap.errors import LaunchError
 from mindswap.runtime.attempt.checkpoints import CheckpointKey, incomplete_on
 from mindswap.runtime.attempt.model import Ended, Outcome
 from mindswap.runtime.attempt.node import NodeFacts, NodeTask, TrainingNode, choose_nodes, node_mistakes, read_config
-from mindswap.runtime.attempt.watch import Seen, merge_seen
+from mindswap.runtime.attempt.watch import LogProgress, merge_progress
 from mindswap.runtime.ray_cluster import (
     NPU,
     NodeLostError,
+    alive_nodes,
     answer_of,
     connect,
-    living_nodes,
     on_node,
     package_versions,
     refuse,
@@ -50,7 +50,7 @@ class Nodes:
         """Answers of all nodes, or of some, by rank. Raises NodeLostError after all that live have answered."""
         return [getattr(self._node, method)(*arguments(0))]
 
-    def mend(self) -> list[str]:
+    def reconnect_lost(self) -> list[str]:
         """Put spare nodes in the place of lost ones; gives what was done. Raises LaunchError: none is left."""
         return []
 
@@ -123,9 +123,9 @@ class Nodes:
         """Start the workers on all nodes."""
         self.ask("start")
 
-    def look(self) -> Seen:
+    def look(self) -> LogProgress:
         """State of training by their logs."""
-        seen = merge_seen(self.ask("look"))
+        seen = merge_progress(self.ask("look"))
         self.step = max(self.step, seen.step)
         if self.step and not self.startup_s:
             self.startup_s = time.monotonic() - self._started_s
@@ -181,7 +181,7 @@ class RayNodes(Nodes):
         self._ray = connect(self._address)
         path = self._task.command.config_path
         here = NodeFacts("here", package_versions(), read_config(path))
-        nodes, facts = self._reach(living_nodes(self._ray))
+        nodes, facts = self._reach(alive_nodes(self._ray))
         refuse(node_mistakes(facts, path, here))
         self._nodes, self._spare = nodes[: self._num_nodes], nodes[self._num_nodes :]
         self.ask("enter", lambda rank: (rank,))
@@ -193,7 +193,7 @@ class RayNodes(Nodes):
         try:
             return nodes, [self._facts(node) for node in nodes]
         except NodeLostError as error:
-            left = living_nodes(self._ray)
+            left = alive_nodes(self._ray)
             if len(left) >= len(alive):
                 fix = "ray status: are its NPUs free?"
                 raise LaunchError(f"{error}: nothing starts there\n    fix:     {fix}") from error
@@ -235,7 +235,7 @@ class RayNodes(Nodes):
     def _get(self, node: _RayNode, call: Any) -> Any:
         return answer_of(self._ray, node.name, call)
 
-    def mend(self) -> list[str]:
+    def reconnect_lost(self) -> list[str]:
         said = []
         while self._lost:
             rank, name = min(self._lost.items())

@@ -14,7 +14,7 @@ from pathlib import Path
 from mindswap.config.parse import parse_document
 from mindswap.config.source import BASE_CONFIG
 from mindswap.errors import LaunchError, MindswapError, system_errors_as
-from mindswap.files import put_aside, replace_file
+from mindswap.files import archive_folder, replace_file
 from mindswap.graph.capture_cache import CodecError, from_plain, to_plain
 from mindswap.runtime.attempt.checkpoints import Checkpoint, CheckpointFolder, link_checkpoint
 from mindswap.runtime.attempt.model import CLASSES, State
@@ -118,7 +118,7 @@ class StateFile:
         content = json.dumps({"format": FORMAT, "key": key, "digest": _digest(body), "state": body}, indent=1)
         replace_file(self.path, content.encode(), is_durable=True)
 
-    def put_aside(self) -> Path | None:
+    def archive(self) -> Path | None:
         """Rename a file that cannot be used, so that nothing of it is lost."""
         target = self.path.with_name("state.json.ignored")
         try:
@@ -159,7 +159,7 @@ def prepare_attempt(
     """
     with system_errors_as(LaunchError, f"{folder}: cannot be written"):
         if folder.exists():
-            put_aside(folder)
+            archive_folder(folder)
         folder.mkdir(parents=True)
         plan = folder / "plan.yaml"
         plan.write_text(with_absolute_bases(yaml_text, config_path.parent), encoding="utf-8", newline="")

@@ -54,7 +54,7 @@ class LogFollower:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LogProgress:
     """State of training by the logs of all workers."""
 
     step: int  # the step that all workers have passed; 0 for none
@@ -66,9 +66,9 @@ class Seen:
     num_finished: int  # workers that said that the training is over
 
 
-def merge_seen(seen: Sequence[Seen]) -> Seen:
+def merge_progress(seen: Sequence[LogProgress]) -> LogProgress:
     """State of training by the logs of several workers, or nodes."""
-    return Seen(
+    return LogProgress(
         step=min((one.step for one in seen), default=0),
         num_steps=max((one.num_steps for one in seen), default=0),
         num_timed_steps=min((one.num_timed_steps for one in seen), default=0),
@@ -94,11 +94,11 @@ class _Worker:
         self.scanner.feed(block)
         self.steps.feed(block)
 
-    def seen(self, rank: int) -> Seen:
+    def seen(self, rank: int) -> LogProgress:
         """State of training by this log."""
         log, times_ns = self.scanner.snapshot(rank), self.steps.times_ns
         peak_bytes = log.memory.actual_peak_bytes
-        return Seen(
+        return LogProgress(
             step=self.steps.step,
             num_steps=self.steps.num_steps,
             num_timed_steps=len(times_ns),
@@ -115,11 +115,11 @@ class RunWatch:
     def __init__(self, logs: dict[int, Path]) -> None:
         self._workers = {rank: _Worker(path) for rank, path in logs.items()}
 
-    def poll(self) -> Seen:
+    def poll(self) -> LogProgress:
         """Read what is new and say what is known."""
         for worker in self._workers.values():
             worker.follower.poll(worker.take)
-        return merge_seen([worker.seen(rank) for rank, worker in self._workers.items()])
+        return merge_progress([worker.seen(rank) for rank, worker in self._workers.items()])
 
     def close(self) -> None:
         """Close all logs."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from mindswap.errors import LaunchError, PlanError, system_errors_as
 from mindswap.graph.capture_cache import from_plain, to_plain
 from mindswap.runtime.attempt.model import CLASSES, Corrections, Ended, NothingFits, Outcome, Planner, TrainingPlan
-from mindswap.runtime.attempt.watch import LogFollower, RunWatch, Seen, read_worker_exits
+from mindswap.runtime.attempt.watch import LogFollower, LogProgress, RunWatch, read_worker_exits
 from mindswap.runtime.msrun import failure_report, worker_log
 from mindswap.system.children import ask, tie_to_parent
 from mindswap.system.process_tree import stop_descendants, worker_ranks
@@ -62,7 +62,7 @@ class Workers:
                 stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=tie_to_parent(),
             )  # fmt: skip
 
-    def look(self) -> Seen:
+    def look(self) -> LogProgress:
         """State of training by their logs."""
         seen = self._watch.poll()
         self.step = max(self.step, seen.step)

@@ -103,7 +103,7 @@ def estimate_static_memory(
         own_bytes = ceil_div(parameter.size_bytes, num_parameter_shards(parameter, settings.num_optimizer_shards))
         weights += own_bytes
         states += sum(state_sizes(parameter, settings))
-        if settings.num_turns > 1:  # clones of the weights (MFPipelineWithLossScaleCell)
+        if settings.num_micro_steps > 1:  # clones of the weights (MFPipelineWithLossScaleCell)
             gradients += own_bytes if settings.is_accumulator_sharded else parameter.size_bytes
     return StaticMemory(weights, gradients, 0 if settings.is_state_offloaded else states, workspace_bytes)
 

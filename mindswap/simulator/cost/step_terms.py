@@ -50,7 +50,7 @@ def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, devic
     Source: accu_grads of MFPipelineWithLossScaleCell has the types of the weights; VirtualAssignAdd adds to it in
     the backward of each micro-batch. Without it (`micro_batch_interleave_num`) the passes add to each other.
     """
-    num_sums = settings.num_turns - (0 if settings.is_accumulating else 1)
+    num_sums = settings.num_micro_steps - (0 if settings.is_accumulating else 1)
     num_shards = _num_sum_shards(settings) if settings.is_accumulating else 1
     return num_sums * _kernels_ns(SUM, parameters, num_shards, device) if num_sums else 0
 

@@ -272,7 +272,7 @@ def test_the_matrices_of_llama2_7b_come_to_12_gib():
 
 def test_with_swap_on_one_stage_the_cast_is_behind_what_is_gathered():
     """Float32 is sent where the cast stands; a swap or recompute of it is one of any operator."""
-    gathered = gather_weights(step(W), WeightSharding(8, is_cast_behind=True)).graph
+    gathered = gather_weights(step(W), WeightSharding(8, is_cast_after_gather=True)).graph
     names = [each.name for each in gathered.forward if each.op in ("Gelu", "Load", "AllGather", "Cast", "MatMul")]
     assert names == ["x", "w_load", "w_load@gather", "w_cast", "y"]
     gather, cast = (gathered.index.forward_nodes[name] for name in ("w_load@gather", "w_cast"))
@@ -288,13 +288,13 @@ def test_what_is_gathered_late_is_there_for_the_first_of_its_readers():
     """Two operators read the weight, each by a `Load` of its own; the second `Load` is the first in the graph."""
     reads = [load("w", W), replace(load("w", W), name="w_load2")]
     forward = [*reads, node("first", "MatMul", "x w_load2"), node("second", "MatMul", "x w_load")]
-    gathered = gather_weights(graph(forward), WeightSharding(8, is_cast_behind=True)).graph
+    gathered = gather_weights(graph(forward), WeightSharding(8, is_cast_after_gather=True)).graph
     assert [each.name for each in gathered.forward] == ["w_load", "w_load@gather", "first", "second"]
     assert {each.inputs for each in gathered.forward[2:]} == {("x", "w_load@gather")}
 
 
 @pytest.mark.parametrize(
-    ("parts", "num_whole_ranks", "num_ranks", "stride"),
+    ("parts", "num_unsharded_ranks", "num_ranks", "stride"),
     [
         (1, 8, 8, 1),  # whole under tensor parallelism: all ranks of the stage have the same
         (4, 8, 2, 4),
@@ -302,11 +302,11 @@ def test_what_is_gathered_late_is_there_for_the_first_of_its_readers():
         (1, 2, 2, 4),  # limited by `optimizer_weight_shard_size`
     ],
 )
-def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_whole_ranks, num_ranks, stride):
+def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_unsharded_ranks, num_ranks, stride):
     before = step(W)
     marks = {} if parts is None else {PARTS_MARK: parts}
     forward = [replace(made, attributes=marks) if made.op == "Load" else made for made in before.forward]
-    sharding = WeightSharding(2, num_whole_ranks=num_whole_ranks, stride=4)
+    sharding = WeightSharding(2, num_unsharded_ranks=num_unsharded_ranks, stride=4)
     gathered = gather_weights(replace(before, forward=tuple(forward)), sharding)
     ((collective,),) = gathered.collectives.values()
     assert (collective.num_ranks, collective.stride) == (num_ranks, stride)
@@ -315,6 +315,6 @@ def test_a_weight_is_cut_over_all_ranks_that_have_the_same_of_it(parts, num_whol
 
 
 def test_experts_are_cut_over_the_ranks_that_have_the_same():
-    sharding = WeightSharding(4, num_whole_ranks=32, num_expert_copies=2)
+    sharding = WeightSharding(4, num_unsharded_ranks=32, num_expert_copies=2)
     assert sharding.num_ranks_of("layers.0.mlp.experts.weight1", 1) == 2
     assert sharding.num_ranks_of("layers.0.mlp.router.weight", 1) == 32

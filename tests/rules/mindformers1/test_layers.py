@@ -41,7 +41,7 @@ MTP = """
     ],
 )
 def test_the_index_of_multi_token_prediction_is_that_of_the_last_layer(key, layers, is_named):
-    model = replace(TEST_MODEL, prediction=TEST_MODEL.layers[0])
+    model = replace(TEST_MODEL, mtp_layer=TEST_MODEL.layers[0])
     (problem,) = [p for p in check(MTP % (key, layers), model).problems if p.rule == "layer-out-of-range"]
     assert ("multi-token prediction" in problem.message) == is_named
     assert problem.fix == (

@@ -200,4 +200,4 @@ def test_a_pattern_may_name_the_layer_of_multi_token_prediction_by_the_number_of
     )
     (problem,) = check(unmatched_pattern_op_swap(name, "[0]"), model).problems
     assert (problem.rule, problem.level.value, problem.fix) == ("unmatched-pattern", "error", "name layer 2")
-    assert found(unmatched_pattern_op_swap(name), replace(model, prediction=None)) == [(1, 47, "unmatched-pattern")]
+    assert found(unmatched_pattern_op_swap(name), replace(model, mtp_layer=None)) == [(1, 47, "unmatched-pattern")]

@@ -9,7 +9,7 @@ from mindswap.runtime.attempt.checkpoints import SavedStep
 from mindswap.runtime.attempt.model import Ended, Outcome
 from mindswap.runtime.attempt.node import MAX_CLOCK_S, NodeFacts, NodeTask, TrainingNode, node_mistakes
 from mindswap.runtime.attempt.nodes import Nodes
-from mindswap.runtime.attempt.watch import Seen
+from mindswap.runtime.attempt.watch import LogProgress
 from mindswap.runtime.logs.oom import OomEvent
 from mindswap.runtime.ray_cluster import NodeLostError
 
@@ -34,7 +34,7 @@ class Answered(Nodes):
 
 
 def seen(step=0, out_of_memory=None):
-    return Seen(step, 40, 0, 0, None, out_of_memory, 0)
+    return LogProgress(step, 40, 0, 0, None, out_of_memory, 0)
 
 
 def test_the_newest_checkpoint_is_one_of_all():

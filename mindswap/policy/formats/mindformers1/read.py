@@ -83,7 +83,7 @@ def _read_swap(document: Document, parts: Parts) -> _Swap:
     if section is None or (swap is not None and swap.value is False):
         return _Swap()
     if swap is not None and swap.value is not True:
-        parts.unread.misfit("swap_config.swap", swap, Expect.BOOL)
+        parts.unread.add_invalid_value("swap_config.swap", swap, Expect.BOOL)
         if is_empty(swap) or str(swap.value).strip().lower() in _OFF_WORDS:
             return _Swap()
     parts.unread.check_keys(section, "swap_config", SWAP_KEYS)
@@ -91,7 +91,7 @@ def _read_swap(document: Document, parts: Parts) -> _Swap:
         return _Swap()
     layer_swap, op_swap, prefetch = (_set(section.get(key)) for key in ("layer_swap", "op_swap", "default_prefetch"))
     if prefetch is not None and not is_prefetch(prefetch):
-        parts.unread.misfit("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
+        parts.unread.add_invalid_value("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
     if _asks_for_default_strategy(layer_swap, op_swap, prefetch):
         return _default_strategy(swap, prefetch)
     found: list[Statement] = []
@@ -152,7 +152,7 @@ def _swap_entry(
     layers_node, prefetch = entry.get("layers"), entry.get("backward_prefetch")
     layers, refs = parts.layers(layers_node, f"{path}.layers") if layers_node is not None else (NO_LAYERS, ())
     if prefetch is not None and not is_prefetch(prefetch):
-        parts.unread.misfit(f"{path}.backward_prefetch", prefetch, Expect.PREFETCH)
+        parts.unread.add_invalid_value(f"{path}.backward_prefetch", prefetch, Expect.PREFETCH)
         prefetch = None
     distance = (prefetch.value, prefetch.location) if prefetch is not None else (None, None)
     for named in patterns:

@@ -45,12 +45,12 @@ class Parts:
         if node.entries is not None:
             return [(path, node)] if node.entries else []
         if node.items is None:
-            self.unread.misfit(path, node, expect)
+            self.unread.add_invalid_value(path, node, expect)
             return []
         entries = [(f"{path}[{index}]", item) for index, item in enumerate(node.items)]
         for entry_path, entry in entries:
             if entry.entries is None:
-                self.unread.misfit(entry_path, entry, Expect.MAPPING)
+                self.unread.add_invalid_value(entry_path, entry, Expect.MAPPING)
         return [(entry_path, entry) for entry_path, entry in entries if entry.entries is not None]
 
     def patterns(self, node: DocumentNode, path: str) -> list[Named]:
@@ -62,7 +62,7 @@ class Parts:
             if is_pattern(place):
                 patterns.append((str(place.value), place_path, place.location))
             else:
-                self.unread.misfit(place_path, place, Expect.PATTERN)
+                self.unread.add_invalid_value(place_path, place, Expect.PATTERN)
         return patterns
 
     def layers(self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS) -> Found:
@@ -74,13 +74,13 @@ class Parts:
             for index, item in enumerate(node.items):
                 found = _layer_refs(item)
                 if found is None:
-                    self.unread.misfit(f"{path}[{index}]", item, Expect.LAYER_INDEX)
+                    self.unread.add_invalid_value(f"{path}[{index}]", item, Expect.LAYER_INDEX)
                 else:
                     refs += found
         else:
             refs = (_layer_refs(node) if isinstance(node.value, str) else None) or []
             if not refs:
-                self.unread.misfit(path, node, expect)
+                self.unread.add_invalid_value(path, node, expect)
         limit = self.num_layers or MAX_NUM_LAYERS
         return Layers(ref.index for ref in refs if 0 <= ref.index < limit), tuple(refs)
 
@@ -138,7 +138,7 @@ class RecomputeReader:
                 if isinstance(entry.value.value, bool):
                     self.flags.append((str(entry.key), entry.value.value))
                 else:
-                    self.parts.unread.misfit(path, entry.value, Expect.BOOL)
+                    self.parts.unread.add_invalid_value(path, entry.value, Expect.BOOL)
 
     def read_own_section(self, node: DocumentNode | None) -> None:
         section = self.parts.section(node, "mindswap")
@@ -147,7 +147,7 @@ class RecomputeReader:
         self.parts.unread.check_keys(section, "mindswap", MINDSWAP_KEYS)
         stand_ins = section.get("cpu_stand_ins")
         if stand_ins is not None and not stand_ins.is_null and not isinstance(stand_ins.value, bool):
-            self.parts.unread.misfit("mindswap.cpu_stand_ins", stand_ins, Expect.BOOL)
+            self.parts.unread.add_invalid_value("mindswap.cpu_stand_ins", stand_ins, Expect.BOOL)
         output = section.get("output_recompute")
         if output is not None and not output.is_null:
             path = "mindswap.output_recompute"

@@ -75,7 +75,7 @@ class MissingKey:
 class ParseIssues:
     """Collects what a reader could not read."""
 
-    misfits: list[InvalidValue] = field(default_factory=list)
+    invalid_values: list[InvalidValue] = field(default_factory=list)
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     missing_keys: list[MissingKey] = field(default_factory=list)
     # key path and list, where it can only be meant as layers per pipeline stage
@@ -85,21 +85,21 @@ class ParseIssues:
         """A section that can be read; None where it is no mapping, or too large."""
         if node.entries is not None and not is_too_large(node):
             return node
-        self.misfit(path, node, mapping if node.entries is None else small)
+        self.add_invalid_value(path, node, mapping if node.entries is None else small)
         return None
 
     @property
-    def plain_misfits(self) -> list[InvalidValue]:
+    def simple_invalid_values(self) -> list[InvalidValue]:
         """Values whose characters are those of YAML; the others have a rule of their own."""
-        return [misfit for misfit in self.misfits if not WIDE.search(str(misfit.node.value))]
+        return [invalid for invalid in self.invalid_values if not WIDE.search(str(invalid.node.value))]
 
-    def misfits_of(self, expect: Enum) -> list[InvalidValue]:
+    def invalid_values_of(self, expect: Enum) -> list[InvalidValue]:
         """Values that stand where this is expected."""
-        return [misfit for misfit in self.plain_misfits if misfit.expect is expect]
+        return [invalid for invalid in self.simple_invalid_values if invalid.expect is expect]
 
-    def misfit(self, path: str, node: DocumentNode, expect: Enum) -> None:
+    def add_invalid_value(self, path: str, node: DocumentNode, expect: Enum) -> None:
         """Keep a value that does not fit."""
-        self.misfits.append(InvalidValue(path, node, expect))
+        self.invalid_values.append(InvalidValue(path, node, expect))
 
     def check_keys(self, node: DocumentNode, path: str, known: tuple[str, ...], is_entry: bool = False) -> None:
         """Keep the keys of a mapping that are not known; of an entry of a list the missing ones, too."""

@@ -131,7 +131,7 @@ SECTIONS_1_9 = ("swap_config", "recompute_config")
 SECTIONS_2X = ("swap", "recompute", "recompute_comm")
 
 
-def find_double_sections(document: Document) -> Problem | None:
+def find_mixed_sections(document: Document) -> Problem | None:
     """Problem of a file that has swap, or recompute, of both versions; None without.
 
     It is at the first section that the version of the file does not read.
@@ -159,7 +159,7 @@ def find_double_sections(document: Document) -> Problem | None:
     return Problem(entry.location, DOUBLE_RULE, Level.ERROR, message, f"sections of one version: {read_text}", fix)
 
 
-def form_problem(document: Document) -> Problem | None:
+def wrong_form_problem(document: Document) -> Problem | None:
     """Problem of a file for a command that reads the graph form only; None for a file of that form."""
     if find_form(document) is Form.GRAPH:
         return None
@@ -174,6 +174,6 @@ def form_problem(document: Document) -> Problem | None:
 
 def refuse_pynative(document: Document) -> None:
     """Stop a command that reads the graph form only. Raises PolicyError: the file has the 2.x form."""
-    problem = form_problem(document)
+    problem = wrong_form_problem(document)
     if problem is not None:
         raise PolicyError([problem])
