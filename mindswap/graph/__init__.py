@@ -1,5 +1,5 @@
-"""The compiled graph of a training step, and what can be derived from it.
+"""Training step graph: the compiled step as data, and everything derived from it.
 
-`load.py` reads the MindIR of MindSpore's compiler into `Graph` (`model.py`). `passes/` rewrite a graph, `analysis/`
-measures it, `sharding/` gives sizes on one rank. `ops.py` has all that is known of an operator.
+`load.py` reads the MindIR of MindSpore's compiler into a `Graph` (`model.py`). `passes/` rewrites a graph, `analysis/`
+measures it, `sharding/` computes the tensor sizes of one rank. `ops.py` holds the properties of each operator type.
 """

@@ -1,6 +1,6 @@
-"""The place of the cache, and captures in it, so that asking twice compiles once.
+"""Disk cache for captured steps, so that a configuration is compiled only once.
 
-An entry of the cache is named by a digest of everything that decides its content.
+The name of an entry is a digest of everything that determines its content.
 """
 
 import functools
@@ -20,22 +20,25 @@ from mindswap.errors import DataError, MindswapError
 from mindswap.system.disk_cache import find_danger, find_unsafe_reason, read_entry, require_private, write_entry
 from mindswap.system.environment import home_folder, private_folder
 
-# Captures as JSON and back: plain data in, the same frozen dataclasses out. Nothing in a file is executed.
+# Captures are stored as JSON and read back into the same frozen dataclasses. Nothing in a file is executed.
 
-# JSON knows no tuples and no dataclasses: both are written as an object with one of these keys. No field of a
-# dataclass can be called `class`.
+# JSON has neither tuples nor dataclasses: both are written as an object with one of these keys. No dataclass may have a
+# field called `class`.
 TUPLE, KIND = "tuple", "class"
 
 
 class CodecError(MindswapError):
-    """The data is not what `to_plain` writes."""
+    """The data was not written by `to_plain`."""
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses, tuples, mappings with text keys, numbers, text, booleans and None as JSON values.
+    """Convert a value to JSON values.
+
+    Args:
+        value: dataclasses, tuples, mappings with string keys, numbers, strings, booleans and None, nested in any way.
 
     Raises:
-        CodecError: if the value holds anything else.
+        CodecError: if the value contains anything else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -50,10 +53,14 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(data: Any, classes: Mapping[str, type]) -> Any:
-    """Inverse of `to_plain`, with these dataclasses by name.
+    """Convert the output of `to_plain` back.
+
+    Args:
+        data: JSON values.
+        classes: the dataclasses that may occur, by class name.
 
     Raises:
-        CodecError: if the data is anything else than what `to_plain` writes for these classes.
+        CodecError: if the data is not the output of `to_plain` for these classes.
     """
     if data is None or isinstance(data, (bool, int, float, str)):
         return data
@@ -77,10 +84,10 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return `$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder; in `private_folder` if that is unfit.
+    """Return `$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder, else a folder in `private_folder`.
 
     Raises:
-        DataError: there is no place for one.
+        DataError: if no usable folder exists.
     """
     chosen = _chosen_folder(environ)
     return private_folder() / "cache" if find_unfit(environ) else chosen
@@ -93,12 +100,12 @@ def _chosen_folder(environ: Mapping[str, str]) -> Path:
 
 
 def find_unfit(environ: Mapping[str, str] = os.environ) -> str:
-    """Return why the cache is not in its default folder; "" if it is, or `$MINDSWAP_CACHE` names one.
+    """Return the reason why the default cache folder is not used; "" if it is used or `$MINDSWAP_CACHE` is set.
 
-    As in containers whose home folder is open to every user id.
+    A typical reason is a container whose home folder is writable for every user id.
 
     Raises:
-        DataError: as of `cache_folder`.
+        DataError: see `cache_folder`.
     """
     if environ.get("MINDSWAP_CACHE"):
         return ""
@@ -107,16 +114,16 @@ def find_unfit(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether files can be written to a folder that exists, or can be made."""
+    """Return whether the folder, or else its closest existing parent, is writable."""
     existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def open_cache() -> Path:
-    """Return the cache for what is executed: only this user and root can change it.
+    """Return the cache folder for content that is executed: only this user and root may write to it.
 
     Raises:
-        DataError: others can, or there is no place for one.
+        DataError: if other users can write to it, or no usable folder exists.
     """
     folder = cache_folder()
     require_private(folder)
@@ -129,7 +136,7 @@ def open_cache() -> Path:
 
 
 def open_data_cache() -> Path | None:
-    """Return the cache for results, which are data: None, with a warning, where `open_cache` refuses it."""
+    """Return the cache folder for results that are only read; None, with a warning, where `open_cache` raises."""
     try:
         return open_cache()
     except DataError as error:
@@ -138,10 +145,10 @@ def open_data_cache() -> Path | None:
 
 
 def open_samples_cache() -> Path:
-    """Return the cache for samples; where others can change it, one in `private_folder`, with a warning.
+    """Return the cache folder for token samples; a private one, with a warning, if others can write to the default.
 
     Raises:
-        DataError: there is no place for one.
+        DataError: if no usable folder exists.
     """
     folder = cache_folder()
     if danger := find_danger(folder):
@@ -152,23 +159,27 @@ def open_samples_cache() -> Path:
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    if multiprocessing.parent_process() is None:  # a pool's processes would all tell it
+    if multiprocessing.parent_process() is None:  # processes of a pool would each log the warning
         logger.warning("%s", text)
 
 
 def make_key(**parts: Any) -> str:
-    """A digest of values that JSON can write.
+    """Return the digest of JSON values.
 
     Raises:
-        TypeError: if it cannot.
+        TypeError: if a value cannot be written as JSON.
     """
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def cached(folder: Path | None, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
-    """Return the value kept under a key of `make_key`, made of these dataclasses (by name).
+    """Return the cached value for a key, or compute and store it.
 
-    It is made and kept if there is none; without a cache it is made.
+    Args:
+        folder: the cache; None computes the value without storing it.
+        key: from `make_key`.
+        classes: the dataclasses that the value consists of, by class name.
+        make: computes the value.
     """
     if folder is None:
         return make()
@@ -181,6 +192,6 @@ def cached(folder: Path | None, key: str, classes: Mapping[str, type], make: Cal
     value = make()
     try:
         write_entry(folder, key, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
-    except (OSError, CodecError, DataError) as error:  # the last: others can change it meanwhile
+    except (OSError, CodecError, DataError) as error:  # DataError: others gained write access meanwhile
         logger.warning("not cached: %s", error)
     return value

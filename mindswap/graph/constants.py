@@ -1,4 +1,4 @@
-"""Constants of a step: stand-ins for those too large to capture, and what they take of the device's memory."""
+"""Constants of a step: placeholders for large ones, and the device memory that constants need."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
@@ -8,16 +8,16 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import COMMUNICATION_OPS, RANDOM_OPS, TUPLE_OPS, VIEW_OPS, WEIGHT_OPS, WRITING_OPS
 from mindswap.graph.sequences import is_cache
 
-# A parameter that the capture puts in place of a constant too large for a protobuf has this name below its cell.
+# A constant too large for a protobuf is captured as a parameter of this name below its cell.
 STAND_IN_NAME = "lower_triangle_mask"
-# Not made once for all micro-batches, whatever they read.
+# Operators that run in every micro-batch, even if they read only constants.
 PER_MICRO_BATCH_OPS = WEIGHT_OPS | RANDOM_OPS | WRITING_OPS | COMMUNICATION_OPS
 
 
 def restore_constants(graph: Graph) -> Graph:
-    """The step in which parameters called `STAND_IN_NAME` are constants again: no operator reads them from a weight.
+    """Turn the parameters named `STAND_IN_NAME` back into constants: remove the operators that read them as weights.
 
-    A constant is a name with a type and no node. So the reads of such a parameter go, and their names stay.
+    A constant is a name with a type and without a node, so only the reads are removed; their names remain.
     """
     marked: dict[str, Node] = {}
     for node in graph.forward:
@@ -32,10 +32,10 @@ def restore_constants(graph: Graph) -> Graph:
 
 
 def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
-    """Bytes of the constants and inputs that a step reads, by the layer that alone reads them; None for all others.
+    """Return the bytes of the constants and inputs of a step, by the only layer that reads them; None for all others.
 
-    They are on the device all the time: the runtime copies constants there before the first step and never frees
-    them. A causal mask without compression and the tables of rotary embedding are the large ones.
+    They are on the device during the entire step: the runtime copies constants there before the first step and never
+    frees them. The largest are causal masks without compression and the tables of rotary embedding.
     """
     saved_names = {saved.backward_name for saved in graph.saved}
     readers: dict[str, set[int | None]] = {}
@@ -50,9 +50,11 @@ def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
 
 
 def constant_operators(graph: Graph) -> Mapping[str, frozenset[str]]:
-    """Forward operators outside the layers that read constants alone, each with those whose memory it gives.
+    """Return the forward operators outside the layers that read only constants.
 
-    A view of a constant is a copy of it; one of such a copy is none, nor is a tuple of them.
+    Returns:
+        For each operator, the operators that own its memory: a view of a constant is a copy and owns its memory, a view
+            of such a copy and a tuple do not.
     """
     outside = {*graph.inputs, *(saved.backward_name for saved in graph.saved)}
     constant_values: dict[str, frozenset[str]] = {}
@@ -70,10 +72,10 @@ def constant_operators(graph: Graph) -> Mapping[str, frozenset[str]]:
 
 
 def constant_operator_bytes(graph: Graph) -> tuple[int, int]:
-    """Bytes of what is made of constants alone: of what only forward reads, and of what backward reads too.
+    """Return the bytes of tensors computed from constants only: read by forward alone, and also read by backward.
 
-    Several micro-batches make it once, and it is there until the last of them has read it (dry runs of 2.9.0: a causal
-    mask without compression, tables of rotary embedding).
+    All micro-batches share one copy, which is live until the last of them has read it (seen in dry runs of MindSpore
+    2.9.0 for a causal mask without compression and for rotary tables).
     """
     constant_values, nodes = constant_operators(graph), graph.index.forward_nodes
 

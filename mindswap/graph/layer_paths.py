@@ -1,4 +1,4 @@
-"""Layer and cell of operators to which the compiler gives no place, or that of another call of the same code."""
+"""Layer index and cell path of operators whose scope is missing or belongs to another call of the same code."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,33 +9,38 @@ from mindswap.graph.ops import BOOKKEEPING_OPS, GRADIENT_PASSING_OPS, MATMUL_OPS
 from mindswap.graph.passes.interleaved_halves import Branches
 from mindswap.graph.sequences import is_sequence_state
 
-# Name of a weight of a layer: `model.decoder.layers.1.mlp.router.weight`.
+# Name of a weight in a layer: `model.decoder.layers.1.mlp.router.weight`.
 WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
-# Layers of multi-token prediction are behind those of the model, with the head.
+# Layers of multi-token prediction follow the layers of the model, together with the head.
 MTP_CELL = "mtp"
-# Tie an order or read a weight; their inputs say nothing about where they are.
+# Operators whose inputs do not determine their layer: they order side effects or read a weight.
 POSITIONLESS_OPS = ORDERING_OPS | WEIGHT_OPS
-# Where values are made, in the order of the step: before the layers, in a layer (its index), behind them.
+# Zones of a value, in execution order: before the layers, in a layer (its index), after them.
 BEFORE_LAYERS, AFTER_LAYERS = -1, 2**31
 
 
 def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
-    """Operators of functions that models call belong where their inputs are made.
+    """Return the forward operators with layer index and cell path corrected where the scope is missing or wrong.
 
-    The compiler leaves the `TupleGetItem` it adds, and functions of MindSpore (`Default/DropoutExt-op1`), without any
-    cell in their scope: they belong where their first input does. A function that several layers call (`ops.one_hot` of
-    the routers of experts) is parsed once, so all its copies have the scope of the first call. What reads a value of a
-    later layer than its scope says, or is outside the layers by its scope while layers read it, is such a copy.
-    A product without a cell (`Morph` of MindFormers has none) is in that of its weight, and so is the view it reads.
+    - `TupleGetItem` that the compiler inserts, and functions of MindSpore (`Default/DropoutExt-op1`), have no cell in
+      their scope: they get the cell of their first input.
+    - A function called by several layers (`ops.one_hot` of the routers of experts) is parsed once, so every copy has
+      the scope of the first call. An operator is such a copy if it reads a value of a later layer than its scope names,
+      or if its scope is outside the layers while a layer reads its output. It gets the layer of its latest input.
+    - A matrix product without a cell (inside a `Morph` of MindFormers) gets the cell of its weight, and so does the
+      view that it reads.
+
+    Args:
+        read: operators of forward in execution order, with the layer index and cell path of their scope.
     """
     nodes = tuple(read)
     weight_cells = _weight_cells(nodes)
-    read_in_layers: set[str] = set()  # also by way of operators without a place
+    read_in_layers: set[str] = set()  # directly, or through operators without a cell
     for node in reversed(nodes):
         if node.layer_index is not None or (not node.cell_path and node.name in read_in_layers):
             read_in_layers.update(node.inputs)
     assigned: dict[str, Node] = {}
-    zones: dict[str, int] = {}  # `BEFORE_LAYERS` the layers, their index, or `AFTER_LAYERS` them
+    zones: dict[str, int] = {}  # layer index, or `BEFORE_LAYERS` or `AFTER_LAYERS`
     for node in nodes:
         node = _with_its_weight(node)
         sources = [assigned[name] for name in node.inputs if name in assigned]
@@ -60,7 +65,7 @@ def assign_forward_layers(read: Iterable[Node]) -> tuple[Node, ...]:
 
 
 def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
-    """Of products that have no cell, and of views without one that they read: the cell of the weight."""
+    """Return the cell of the weight for matrix products without a cell, and for views without one that they read."""
     by_name = {node.name: node for node in nodes}
     bare = {node.name for node in nodes if node.layer_index is None and not node.cell_path}
     cells: dict[str, str] = {}
@@ -79,7 +84,7 @@ def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def _with_its_weight(node: Node) -> Node:
-    """A read of a weight is where the name of the weight says."""
+    """Return a read of a weight with the layer and cell that the name of the weight contains."""
     match = WEIGHT_LAYER.search(node.inputs[0]) if node.op == "Load" else None
     if match is None or node.layer_index is None:
         return node
@@ -94,11 +99,18 @@ def assign_gradient_layers(
     saved: Iterable[Saved],
     constants: Mapping[str, int],
 ) -> tuple[Node, ...]:
-    """Gradients belong to the cell of the operator that they are the gradient of.
+    """Return the backward operators with the layer and cell of the forward operator whose gradient they compute.
 
-    Their scopes do not tell: autodiff makes the gradient of an operator once and uses it in all layers. What has no
-    origin (copies to the device, sums of gradients) belongs where its first input does. `origins` are the operators of
-    forward with the compiler's id of its origin; several where the model calls one function in many places.
+    Scopes in backward are unreliable, because autodiff creates the gradient of an operator once and uses it in all
+    layers. An operator without an origin (a copy to the device, a sum of gradients) gets the cell of its first input.
+
+    Args:
+        backward: operators in execution order.
+        origins: for each operator, the forward operators with the compiler's id of its origin; several if the model
+            calls one function in several places.
+        forward: operators of forward, from `assign_forward_layers`.
+        saved: values passed from forward to backward.
+        constants: integer constants by name.
     """
     assigned = {node.name: node for node in forward}
     branches = Branches(forward, {entry.backward_name: entry.forward_name for entry in saved}, constants)
@@ -106,8 +118,8 @@ def assign_gradient_layers(
     nodes = []
     for node in backward:
         source = next((assigned[name] for name in node.inputs if name in assigned), None)
-        # A copy keeps the scope that its operator was written with, also where that one lost its own. What it
-        # reads may be of the layer before.
+        # A recomputed operator keeps the scope from the source code, even if its forward operator lost its own; its
+        # inputs may belong to the previous layer.
         has_own_position = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
         nearby = node if has_own_position else source
         candidates = [assigned[name] for name in origins.get(node.name, ())]
@@ -126,30 +138,30 @@ def assign_gradient_layers(
     return tuple(nodes)
 
 
-# Layers of operators where the compiler's scopes do not tell, or tell it of one layer only.
+# Layers of operators whose scope is missing, or names one layer for all.
 
 
 def has_scope(node: Node) -> bool:
-    """The scope of an operator names the cell that calls it: the compiler drops some, and adds operators."""
+    """Return whether the scope names the calling cell; the compiler drops some scopes and inserts bare operators."""
     return "-" in node.scope.rpartition("/")[0]
 
 
 def assign_layer_indices(graph: Graph) -> Graph:
-    """The step with the layer of three kinds of operators put right.
+    """Return the graph with the layer index of three kinds of operators corrected.
 
-    - What the compiler wrote anew stands with its input. If it is read in another layer only, it belongs there: the
-      cast that a norm makes of what the layer before gives.
-    - Masks and rotary tables are made in every layer from the inputs of the step; the compiler merges them into the
-      first one. What depends on no weight and is read by another layer belongs to none, so that a policy for the
-      first layer does not change it for the others. MindSpore computes it again in each layer that is recomputed;
-      here it is kept, once for all.
-    - A function that all layers call may be written out with the scope of the first one: the reshapes of Ulysses.
-      No layer reads what a later one makes, so such an operator belongs to the latest layer that it reads of.
+    - An operator that the compiler created carries the layer of its input. If only another layer reads it, it moves to
+      that layer: for example the cast before a norm, whose input is the output of the previous layer.
+    - Masks and rotary tables are computed in every layer from inputs of the step, and the compiler merges them into the
+      first layer. An operator that depends on no weight and is read by another layer gets no layer, so that a policy
+      for the first layer does not affect the others. MindSpore recomputes it in each recomputed layer; here one copy is
+      kept for all.
+    - A function called by all layers may carry the scope of the first call (the reshapes of Ulysses). Since no layer
+      reads the output of a later one, the operator gets the latest layer among its inputs.
     """
     layers = _layers_of_readers(graph)
     shared = _shared(graph)
     forward = []
-    settled: dict[str, int] = {}  # layer of what is in one
+    settled: dict[str, int] = {}  # layer of each value that a layer computes
     for node in graph.forward:
         layer_index = node.layer_index
         if node.name in shared:
@@ -173,13 +185,13 @@ def assign_layer_indices(graph: Graph) -> Graph:
 
 
 def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
-    """For each value, the layers in which operators compute with it."""
+    """Return, for each value, the layers whose operators compute with it."""
     layers: dict[str, set[int]] = {}
     for node in reversed(graph.forward):
         if node.op in BOOKKEEPING_OPS:
             continue
         own: Iterable[int] = () if node.layer_index is None else (node.layer_index,)
-        if not has_scope(node):  # then those count that read it in turn
+        if not has_scope(node):  # use the layers of its own readers
             own = layers.get(node.name, own)
         for name in node.inputs:
             layers.setdefault(name, set()).update(own)
@@ -187,7 +199,7 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
 
 
 def _shared(graph: Graph) -> set[str]:
-    """Operators that depend on no weight and are read by another layer, and those that only make their inputs."""
+    """Return the operators that depend on no weight and are read by another layer, with their private inputs."""
     nodes = graph.index.forward_nodes
     reads = (n.name for n in graph.forward if n.op in WEIGHT_OPS and not is_sequence_state(n.inputs[0]))
     weighted = find_dependents(graph.forward, reads)
@@ -202,22 +214,22 @@ def _shared(graph: Graph) -> set[str]:
     return shared
 
 
-# Which operators of backward zero_bubble_v computes apart from the rest.
+# Weight gradients that zero_bubble_v computes in a pass of their own: the matrix products whose result is added to an
+# accumulated gradient. A cast between the two is removed on Ascend (`RemoveCastBeforeAssignAdd`,
+# parallel/pass/remove_cast_before_assign_add.cc).
 #
 # Source: `DetachBackward::DetachDxAndDwGraph`,
-# mindspore/ccsrc/frontend/parallel/pipeline_transformer/detach_backward.cc (mindspore-ai/mindspore_test, 0b71b3f): the
-# matrix product whose result is added to the sum of a gradient. A cast between the two is taken away on Ascend
-# (`RemoveCastBeforeAssignAdd`, parallel/pass/remove_cast_before_assign_add.cc).
+# mindspore/ccsrc/frontend/parallel/pipeline_transformer/detach_backward.cc (mindspore-ai/mindspore_test, 0b71b3f).
 
 
 def find_weight_gradients(graph: Graph) -> frozenset[str]:
-    """Names of the matrix products that give a gradient of a weight, and of what is between them and its sum."""
+    """Return the names of the matrix products that compute weight gradients, and of the operators up to their sum."""
     if not graph.backward or graph.backward[-1].op != "MakeTuple":
         return frozenset()
     gradient_tuple = graph.backward[-1].name
     between = {gradient_tuple}  # operators that only pass gradients on
-    passed: set[str] = set()  # what these read
-    others: set[str] = set()  # what others read
+    passed: set[str] = set()  # inputs of these operators
+    others: set[str] = set()  # inputs of all other operators
     found: set[str] = set()
     for node in reversed(graph.backward):
         if node.name in passed and node.name not in others:

@@ -1,6 +1,6 @@
-"""MindIR -> Graph: the only module that knows the fields of MindSpore's protobuf.
+"""Conversion of MindIR to `Graph`; the only module that accesses the fields of MindSpore's protobuf.
 
-The message itself comes from an adapter, because its schema ships with MindSpore.
+The message comes from an adapter, because its classes are part of MindSpore.
 """
 
 import re
@@ -14,23 +14,27 @@ from mindswap.graph.model import RECOMPUTE_SCOPE, Graph, Node, Saved, TensorType
 from mindswap.graph.ops import WEIGHT_OPS
 from mindswap.graph.passes.gather import weight_name
 
-# The layer of operators that no cell owns: `x + y` or `ops.gelu(x)` in `construct`.
+# Layer of operators that no cell owns, such as `x + y` or `ops.gelu(x)` in `construct`.
 #
-# MindSpore parses `construct` of a class once. What is written there as a function has the scope of the first cell of
-# that class in all of them; primitives that are attributes of a cell have their own. So an operator without a path of
-# its own belongs where the data says:
+# MindSpore parses `construct` of a class once, so function calls in it carry the scope of the first cell of that class,
+# in all layers. Primitives that are attributes of a cell have their own scope. The layer of an operator without a path
+# is therefore derived from its inputs and readers:
 #
 #     layer 0         layer 1
-#     norm up gelu +  norm up gelu +      `+` reads the layer that it ends, `norm` of the next reads it
+#     norm up gelu +  norm up gelu +      `+` reads the layer that it ends, `norm` of the next layer reads `+`
 
 BEFORE_LAYERS = -1
 
 
 def assign_untagged_layers(nodes: Sequence[Node], layer_list: str) -> tuple[Node, ...]:
-    """Forward, in execution order, with every operator in its layer.
+    """Return the forward operators with the layer index of those without `PATH_TAG` derived from their neighbours.
 
-    One that could be in two layers is where the first of its kind is: at the begin of its layer, or at the end.
-    `layer_list` is the name of the list that holds the layers, in the names of weights.
+    Where two layers are possible, all operators from the same source line are treated as the first of them: as the
+    start or as the end of their layer.
+
+    Args:
+        nodes: operators in execution order.
+        layer_list: name of the cell list that holds the layers, as it occurs in names of weights.
     """
     layers: dict[str, int] = {}
     readers = _first_reader(nodes)
@@ -44,7 +48,7 @@ def assign_untagged_layers(nodes: Sequence[Node], layer_list: str) -> tuple[Node
             node = replace(node, layer_index=layer)
         elif not node.paths and node.layer_index is not None:
             read = max((layers.get(name, BEFORE_LAYERS) for name in node.inputs), default=BEFORE_LAYERS)
-            kind = node.name.rpartition(":")[0]  # what MindSpore calls one place in the code, before its number
+            kind = node.name.rpartition(":")[0]  # name that MindSpore gives to one source location, without the counter
             is_start = starts.setdefault(kind, read < node.layer_index)
             reader = readers.get(node.name, node.layer_index)
             node = replace(node, layer_index=max(read, reader) if is_start or read == BEFORE_LAYERS else read)
@@ -54,7 +58,8 @@ def assign_untagged_layers(nodes: Sequence[Node], layer_list: str) -> tuple[Node
 
 
 def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
-    """Value -> the first layer in which an operator with a path of its own reads it, directly or through others."""
+    """Return, for each value, the first layer in which a tagged operator reads it, directly or through untagged ones.
+    """
     first: dict[str, int] = {}
     for node in reversed(tuple(nodes)):
         own = node.layer_index if node.paths else first.get(node.name)
@@ -65,34 +70,35 @@ def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
 
 
 def _layer_of_weight(name: str, layer_list: str) -> int | None:
-    """Index behind the name of the list in the name of a weight, as cells give it to their parameters."""
+    """Return the layer index in the name of a weight: the number after the name of the list; None without one."""
     identities = re.search(rf"(?:^|\.){re.escape(layer_list)}\.(\d+)(?:\.|$)", name)
     return int(identities[1]) if identities else None
 
 
-Message = Any  # of MindSpore's protobuf, whose classes come with MindSpore
+Message = Any  # of MindSpore's protobuf, whose classes are part of MindSpore
 Primitives = Mapping[str, Message]  # by name
 
-# How MindSpore marks the two functions that autodiff makes of a lazy_inline cell.
+# Markers in the names of the two functions that autodiff creates from a lazy_inline cell.
 FORWARD_MARK, BACKWARD_MARK = "▸", "◂"
 # Attribute that carries the path of a primitive into the compiled graph.
 PATH_TAG = "mindswap_path"
-DTYPES = {"float": "float32", "double": "float64"}  # what the protobuf calls otherwise
+DTYPES = {"float": "float32", "double": "float64"}  # names of the protobuf that differ from MindSpore's
 INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
 LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
 
 
 def load_graph(model: Message, layer_list: str | None = None) -> Graph:
-    """The training step in one compiled model.
+    """Read the training step from a compiled model.
 
     Args:
         model: `ModelProto` of MindIR, from an export-phase compile of a gradient cell.
-        layer_list: name of the list that holds the layers, all of whose primitives carry `PATH_TAG`: others are placed
-            by what they read. Default is whichever list an operator is in.
+        layer_list: name of the cell list that holds the layers, if all primitives of the layers carry `PATH_TAG`;
+            operators without the tag get their layer from their inputs and readers. By default the layer is the index
+            in any cell list of the scope.
 
     Raises:
-        GraphError: if the model has more than one lazy_inline function pair.
+        GraphError: if the model has more than one pair of lazy_inline functions.
     """
     primitives = {primitive.name: primitive for primitive in model.primitives}
     forward = [f for f in model.functions if FORWARD_MARK in f.name and _find_partial(f, primitives)]
@@ -106,7 +112,7 @@ def load_graph(model: Message, layer_list: str | None = None) -> Graph:
             f"several cells are lazy_inline: {names}\n    allowed: the one cell around all layers, as `mindswap.apply` "
             "marks it\n    fix:     take @lazy_inline off the layers"
         )
-    # A constant that several functions read is in the first of them, whichever that is.
+    # A constant that several functions read is stored in whichever function comes first.
     constant_nodes = [node for f in (*model.functions, model.graph) for node in f.node if node.op_type == "Constant"]
     constant_nodes = [node for node in constant_nodes if node.attribute]
     values = {node.output[0]: read_value(node.attribute[0]) for node in constant_nodes}
@@ -138,12 +144,12 @@ def load_graph(model: Message, layer_list: str | None = None) -> Graph:
 
 
 def _find_partial(function: Message, primitives: Primitives) -> Message:
-    """The node that binds what backward needs; autodiff puts it last. None if there is none."""
+    """Return the `Partial` node that binds the saved values, which autodiff puts last; None if there is none."""
     return next((node for node in reversed(function.node) if primitive_of(node, primitives)[0] == "Partial"), None)
 
 
 def primitive_of(node: Message, primitives: Primitives) -> tuple[str, Iterable[Message]]:
-    """Type of an operator, and the attributes of its primitive."""
+    """Return the type of an operator and the attributes of its primitive."""
     primitive = primitives.get(node.op_type.removeprefix("REF::"))
     return (primitive.op_type, primitive.attribute) if primitive is not None else (node.op_type, ())
 
@@ -153,7 +159,8 @@ def _is_of_integers(value: object) -> bool:
 
 
 def _identities(function: Message) -> dict[str, str]:
-    """The compiler's id of each operator: a gradient carries that of its forward operator, a copy the same."""
+    """Return the compiler's id of each operator; gradients and recomputed copies carry that of their forward operator.
+    """
     identities = {}
     for node in function.node:
         ids = {attribute.name: attribute.s.decode() for attribute in node.primal_attr}
@@ -188,7 +195,8 @@ def _read_nodes(function: Message, primitives: Primitives, layer_list: str | Non
 
 
 def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
-    """Layer index and cell path of a scope such as `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`."""
+    """Return the layer index and cell path of a scope like `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`.
+    """
     parts = scope.split("/")[:-1]
     names: list[str] = []
     layer_index = None
@@ -214,15 +222,17 @@ def _flatten_types(attribute: Message) -> Iterator[TensorType]:
 
 
 def read_tensor_type(tensor: Message) -> TensorType:
-    """Type of a tensor; without bytes where a dim or the dtype is not known."""
+    """Return the type of a tensor; its size is 0 if a dimension or the dtype is unknown."""
     name = tensor.DataType.Name(tensor.data_type).lower()
     return TensorType.of(tuple(tensor.dims), DTYPES.get(name, name))
 
 
 def read_value(entry: Message, read_other: Callable[[Message], Any] = lambda entry: None) -> Any:
-    """Plain value of an attribute or a constant; a number stands alone or as the only one of a list.
+    """Return the plain value of an attribute or a constant; a number may be stored alone or as a list of one.
 
-    What describes no step, floating point numbers and tensors for one, is for `read_other` to read.
+    Args:
+        entry: the protobuf message.
+        read_other: reads the kinds that no training step needs, such as floating point numbers and tensors.
     """
     kind = entry.AttributeType.Name(entry.type)
     if kind == "BOOL":

@@ -1,6 +1,6 @@
-"""A training step as the compiler left it: what forward does, what it keeps, what backward does.
+"""Data model of a compiled training step: operators of forward and backward, and the values saved between them.
 
-Made by `graph.load` from the compiler's own output. Nothing here is derived from a formula.
+`graph.load` creates it from the output of the compiler; nothing is computed from formulas.
 """
 
 import functools
@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-# A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
+# Copy of a few numbers to the host that the model itself contains; it does not free an activation.
 HOST_COPY = "CopyToHost"
-# In a scope: the number of a layer in its list, also where the scope is the name of a weight (`gather_weights`); and at
-# the end the compiler's count of operators of one type.
+# The number of a layer in a scope, in a cell list or in the name of a weight (`gather_weights`); and the compiler's
+# counter of operators of one type at the end of a scope.
 LAYER_NUMBER = re.compile(r"(?:(?<=-CellList/)|(?<=-SequentialCell/))\d+(?=-)|(?<=\.)\d+(?=\.)")
 OP_NUMBER = re.compile(r"-op\d+$")
-# What tells an operator of forward apart in another graph of the same network: its layer, its scope in that layer, and
-# its number among those there.
+# Identity of a forward operator across graphs of the same network: layer, scope without the layer number, and position
+# among the operators with both in common.
 Identity = tuple[int | None, str, int]
-# Two graphs that have the same layers under the same numbers: no layer of one is another one there.
+# Layer mapping between two graphs that have the same layers under the same numbers.
 SAME_LAYERS: Mapping[int, int] = MappingProxyType({})
 
 BYTES_PER_ELEMENT = {
@@ -29,13 +29,13 @@ BYTES_PER_ELEMENT = {
 }  # fmt: skip
 
 
-# Before the scope of what is computed again, in forward of what will be.
+# Prefix of the scope of recomputed operators, in forward as well as in backward.
 RECOMPUTE_SCOPE = "recompute_"
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """Type of one tensor: dims as compiled (per rank where the compiler sliced them), dtype in lower case."""
+    """Type of one tensor: shape as compiled (per rank where the compiler sharded it), dtype in lower case."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -43,55 +43,55 @@ class TensorType:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: str) -> "TensorType":
-        """With its bytes, none where a dim or the dtype is not known."""
+        """Return the type with its size; 0 bytes if a dimension or the dtype is unknown."""
         return cls(shape, dtype, BYTES_PER_ELEMENT.get(dtype, 0) * math.prod(max(dim, 0) for dim in shape))
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of forward or backward, in execution order."""
+    """One operator of forward or backward."""
 
-    name: str  # unique in its function; what `inputs` of other nodes refer to
+    name: str  # unique in its function; the inputs of other nodes refer to it
     op: str  # primitive name, e.g. `MatMul`
-    layer_index: int | None  # index of the transformer layer it belongs to; None outside the layers
-    # path of the cell that calls it: below the layer inside one (`attention.wq`), from the root outside; "" for the
+    layer_index: int | None  # index of the transformer layer; None outside the layers
+    # path of the calling cell: relative to the layer (`attention.wq`), from the root outside the layers; "" for the
     # layer itself
     cell_path: str
-    scope: str  # the compiler's own scope text, unique per operator of a function
+    scope: str  # scope as the compiler writes it, unique in its function
     inputs: tuple[str, ...]  # names of nodes or function parameters
     outputs: tuple[TensorType, ...]  # types of the outputs, flat; empty where the compiler gives none
     attributes: Mapping[str, object]
-    is_recomputed: bool = False  # in forward, the node belongs to a recomputed scope; in backward as `is_duplicate`
-    is_duplicate: bool = False  # a copy of a forward operator that backward runs again
-    # in backward, name of the forward operator that this is the gradient or the copy of; "" where the compiler does not
-    # say, or where it merged that operator into another
+    is_recomputed: bool = False  # forward: in a recomputed scope; backward: same as `is_duplicate`
+    is_duplicate: bool = False  # backward only: a recomputed copy of a forward operator
+    # backward only: name of the forward operator whose gradient or copy it is; "" if the compiler does not tell, or
+    # merged that operator into another
     origin: str = ""
-    # paths below its layer, where a capture wrote them on primitives (`graph.load.PATH_TAG`); several where equal
-    # operators became one
+    # paths below the layer, if the capture wrote them on primitives (`graph.load.PATH_TAG`); several if equal operators
+    # were merged
     paths: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all outputs."""
+        """Total size of all outputs."""
         return sum(output.size_bytes for output in self.outputs)
 
     @property
     def has_tensor_output(self) -> bool:
-        """It makes something that can be cut."""
+        """Return whether an output has more than one element."""
         return any(math.prod(output.shape) > 1 for output in self.outputs)
 
     @property
     def operator_key(self) -> tuple[str, str]:
-        """Its cell and its type: all that a compiled graph says of most operators of a layer."""
+        """Cell path and type: all that a compiled graph contains about most operators of a layer."""
         return self.cell_path, self.op
 
     @property
     def num_prefetch_ops(self) -> int:
-        """Of a `MoveTo`, or what is set on an operator that is to be offloaded: its `backward_prefetch`."""
+        """`backward_prefetch` of a `MoveTo`, or of an operator that is to be offloaded."""
         return int(str(self.attributes["backward_prefetch"]))
 
     def renamed(self, names: Mapping[str, str]) -> "Node":
-        """The operator, reading values under their new names; itself where it reads none of them."""
+        """Return the operator with inputs renamed; the same object if it reads none of these names."""
         if names.keys().isdisjoint(self.inputs):
             return self
         inputs = tuple([names.get(name, name) for name in self.inputs])
@@ -100,28 +100,28 @@ class Node:
 
 @dataclass(frozen=True)
 class Saved:
-    """One value handed from forward to backward."""
+    """One value that forward saves for backward."""
 
-    forward_name: str  # node or parameter of forward that gives it
-    backward_name: str  # parameter of backward that takes it
+    forward_name: str  # node or parameter of forward
+    backward_name: str  # parameter of backward
 
 
 @dataclass(frozen=True)
 class SwapPair:
-    """A copy to the host in forward and the copy back in backward."""
+    """A copy to the host in forward and the copies back in backward."""
 
-    producer: Node  # operator whose output leaves the device
+    producer: Node  # operator whose output is offloaded
     copy_out: Node  # `MoveTo` in forward
-    # `MoveTo` nodes in backward that bring it back; more than one if the compiler made more
+    # `MoveTo` nodes in backward; several if the compiler created more than one
     copies_in: tuple[Node, ...]
     num_prefetch_ops: int  # `backward_prefetch` of the copy in
     size_bytes: int
 
 
 class GraphIndex:
-    """Producers and readers of each value of a graph; each map is made when it is first asked for.
+    """Producers and readers of each value of a graph, computed on first access.
 
-    It is derived from the operators alone, and no part of what a graph is: it is neither written to files nor compared.
+    The index is derived from the operators, so it is neither serialized nor compared.
     """
 
     def __init__(self, forward: Sequence[Node], backward: Sequence[Node], saved: Sequence[Saved]):
@@ -129,40 +129,40 @@ class GraphIndex:
 
     @functools.cached_property
     def forward_nodes(self) -> Mapping[str, Node]:
-        """Operators of forward by name."""
+        """Forward operators by name."""
         return {node.name: node for node in self._forward}
 
     @functools.cached_property
     def nodes(self) -> Mapping[str, Node]:
-        """Operators of forward and backward by name."""
+        """Forward and backward operators by name."""
         return {node.name: node for node in (*self._forward, *self._backward)}
 
     @functools.cached_property
     def forward_readers(self) -> Mapping[str, Sequence[Node]]:
-        """For each value, the operators of forward that read it, in order; twice where it is two inputs of one."""
+        """Forward operators that read each value, in order; twice if a value is two inputs of one operator."""
         return _readers(self._forward)
 
     @functools.cached_property
     def readers(self) -> Mapping[str, Sequence[Node]]:
-        """The same for forward and backward, in which a value of forward has a name of its own (`Saved`)."""
+        """Readers in forward and backward; backward reads a forward value under a name of its own (see `Saved`)."""
         return _readers((*self._forward, *self._backward))
 
     @functools.cached_property
     def duplicates(self) -> Mapping[str, Node]:
-        """Operators of forward, by name, of which backward has a copy that runs again, with that copy."""
+        """Recomputed copies in backward, by the name of their forward operator."""
         return {node.origin: node for node in self._backward if node.is_duplicate and node.origin}
 
     @functools.cached_property
     def forward_names(self) -> Mapping[str, str]:
-        """Name of a value in backward -> its name in forward."""
+        """Name in forward of each saved value, by its name in backward."""
         return {saved.backward_name: saved.forward_name for saved in self._saved}
 
     @functools.cached_property
     def identities(self) -> Mapping[str, Identity]:
-        """For each operator of forward what it is in other graphs of the network, of layers alike under any number.
+        """Identity of each forward operator, equal for the same operator of equal layers in any graph of the network.
 
-        Recompute puts a prefix before the scope, and its copies take numbers of the compiler's own count, so only
-        the order among operators of one cell and type is the same.
+        Recompute adds a prefix to the scope, and its copies use numbers of the compiler's counter; only the order among
+        operators of one cell and type is stable.
         """
         counts: Counter[tuple[int | None, str]] = Counter()
         found = {}
@@ -174,7 +174,7 @@ class GraphIndex:
 
     @functools.cached_property
     def swap_pairs(self) -> tuple[SwapPair, ...]:
-        """Every `MoveTo` of forward that backward takes, with its way back."""
+        """Every `MoveTo` of forward that backward reads, with its copies back."""
         backward_names = {saved.forward_name: saved.backward_name for saved in self._saved}
         copies_in: dict[str, list[Node]] = {}
         for node in self._backward:
@@ -190,7 +190,7 @@ class GraphIndex:
 
     @functools.cached_property
     def one_way_copies(self) -> tuple[Node, ...]:
-        """Every `MoveTo` of swap in forward whose value no operator of backward takes: copied out for nothing."""
+        """Every `MoveTo` of swap in forward that no operator of backward reads."""
         paired = {pair.copy_out.name for pair in self.swap_pairs}
         copies = (node for node in self._forward if node.op == "MoveTo" and "backward_prefetch" in node.attributes)
         return tuple(copy for copy in copies if copy.name not in paired)
@@ -199,8 +199,8 @@ class GraphIndex:
     def kept_nodes(self) -> tuple[Node, ...]:
         """Forward operators whose output stays on the device until backward, in execution order.
 
-        Copies to the host do not stay. Nor does what is handed over and no operator of backward reads (the float32
-        output of RmsNorm): once the two functions are inlined, nothing holds it.
+        Copies to the host are excluded, and so are saved values that backward never reads (the float32 output of
+        RmsNorm): once the two functions are inlined, nothing holds them.
         """
         read = {name for node in self._backward for name in node.inputs}
         names = {saved.forward_name for saved in self._saved if saved.backward_name in read}
@@ -208,20 +208,25 @@ class GraphIndex:
         return tuple(node for node in held if node.size_bytes)
 
 
-@functools.lru_cache(maxsize=65536)  # each graph of a step has the same ones
+@functools.lru_cache(maxsize=65536)  # the graphs of a step share their scopes
 def _scope_in_layer(scope: str) -> str:
     return LAYER_NUMBER.sub("", OP_NUMBER.sub("", scope.removeprefix(RECOMPUTE_SCOPE)), count=1)
 
 
 def first_source(name: str, ops: Set[str], nodes: Mapping[str, Node]) -> str:
-    """The value that operators of these types pass on as their first input."""
+    """Follow the first inputs of operators of these types, and return the first value from another operator."""
     while name in nodes and nodes[name].op in ops:
         name = nodes[name].inputs[0]
     return name
 
 
 def find_dependents(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
-    """The names of some values, and of all operators (in order of execution) that depend on one of them."""
+    """Return the given values and the names of all operators that depend on one of them.
+
+    Args:
+        nodes: operators in execution order.
+        roots: names of values.
+    """
     found = set(roots)
     for node in nodes:
         if not found.isdisjoint(node.inputs):
@@ -243,27 +248,27 @@ class Graph:
 
     forward: tuple[Node, ...]  # in execution order
     backward: tuple[Node, ...]  # likewise
-    # what forward hands to backward; empty without lazy_inline, and then nothing can be swapped
+    # values saved for backward; empty without lazy_inline, in which case nothing can be swapped
     saved: tuple[Saved, ...]
-    has_lazy_inline: bool  # forward and backward are functions of their own
-    constants: Mapping[str, int] = field(default_factory=dict)  # values of the integer constants, by name
-    # values of the constants that are tuples of integers, by name
+    has_lazy_inline: bool  # forward and backward are separate functions
+    constants: Mapping[str, int] = field(default_factory=dict)  # integer constants by name
+    # constant tuples of integers by name
     tuples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # types of the tensors that no node makes (constants, parameters of forward), by name
     types: Mapping[str, TensorType] = field(default_factory=dict)
-    inputs: tuple[str, ...] = ()  # of these, the parameters of forward: what a step is fed, and weights
-    index: GraphIndex = field(init=False, repr=False)  # who makes and who reads each value
+    inputs: tuple[str, ...] = ()  # parameters of forward (inputs of the step, weights), a subset of `types`
+    index: GraphIndex = field(init=False, repr=False)  # producers and readers of each value
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "index", GraphIndex(self.forward, self.backward, self.saved))
 
     @property
     def swap_pairs(self) -> tuple[SwapPair, ...]:
-        """Every `MoveTo` of forward that backward takes, with its way back."""
+        """Every `MoveTo` of forward that backward reads, with its copies back."""
         return self.index.swap_pairs
 
     def owner(self, node: Node) -> Node:
-        """The operator of the model behind a forward node: the compiler itself adds `TupleGetItem`."""
+        """Return the operator of the model behind the `TupleGetItem` nodes that the compiler inserts."""
         nodes = self.index.forward_nodes
         while node.op == "TupleGetItem" and node.inputs[0] in nodes:
             node = nodes[node.inputs[0]]

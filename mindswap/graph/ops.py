@@ -1,8 +1,8 @@
-"""Kinds of operators: one table, `data/graph/operators.json`, which all parts ask.
+"""Properties of operator types, read from the table `data/graph/operators.json`.
 
-A new operator is one line of it: its class says how long it takes, its cut how it is split over ranks, its traits
-how the compiler and the backend treat it. An operator without a line counts as element-wise, with a kernel, no trait,
-and no rule for its cut.
+A new operator type is one row: its class determines its cost model, its split rule how it is sharded, its traits how
+the compiler and the backend treat it. A type without a row counts as element-wise, with a kernel, without traits and
+without a split rule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from mindswap.files import package_data
 
 
 class ComputeUnit(Enum):
-    """Unit of the device that runs an operator."""
+    """Hardware unit that runs an operator."""
 
     MATRIX = "matrix units"
     VECTOR = "vector units"
@@ -23,7 +23,7 @@ class ComputeUnit(Enum):
 
 
 class OpClass(Enum):
-    """Kinds of operators, as costs and reports group them."""
+    """Class of an operator type, as cost models and reports group them."""
 
     MATMUL = ("matrix product", ComputeUnit.MATRIX)
     ATTENTION = ("attention", ComputeUnit.MATRIX)
@@ -33,18 +33,18 @@ class OpClass(Enum):
     CAST = ("cast", ComputeUnit.VECTOR)
     MOVE = ("data movement", ComputeUnit.VECTOR)
     ELEMENTWISE = ("element-wise", ComputeUnit.VECTOR)
-    # its time depends on the ranks, see `simulator.cost.transfer.collective_ns`
+    # its time depends on the number of ranks, see `simulator.cost.transfer.collective_ns`
     COMMUNICATION = ("communication", ComputeUnit.NETWORK)
     NONE = ("no kernel", ComputeUnit.NONE)
 
     @property
     def unit(self) -> ComputeUnit:
-        """The units that run operators of this class."""
+        """Hardware unit that runs operators of this class."""
         return self.value[1]
 
 
 class SplitRule(Enum):
-    """Rule for the split of outputs, given that of operands; the rules are in `graph/sharding/split_rules.py`."""
+    """Rule that derives the split of the outputs from the operands, implemented in `graph/sharding/split_rules.py`."""
 
     ELEMENTWISE = auto()
     LIKE_FIRST = auto()
@@ -64,61 +64,61 @@ class SplitRule(Enum):
 
 
 class Trait(Flag):
-    """A further trait of an operator, with its source."""
+    """Further property of an operator type, with its source."""
 
     NONE = 0
-    # The output is the memory of the first input.
+    # The output shares the memory of the first input.
     VIEW = auto()
-    # A weight is read through it. The copy that TensorMove makes is memory only where several micro-batches have one
-    # each, and backward reads it (`simulator.partition.BlockMaker`).
+    # Reads a weight. The copy made by TensorMove needs memory only if several micro-batches have one each and backward
+    # reads it (`simulator.partition.BlockMaker`).
     READS_WEIGHT = auto()
-    # Ties values into a tuple, and takes one out again.
+    # Creates a tuple; reads a member of one.
     MAKES_TUPLE = auto()
     READS_TUPLE = auto()
-    # Orders side effects or ends a function; no tensor.
+    # Orders side effects or ends a function; it has no tensor output.
     ORDERS = auto()
-    # The compiler's own, between two operators of the model: `op_swap` cannot mean it.
+    # Inserted by the compiler between two operators of the model; `op_swap` cannot name it.
     IS_COMPILER_OP = auto()
-    # Hands its cut on: MindSpore gives it no operator info of its own (step_parallel_utils.cc, IsParallelCareNode; a
-    # Cast without strategy is looked through).
+    # Output split equals input split: MindSpore has no operator info for it (step_parallel_utils.cc,
+    # IsParallelCareNode), or looks through it if it has no strategy (Cast).
     PASSES_SPLIT = auto()
-    # Takes the cut that the next operator asks for; a redistribution happens inside (step_parallel.cc, ReshapeInit).
+    # Takes the split that the next operator requires and redistributes if necessary (step_parallel.cc, ReshapeInit).
     TAKES_REQUESTED_SPLIT = auto()
-    # What a Reshape becomes in the graph of one rank when it redistributes (`name_communication`).
+    # Replaces a redistributing Reshape in the graph of one rank (`name_communication`).
     REDISTRIBUTES = auto()
-    # Its backward reads its operands, so one that arrives by communication is kept as it arrived.
+    # Its gradient reads its operands, so an operand that arrives by communication is saved as received.
     SAVES_OPERANDS = auto()
-    # May stand between a part of a sum and the communication that a model itself has for it.
+    # May be between a partial sum and the explicit communication of the model that reduces it.
     IS_BEFORE_SUM = auto()
-    # The gradient of a Concat.
+    # Gradient of a Concat.
     IS_CONCAT_GRADIENT = auto()
-    # Two of them with the same inputs give different results.
+    # Two operators with equal inputs have different outputs.
     RANDOM = auto()
-    # Reads only the rows that it gives, not the whole of its first input.
+    # Reads only the rows of its first input that it outputs.
     READS_PART = auto()
-    # `jit_level: O1` makes it part of a larger kernel (backend/common/graph_kernel, `dvm`): of the operators that dvm
-    # clusters take, those that the models here use.
+    # `jit_level: O1` fuses it into a larger kernel (backend/common/graph_kernel, `dvm`). Of the operators in dvm
+    # clusters, those that the supported models use.
     FUSED = auto()
-    # May be the last operator of such a kernel: what it sums up need not be in memory, what it gives is. Seen in dry
-    # runs of 2.9.0: GraphKernel_Sub_Exp_ReduceSum, GraphKernel_Log_Sub_Mul_ReduceSum, GraphKernel_Square_SumExt.
+    # May end such a kernel: its input need not be written to memory, its output is. Seen in dry runs of MindSpore
+    # 2.9.0: GraphKernel_Sub_Exp_ReduceSum, GraphKernel_Log_Sub_Mul_ReduceSum, GraphKernel_Square_SumExt.
     ENDS_FUSION = auto()
-    # Writes into its first input, a parameter: no memory of its own.
+    # Writes into its first input, a parameter; needs no memory of its own.
     WRITES = auto()
 
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """A line of the table: operators that are alike in everything."""
+    """Row of the table: properties shared by some operator types."""
 
-    kind: OpClass = OpClass.ELEMENTWISE  # class
-    traits: Trait = Trait.NONE  # what else is to be known
-    # rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of a tensor
-    # as the tensor; None where no rule is known
+    kind: OpClass = OpClass.ELEMENTWISE  # determines the cost model
+    traits: Trait = Trait.NONE  # further properties
+    # rule for the split of the outputs; a tuple lists for each output the operand whose split it has (a gradient is
+    # split like its tensor); None if no rule is known
     split_rule: SplitRule | tuple[int, ...] | None = None
-    rate: str = ""  # figure in `Device.vector_rates`, for kernels that the vector units bound
-    # of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py)
+    rate: str = ""  # key of `Device.vector_rates`, for kernels bound by the vector units
+    # of communication: type of its gradient (ops/_grad_experimental/grad_comm_ops.py)
     gradient: str = ""
-    # of attention, products with the head size of queries and keys, and with that of values
+    # of attention: number of products over the head size of queries and keys, and over that of values
     products: Sequence[int] | None = None
 
 
@@ -137,7 +137,7 @@ def _read_row(row: Mapping[str, Any]) -> OperatorInfo:
 TABLE = package_data("graph/operators.json")
 _BY_NAME = {name: line for row in TABLE for line in [_read_row(row)] for name in row["ops"].split()}
 _UNKNOWN = OperatorInfo()
-# Kernels of CANN and the operators of MindSpore that they run.
+# CANN kernel -> operator type of MindSpore that runs it.
 OP_OF_KERNEL: Mapping[str, str] = {kernel: op for row in TABLE for kernel, op in row.get("kernels", {}).items()}
 
 
@@ -149,20 +149,21 @@ def _of_class(kind: OpClass) -> frozenset[str]:
     return frozenset(name for name, line in _BY_NAME.items() if line.kind is kind)
 
 
-# Sets for code that asks of every node of a graph; all of them follow from the table.
+# Sets of operator types for code that visits every node of a graph, all derived from the table.
 VIEW_OPS = _ops_with_trait(Trait.VIEW)
 WEIGHT_OPS = _ops_with_trait(Trait.READS_WEIGHT)
 TUPLE_OPS = _ops_with_trait(Trait.MAKES_TUPLE | Trait.READS_TUPLE)
 ORDERING_OPS = _ops_with_trait(Trait.ORDERS)
-# Tie values together; nothing is computed with them.
+# Combine values without computing anything.
 BOOKKEEPING_OPS = ORDERING_OPS | _ops_with_trait(Trait.MAKES_TUPLE)
 COMPILER_OPS = _ops_with_trait(Trait.IS_COMPILER_OP)
-# Operators of the compiler's own, views, and reads of weights: no work. Copies are the links' work.
+# Types without work: operators inserted by the compiler, views, reads of weights. Copies to and from the host are work
+# of the links.
 NO_WORK_OPS = _of_class(OpClass.NONE)
-# Views and tuples are the memory of their inputs; Load reads a weight where it is.
+# Types without memory of their own: views and tuples share the memory of their inputs, Load that of the weight.
 NO_MEMORY_OPS = VIEW_OPS | TUPLE_OPS | (WEIGHT_OPS & NO_WORK_OPS)
 MATMUL_OPS = _of_class(OpClass.MATMUL)
-# Matrix products with a rule for their cut.
+# Matrix products with a split rule.
 PRODUCT_OPS = frozenset(name for name, line in _BY_NAME.items() if line.split_rule is SplitRule.PRODUCT)
 COMMUNICATION_OPS = _of_class(OpClass.COMMUNICATION)
 REDISTRIBUTION_OPS = _ops_with_trait(Trait.REDISTRIBUTES)
@@ -175,34 +176,33 @@ FUSED_OPS = _ops_with_trait(Trait.FUSED)
 FUSED_READERS = FUSED_OPS | _ops_with_trait(Trait.ENDS_FUSION)
 WRITING_OPS = _ops_with_trait(Trait.WRITES)
 
-# Behind these something is what it was before them. What that something is decides which they are:
-# the value itself,
+# Types that preserve a property of their input. The property differs between the sets: the value itself,
 VALUE_PASSING_OPS = VIEW_OPS | TUPLE_OPS
-# how it is cut,
+# its split,
 SPLIT_PASSING_OPS = _ops_with_trait(Trait.PASSES_SPLIT)
-# what one layer hands to the next: the compiler puts these between, casts of norms for one,
+# the boundary tensor of two layers (the compiler inserts, for example, casts of norms there),
 LAYER_PASSING_OPS = VALUE_PASSING_OPS | _of_class(OpClass.CAST)
-# the part of a sum that a communication of the model's own adds,
+# a partial sum that an explicit communication of the model reduces,
 SUM_PASSING_OPS = VIEW_OPS | _ops_with_trait(Trait.IS_BEFORE_SUM)
-# and the gradient of a weight on its way to the sum; another rank's part is added by communication.
+# the gradient of a weight before its accumulation (communication adds the shares of other ranks).
 GRADIENT_PASSING_OPS = VIEW_OPS | COMMUNICATION_OPS | _of_class(OpClass.CAST) | _ops_with_trait(Trait.READS_TUPLE)
-# What they give is their first input; the others only tie an order.
+# Types whose output is their first input; the other inputs only define an order.
 FIRST_INPUT_OPS = WEIGHT_OPS | (VIEW_OPS & COMPILER_OPS) | _of_class(OpClass.CAST)
 
 
 def operator_info(op: str) -> OperatorInfo:
-    """Line of the table for an operator; element-wise where it has none."""
+    """Return the row of an operator type; the element-wise default if the table has none."""
     return _BY_NAME.get(op, _UNKNOWN)
 
 
 def classify(op: str) -> OpClass:
-    """Kind of an operator; element-wise where nothing else is known."""
+    """Return the class of an operator type; element-wise by default."""
     return operator_info(op).kind
 
 
 def is_kernel(op: str) -> bool:
-    """The device runs something for this operator: views, tuples and reads of weights have no kernel.
+    """Return whether the device runs a kernel for this type; views, tuples and reads of weights have none.
 
-    Positions of operators, as `backward_prefetch` counts them, are those of kernels. `MoveTo` is none.
+    `backward_prefetch` counts kernels. `MoveTo` is not one of them.
     """
     return op not in NO_WORK_OPS

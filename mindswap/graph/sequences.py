@@ -1,10 +1,10 @@
-"""State that a step has where sequences are cut into pieces: caches of keys and values, and of their gradients.
+"""Sequence pipeline parallelism: caches of keys and values, and of their gradients, between pieces of a sequence.
 
 Each layer has four parameters of the size of all its keys or values: `key_cache` and `value_cache`, to which forward of
-a piece adds its own, and `key_cache_grad` and `value_cache_grad`, to which backward adds (mindformers 1.9.0,
-models/llama/llama_transformer.py). The last two are in no graph of the frontend alone: MindSpore puts
-`_VirtualAssignKvCache` behind keys and values when it cuts the model for the pipeline, and its gradient is what
-`with_cache_gradients` adds (mindspore 2.9.0, ops/_grad_experimental/grad_comm_ops.py).
+a piece appends, and `key_cache_grad` and `value_cache_grad`, to which backward adds (mindformers 1.9.0,
+models/llama/llama_transformer.py). The graph of the frontend does not contain the latter two: MindSpore inserts
+`_VirtualAssignKvCache` after keys and values when it partitions the model for the pipeline; `with_cache_gradients` adds
+the gradient of that operator (mindspore 2.9.0, ops/_grad_experimental/grad_comm_ops.py).
 """
 
 from collections.abc import Iterator
@@ -13,24 +13,27 @@ from dataclasses import replace
 from mindswap.graph.model import Graph, Node
 
 CACHES = ("key_cache", "value_cache")
-# Parameters of the model that are never trained: the caches, the mask so far, the number of the piece.
+# Parameters that are never trained: the caches, the accumulated mask, the index of the piece.
 STATE_NAMES = (*CACHES, "mask_cache", "seq_chunk")
-# Gradients of queries, keys, values: outputs of the gradient of attention.
+# Outputs 1 and 2 of the gradient of attention: gradients of keys and values.
 KEY_OUTPUTS = (1, 2)
 
 
 def is_sequence_state(name: str) -> bool:
-    """True for a parameter that pieces of a sequence hand to each other."""
+    """Return whether a parameter carries state from one piece of a sequence to the next."""
     return name.rpartition(".")[2] in STATE_NAMES
 
 
 def is_cache(name: str) -> bool:
-    """True for a cache of a layer, which `cache_bytes` counts."""
+    """Return whether a parameter is a cache that `cache_bytes` counts."""
     return name.rpartition(".")[2] in CACHES
 
 
 def cache_readers(graph: Graph) -> frozenset[str]:
-    """Operators that compute with a cache, or write one. Run again, they would meet what later pieces left there."""
+    """Return the operators that compute with a cache or write one.
+
+    They cannot be recomputed, because later pieces have changed the cache by then.
+    """
     loads = {node.name for node in graph.forward if _is_cache(node)}
     if not loads:
         return frozenset()
@@ -40,12 +43,12 @@ def cache_readers(graph: Graph) -> frozenset[str]:
 
 
 def cache_bytes(graph: Graph, layer_index: int) -> int:
-    """Bytes of the caches of one compiled layer, those of gradients too."""
+    """Return the bytes of the caches of one compiled layer, including those of gradients."""
     return 2 * sum(node.size_bytes for node in graph.forward if _is_cache(node) and node.layer_index == layer_index)
 
 
 def with_cache_gradients(graph: Graph) -> Graph:
-    """The step in which backward adds gradients of keys and values to their caches, and goes on with the sums."""
+    """Return the graph in which backward adds the gradients of keys and values to their caches and uses the sums."""
     if not any(_is_cache(node) for node in graph.forward):
         return graph
     backward: list[Node] = []
@@ -61,9 +64,9 @@ def with_cache_gradients(graph: Graph) -> Graph:
 
 
 def _summed(gradient: Node) -> Iterator[Node]:
-    """The sum goes on to the products; the cache gets it, and zeros behind the first piece.
+    """Yield the operators that add a gradient to its cache; the cache is zero for the first piece.
 
-    The cache itself is not a value of the graph. It has the size of the gradient, which stands for it where it is read.
+    The graph has no value for the cache. The gradient, which has the same size, replaces it as an input.
     """
 
     def make(op: str, suffix: str, inputs: tuple[str, ...]) -> Node:

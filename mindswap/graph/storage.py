@@ -1,7 +1,7 @@
-"""Storages that forward keeps for backward, each with its placement.
+"""Storages that forward saves for backward, each with its placement.
 
-One tensor can be handed to backward under several names (a `MatMul` and the `Reshape` of it). It
-is one piece of memory, and it leaves the device only if every name of it does.
+A storage can be saved under several names (a `MatMul` and a `Reshape` of it). It is freed only if every name of it is
+offloaded.
 """
 
 import functools
@@ -15,56 +15,56 @@ from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
 
 class StorageKind(Enum):
-    """Kind of a piece of memory."""
+    """Origin of a storage."""
 
-    ACTIVATION = "activation"  # made by an operator in forward
-    WEIGHT = "weight"  # a parameter of the network
-    INPUT = "input"  # an input of the step, or a constant
+    ACTIVATION = "activation"  # output of a forward operator
+    WEIGHT = "weight"  # parameter of the network
+    INPUT = "input"  # input of the step, or a constant
 
 
 class Placement(Enum):
     """Placement of a saved storage between forward and backward."""
 
     KEPT = "kept"  # stays on the device
-    SWAPPED = "swapped"  # leaves the device and comes back
-    WASTED = "swapped and kept"  # copied out, while another name of it stays: frees nothing
+    SWAPPED = "swapped"  # offloaded and prefetched
+    WASTED = "swapped and kept"  # offloaded under one name and kept under another, so no memory is freed
 
 
 @dataclass(frozen=True)
 class Storage:
     """One piece of device memory."""
 
-    producer: Node | None  # operator that makes it; None for an input, a constant or a weight
-    name: str  # name of the producer's output, or of the function parameter
-    output_index: int  # which output of the producer
+    producer: Node | None  # operator that creates it; None for inputs, constants and weights
+    name: str  # name of the producer, or of the function parameter
+    output_index: int  # output of the producer
     kind: StorageKind
-    type: TensorType | None  # shape, dtype and bytes; None where the compiler gives none
+    type: TensorType | None  # None where the compiler gives no type
 
     @property
     def key(self) -> tuple[str, int]:
-        """Identity of a storage in a graph."""
+        """Identity of the storage within a graph."""
         return self.name, self.output_index
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on the device."""
+        """Size on the device."""
         return self.type.size_bytes if self.type else 0
 
     @property
     def layer_index(self) -> int | None:
-        """Layer that makes it; None for what is made outside the layers and shared by them."""
+        """Layer that creates it; None outside the layers."""
         return self.producer.layer_index if self.producer else None
 
 
 @dataclass(frozen=True)
 class SavedStorage:
-    """A storage that backward needs."""
+    """A storage that backward reads."""
 
     storage: Storage
     placement: Placement  # kept, swapped, or both
-    holders: tuple[Node, ...]  # nodes through which backward holds it on the device
-    pairs: tuple[SwapPair, ...]  # copies to the host and back; more than one moves the same bytes several times
-    first_user: int  # position in `Graph.backward` of the first operator that reads it there, under any name
+    holders: tuple[Node, ...]  # operators through whose outputs backward holds it on the device
+    pairs: tuple[SwapPair, ...]  # copies to the host and back; several copy the same bytes several times
+    first_user: int  # position in `Graph.backward` of its first reader, under any name
 
     @property
     def kept_bytes(self) -> int:
@@ -73,15 +73,15 @@ class SavedStorage:
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that cross the link, each way."""
+        """Bytes copied to the host, and the same back."""
         return sum(pair.size_bytes for pair in self.pairs)
 
 
-@functools.lru_cache(maxsize=16)  # a planner asks several things of one graph
+@functools.lru_cache(maxsize=16)  # a planner classifies the same graph several times
 def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
-    """Every activation that backward needs, in order of production, with its placement.
+    """Return the activations that backward needs, in order of production, each with its placement.
 
-    Weights and inputs of the step are left out: they are on the device in any case.
+    Weights and inputs of the step are excluded, because they are on the device in any case.
     """
     storages: dict[tuple[str, int], Storage] = {}
     holders: defaultdict[tuple[str, int], list[Node]] = defaultdict(list)
@@ -108,7 +108,7 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
 
 
 def kept_bytes_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, int]:
-    """Bytes that stay on the device from forward to backward, by the layer that makes them; 0 for all others."""
+    """Return the bytes that stay on the device from forward to backward, by producing layer; 0 for other keys."""
     kept: Counter[int | None] = Counter()
     for entry in saved:
         kept[entry.storage.layer_index] += entry.kept_bytes
@@ -116,7 +116,7 @@ def kept_bytes_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, in
 
 
 def _first_users(graph: Graph) -> dict[str, int]:
-    """For each value that forward hands over, where backward first computes with it, behind views and copies in."""
+    """Return the position of the first reader in backward of each saved value, looking through views and `MoveTo`."""
     first = first_reader_positions(graph.backward, VIEW_OPS | {"MoveTo"})
     return {saved.forward_name: first.get(saved.backward_name, len(graph.backward)) for saved in graph.saved}
 
@@ -124,7 +124,13 @@ def _first_users(graph: Graph) -> dict[str, int]:
 def first_reader_positions(
     nodes: Sequence[Node], passing: Set[str], is_reading: Callable[[Node], bool] = lambda node: True
 ) -> dict[str, int]:
-    """For each value, the position of the first operator that reads it, behind those of types that pass it on."""
+    """Return the position of the first reader of each value.
+
+    Args:
+        nodes: operators in execution order.
+        passing: types that only pass their inputs on; the readers of their outputs count instead.
+        is_reading: whether an operator counts as a reader.
+    """
     first: dict[str, int] = {}
     for position, node in reversed(list(enumerate(nodes))):
         moment = first.get(node.name, len(nodes)) if node.op in passing else position
@@ -136,8 +142,8 @@ def first_reader_positions(
 
 
 def resolve_storage(graph: Graph, name: str) -> Storage:
-    """The memory behind a value (operator or parameter) of forward, looking through views, tuples, reads of weights."""
-    index: int | None = None  # output wanted of the node at hand, set by TupleGetItem
+    """Return the storage of a forward value (operator or parameter), through views, tuples and reads of weights."""
+    index: int | None = None  # selected output, set by TupleGetItem
     nodes = graph.index.forward_nodes
     while name in nodes:
         node = nodes[name]
