@@ -58,8 +58,7 @@ def assign_untagged_layers(nodes: Sequence[Node], layer_list: str) -> tuple[Node
 
 
 def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
-    """Return, for each value, the first layer in which a tagged operator reads it, directly or through untagged ones.
-    """
+    """Return the first layer in which a tagged operator reads each value, directly or through untagged ones."""
     first: dict[str, int] = {}
     for node in reversed(tuple(nodes)):
         own = node.layer_index if node.paths else first.get(node.name)
@@ -71,8 +70,8 @@ def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
 
 def _layer_of_weight(name: str, layer_list: str) -> int | None:
     """Return the layer index in the name of a weight: the number after the name of the list; None without one."""
-    identities = re.search(rf"(?:^|\.){re.escape(layer_list)}\.(\d+)(?:\.|$)", name)
-    return int(identities[1]) if identities else None
+    match = re.search(rf"(?:^|\.){re.escape(layer_list)}\.(\d+)(?:\.|$)", name)
+    return int(match[1]) if match else None
 
 
 Message = Any  # of MindSpore's protobuf, whose classes are part of MindSpore
@@ -159,8 +158,7 @@ def _is_of_integers(value: object) -> bool:
 
 
 def _identities(function: Message) -> dict[str, str]:
-    """Return the compiler's id of each operator; gradients and recomputed copies carry that of their forward operator.
-    """
+    """Return the compiler's id of each operator; gradients and recomputed copies have that of the forward operator."""
     identities = {}
     for node in function.node:
         ids = {attribute.name: attribute.s.decode() for attribute in node.primal_attr}
@@ -195,8 +193,7 @@ def _read_nodes(function: Message, primitives: Primitives, layer_list: str | Non
 
 
 def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
-    """Return the layer index and cell path of a scope like `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`.
-    """
+    """Return layer index and cell path of a scope like `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`."""
     parts = scope.split("/")[:-1]
     names: list[str] = []
     layer_index = None

@@ -1,17 +1,17 @@
-"""Communication between the tensor parallel ranks of a step: what MindSpore inserts for the strategies.
+"""Communication between tensor parallel ranks that MindSpore inserts for the parallel strategies.
 
-In forward an AllReduce follows each operator that leaves a part of a sum on every rank (a ReduceScatter where its
-`out_strategy` cuts the sum), and a tensor that is read under another cut than it was made is gathered or exchanged.
-AllGathers of one tensor become one (frontend/parallel/pass/merge_comm.cc, before autodiff).
+Forward: an AllReduce follows each operator whose output is a partial sum on every rank (a ReduceScatter if its
+`out_strategy` shards the sum). A tensor read under another split than it was created with is redistributed. AllGathers
+of one tensor are merged (frontend/parallel/pass/merge_comm.cc, before autodiff).
 
-In backward there is one for each of forward, on the gradient of the same tensor: MindSpore differentiates the
-forward communication (ops/_grad_experimental/grad_comm_ops.py). Of AllReduce it is AllReduce, of AllGather
-ReduceScatter, of ReduceScatter AllGather. So the gradients of what wq, wk and wv read are no sums of their own: each
-rank adds its three parts, and the sum over the ranks is where the next communication of forward was.
+Backward: MindSpore differentiates each communication of forward (ops/_grad_experimental/grad_comm_ops.py): AllReduce
+becomes AllReduce, AllGather becomes ReduceScatter, ReduceScatter becomes AllGather, each on the gradient of the same
+tensor. The gradients of the common input of wq, wk and wv are therefore not reduced separately: each rank adds its
+three contributions, and the reduction is the gradient of the preceding communication of forward.
 
-Left out: sums of weight gradients over the ranks that have the same weight, also those of norms (mirror operators,
-step_parallel.cc); they go with the gradients of data parallelism. So does the look-up in a vocabulary that newer
-models cut by code of their own.
+Not included: reductions of weight gradients over ranks with the same weight, such as those of norms (mirror operators,
+step_parallel.cc), which belong to data parallelism, and the vocabulary look-up that newer models shard in their own
+code.
 """
 
 import math
@@ -32,20 +32,23 @@ from mindswap.graph.sharding.splits import equal_blocks, num_parts
 class Collective:
     """Communication between ranks within a pass."""
 
-    kind: str  # AllReduce, AllGather, ReduceScatter, AllToAll, or `RING`: one exchange between neighbours
-    size_bytes: int  # the whole message: what AllGather gives, ReduceScatter takes, the others have on each rank
-    num_ranks: int  # ranks that take part
-    # the operator that it belongs to waits for it; else it takes what the operator makes, or is it
+    kind: str  # AllReduce, AllGather, ReduceScatter, AllToAll, or `RING` (one exchange with the neighbours)
+    size_bytes: int  # full message: output of AllGather, input of ReduceScatter, else the tensor of one rank
+    num_ranks: int  # ranks in the group
+    # whether its operator waits for it; otherwise it sends the output of the operator, or is the operator itself
     is_before: bool = False
-    stride: int = 1  # from one of these ranks to the next; 1 for tensor parallel ranks
+    stride: int = 1  # difference between consecutive ranks of the group; 1 for tensor parallel ranks
 
 
 def find_collectives(sharding: Sharding) -> tuple[dict[str, tuple[Collective, ...]], tuple[Unresolved, ...]]:
-    """The communication of a step that was compiled without swap and recompute, as `shard_graph` gives it.
+    """Find the communication of a step that was compiled without swap and recompute.
+
+    Args:
+        sharding: from `shard_graph`.
 
     Returns:
-        It by name of the operator that it belongs to; operators of layers that communicate in forward and whose
-        gradient was not found.
+        The collectives by name of their operator; the operators of layers whose communication in backward was not
+            found.
     """
     finder = _Finder(sharding)
     finder.find()
@@ -53,13 +56,13 @@ def find_collectives(sharding: Sharding) -> tuple[dict[str, tuple[Collective, ..
 
 
 class _Finder:
-    """Goes through forward; puts each communication and its gradient where they are."""
+    """Finds the communication of forward and, through its gradient, that of backward."""
 
     def __init__(self, sharding: Sharding):
         self.sharding = sharding
         self.graph = sharding.graph
         self.nodes = self.graph.index.forward_nodes
-        self.gradients: dict[str, list[Node]] = {}  # forward operator -> its gradient, in order
+        self.gradients: dict[str, list[Node]] = {}  # gradients of each forward operator, in order
         for node in self.graph.backward:
             if node.origin and not node.is_duplicate:
                 self.gradients.setdefault(node.origin, []).append(node)
@@ -87,7 +90,7 @@ class _Finder:
                 self._add_ring(node)
 
     def _explicit_sums(self) -> Iterator[tuple[str, str]]:
-        """Communication that the model itself has, with the operator whose parts of a sum it adds."""
+        """Yield each explicit communication of the model, with the operator whose partial sums it reduces."""
         for node in self.graph.forward:
             if node.op not in ("AllReduce", "ReduceScatter"):
                 continue
@@ -98,24 +101,24 @@ class _Finder:
                 yield node.name, source.name
 
     def _add_sum(self, node: Node, partial: PartialSum) -> None:
-        """After the operator; its gradient begins with that of the sum, or an operator."""
+        """Add the reduction of a partial sum; its gradient precedes, or is, the first gradient of the operator."""
         kind = "ReduceScatter" if partial.scattered is not None else "AllReduce"
         first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
         is_before = first is not None and first.op != operator_info(kind).gradient
         self._add_pair(node, _sum_of(kind, node.size_bytes, partial.num_ranks), first, is_before)
 
     def _add_exchange(self, node: Node) -> None:
-        """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
+        """Add an exchange of tokens with the experts of other ranks; backward has explicit operators for its own."""
         source = self.graph.index.nodes.get(node.inputs[0], node).size_bytes
         num_ranks, stride = node.attributes[NUM_RANKS], node.attributes[STRIDE]
         if not (isinstance(num_ranks, int) and isinstance(stride, int)):
             raise AssertionError("an exchange without its ranks and their stride")
-        if num_ranks > 1:  # the larger side is what AllGather gives, and what ReduceScatter takes
+        if num_ranks > 1:  # the larger side: output of AllGather, input of ReduceScatter
             kind = node.op if operator_info(node.op).gradient else "AllToAll"
             self._add(node.name, Collective(kind, max(source, node.size_bytes), num_ranks, stride=stride))
 
     def _add_ring(self, node: Node) -> None:
-        """One exchange of the ring: keys and values of a rank, or their gradients."""
+        """Add one exchange of ring attention: keys and values of a rank, or their gradients."""
         num_ranks, stride = ring_axes(self.graph, node)
         if num_ranks > 1:
             attention = self.nodes.get(node.origin, node)
@@ -124,7 +127,7 @@ class _Finder:
 
     def _add_redistribution(self, redistribution: Redistribution) -> None:
         kind = name_communication(redistribution.before, redistribution.after)
-        if kind == "Slice":  # a rank takes its part of what it has
+        if kind == "Slice":  # each rank keeps a slice of its tensor
             return
         is_reshape = self.nodes[redistribution.consumer.name].op == kind
         producer_type, read = (
@@ -145,7 +148,7 @@ class _Finder:
         )
 
     def _gradient_reader(self, consumer: Node) -> Node | None:
-        """The first operator that reads the gradient of what `consumer` reads."""
+        """Return the first operator that reads the gradient of the input of `consumer`."""
         explicit_sums = {gradient.name for gradient in self._gradients_of_operand(consumer)}
         names = set(explicit_sums)
         for node in self.graph.backward:
@@ -157,7 +160,7 @@ class _Finder:
         return None
 
     def _gradients_of_operand(self, consumer: Node) -> list[Node]:
-        """Its gradients; of a view without any those of its readers that have its size."""
+        """Return the gradients of an operator; for a view without any, those of its readers with the same size."""
         gradients = self.gradients.get(consumer.name, [])
         if gradients:
             return gradients
@@ -174,7 +177,7 @@ class _Finder:
         self.collectives.setdefault(name, []).append(collective)
 
     def _add_pair(self, node: Node, collective: Collective, gradient: Node | None, is_before: bool = False) -> None:
-        """Communication in forward, and that of its gradient at an operator of backward, which waits for it or not."""
+        """Add communication of forward, and of backward at the operator that computes its gradient or waits for it."""
         self._add(node.name, collective)
         if gradient is not None:
             kind = operator_info(collective.kind).gradient
@@ -184,14 +187,17 @@ class _Finder:
 
 
 def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
-    """A sum whose result on one rank has so many bytes."""
+    """Return the reduction whose output on one rank has so many bytes."""
     return Collective(kind, result_bytes * (num_ranks if kind == "ReduceScatter" else 1), num_ranks)
 
 
 def _num_exchanging(redistribution: Redistribution, producer_type: Sequence[int], read: Sequence[int]) -> int:
-    """Ranks that exchange parts: those over which a dimension was cut that no longer is.
+    """Return the number of ranks in an AllToAll: the product of the splits that are removed from each dimension.
 
-    The shapes, made and read, are those on one rank.
+    Args:
+        redistribution: with the splits before and after.
+        producer_type: shape of the producer's output on one rank.
+        read: shape of the reader's output on one rank.
     """
     if len(redistribution.before) == len(redistribution.after):
         block_splits = [
@@ -205,10 +211,11 @@ def _num_exchanging(redistribution: Redistribution, producer_type: Sequence[int]
 def _block_splits(
     producer_type: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Cuts of the dimensions that a reshape keeps, or joins and takes apart: (before, after) of each such block.
+    """Return the splits (before, after) of each group of dimensions that a reshape keeps, joins or separates.
 
-    Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
-    cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
+    Example of Ulysses: a sequence of 4096 split over 4 ranks, in shape 4 x 1 x 4 x 128 with the third dimension split
+    by 2, is read as an unsharded 4096 and a second dimension of 4096 split by 8. The groups are the sequence (4, 1) and
+    the rest (2, 8).
     """
     is_known = len(producer_type) == len(before) and len(read) == len(after)
     whole = [tuple(map(operator.mul, *side)) for side in ((producer_type, before), (read, after))]

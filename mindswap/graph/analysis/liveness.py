@@ -1,8 +1,8 @@
-"""Activation memory over one step, operator by operator, by the lifetime of each storage.
+"""Activation memory during one step, derived from the lifetime of each storage.
 
-Every storage lives from the operator that makes it to its last use. One that backward needs lives
-until its last use there; a swapped one leaves after its copy out and comes back with its copy in.
-Copies take no time here: the simulator knows about time, this is what must be there in any case.
+A storage lives from its producer to its last use, in backward if it is saved. A swapped storage is freed after its copy
+to the host and allocated again with the copy back. Copies take no time in this analysis (the simulator models time), so
+the result is a lower limit.
 
 Source:
     Liveness of values: Aho, Lam, Sethi and Ullman, "Compilers" (2006), section 9.2.5.
@@ -17,32 +17,34 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import NO_MEMORY_OPS
 from mindswap.graph.storage import StorageKind, classify_saved, kept_bytes_by_layer, resolve_storage
 
-# Which layers to compile when most are alike.
+# Representative layers of a model in which most layers are equal.
 #
-# What a layer keeps depends on itself and on the layer behind it: a recomputed layer keeps its input, which the layer
-# before it made. So a stretch of layers can be left out when each of them has its like, before the same neighbour,
-# among the rest, and the rest has the neighbours that it had. The first layer is like no other: it has no input that a
-# layer made. What is live at one moment depends on the layer before, too.
+# The tensors that a layer saves depend on the layer and on the next one: a recomputed layer saves its input, an output
+# of the previous layer. Memory during a layer also depends on the previous one. A range of layers can therefore be
+# omitted if each of them has a representative with the same neighbours among the remaining layers, and if the remaining
+# layers keep their neighbours. The first layer is unique, because its input comes from no layer.
 
 
 @dataclass(frozen=True)
 class LayerSample:
-    """Layers of a model that are compiled, and what each layer of the model looks like."""
+    """Compiled layers of a model, and the compiled layer that represents each layer of the model."""
 
-    indices: tuple[int, ...]  # model layers that are compiled, in order
-    layer_map: tuple[int, ...]  # for each layer of the model, the position in `indices` of the one that stands for it
+    indices: tuple[int, ...]  # indices in the model of the compiled layers, in order
+    layer_map: tuple[int, ...]  # for each layer of the model, the position of its representative in `indices`
 
     @property
     def has_all_layers(self) -> bool:
-        """Every layer is compiled."""
+        """Return whether every layer is compiled."""
         return len(self.indices) == len(self.layer_map)
 
 
 def choose_representative_layers(kinds: Sequence[Hashable], with_peak: bool = True) -> LayerSample:
-    """The layers to compile; `kinds` say of each what it consists of and what is set on it: equal means alike.
+    """Choose the layers to compile.
 
-    Without `with_peak` what layers keep and copy is known, and not what is live moment by moment (`find_peak`): of
-    layers in turn fewer are compiled.
+    Args:
+        kinds: class of each layer (structure and settings); layers of equal classes are interchangeable.
+        with_peak: choose enough layers for `find_peak`; otherwise only for the saved and copied tensors, which takes
+            fewer layers if classes alternate.
     """
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     ends = [None, *(numbers[kind] for kind in kinds), None]
@@ -54,7 +56,7 @@ def choose_representative_layers(kinds: Sequence[Hashable], with_peak: bool = Tr
     while cut := _longest_omission([contexts[index] for index in indices], with_peak):
         del indices[cut]
     compiled_positions = {index: position for position, index in enumerate(indices)}
-    # Of compiled layers in the same place the first stands for those that are left out.
+    # The first compiled layer of each context represents the omitted ones.
     position_of = {contexts[index]: position for index, position in reversed(compiled_positions.items())}
     return LayerSample(
         tuple(indices), tuple(compiled_positions.get(i, position_of[context]) for i, context in enumerate(contexts))
@@ -62,9 +64,12 @@ def choose_representative_layers(kinds: Sequence[Hashable], with_peak: bool = Tr
 
 
 def _longest_omission(contexts: Sequence[tuple[int | None, ...]], with_peak: bool) -> slice | None:
-    """The longest stretch that can be left out, of equal ones the last; None where there is none.
+    """Return the longest range of layers that can be omitted, the last of equally long ones; None if there is none.
 
-    A place is the kind of the layer before (or whether there is none), its own, and that of the layer behind.
+    Args:
+        contexts: of each remaining layer, the class of the previous layer (or whether there is none), its own class,
+            and the class of the next layer.
+        with_peak: see `choose_representative_layers`.
     """
     in_all = Counter(contexts)
     borders: defaultdict[tuple[int | None, ...], list[int]] = defaultdict(list)
@@ -80,18 +85,22 @@ def _longest_omission(contexts: Sequence[tuple[int | None, ...]], with_peak: boo
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of highest activation memory."""
+    """Peak of activation memory."""
 
-    size_bytes: int  # bytes alive at that moment, outputs of the operator included
-    node: Node  # the operator that runs then
-    is_forward: bool  # whether it does in forward
+    size_bytes: int  # live bytes, outputs of the operator included
+    node: Node  # operator that runs at the peak
+    is_forward: bool  # whether it is an operator of forward
 
 
 def find_peak(graph: Graph, sample: LayerSample) -> Peak:
-    """The peak of activation memory of one micro-batch on the whole model, with lazy_inline on.
+    """Return the peak of activation memory of one micro-batch of the full model, with lazy_inline.
 
-    The compiled layers are replayed in order, each as the last of those that it stands for; what the layers keep that
-    are not compiled is added.
+    Each compiled layer is evaluated as the last layer of the model that it represents; the saved tensors of the layers
+    that are not compiled are added.
+
+    Args:
+        graph: of the layers of `sample`.
+        sample: chosen with `with_peak`.
     """
     nodes = (*graph.forward, *graph.backward)
     changes: Counter[int] = Counter()
@@ -104,7 +113,7 @@ def find_peak(graph: Graph, sample: LayerSample) -> Peak:
 
 
 def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
-    """(first moment, last moment, bytes) of every activation; backward follows forward in one count."""
+    """Yield the lifetime of every activation; positions of backward continue those of forward."""
     offset = len(graph.forward)
     parameter_of = {saved.forward_name: saved.backward_name for saved in graph.saved}
     last_in_backward = _last_uses(graph.backward, offset)
@@ -130,9 +139,9 @@ def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
 
 
 def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
-    """Last moment at which each value is read, also under the name of a view or tuple of it.
+    """Return the position of the last reader of each value, looking through views and tuples.
 
-    What is only returned (the gradients of the weights) is not read: it is not an activation.
+    Values that are only returned (the gradients of the weights) are not included, because they are no activations.
     """
     last: defaultdict[str, int] = defaultdict(int)
     for moment, node in reversed([*enumerate(nodes, start=offset)]):
@@ -145,10 +154,10 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
 
 
 def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, int]]:
-    """Bytes of the layers that the sample leaves out, at each operator.
+    """Yield, for each operator, the bytes saved by layers that are not compiled.
 
-    It runs for the last layer of the model that its own stands for: then all layers before that one wait for
-    backward, and of the sample those before its own.
+    Each compiled layer is evaluated as the last layer that it represents. At that point all earlier layers of the model
+    have saved tensors; those of the earlier compiled layers are already in the graph.
     """
     by_layer = kept_bytes_by_layer(classify_saved(graph))
     kept = [by_layer[position] for position in range(len(sample.indices))]

@@ -1,4 +1,4 @@
-"""Requested recompute against what backward of the compiled graph runs again, layer by layer."""
+"""Comparison of requested recompute with the recompute in the compiled graph, layer by layer."""
 
 import functools
 from collections import Counter
@@ -13,17 +13,17 @@ from mindswap.graph.storage import classify_saved, kept_bytes_by_layer, resolve_
 from mindswap.policy.cell_tree import CellNode, Match
 from mindswap.policy.resolve import Decision, EntryMatch, LayerDecisions, Path, Treatment, unique_matches
 
-# Operators of the model by place, cell and type: all that a compiled graph says of most of them.
+# A compiled graph identifies most operators by cell path and type only.
 
 # (cell path below the layer, primitive name)
 OperatorKey = tuple[str, str]
 
 
 def decisions_by_operator(decisions: LayerDecisions) -> dict[OperatorKey, tuple[Decision, ...]]:
-    """Decisions for the primitives at each place of a layer.
+    """Return the decisions for the primitives of a layer by operator key.
 
-    The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
-    each of their decisions may be that of the operator at hand.
+    The graph names a primitive by cell and type, not by its attribute. If a cell has several primitives of one type,
+    any of their decisions may apply to an operator.
     """
     return {
         operator_key: tuple(map(decisions.decision_for, paths))
@@ -31,9 +31,9 @@ def decisions_by_operator(decisions: LayerDecisions) -> dict[OperatorKey, tuple[
     }
 
 
-@functools.lru_cache(maxsize=4096)  # a planner asks it of each name that it swaps
+@functools.lru_cache(maxsize=4096)  # a planner calls it for every name that it swaps
 def operators_below(layer: CellNode, prefix: Path) -> frozenset[OperatorKey]:
-    """The place of every primitive at or below a path of the layer."""
+    """Return the keys of all primitives at or below a path of the layer."""
     found = layer.primitives_by_cell_and_type().items()
     return frozenset(
         operator_key for operator_key, paths in found if any(path[: len(prefix)] == prefix for path in paths)
@@ -41,10 +41,10 @@ def operators_below(layer: CellNode, prefix: Path) -> frozenset[OperatorKey]:
 
 
 def possible_operator_keys(graph: Graph, node: Node) -> frozenset[OperatorKey]:
-    """Places of the model's own operators that a node of forward may be.
+    """Return the keys of the model's operators that a forward node may correspond to.
 
-    Of two views in a row the compiler leaves one, with the settings of the first, at the place of the second. The
-    first is in the cell that makes what they show, or around one of the two cells.
+    Of two consecutive views the compiler keeps one, with the settings of the first and the cell of the second. The
+    first is in the cell that produces the viewed tensor, or in a cell that contains one of the two.
     """
     owner = graph.owner(node)
     cells = {owner.cell_path}
@@ -56,46 +56,49 @@ def possible_operator_keys(graph: Graph, node: Node) -> frozenset[OperatorKey]:
 
 
 def value_key(graph: Graph, node: Node) -> tuple[str, int, int | None]:
-    """The operator that makes a value, and which output it is: the same in layers that are alike of any two graphs."""
+    """Return scope, number and output index of the producer; equal for equal layers of any two graphs."""
     _, scope, number = graph.index.identities[graph.owner(node).name]
     return scope, number, graph.constants.get(node.inputs[1]) if node.op == "TupleGetItem" else None
 
 
-# The attribute that `select_comm_recompute` sets.
+# Attribute set by `select_comm_recompute`.
 COMM_ATTRIBUTE = "recompute_comm_op"
 
 
 @dataclass(frozen=True)
 class RecomputeEffect:
-    """One layer: what was asked, and what the compiled graph does."""
+    """Requested and compiled recompute of one layer."""
 
     layer_index: int
-    is_whole: bool  # the whole layer was asked for
-    # what backward runs again, `cell path primitive`, each once; without what it runs again in any case
+    is_whole: bool  # recompute of the full layer is requested
+    # recomputed operators as `cell path primitive`, each once, without those that are recomputed in any case
     operators: tuple[str, ...]
-    num_recomputed: int  # how many operators backward runs again, all of them
-    kept_before_bytes: int = 0  # kept from forward to backward without recompute
+    num_recomputed: int  # number of recomputed operators, including those recomputed in any case
+    kept_before_bytes: int = 0  # bytes saved for backward without recompute
     kept_bytes: int = 0  # and with it
-    # operators that were asked for, are not marked in the graph, and do not run again in backward
+    # requested operators that are not marked in the graph and not recomputed
     missing: tuple[str, ...] = ()
-    unasked: tuple[str, ...] = ()  # operators that backward runs again though nobody asked
-    idle: tuple[str, ...] = ()  # parts that were asked for and of which backward runs nothing again
-    comm_missing: tuple[str, ...] = ()  # the same for communication that is to be repeated
-    comm_unasked: tuple[str, ...] = ()  # likewise
+    unasked: tuple[str, ...] = ()  # recomputed operators that were not requested
+    idle: tuple[str, ...] = ()  # requested cells and operators of which nothing is recomputed
+    comm_missing: tuple[str, ...] = ()  # the same for communication
+    comm_unasked: tuple[str, ...] = ()  # the same for communication
 
     @property
     def is_as_asked(self) -> bool:
-        """The graph does what was asked, no more and no less."""
+        """Return whether the graph recomputes exactly what is requested."""
         return not (self.missing or self.unasked or self.idle or self.comm_missing or self.comm_unasked)
 
 
 def compare_recompute(
     layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, baseline_layers: Mapping[int, int] = SAME_LAYERS
 ) -> tuple[RecomputeEffect, ...]:
-    """Compare the intent for each layer, `layer_index` as in `graph`, with the graph as it was compiled.
+    """Compare the requested recompute of each layer with the compiled graph.
 
-    `baseline` is the same network without recompute; what it runs again, the model itself asks for.
-    `baseline_layers` gives its layer that is like one of `graph`, where that has another number.
+    Args:
+        layers: decisions; `layer_index` counts layers of `graph`.
+        baseline: the same network without recompute; what it recomputes is requested by the model itself.
+        graph: the network under the policy.
+        baseline_layers: layer of `graph` -> equal layer of `baseline`, where the numbers differ.
     """
     before, after = (kept_bytes_by_layer(classify_saved(each)) for each in (baseline, graph))
     effects = []
@@ -111,14 +114,14 @@ def _compare(
 ) -> RecomputeEffect:
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
     recomputed = [node.operator_key for node in recomputed_nodes(graph, layer.layer_index)]
-    # The graph names a primitive by its cell and its type. Where a cell has several of one type and only some are asked
-    # for, that type is possible and not certain.
+    # If a cell has several primitives of one type and recompute is requested for only some, recompute of that type is
+    # possible, not certain.
     asked = {
         operator_key: {*map(_is_recomputed, found)} for operator_key, found in decisions_by_operator(layer).items()
     }
 
     def covers(operator_key: OperatorKey) -> bool:
-        """Asked for, or added by the compiler (a read of a weight, a tuple) to a cell that was asked for."""
+        """Return whether an operator is requested, or was inserted by the compiler in a requested cell."""
         path = (*filter(None, operator_key[0].split(".")), operator_key[1])
         return True in asked[operator_key] if operator_key in asked else _is_recomputed(layer.decision_for(path))
 
@@ -154,7 +157,7 @@ def _is_recomputed(decision: Decision) -> bool:
 
 
 def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
-    """Requested recompute of which backward runs nothing again; None stands for the whole layer."""
+    """Yield the requested recompute of which backward recomputes nothing; None represents the full layer."""
     recomputed = {node.operator_key for node in recomputed_nodes(graph, layer.layer_index)}
     there = _forward_operators(layer, graph)
     unplaced = _types_without_scope(graph, layer.layer_index)
@@ -168,7 +171,7 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
     if layer.is_fully_recomputed and not recomputed:
         yield None
     for match in unique_matches(layer.recomputes):
-        # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
+        # A view holds no memory, and a primitive without a node (Shape) has nothing to recompute.
         operator_keys = {
             operator_key
             for operator_key in operators_below(layer.layer, match.path) & there
@@ -180,11 +183,11 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
 
 
 def _types_without_scope(graph: Graph, layer_index: int) -> set[str]:
-    """Types of operators that are marked by themselves, have lost their scope, and run again as far as they are needed.
+    """Return the types of marked operators without a scope that are recomputed wherever backward needs them.
 
-    Their copies have no scope either, so no place says that what was asked for runs again; none of it can be idle.
-    What makes a gathered weight goes by rules of its own. The layer of what has no scope is that of its input, so its
-    copy may be in another one.
+    Their copies have no scope either, so the graph cannot show which cell they belong to; recompute of these types is
+    never reported as idle. Gathered weights are excluded, because other rules apply to them. The layer of an operator
+    without a scope is that of its input, so its copy may be in another layer.
     """
     recomputed = graph.index.duplicates
     kept = {node.name for node in graph.index.kept_nodes}
@@ -200,9 +203,9 @@ def _types_without_scope(graph: Graph, layer_index: int) -> set[str]:
 
 
 def recomputed_nodes(graph: Graph, layer_index: int) -> list[Node]:
-    """Operators that backward of a layer runs again.
+    """Return the operators that backward of a layer recomputes.
 
-    One that is marked by itself inside a cell that runs again is no duplicate by its marks, but by its scope.
+    A marked operator inside a recomputed cell is not flagged as a duplicate; its scope shows that it is recomputed.
     """
     return [
         node
@@ -212,19 +215,19 @@ def recomputed_nodes(graph: Graph, layer_index: int) -> list[Node]:
 
 
 def is_marked(node: Node) -> bool:
-    """An operator of forward is to run again: its scope says so, or its own mark."""
+    """Return whether a forward operator is marked for recompute, by its scope or by its attribute."""
     return node.is_recomputed or node.attributes.get("recompute") is True
 
 
 def to_names(operator_keys: Iterable[OperatorKey]) -> tuple[str, ...]:
-    """`cell path primitive` of each place, once."""
+    """Return `cell path primitive` of each key, without duplicates."""
     return tuple(dict.fromkeys(f"{cell} {op}".strip() for cell, op in operator_keys))
 
 
 def _forward_operators(layer: LayerDecisions, graph: Graph) -> set[OperatorKey]:
-    """Places that forward of the layer has, as far as they can be told.
+    """Return the operator keys in forward of the layer, including those that marked primitives may have.
 
-    A primitive that is marked by itself loses its scope in forward, so only its name is sure.
+    A marked primitive has no scope in forward, so only its type is known.
     """
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
     marked_ops = {node.op for node in forward if node.attributes.get("recompute") is True}
@@ -241,9 +244,9 @@ def _claimed_operators(layer: LayerDecisions, entry_matches: Iterable[EntryMatch
 
 
 def _not_recomputed(nodes: list[Node], recomputed: list[OperatorKey]) -> Iterator[OperatorKey]:
-    """Places of operators without a mark, but those of which backward runs as many again as there are.
+    """Yield the keys of unmarked operators that backward recomputes less often than forward contains them.
 
-    An operator that a cell holds twice under one setting, split say, may have lost its scope, and its mark with it.
+    If a cell uses a primitive twice under one setting (split, for example), a use may have lost its scope and its mark.
     """
     left = Counter(node.operator_key for node in nodes)
     left.subtract(recomputed)

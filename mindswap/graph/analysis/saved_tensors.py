@@ -1,4 +1,4 @@
-"""Activation memory by layer and operator: what is kept, what is swapped, what recompute saves."""
+"""Activation memory by layer and operator: kept, swapped, and avoided by recompute."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,11 +10,11 @@ from mindswap.graph.ops import COMPILER_OPS, LAYER_PASSING_OPS, NO_WORK_OPS
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
-# Names of operators as values: several where a graph cannot tell operators apart.
+# Names of operators, as values; several where a graph cannot distinguish operators.
 
 
 class Names(tuple[str, ...]):
-    """The operator paths that one operator of a graph may have; most often one. As text, `|` stands between them."""
+    """The possible operator paths of one operator of a graph, usually one. The text joins them with `|`."""
 
     __slots__ = ()
 
@@ -23,52 +23,53 @@ class Names(tuple[str, ...]):
 
     @classmethod
     def of(cls, path: str) -> "Names":
-        """A single one."""
+        """Return a single path."""
         return cls((path,))
 
 
-# What the simulator calls an operator or a tensor: the operator of the graph, or words of its own.
+# Label of an operator or a tensor in the simulator: names of the graph's operator, or a description.
 Label = Names | str
 
 
 @dataclass(frozen=True)
 class OperatorMemory:
-    """Memory of one operator that backward needs."""
+    """Memory that backward holds through one operator."""
 
-    # operator path below the layer as `op_swap` names it; outside the layers, the cell path from the root. Text:
-    # several names that the graph cannot tell apart have `|` between them
+    # operator path below the layer as `op_swap` names it, several joined with `|` if the graph cannot distinguish them;
+    # outside the layers the cell path from the root
     path: str
     op: str
     kept_bytes: int = 0  # stays on the device from forward to backward
-    swapped_bytes: int = 0  # crosses the link, each way; what is copied for nothing included
-    recomputed_bytes: int = 0  # would be kept, and is made again in backward instead
-    swappable_bytes: int = 0  # leaves the device if `op_swap` names this operator, alone among all
+    swapped_bytes: int = 0  # copied to the host and back, useless copies included
+    recomputed_bytes: int = 0  # would be kept, but is recomputed
+    swappable_bytes: int = 0  # freed if `op_swap` names this operator and no other
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Activation memory of one layer, or of what is outside the layers."""
+    """Activation memory of one layer, or of everything outside the layers."""
 
-    # index in the model; None for what is made once for all layers (masks, rotary tables) and for embedding, head and
-    # loss
+    # index in the model; None for tensors shared by all layers (masks, rotary tables) and for embedding, head and loss
     layer_index: int | None
-    operators: tuple[OperatorMemory, ...]  # in execution order, each operator once
+    operators: tuple[OperatorMemory, ...]  # in execution order, without duplicates
 
 
-# Cells that the capture puts around the model.
+# Prefix of the cells that the capture puts around the model.
 CAPTURE_PREFIX = re.compile(r"^(network(\.|$))*")
 
 
 def path_from_root(node: Node) -> str:
-    """Cells and type of an operator, without the cells around the model."""
+    """Return cell path and type of an operator, without the cells around the model."""
     return f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip(".")
 
 
 class OperatorNames:
-    """From a node of the graph to the operator path that `op_swap` can name.
+    """Maps nodes of a graph to the operator paths that `op_swap` can name.
 
-    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`. With
-    `has_all_tags` every primitive does; what has none is none of the model's.
+    Args:
+        layers: cell tree of each layer.
+        tagged: graph in which primitives that share cell and type carry their path.
+        has_all_tags: every primitive of the model carries its path; operators without one are the compiler's.
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, has_all_tags: bool = False):
@@ -79,16 +80,21 @@ class OperatorNames:
         self._tags = {node.scope: Names(node.paths) for node in tagged.forward if node.paths}
 
     def can_name(self, node: Node) -> bool:
-        """`op_swap` has a name for the operator: it is in a layer, and an attribute of a cell."""
+        """Return whether `op_swap` can name the operator: it is in a layer and an attribute of a cell."""
         if node.layer_index is None:
             return False
         return self.is_tagged(node) or node.operator_key in self._by_key[node.layer_index]
 
     def is_tagged(self, node: Node) -> bool:
+        """Return whether the capture wrote the path of the operator."""
         return node.scope.removeprefix("recompute_") in self._tags
 
     def with_renumbered_layers(self, baseline_layers: Mapping[int, int]) -> Callable[[Node], Names]:
-        """The names in a graph whose layers are like those of `layers` under other numbers."""
+        """Return the mapping for a graph whose layers equal those of `layers` under other numbers.
+
+        Args:
+            baseline_layers: layer of the graph -> equal layer of `layers`.
+        """
 
         def name(node: Node) -> Names:
             if node.layer_index is None:
@@ -101,7 +107,7 @@ class OperatorNames:
         return name
 
     def __call__(self, node: Node) -> Names:
-        """Paths of an operator; its cell and type where the model has no attribute for it."""
+        """Return the paths of an operator; cell and type if the model has no attribute for it."""
         if node.layer_index is None:
             return Names.of(path_from_root(node))
         scope = node.scope.removeprefix("recompute_")
@@ -118,18 +124,19 @@ def measure_layer_memory(
     sample: LayerSample,
     baseline_layers: Mapping[int, int] = SAME_LAYERS,
 ) -> tuple[LayerMemory, ...]:
-    """Activation memory of every layer under its policy, what is outside them last.
+    """Return the activation memory of every layer under its policy; the last entry is everything outside the layers.
 
     Args:
-        graph: under the policy, of the layers of `sample`.
-        plain: without it: what there is to save.
+        graph: compiled under the policy, with the layers of `sample`.
+        plain: compiled without swap and recompute.
         names: of the operators of `plain`.
-        like: layer of `graph` -> the one of `plain` that is like it, where that has another number.
+        sample: the compiled layers.
+        baseline_layers: layer of `graph` -> equal layer of `plain`, where the numbers differ.
     """
     rows: dict[int | None, dict[str, OperatorMemory]] = {}
 
     def add(index: int | None, path: Names, op: str, **sizes: int) -> None:
-        """Book bytes on the operator through which backward holds the storage: the one that `op_swap` must name."""
+        """Add sizes to the operator through which backward holds the storage, which is the one `op_swap` must name."""
         layer, text = rows.setdefault(index, {}), str(path)
         known = layer.get(text, OperatorMemory(text, op))
         layer[text] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})
@@ -142,7 +149,7 @@ def measure_layer_memory(
     for entry in saved_plain:
         node, plain_index = plain.owner(entry.holders[0]), entry.storage.layer_index
         held = [plain.index.identities[node.name] for node in _holders(plain, entry)]
-        # Naming one of several names of a storage frees nothing.
+        # Swapping one of several names of a storage frees nothing.
         is_swappable = len(entry.holders) == 1 and names.can_name(node)
         for index in indices.get(plain_index, ()):
             is_recomputed = remaining.isdisjoint(_seen_from(index, plain_index, each) for each in held)
@@ -160,7 +167,7 @@ def measure_layer_memory(
 
 
 def _seen_from(index: int | None, plain_index: int | None, identity: Identity) -> Identity:
-    """Identity of what holds memory in or near a layer, where that layer has the other number `index`."""
+    """Return an identity in or next to layer `plain_index` with the layer renumbered to `index`."""
     layer, scope, number = identity
     if index is None or plain_index is None or layer is None:
         return identity
@@ -168,9 +175,10 @@ def _seen_from(index: int | None, plain_index: int | None, identity: Identity) -
 
 
 def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:
-    """The operator that makes a storage, and those under whose names backward holds or copies it.
+    """Yield the producer of a storage, and the operators through which backward holds or copies it.
 
-    One of them is enough to know it again: the compiler may give a copy of its maker another scope.
+    One of them identifies the storage in another graph, because the compiler may change the scope of the producer's
+    copy.
     """
     if entry.storage.producer is None:
         raise AssertionError("a saved storage without its operator")
@@ -179,13 +187,14 @@ def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:
         yield graph.owner(node)
 
 
-# Readers of the output of each operator in forward.
+# Readers of operator outputs in forward.
 
 
 def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], frozenset[tuple[int, str]]]:
-    """Operator -> the operators of layers that use its output in forward, each as (compiled layer, path).
+    """Return the operators of layers that read the output of each operator, as (compiled layer, path).
 
-    What a cell computes without a name goes by its cell and type; it is a user, and so are those behind it.
+    An operator without a name is represented by cell and type. It counts as a reader, and so do the readers of its
+    output.
     """
     uses: dict[tuple[int, str], set[tuple[int, str]]] = {}
     for node in graph.forward:
@@ -201,11 +210,18 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
 
 
 def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode) -> list[str]:
-    """The operators that read a reshape and are not in the graph: of two in a row the compiler leaves one.
+    """Return the reshapes that the compiler may have merged into a preceding reshape.
 
-    It has the name of the first and the cell of the second. Where the settings of the two differ, both stay.
-    Given are an operator of a step without settings and its own paths; paths of the reshapes of its cell come back: one
-    of them was the second.
+    Of two consecutive reshapes the compiler keeps one, with the name of the first and the cell of the second, unless
+    their settings differ.
+
+    Args:
+        node: operator of a graph without settings.
+        paths: its paths.
+        layer: cell tree of its layer.
+
+    Returns:
+        Paths of the reshapes of its cell, one of which was merged; empty if the operator is in the cell of its path.
     """
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
@@ -214,7 +230,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
 
 
 def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> Iterator[Node]:
-    """The named operators whose output a node reads, directly or behind others."""
+    """Yield the named operators whose output a node reads, directly or through operators without a name."""
     pending = list(node.inputs)
     seen = set()
     while pending:
@@ -230,14 +246,14 @@ def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> It
 
 
 def find_boundary_operators(graph: Graph) -> frozenset[str]:
-    """Names of the operators of layers with which operators of another layer, or of none, compute.
+    """Return the names of operators whose output another layer, or an operator outside the layers, computes with.
 
-    To make one again in backward takes what the layer before hands on, and so on down to the first layer.
+    Recomputing a boundary tensor needs the boundary tensor of the previous layer, and so on to the first layer.
     """
     nodes = graph.index.forward_nodes
     found: set[str] = set()
     for reader in graph.forward:
-        if reader.op in NO_WORK_OPS:  # the compiler ties what backward needs in tuples of no layer
+        if reader.op in NO_WORK_OPS:  # the compiler bundles the saved tensors in tuples outside the layers
             continue
         stack = list(reader.inputs)
         while stack:

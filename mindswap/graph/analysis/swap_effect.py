@@ -1,4 +1,4 @@
-"""Requested policy against the compiled one, layer by layer."""
+"""Comparison of the requested policy with the compiled graph, layer by layer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from mindswap.policy.resolve import LayerDecisions, Setting, unique_matches
 
 
 class IdleReason(Enum):
-    """Reason for which an entry of the policy moves nothing in a layer."""
+    """Reason why an entry of the policy has no effect in a layer."""
 
     RECOMPUTED = "recompute wins: the operators are recomputed"
     NOT_NEEDED = "backward needs none of these outputs"
@@ -41,59 +41,61 @@ class IdleReason(Enum):
 class Idle:
     """An entry of the policy without effect in a layer."""
 
-    entry: str  # the pattern, or "layer_swap"
-    reason: IdleReason  # one of `IdleReason`
-    keeps_instead: tuple[str, ...] = ()  # operators that read the named ones and are what backward keeps
+    entry: str  # pattern of the entry, or "layer_swap"
+    reason: IdleReason
+    keeps_instead: tuple[str, ...] = ()  # operators that read the named ones and whose outputs backward holds
 
 
 @dataclass(frozen=True)
 class LayerEffect:
-    """One layer: what was asked, and what the compiled graph does."""
+    """Requested and compiled policy of one layer."""
 
     layer_index: int
-    pairs: tuple[SwapPair, ...]  # copies out with their copies back in, all that the graph has in this layer
-    # operators asked to be swapped whose output stays on the device until backward all the same, though they are not
-    # recomputed
+    pairs: tuple[SwapPair, ...]  # all copies to the host and back in this layer
+    # operators to be swapped that are neither swapped nor recomputed: their output stays on the device
     missing: tuple[Node, ...]
     unasked: tuple[SwapPair, ...]  # copies of operators that the policy does not name
-    wrong_prefetch: tuple[SwapPair, ...]  # copies that are asked for, with another prefetch distance than the policy's
-    one_way: tuple[Node, ...]  # copies to the host that never come back
-    idle: tuple[Idle, ...]  # entries of the policy that move nothing in this layer, each with the reason
-    wasted: tuple[SavedStorage, ...]  # storages that are copied out while another name of them stays on the device
-    # copies whose output a recomputed operator uses. The specification says that such a swap has no effect; MindSpore
-    # 2.9 copies all the same, and the recomputed operator reads what came back
+    wrong_prefetch: tuple[SwapPair, ...]  # requested copies with another prefetch distance
+    one_way: tuple[Node, ...]  # copies to the host without a copy back
+    idle: tuple[Idle, ...]  # entries of the policy without effect in this layer
+    wasted: tuple[SavedStorage, ...]  # storages that are copied although another name keeps them on the device
+    # copies of tensors that a recomputed operator reads. By the specification such a swap has no effect; MindSpore 2.9
+    # copies the tensor, and the recomputed operator reads the prefetched copy
     beyond_specification: tuple[SwapPair, ...]
-    num_recomputed: int  # operators that backward runs again
-    kept_before_bytes: int | None  # kept from forward to backward without swap; None where that was not compiled
+    num_recomputed: int  # number of recomputed operators
+    kept_before_bytes: int | None  # bytes saved for backward without swap; None if that was not compiled
     kept_bytes: int  # and with it
 
     @property
     def is_as_asked(self) -> bool:
-        """The graph does what the policy says, no more and no less.
+        """Return whether the graph does exactly what the policy requests.
 
-        A wasted copy was asked for; it is reported and does not count here.
+        Wasted copies were requested; they are reported and do not count here.
         """
         return not (self.missing or self.unasked or self.wrong_prefetch or self.one_way or self.idle)
 
     @property
     def swapped_bytes(self) -> int:
-        """Bytes that leave the device in forward and come back in backward."""
+        """Bytes copied to the host in forward and back in backward."""
         return sum(pair.size_bytes for pair in self.pairs)
 
     @property
     def one_way_bytes(self) -> int:
-        """Bytes that leave the device for nothing."""
+        """Bytes copied to the host and never back."""
         return sum(copy.size_bytes for copy in self.one_way)
 
 
 def compare_effect(
     layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, baseline_layers: Mapping[int, int] = SAME_LAYERS
 ) -> tuple[LayerEffect, ...]:
-    """Compare the intent for each layer, `layer_index` as in `graph`, with the graph under the policy.
+    """Compare the requested policy of each layer with the graph compiled under it.
 
-    `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
-    Where `graph` itself stands for it, more may be missing, and nothing less.
-    `baseline_layers` gives its layer that is like one of `graph`, where that has another number.
+    Args:
+        layers: decisions; `layer_index` counts layers of `graph`.
+        baseline: the same network and recompute without swap; its saved tensors are those that could be swapped. If
+            `graph` itself is passed, missing swaps may be overreported, and none is overlooked.
+        graph: the network under the policy.
+        baseline_layers: layer of `graph` -> equal layer of `baseline`, where the numbers differ.
     """
     saved = classify_saved(graph)
     before, after = kept_bytes_by_layer(classify_saved(baseline)), kept_bytes_by_layer(saved)
@@ -107,17 +109,17 @@ def compare_effect(
 
 
 def stands_for_gather(graph: Graph, entry: SavedStorage) -> bool:
-    """What is copied is a Reshape in whose place sequence parallelism puts an AllGather that has its settings.
+    """Return whether the copied storage is a Reshape that sequence parallelism replaces with an AllGather.
 
-    One AllGather stands for all Reshapes of a tensor that are equal, with the settings of the last
-    (`graph.passes.fusion.merge_gathers`): what the others keep where nothing is cut is not there.
+    One AllGather, with the settings of the last, replaces all equal Reshapes of a tensor
+    (`graph.passes.fusion.merge_gathers`), so the outputs of the others do not exist on a rank.
     """
     groups = (group for group in parallel_gathers(graph, "Reshape") if len(group) > 1)
     return [pair.producer.name for pair in entry.pairs] in [[group[-1].name] for group in groups]
 
 
 class _LayerComparison:
-    """One layer of both graphs, with what the policy decides for each primitive."""
+    """One layer in both graphs, with the decisions for its primitives."""
 
     def __init__(self, decisions: LayerDecisions, baseline: Graph, plain_index: int, graph: Graph):
         self.decisions = decisions
@@ -125,7 +127,7 @@ class _LayerComparison:
         self.baseline, self.plain_index = baseline, plain_index
         self.graph = graph
         self.decided = decisions_by_operator(decisions)
-        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_file_setup(pair.producer))
+        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_in_layer(pair.producer))
 
     def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
         own = (entry for entry in saved if entry.storage.layer_index == self.index)
@@ -149,14 +151,14 @@ class _LayerComparison:
         )
 
     def _is_asked(self, owner: Node) -> bool:
-        """Every operator that it may be is to be offloaded."""
+        """Return whether every primitive that the operator may be is to be offloaded."""
         decided = self.decided.get(owner.operator_key)
         if decided is None:
             return self._attribute_prefetch(owner) is not None
         return all(decision.prefetch is not None for decision in decided)
 
     def _prefetch_named(self, producer: Node) -> frozenset[int | None]:
-        """Distances that entries name for what is copied, under any name that it may have; None for "not named"."""
+        """Return the requested distances of the primitives that a copied operator may be; None means "not named"."""
         owner = self.graph.owner(producer)
         operator_keys = possible_operator_keys(self.graph, producer)
         named = {
@@ -170,17 +172,17 @@ class _LayerComparison:
 
     @staticmethod
     def _attribute_prefetch(owner: Node) -> int | None:
-        """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
+        """Return the distance set on an operator that the cell tree has in another cell."""
         return owner.num_prefetch_ops if owner.attributes.get("offload") is True else None
 
-    def _is_file_setup(self, node: Node) -> bool:
-        """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
+    def _is_in_layer(self, node: Node) -> bool:
+        """Return whether this layer produces the value; the compiler's `TupleGetItem` may lack a layer."""
         return self.graph.owner(node).layer_index == self.index
 
     def _missing(self) -> Iterator[Node]:
         swapped = {value_key(self.graph, pair.producer) for pair in self.pairs}
         still_saved = {
-            value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_file_setup(node)
+            value_key(self.graph, node): node for node in self.graph.index.kept_nodes if self._is_in_layer(node)
         }
         for node in self.baseline.index.kept_nodes:
             key = value_key(self.baseline, node)
@@ -188,14 +190,14 @@ class _LayerComparison:
             if not is_own or key in swapped or key not in still_saved:
                 continue
             owner = self.graph.owner(still_saved[key])
-            # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
-            # can name, so here what is set on it is what was asked.
+            # Without a scope, the key of an operator is a guess. It may be a function (`ops.reshape`) that no entry can
+            # name, so the attribute set on it is the request.
             is_nameable = has_scope(owner) or self._attribute_prefetch(owner) is not None
             if is_nameable and self._is_asked(self.baseline.owner(node)):
                 yield node
 
     def _idle(self) -> Iterator[Idle]:
-        """Entries none of whose operators is the producer of a pair."""
+        """Yield the entries of the policy that swap none of their operators."""
         swapped = self._swapped_operators()
         for entry, operator_keys in self._entries().items():
             nodes = self._nodes(operator_keys)
@@ -213,7 +215,7 @@ class _LayerComparison:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
     def _swapped_operators(self) -> set[OperatorKey]:
-        """Places of what moves; where a capture wrote paths, those of the paths, as communication may stand for it."""
+        """Return the keys of swapped operators; communication that replaces one is found through its path."""
         swapped: set[OperatorKey] = set()
         for pair in self.pairs:
             paths = [tuple(path.split(".")) for path in self.graph.owner(pair.producer).paths]
@@ -222,9 +224,10 @@ class _LayerComparison:
         return swapped
 
     def _merged_operators(self) -> set[OperatorKey]:
-        """Places of what the compiler may have made one with what moves: of equal operators it leaves one.
+        """Return the keys of operators that the compiler may have merged with a swapped one.
 
-        Whoever read one of the others reads that: it was of the cell of its reader.
+        Of equal operators the compiler keeps one. Readers of the others read it instead, and the others were in their
+        cells.
         """
         types = {pair.producer.name: self.graph.owner(pair.producer).op for pair in self.pairs}
         nodes = self.graph.index.forward_nodes
@@ -234,7 +237,7 @@ class _LayerComparison:
         return {(cell, types[name]) for cell, name in read if name in types}
 
     def _idle_recompute(self) -> Iterator[Idle]:
-        """Operators that are to be recomputed and are not; a weight that is gathered again goes by its own rules."""
+        """Yield the requested recompute without effect; gathered weights follow rules of their own."""
         idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
         if "" in idle:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
@@ -243,7 +246,7 @@ class _LayerComparison:
             if match.name not in idle:
                 continue
             nodes = self._nodes(operators_below(self.decisions.layer, match.path))
-            # Of equal operators in a cell the compiler leaves one, which may have the name of another.
+            # Of equal operators in a cell the compiler keeps one, possibly under the name of another.
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
             is_partly_recomputed = any(is_within(path, cell) for path in recomputed_cells)
             if nodes and all(map(is_gathering, nodes)):
@@ -257,12 +260,12 @@ class _LayerComparison:
         ]
 
     def _is_merged(self, node: Node) -> bool:
-        """A view that stays at the place of a named one, and has not its settings."""
+        """Return whether a saved view has the key of a named one, but not its settings."""
         is_saved_view = node.op in VIEW_OPS and node in self.graph.index.kept_nodes
         return is_saved_view and node.attributes.get("offload") is not True
 
     def _beyond_specification(self) -> Iterator[SwapPair]:
-        """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
+        """Yield the pairs whose tensor a recomputed operator of forward reads, directly or through views."""
         recomputed = (node for node in self.graph.forward if node.is_recomputed and node.op not in VIEW_OPS)
         inputs = {resolve_storage(self.graph, name).name for node in recomputed for name in node.inputs}
         for pair in self.pairs:
@@ -270,7 +273,7 @@ class _LayerComparison:
                 yield pair
 
     def _entries(self) -> dict[str, set[OperatorKey]]:
-        """Each entry of the policy that acts in this layer, with the primitives it names."""
+        """Return the primitives named by each entry of the policy that acts in this layer."""
         by_entry: dict[str, set[OperatorKey]] = {}
         for entry_match in self.decisions.offloads:
             entry = (
@@ -282,7 +285,7 @@ class _LayerComparison:
         return by_entry
 
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
-        """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
+        """Return the operators under whose name backward holds the outputs of `nodes`."""
         names = {node.name for node in nodes}
         return to_names(
             node.operator_key for node in self.graph.index.kept_nodes if not names.isdisjoint(node.inputs[:1])

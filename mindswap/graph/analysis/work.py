@@ -1,7 +1,4 @@
-"""Floating point operations and bytes of an operator: the ground of every cost model.
-
-Counts only; how long it takes is for `cost/` to say.
-"""
+"""Floating point operations and bytes of an operator, the input of every cost model."""
 
 import functools
 import math
@@ -15,66 +12,66 @@ from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClas
 from mindswap.graph.passes.interleaved_halves import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
-# Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
+# Axis of the sequence in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
 BNSD = 1
 SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
-# Last inputs of both attention operators: tokens before, tokens after, inner precision, layout, sparse mode.
+# Trailing inputs of both attention operators: tokens before, tokens after, inner precision, layout, sparse mode.
 NUM_ATTENTION_INTEGERS, LAYOUT = 5, 3
 MASK_DTYPES = ("bool", "uint8")
-# Last inputs of a product: whether its first and its second operand are transposed.
+# Trailing inputs of a matrix product: whether the first and the second operand are transposed.
 NUM_TRANSPOSES = 2
-# Types of the tensors behind each value.
+# Types of the tensors of each value.
 _Types = Mapping[str, tuple[TensorType, ...]]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one run of an operator."""
+    """Work of one execution of an operator."""
 
-    # floating point operations. A multiply-add of a matrix product counts as two, any other operator as one for each
-    # element. Attention counts the pairs of positions that its mask leaves: kernels skip the rest
+    # floating point operations: two for each multiply-add of a matrix product, one for each element otherwise.
+    # Attention counts only the (query, key) pairs that its mask allows, because kernels skip the others
     flops: int
-    read_bytes: int  # of the inputs, each once
-    written_bytes: int  # of the outputs
+    read_bytes: int  # total size of the inputs, each counted once
+    written_bytes: int  # total size of the outputs
     inputs: tuple[TensorType, ...] = ()  # types of the tensors it reads, members of tuples one by one
-    is_fused: bool = False  # it runs in the kernel of an operator before it (`graph.passes.fusion`)
-    is_weight_gradient: bool = False  # a product with a transposed first operand, as gradients of weights are
-    # of attention of cut sequences, `flops` of each piece, whose mean `flops` is then
+    is_fused: bool = False  # runs in the kernel of a preceding operator (`graph.passes.fusion`)
+    is_weight_gradient: bool = False  # a matrix product with a transposed first operand, as gradients of weights are
+    # attention of a sequence in pieces: `flops` of each piece; the field `flops` is their mean
     piece_flops: tuple[int, ...] = ()
 
 
 def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """Work of every operator of forward and of backward, in the order of the nodes."""
+    """Return the work of every operator of forward and of backward, in the order of the nodes."""
     meter = WorkMeter(graph)
     forward = tuple(meter.measure(node, is_forward=True) for node in graph.forward)
     return forward, tuple(meter.measure(node, is_forward=False) for node in graph.backward)
 
 
 class WorkMeter:
-    """Measures operators of a graph, those that are asked for."""
+    """Measures the work of single operators of a graph."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
         given = {name: (tensor_type,) for name, tensor_type in graph.types.items()}
         forward_types = {**given, **{node.name: node.outputs for node in graph.forward}}
-        # The types of a graph that was cut for one rank are those of its nodes: they go before those of parameters.
+        # Nodes of a sharded graph have types per rank, and the types of parameters stay unsharded: nodes have priority.
         saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
-        # Operators that `graph.passes.swap_recompute` lets run again read weights under their names in forward.
+        # Operators recomputed by `graph.passes.swap_recompute` read weights under their forward names.
         backward_types = {**forward_types, **saved, **{node.name: node.outputs for node in graph.backward}}
         self._types: tuple[_Types, _Types] = (backward_types, forward_types)
         self._has_pieces = bool(cache_readers(graph))
 
     def measure(self, node: Node, is_forward: bool) -> Work:
-        """Work of an operator of forward or of backward."""
+        """Return the work of one operator."""
         return _measure(self.graph, node, self._types[is_forward], self._has_pieces)
 
 
 def _with_pieces(work: Work) -> Work:
-    """Attention of pieces of a sequence: the first sees its own keys, the last one those of all.
+    """Return the work of attention for each piece of a sequence: the first sees only its own keys, the last all keys.
 
-    Piece i of n with q queries each has i q q + q (q + 1) / 2 pairs of n q q: MindSpore moves the band of the mask by
-    i q (solve_flash_attention_score_for_seqpipe.cc; flash_attention_score_info.cc,
-    `ComputeSparseInfoForFlashAttentionScore`). What is counted without pieces is the last one.
+    Piece i with q queries has i q^2 + q (q + 1) / 2 of the n q^2 pairs, because MindSpore shifts the band of the mask
+    by i q (solve_flash_attention_score_for_seqpipe.cc; flash_attention_score_info.cc,
+    `ComputeSparseInfoForFlashAttentionScore`). `work` is that of the last piece.
     """
     num_queries, num_keys = (tensor_type.shape[SEQUENCE_AXIS[BNSD]] for tensor_type in work.inputs[:2])
     pairs = [i * num_queries**2 + num_queries * (num_queries + 1) // 2 for i in range(num_keys // num_queries)]
@@ -102,11 +99,18 @@ def _measure(graph: Graph, node: Node, types: _Types, has_pieces: bool) -> Work:
     return work
 
 
-@functools.lru_cache(maxsize=4096)  # steps are measured under many policies, and layers are alike
+@functools.lru_cache(maxsize=4096)  # the same step is measured under many policies, and layers are equal
 def count_work(
     op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: tuple[int | None, ...] = ()
 ) -> Work:
-    """Work of one operator; of attention with its last five inputs, without which every pair of positions counts."""
+    """Return the work of one operator.
+
+    Args:
+        op: type of the operator.
+        inputs: tensors that it reads.
+        outputs: tensors that it writes.
+        attention: last five inputs of an attention operator; if empty, all pairs of positions count.
+    """
     if op in NO_WORK_OPS:
         return Work(0, 0, 0)
     read_bytes = sum(tensor_type.size_bytes for tensor_type in inputs)
@@ -118,7 +122,7 @@ def count_work(
 
 
 def _is_transposed(op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> bool:
-    """The first operand of a product is transposed, by the shapes alone; those of a square one do not say."""
+    """Return whether the first operand is transposed according to the shapes; False for square operands."""
     if op not in MATMUL_OPS or not inputs or not outputs or len(inputs[0].shape) < 2 or len(outputs[0].shape) < 2:
         return False
     num_rows, num_columns = inputs[0].shape[-2:]
@@ -130,7 +134,7 @@ def _count_flops(
 ) -> int:
     elements = sum(math.prod(output.shape) for output in outputs)
     if op in MATMUL_OPS and inputs and outputs and outputs[0].shape:
-        # The first operand has one number for each output row and each of the summed products.
+        # Elements of the first operand = rows of the output * length of the summed dimension.
         num_rows = elements // max(outputs[0].shape[-1], 1)
         return 2 * elements * (math.prod(inputs[0].shape) // max(num_rows, 1))
     # The attention output has the heads of the query and the head size of the value. Backward reads its gradient.
@@ -138,14 +142,14 @@ def _count_flops(
         return _count_attention_flops(op, inputs, outputs[-1].shape, attention)
     if op == "FlashAttentionScoreGrad" and len(inputs) >= 4:
         return _count_attention_flops(op, inputs, inputs[3].shape, attention)
-    # A reduction has work though its output is small.
+    # A reduction has work although its output is small.
     full_reads = inputs[1:] if op in PARTIAL_READ_OPS else inputs
     return max(elements, *(math.prod(tensor_type.shape) for tensor_type in full_reads), 0)
 
 
-# Fewer queries than keys means, in training, that queries are cut over ranks. MindSpore shifts the mask of each rank to
-# its part (flash_attention_score_info.cc, `GetAttentionMaskAttrs`), so the last rank has the most pairs, and the others
-# wait for it. These modes of the whole sequence are for the last rank those that count from the last key.
+# In training, fewer queries than keys means that queries are sharded over ranks. MindSpore shifts the mask of each rank
+# to its shard (flash_attention_score_info.cc, `GetAttentionMaskAttrs`), so the last rank has the most pairs and all
+# others wait for it. On the last rank these modes of the full sequence act as the modes that count from the last key.
 OF_LAST_RANK = {0: 4, 2: 3}
 
 
@@ -171,15 +175,19 @@ def _count_attention_flops(
 def count_attention_pairs(
     num_queries: int, num_keys: int, sparse_mode: int, before: int, after: int, has_mask: bool
 ) -> int:
-    """Pairs of a query and a key that attention computes, for one head of one sequence.
+    """Count the (query, key) pairs that attention computes for one head of one sequence.
 
-    Blocks that the mask leaves empty are skipped; those that it leaves in part are counted in part here.
+    Blocks that the mask excludes entirely are skipped; partly excluded blocks count in part.
 
     Args:
-        sparse_mode: of FlashAttentionScore; 0 band by `before` and `after` where there is a mask, 1 whole mask,
-            2 causal from the first key, 3 causal to the last key, 4 band counted from the last key. Others count
-            every pair.
-        before, after: keys that a query sees behind and ahead of its own position.
+        num_queries: length of the query sequence.
+        num_keys: length of the key sequence.
+        sparse_mode: of FlashAttentionScore: 0 band of `before` and `after` if there is a mask, 1 full mask, 2 causal
+            from the first key, 3 causal to the last key, 4 band counted from the last key. Other modes count every
+            pair.
+        before: keys before its own position that a query attends to.
+        after: keys after its own position that a query attends to.
+        has_mask: whether there is a mask tensor.
 
     Source:
         Documentation of mindspore.ops.flash_attention_score and of CANN's aclnnFlashAttentionScore.
