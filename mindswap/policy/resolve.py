@@ -60,8 +60,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Override:
+    """Two entries that match one operator: the winner applies, the loser does not."""
+
+    winner: Entry
+    loser: Entry
+
+
+@dataclass(frozen=True)
 class EntryMatch:
-    """A cell or primitive of a layer that an entry names; the layer itself has the path ()."""
+    """A cell or primitive of a layer that an entry matches; the layer itself has the path ()."""
 
     entry: Entry
     match: Match
@@ -161,6 +169,23 @@ class LayerDecisions:
         claimed = (entry_match for entry in inactive for entry_match in _find_entry_matches(entry, self.layer))
         entry_matches = (*claimed, *self.overridden, *self.offloads, *self.recomputes)
         return tuple(entry_match for entry_match in _covering(entry_matches, paths) if entry_match not in deciding)
+
+    def overrides(self, *paths: Path) -> tuple[Override, ...]:
+        """Return the overridden entries of an operator, each with the entry that overrides it.
+
+        An overridden recompute entry is left out if another entry recomputes the operator anyway, and entries for
+        communication are left out because they do not compete with the others.
+
+        Args:
+            paths: as in `decision_for`.
+        """
+        decision = self.decision_for(*paths)
+        over_swap = decision.recomputed_by or decision.decided_by[-1:]
+        winners = {Setting.LAYER_SWAP: over_swap, Setting.OP_SWAP: over_swap}
+        if not decision.recomputed_by:
+            winners |= dict.fromkeys((Setting.RECOMPUTE, Setting.SELECT_RECOMPUTE), decision.excluded_by)
+        losers = (match.entry for match in self.overridden_on(*paths))
+        return tuple(Override(winners[loser.setting][0].entry, loser) for loser in losers if winners.get(loser.setting))
 
     def operators(self) -> Mapping[Path, Decision]:
         """The decision for each operator: primitives, and cells that hold nothing."""

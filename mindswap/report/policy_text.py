@@ -1,9 +1,9 @@
-"""A normalised policy for readers: what happens in each layer, equal layers once."""
+"""The effect of a policy on each layer, for text, JSON and notes: resolved once by `summarize_policy`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
@@ -11,6 +11,7 @@ from mindswap.policy.resolve import (
     Decision,
     Entry,
     LayerDecisions,
+    Override,
     Path,
     Setting,
     Treatment,
@@ -38,18 +39,30 @@ class MemoryAction(Enum):
 
 @dataclass(frozen=True)
 class LayerAction:
-    """One action on one part of a layer."""
+    """One action on one part of a layer.
 
-    action: MemoryAction  # what happens
-    # path of a cell or operator below the layer; "" for the whole layer; a pattern where the model is not known
+    Attributes:
+        action: recompute, offload or keep.
+        name: path of a cell or operator below the layer; "" for the full layer; the pattern of the entry if the model
+            is not known.
+        num_operators: number of affected operators; None if the model is not known.
+        num_prefetch_ops: prefetch distance in operators; None for recompute.
+        overrides: entries that match the part and are overridden; empty without `with_overrides`.
+    """
+
+    action: MemoryAction
     name: str
-    num_operators: int | None = None  # operators it concerns; None where the model is not known
-    num_prefetch_ops: int | None = None  # prefetch distance; None for recomputation
-    # which entry overrides which, where several name it; only where they were asked for
-    reasons: tuple[str, ...] = ()
+    num_operators: int | None = None
+    num_prefetch_ops: int | None = None
+    overrides: tuple[Override, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The overrides in words: `op_swap 'a' with prefetch 10 overrides layer_swap with prefetch 1`."""
+        return tuple(f"{_format_entry(each.winner)} overrides {_format_entry(each.loser)}" for each in self.overrides)
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data for JSON."""
         return {
             "action": self.action.name.lower(),
             "name": self.name,
@@ -61,69 +74,97 @@ class LayerAction:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers in which the same happens; `layers.indices` is None for every layer that no other group names."""
+    """Layers with the same actions; `layers.indices` is None for all layers that are in no other group."""
 
     layers: Layers
-    steps: tuple[LayerAction, ...]
+    actions: tuple[LayerAction, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {"layers": self.layers.to_config(), "steps": [step.to_data() for step in self.steps]}
+        """Return plain data for JSON."""
+        return {"layers": self.layers.to_config(), "steps": [action.to_data() for action in self.actions]}
 
 
-def group_layers(
-    policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_reasons: bool = False
-) -> tuple[LayerGroup, ...]:
-    """Actions in each layer, equal layers together, in order of their first.
+@dataclass(frozen=True)
+class PolicySummary:
+    """The actions of a policy in every layer. Text, JSON and notes are made from it without resolving again.
+
+    Attributes:
+        is_swap_enabled: whether the policy has swap enabled.
+        num_layers: layers of the model; None if not known.
+        source: origin of the operator names; None if the names are the patterns of the configuration.
+        groups: layers with the same actions, ordered by their first layer.
+    """
+
+    is_swap_enabled: bool
+    num_layers: int | None
+    source: str | None
+    groups: tuple[LayerGroup, ...]
+
+
+def summarize_policy(
+    policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_overrides: bool = False
+) -> PolicySummary:
+    """Resolve a policy in every layer.
 
     Args:
-        policy: a normalised policy.
-        num_layers: layers of the model; None if not known: layers that are not named come last, as one group.
-        trees: the layers of the model; None leaves patterns as they are, without precedence.
-        with_reasons: say which entry overrides which, also of operators that stay although an entry names them.
+        policy: a normalized policy.
+        num_layers: layers of the model; None if not known. The layers that no entry lists are then one group, the last.
+        trees: the layers of the model; None keeps patterns as they are, without precedence.
+        with_overrides: add the overridden entries to each action, and an action KEEP for operators that are kept
+            although an entry matches them.
     """
+    groups = _group_layers(policy, num_layers, trees, with_overrides)
+    return PolicySummary(policy.is_swap_enabled, num_layers, trees.source if trees is not None else None, groups)
+
+
+def _group_layers(
+    policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_overrides: bool
+) -> tuple[LayerGroup, ...]:
     named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
-    known: dict[tuple[object, ...], tuple[LayerAction, ...]] = {}
-    alike: dict[tuple[LayerAction, ...], list[int]] = {}
+    actions_by_signature: dict[tuple[object, ...], tuple[LayerAction, ...]] = {}
+    layers_by_actions: dict[tuple[LayerAction, ...], list[int]] = {}
     for index in range(num_layers) if num_layers is not None else sorted(named):
         tree = trees.layers[index] if trees is not None and index < len(trees.layers) else None
         signature = (id(tree), *(index in layers for layers in _all_layers(policy)))
-        if signature not in known:
-            known[signature] = _requested_actions(policy, index)
-            if tree is not None:
-                known[signature] = _resolved_actions(resolve_layer(policy, index, tree), with_reasons)
-        alike.setdefault(known[signature], []).append(index)
-    groups = [LayerGroup(Layers(tuple(indices)), steps) for steps, indices in alike.items()]
+        if signature not in actions_by_signature:
+            actions_by_signature[signature] = (
+                _requested_actions(policy, index)
+                if tree is None
+                else _resolved_actions(resolve_layer(policy, index, tree), with_overrides)
+            )
+        layers_by_actions.setdefault(actions_by_signature[signature], []).append(index)
+    groups = [LayerGroup(Layers(tuple(indices)), actions) for actions, indices in layers_by_actions.items()]
     if num_layers is None:
         groups.append(LayerGroup(Layers(None), _requested_actions(policy, _UNNAMED_LAYER)))
     return tuple(groups)
 
 
-def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | None) -> str:
-    """The policy as indented text, one block per group of equal layers."""
-    if not policy.is_swap_enabled:
+def format_policy(summary: PolicySummary) -> str:
+    """Format a policy as indented text, one block per group of equal layers."""
+    if not summary.is_swap_enabled:
         return "policy: swap is off; MindFormers runs as it does without mindswap"
+    num_layers = summary.num_layers
     count = "unknown number of layers" if num_layers is None else format_count(num_layers, "layer")
-    lines = [f"policy: swap is on, {count}" + (f"; operators of {trees.source}" if trees is not None else "")]
-    groups = group_layers(policy, num_layers, trees)
-    for group in groups:
-        is_rest = group.layers.indices is None and len(groups) > 1
+    lines = [f"policy: swap is on, {count}" + (f"; operators of {summary.source}" if summary.source else "")]
+    for group in summary.groups:
+        is_rest = group.layers.indices is None and len(summary.groups) > 1
         lines.append(f"  {'every other layer' if is_rest else format_layers(group.layers)}")
-        lines += [f"    {line}" for line in format_actions(group.steps)]
+        lines += [f"    {line}" for line in format_actions(group.actions)]
     return "\n".join(lines)
 
 
-def format_actions(steps: Iterable[LayerAction]) -> list[str]:
-    """One line per step, prefetch distances in a column, the reasons below it."""
+def format_actions(actions: Iterable[LayerAction]) -> list[str]:
+    """Format one line per action, prefetch distances in a column, the overrides below each line."""
     rows = []
-    for step in steps:
-        count = "" if step.num_operators in (None, 1) else f" ({step.num_operators} operators)"
-        distance = "" if step.num_prefetch_ops is None else f"prefetch {step.num_prefetch_ops}"
-        rows.append((f"{step.action.value} {escape(step.name) or 'the whole layer'}{count}", distance, step.reasons))
-    width = max((len(what) for what, *_ in rows), default=0)
+    for action in actions:
+        count = "" if action.num_operators in (None, 1) else f" ({action.num_operators} operators)"
+        distance = "" if action.num_prefetch_ops is None else f"prefetch {action.num_prefetch_ops}"
+        text = f"{action.action.value} {escape(action.name) or 'the whole layer'}{count}"
+        rows.append((text, distance, action.reasons))
+    width = max((len(text) for text, *_ in rows), default=0)
     lines: list[str] = []
-    for what, distance, reasons in rows:
-        lines += [f"{what:<{width}}  {distance}".rstrip(), *(f"    {escape(reason)}" for reason in reasons)]
+    for text, distance, reasons in rows:
+        lines += [f"{text:<{width}}  {distance}".rstrip(), *(f"    {escape(reason)}" for reason in reasons)]
     return lines or ["nothing is offloaded or recomputed"]
 
 
@@ -132,7 +173,7 @@ def _all_layers(policy: Policy) -> list[Layers]:
     return [policy.layer_recompute, policy.output_recompute, *(entry.layers for entry in entries)]
 
 
-# What an entry does; those that exclude do nothing by themselves.
+# Action of each kind of entry; exclude entries have none of their own.
 _ACTIONS = {
     Setting.RECOMPUTE: MemoryAction.RECOMPUTE,
     Setting.OUTPUT_RECOMPUTE: MemoryAction.RECOMPUTE_OUTPUT,
@@ -144,7 +185,7 @@ _ACTIONS = {
 
 
 def _requested_actions(policy: Policy, layer_index: int) -> tuple[LayerAction, ...]:
-    """Actions of the entries in one layer, patterns as they are."""
+    """Actions of the entries of one layer, named by their patterns; for models that are not known."""
     return tuple(
         LayerAction(_ACTIONS[entry.setting], entry.pattern, num_prefetch_ops=entry.prefetch)
         for entry in acting_entries(policy, layer_index)
@@ -152,75 +193,68 @@ def _requested_actions(policy: Policy, layer_index: int) -> tuple[LayerAction, .
     )
 
 
-def _resolved_actions(layer: LayerDecisions, with_reasons: bool) -> tuple[LayerAction, ...]:
+def _resolved_actions(layer: LayerDecisions, with_overrides: bool) -> tuple[LayerAction, ...]:
     """Actions on the operators of one layer, after precedence."""
-    decided = {path: _decision(found) for path, found in layer.operators().items()}
-    steps = list(_compress(layer.layer, (), decided))
+    by_path = {path: _operator_action(decision) for path, decision in layer.operators().items()}
+    actions = list(_merge_equal_parts(layer.layer, (), by_path))
     if layer.is_output_recomputed:
-        steps.append(LayerAction(MemoryAction.RECOMPUTE_OUTPUT, "", 1))
-    steps += [
+        actions.append(LayerAction(MemoryAction.RECOMPUTE_OUTPUT, "", 1))
+    actions += [
         LayerAction(MemoryAction.RECOMPUTE_COMM, match.name, 1) for match in unique_matches(layer.comm_recomputes)
     ]
-    if with_reasons:
+    if with_overrides:
+        overrides = {path: layer.overrides(path) for path in by_path}
         kept = {
-            path: (MemoryAction.KEEP, None)
-            for path, what in decided.items()
-            if what is None and _override_reasons(layer, path)
+            path: OperatorAction(MemoryAction.KEEP)
+            for path, action in by_path.items()
+            if action is None and overrides[path]
         }
-        steps = [_with_reasons(layer, step) for step in (*steps, *_compress(layer.layer, (), kept))]
+        actions += _merge_equal_parts(layer.layer, (), kept)
+        actions = [_with_overrides(action, overrides) for action in actions]
     order = list(MemoryAction)
-    return tuple(sorted(steps, key=lambda step: order.index(step.action)))
+    return tuple(sorted(actions, key=lambda action: order.index(action.action)))
 
 
-def _with_reasons(layer: LayerDecisions, step: LayerAction) -> LayerAction:
-    if step.action in (MemoryAction.RECOMPUTE_OUTPUT, MemoryAction.RECOMPUTE_COMM):
-        return step
-    part = tuple(step.name.split(".")) if step.name else ()
-    reasons = (
-        reason for path in layer.operators() if path[: len(part)] == part for reason in _override_reasons(layer, path)
-    )
-    return replace(step, reasons=tuple(dict.fromkeys(reasons)))
+def _with_overrides(action: LayerAction, overrides: Mapping[Path, tuple[Override, ...]]) -> LayerAction:
+    """Add the overrides of all operators of the part; `overrides` has them by path of the operator."""
+    if action.action in (MemoryAction.RECOMPUTE_OUTPUT, MemoryAction.RECOMPUTE_COMM):
+        return action
+    prefix = tuple(action.name.split(".")) if action.name else ()
+    of_part = (override for path, found in overrides.items() if path[: len(prefix)] == prefix for override in found)
+    return replace(action, overrides=tuple(dict.fromkeys(of_part)))
 
 
-def _override_reasons(layer: LayerDecisions, path: Path) -> list[str]:
-    """For each entry that names an operator in vain, which one overrides it.
-
-    Not of what is recomputed by another entry anyway, nor of communication, which is a matter of its own.
-    """
-    decision = layer.decision_for(path)
-    before_swap = decision.recomputed_by or decision.decided_by[-1:]
-    winners = {Setting.LAYER_SWAP: before_swap, Setting.OP_SWAP: before_swap}
-    if not decision.recomputed_by:
-        winners |= dict.fromkeys((Setting.RECOMPUTE, Setting.SELECT_RECOMPUTE), decision.excluded_by)
-    losers = [entry_match.entry for entry_match in layer.overridden_on(path) if winners.get(entry_match.entry.setting)]
-    return [f"{_entry(winners[loser.setting][0].entry)} overrides {_entry(loser)}" for loser in losers]
-
-
-def _entry(entry: Entry) -> str:
+def _format_entry(entry: Entry) -> str:
     pattern = f" '{entry.pattern}'" if entry.pattern else ""
     return f"{entry.setting.value}{pattern}" + (f" with prefetch {entry.prefetch}" if entry.prefetch else "")
 
 
-_ActionAndPrefetch = tuple[MemoryAction, int | None]
+class OperatorAction(NamedTuple):
+    """Action on one operator, with the prefetch distance of an offload."""
+
+    action: MemoryAction
+    num_prefetch_ops: int | None = None
 
 
-def _decision(decision: Decision) -> _ActionAndPrefetch | None:
-    """Action on an operator; None if it stays as it is."""
+def _operator_action(decision: Decision) -> OperatorAction | None:
+    """Action on an operator; None if its output is kept as without a policy."""
     if decision.treatment is Treatment.RECOMPUTE:
-        return MemoryAction.RECOMPUTE, None
-    return (MemoryAction.OFFLOAD, decision.prefetch) if decision.treatment is Treatment.OFFLOAD else None
+        return OperatorAction(MemoryAction.RECOMPUTE)
+    if decision.treatment is Treatment.OFFLOAD:
+        return OperatorAction(MemoryAction.OFFLOAD, decision.prefetch)
+    return None
 
 
-def _compress(
-    node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _ActionAndPrefetch | None]
+def _merge_equal_parts(
+    node: CellNode, path: Path, by_path: Mapping[Path, OperatorAction | None]
 ) -> Iterator[LayerAction]:
-    """One step for the largest parts of a layer to which the same happens as a whole."""
+    """One action for each of the largest cells whose operators all have the same action."""
     operators = [path] if not node.children else [(*path, *below) for below, leaf in node.walk() if not leaf.children]
-    decisions = {decided.get(operator) for operator in operators}
-    if len(decisions) > 1:
+    actions = {by_path.get(operator) for operator in operators}
+    if len(actions) > 1:
         for child in node.children:
-            yield from _compress(child, (*path, child.name), decided)
+            yield from _merge_equal_parts(child, (*path, child.name), by_path)
         return
-    decision = decisions.pop()
-    if decision is not None:
-        yield LayerAction(decision[0], ".".join(path), len(operators), decision[1])
+    action = actions.pop()
+    if action is not None:
+        yield LayerAction(action.action, ".".join(path), len(operators), action.num_prefetch_ops)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mindswap.config.parse import parse_document
 from mindswap.config.problem import Level
 from mindswap.config.render import document_from_data
-from mindswap.report.policy_text import format_policy, group_layers
+from mindswap.report.policy_text import format_policy, summarize_policy
 from mindswap.report.problems import format_problems
 from mindswap.rules.checker import check_before_network, check_document, check_shape
 from tests.builders import LLAMA_USES, trees
@@ -128,8 +128,9 @@ def check_all(document):
         format_problems(result.problems, colour=True)
         assert (result.policy is None) == any(p.level is Level.ERROR for p in result.problems)
         if result.policy is not None:
-            format_policy(result.policy, result.num_layers, result.trees)
-            [group.to_data() for group in group_layers(result.policy, result.num_layers, result.trees)]
+            summary = summarize_policy(result.policy, result.num_layers, result.trees)
+            format_policy(summary)
+            [group.to_data() for group in summary.groups]
     return result
 
 

@@ -26,7 +26,7 @@ from mindswap.policy.formats.mindformers1.read import read_settings
 from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.pynative.schedule import find_distances
-from mindswap.report.policy_text import MemoryAction, group_layers
+from mindswap.report.policy_text import MemoryAction, summarize_policy
 from mindswap.rules.context import Context
 from tests.pynative.builders import chain
 from tests.strength import examples
@@ -324,9 +324,9 @@ def test_what_explain_and_check_show(case):
     tree, policy = case
     model = LayerTrees((tree,) * NUM_LAYERS, {}, "a test")
     shown = {}
-    for group in group_layers(policy, NUM_LAYERS, model):
+    for group in summarize_policy(policy, NUM_LAYERS, model).groups:
         for index in group.layers.indices:
-            for entry in group.steps:
+            for entry in group.actions:
                 what = entry.action, entry.num_prefetch_ops
                 beside = entry.action if entry.action in BESIDE else None
                 shown |= {(index, path, beside): what for path in below(entry.name, tree)}
@@ -372,10 +372,10 @@ def contest(policy: Policy, index: int, path: tuple[str, ...]) -> set[str]:
 def test_the_reasons_that_explain_gives(case):
     tree, policy = case
     model = LayerTrees((tree,) * NUM_LAYERS, {}, "a test")
-    for group in group_layers(policy, NUM_LAYERS, model, with_reasons=True):
+    for group in summarize_policy(policy, NUM_LAYERS, model, with_overrides=True).groups:
         for index in group.layers.indices:
             told = {}
-            for entry in group.steps:
+            for entry in group.actions:
                 if entry.action not in BESIDE:
                     told[entry.name] = set(entry.reasons)
             lost = {path: contest(policy, index, path) for path in primitives(tree)}

@@ -1,6 +1,6 @@
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.report.policy_text import format_actions, format_policy, group_layers
+from mindswap.report.policy_text import format_actions, format_policy, summarize_policy
 from tests.builders import layer, trees
 
 CASE_4 = Policy(
@@ -15,7 +15,7 @@ CASE_4 = Policy(
 
 
 def lines(policy, num_layers=4, model=None):
-    return format_policy(policy, num_layers, model).splitlines()
+    return format_policy(summarize_policy(policy, num_layers, model)).splitlines()
 
 
 def test_swap_off():
@@ -119,8 +119,8 @@ def test_the_reason_names_the_entry_that_goes_before():
         select_recompute=(OpRecompute(r"attention\..*", ALL_LAYERS),),
         select_recompute_exclude=(OpRecompute(r"attention\.wq", ALL_LAYERS),),
     )
-    (group,) = group_layers(policy, 1, trees(1, "attention\n  wq*\n  wo*"), with_reasons=True)
-    assert format_actions(group.steps) == [
+    (group,) = summarize_policy(policy, 1, trees(1, "attention\n  wq*\n  wo*"), with_overrides=True).groups
+    assert format_actions(group.actions) == [
         "recompute attention.wo",
         "    select_recompute 'attention\\..*' overrides op_swap 'attention' with prefetch 20",
         "offload attention.wq    prefetch 10",

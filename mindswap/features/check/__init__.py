@@ -16,7 +16,7 @@ from mindswap.config.source import as_document
 from mindswap.errors import LaunchError
 from mindswap.policy.formats.mindformers2.tables import Form, find_form
 from mindswap.policy.wording import closest_names
-from mindswap.report.policy_text import format_policy, group_layers
+from mindswap.report.policy_text import format_policy, summarize_policy
 from mindswap.report.pynative import format_layers_2x, pynative_notes, settings_effect_to_json
 from mindswap.rules.checker import MODEL_RULES, CheckResult, check_document, check_pynative, missing_num_layers
 from mindswap.rules.context import Context
@@ -73,14 +73,14 @@ def check_config(
     known = {(problem.location, problem.rule) for problem in result.problems}
     found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
     policy, trees = result.policy, result.trees
-    groups = group_layers(policy, result.num_layers, trees) if policy is not None else ()
+    summary = summarize_policy(policy, result.num_layers, trees) if policy is not None else None
     data = {
         "num_layers": result.num_layers,
         "operators_from": trees.source if trees is not None else None,
         "policy": policy.to_config() if policy is not None else None,
-        "layers": [group.to_data() for group in groups],
+        "layers": [group.to_data() for group in summary.groups] if summary is not None else [],
     }
-    layers = format_policy(policy, result.num_layers, trees) if policy is not None else ""
+    layers = format_policy(summary) if summary is not None else ""
     if result.settings is not None and not result.errors:
         note = note_on_counts(Context(document, result.settings))
         notes = [*notes, *([note] if note else [])]

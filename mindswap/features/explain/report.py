@@ -12,23 +12,27 @@ from mindswap.policy.formats.mindformers1.stage_recompute import StageRecompute
 from mindswap.policy.formats.mindformers2.tables import Form, Model
 from mindswap.policy.model import Policy
 from mindswap.policy.wording import index_runs, name_indices
-from mindswap.report.policy_text import LayerGroup, MemoryAction, format_actions, group_layers
+from mindswap.report.policy_text import LayerGroup, MemoryAction, PolicySummary, format_actions, summarize_policy
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_table
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explanation of each layer."""
+    """The effect of a policy on each layer, stage and chunk. Text and JSON are made from it.
 
-    policy: Policy  # of the configuration; with swap off what MindFormers does by itself
-    groups: tuple[LayerGroup, ...]  # equal layers together, in order of their first
-    num_layers: int | None  # layers of the model; None if not known
-    source: str | None  # where the operators come from; None leaves names as the configuration has them
-    stages: StageRecompute | None = None  # with swap off, what MindFormers logs and the layers of each stage and chunk
+    Attributes:
+        policy: policy of the configuration; with swap off, the recompute that MindFormers does by itself.
+        summary: the actions in every layer.
+        stages: with swap off, the log lines of MindFormers and the layers of each stage and chunk.
+    """
+
+    policy: Policy
+    summary: PolicySummary
+    stages: StageRecompute | None = None
 
     def cells(self) -> tuple[Cell, ...]:
-        """Layers of each stage and chunk; none with swap on, where stages play no role."""
+        """Return the layers of each stage and chunk; empty with swap on, when stages do not matter."""
         layout = self.stages.layout if self.stages is not None else None
         return tuple(layout.cells()) if layout is not None else ()
 
@@ -36,16 +40,23 @@ class Explanation:
 def explain_layers(
     policy: Policy, num_layers: int | None, trees: LayerTrees | None, stages: StageRecompute | None = None
 ) -> Explanation:
-    """Explanation of a policy, layer by layer; `stages`: with swap off, what the policy is from."""
+    """Resolve a policy layer by layer.
+
+    Args:
+        policy: the policy to explain.
+        num_layers: layers of the model; None if not known.
+        trees: the layers of the model; None if not known.
+        stages: with swap off, the expansion of the recompute counts that gave the policy.
+    """
     acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
-    groups = group_layers(acting, num_layers, trees, with_reasons=True)
-    return Explanation(policy, groups, num_layers, trees.source if trees is not None else None, stages)
+    return Explanation(policy, summarize_policy(acting, num_layers, trees, with_overrides=True), stages)
 
 
 def format_explanation(explanation: Explanation) -> str:
-    """The explanation as text."""
-    count = "an unknown number of" if explanation.num_layers is None else str(explanation.num_layers)
-    source = f"; operators of {explanation.source}" if explanation.source else ""
+    """Format an explanation as text."""
+    summary = explanation.summary
+    count = "an unknown number of" if summary.num_layers is None else str(summary.num_layers)
+    source = f"; operators of {summary.source}" if summary.source else ""
     if explanation.stages is None:
         blocks = [f"{Form.GRAPH.value}; swap is on, {count} layers{source}"]
     else:
@@ -53,68 +64,66 @@ def format_explanation(explanation: Explanation) -> str:
         blocks.append("\n".join(map(escape, explanation.stages.formative_lines)))
         if len(explanation.cells()) > 1:
             blocks.append(_format_cells(explanation))
-    blocks.append("\n".join(line for group in explanation.groups for line in _format_group(group, explanation)))
+    blocks.append("\n".join(line for group in summary.groups for line in _format_group(group, explanation)))
     return "\n\n".join(blocks)
 
 
 def _format_group(group: LayerGroup, explanation: Explanation) -> Iterator[str]:
     indices = group.layers.indices
     if indices is None:
-        yield "[every other layer]" if len(explanation.groups) > 1 else "[every layer]"
+        yield "[every other layer]" if len(explanation.summary.groups) > 1 else "[every layer]"
     else:
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
         cells = explanation.cells()
         stages = sorted({cell.stage for cell in cells if set(cell.layers) & set(indices)})
         place = f" on {name_indices('stage', stages)}" if len({cell.stage for cell in cells}) > 1 else ""
         yield f"[{name_indices('layer', indices)}]{repeat}{place}"
-    yield from (f"    {line}" for line in format_actions(group.steps))
+    yield from (f"    {line}" for line in format_actions(group.actions))
 
 
 def _format_cells(explanation: Explanation) -> str:
     """Layers of each stage and chunk, with those that are recomputed."""
-    again = explanation.policy.layer_recompute
-    selected = {
-        index
-        for group in explanation.groups
-        if any(step.action is not MemoryAction.KEEP for step in group.steps)
-        for index in group.layers.indices or ()
-    }
+    recomputed = explanation.policy.layer_recompute
+    selected: set[int] = set()
+    for group in explanation.summary.groups:
+        if any(action.action is not MemoryAction.KEEP for action in group.actions):
+            selected.update(group.layers.indices or ())
     rows = []
     for cell in sorted(explanation.cells(), key=lambda cell: (cell.stage, cell.chunk)):
-        whole = [index for index in cell.layers if index in again]
-        in_part = [index for index in cell.layers if index in selected and index not in again]
-        cells = (", ".join(index_runs(indices)) or "-" for indices in (cell.layers, whole, in_part))
+        full = [index for index in cell.layers if index in recomputed]
+        in_part = [index for index in cell.layers if index in selected and index not in recomputed]
+        cells = (", ".join(index_runs(indices)) or "-" for indices in (cell.layers, full, in_part))
         rows.append((str(cell.stage), str(cell.chunk), *cells))
     return format_table(("stage", "chunk", "layers", "recomputed whole", "in part"), rows)
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
-    """The same as plain data."""
-    cells, stages = explanation.cells(), explanation.stages
+    """Return an explanation as plain data for `--json`."""
+    summary, cells, stages = explanation.summary, explanation.cells(), explanation.stages
     return {
         "form": "1.9",
         "is_swap_enabled": stages is None,
-        "num_layers": explanation.num_layers,
-        "operators_from": explanation.source,
+        "num_layers": summary.num_layers,
+        "operators_from": summary.source,
         "formative_lines": list(stages.formative_lines) if stages is not None else [],
         "stages": [{"stage": cell.stage, "chunk": cell.chunk, "layers": list(cell.layers)} for cell in cells],
-        "layers": [group.to_data() for group in explanation.groups],
+        "layers": [group.to_data() for group in summary.groups],
     }
 
 
 def list_paths(trees: LayerTrees) -> list[dict[str, Any]]:
-    """Every name that op_swap and select_recompute can have, with what it is: plain data."""
-    found: dict[str, dict[str, Any]] = {}
+    """List every name that op_swap and select_recompute accept, with its type, as plain data."""
+    by_name: dict[str, dict[str, Any]] = {}
     for tree in Coverage(trees).layer_classes:
         for path, node in tree.walk():
             name = r"\.".join(path)
             kind = f"{'operator' if node.is_primitive else 'cell'} {node.type_name}"
-            found.setdefault(name, {"name": name, "is": kind, "is_operator": node.is_primitive})
-    return list(found.values())
+            by_name.setdefault(name, {"name": name, "is": kind, "is_operator": node.is_primitive})
+    return list(by_name.values())
 
 
 def list_paths_2x(model: Model) -> list[dict[str, Any]]:
-    """The same of a model in PyNative mode."""
+    """List the names of a model in PyNative mode, as `list_paths` does."""
     layer = model.layers[0]
     return [
         {"name": path.replace(".", "\\."), "is": "cell" if path in layer.cells else "operator"} for path in layer.order
@@ -122,6 +131,6 @@ def list_paths_2x(model: Model) -> list[dict[str, Any]]:
 
 
 def format_paths(paths: Sequence[Mapping[str, Any]]) -> str:
-    """Such names in a column, what they are beside them."""
+    """Format names in one column and their types in the next."""
     width = max(len(path["name"]) for path in paths)
     return "\n".join(f"{path['name']:<{width}}  {path['is']}" for path in paths)
