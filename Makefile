@@ -6,9 +6,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Hundreds of processes import the package: each would compile it again where this is set.
 export PYTHONDONTWRITEBYTECODE =
 # MindSpore's compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
-check demo test test-nightly test-ms210 test-ray: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
+check unit demo test test-nightly test-ms210 test-ray: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
 
-.PHONY: help demo test test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev bench tables clean
+.PHONY: help demo lint unit test test-nightly test-ms210 test-ray matrix models wheel-test dist docs site check dev bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
@@ -26,13 +26,18 @@ $(CHECK_VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed  ## the four documented cases on the Ascend backend without a card, and trained on CPU (5 to 12 min; the first time installs MindSpore, 3 min more)
 	$(VENV)/bin/python tools/demo.py
 
-check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (2 min)
+check: $(CHECK_VENV)/.installed  ## `lint` and `unit`, at the same time (2 min)
+	$(MAKE) --no-print-directory --jobs=2 lint unit
+
+lint: $(CHECK_VENV)/.installed  ## ruff, contracts of imports, spelling, types (20 s)
 	$(CHECK_VENV)/bin/ruff check .
 	$(CHECK_VENV)/bin/ruff format --check .
 	$(CHECK_VENV)/bin/lint-imports --no-logo --no-cache
-	{ $(CHECK_VENV)/bin/python -c 'import sys; sys.exit(sys.version_info > (3, 11))' || $(CHECK_VENV)/bin/mypy; } & types=$$!; \
-	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend and not long"; tests=$$?; \
-	wait $$types && exit $$tests  # both are heard out; NumPy for Python 3.10 has other types
+	$(CHECK_VENV)/bin/codespell
+	$(CHECK_VENV)/bin/python -c 'import sys; sys.exit(sys.version_info > (3, 11))' || $(CHECK_VENV)/bin/mypy  # NumPy for Python 3.10 has other types
+
+unit: $(CHECK_VENV)/.installed  ## the tests that need no MindSpore, but for the long ones (1 min)
+	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend and not long"
 
 test: check $(VENV)/.installed  ## everything: `check`, its long tests, then those on real MindSpore and MindFormers (16 min)
 	$(CHECK_VENV)/bin/pytest -q -n 3 -m "long and not mindspore" $$(grep -rl mark.long tests --include="test_*.py")

@@ -11,8 +11,8 @@ from mindswap.policy.wording import name_indices
 from mindswap.report.tables import attributes, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
-WHATS = ("kept", "swapped", "recomputed")
-COLUMNS = (*WHATS, "op_swap alone frees")
+TREATMENTS = ("kept", "swapped", "recomputed")
+COLUMNS = (*TREATMENTS, "op_swap alone frees")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class LayerMemoryReport:
 
     def describe_total(self) -> str:
         """`1.2 GiB kept, 0 B swapped, 0 B recomputed`."""
-        sizes = [getattr(self.total, f"{what}_bytes") for what in WHATS]
-        return ", ".join(f"{format_bytes(size)} {what}" for size, what in zip(sizes, WHATS, strict=True))
+        sizes = [getattr(self.total, f"{what}_bytes") for what in TREATMENTS]
+        return ", ".join(f"{format_bytes(size)} {what}" for size, what in zip(sizes, TREATMENTS, strict=True))
 
 
 def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mapping[int, int]) -> Iterator[str]:
@@ -79,7 +79,7 @@ def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
     """The same as plain data: every layer, sizes in bytes."""
 
     def sums(found: OperatorMemory) -> dict[str, int]:
-        return {f"{what}_bytes": getattr(found, f"{what}_bytes") for what in WHATS}
+        return {f"{what}_bytes": getattr(found, f"{what}_bytes") for what in TREATMENTS}
 
     def operators(layer: LayerMemory) -> list[dict[str, Any]]:
         return [vars(operator) for operator in layer.operators]
