@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from mindswap.planner.evaluate import Candidate, evaluate, evaluate_short, short_model
-from mindswap.planner.lower_bound import facts_of, least_step_ns
+from mindswap.planner.lower_bound import collect_bound_inputs, min_step_ns
 from mindswap.planner.planning import plan_of
 from mindswap.planner.problem import Compared, Plan, PlanProblem
 from mindswap.planner.simple import evenly
@@ -29,8 +29,8 @@ def plan_layers(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
     asked = Interruptible(progress)
     search = _Search(problem, len(problem.model.captured.sample.layer_map), asked)
     keep_ns = evaluate(problem, Policy()).step_time_ns
-    facts = facts_of(problem.model, search.shorts[-1].simulate(Policy()))
-    bound_ns = least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
+    bound_inputs = collect_bound_inputs(problem.model, search.shorts[-1].simulate(Policy()))
+    bound_ns = min_step_ns(bound_inputs, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
     search.run(None if bound_ns is None else max(bound_ns, keep_ns))
     ranked = sorted(search.known, key=search.rank)
     # The whole step may come out a little otherwise than a short one.
@@ -39,7 +39,7 @@ def plan_layers(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
     policy, judged = next((one for one in whole if one[1].fits), (ranked[0], evaluate(problem, ranked[0])))
     return plan_of(
         problem,
-        facts,
+        bound_inputs,
         keep_ns,
         policy,
         judged,

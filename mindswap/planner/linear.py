@@ -15,7 +15,7 @@ import highspy
 import numpy as np
 
 # Sums of variables: for each, variable -> factor.
-Sums = Sequence[Mapping[int, float]]
+SparseRows = Sequence[Mapping[int, float]]
 # One after the other, until one gives an answer: what HiGHS chooses gives none once in thousands of programmes.
 METHODS = ("choose", "simplex", "ipm")
 
@@ -30,33 +30,35 @@ class Solution:
 
     cost: float
     variables: np.ndarray  # shape (variables,)
-    prices: np.ndarray  # change of the cost for each further unit of a limit, shape (limits,); of real numbers only
+    dual_prices: (
+        np.ndarray
+    )  # change of the cost for each further unit of a limit, shape (limits,); of real numbers only
 
 
-def sums_of(table: np.ndarray) -> list[dict[int, float]]:
+def to_sparse_rows(table: np.ndarray) -> list[dict[int, float]]:
     """Sums of which the factors are a table of shape (limits, variables)."""
     return [{int(at): float(row[at]) for at in np.flatnonzero(row)} for row in table]
 
 
 def solve_linear(
     cost: np.ndarray,
-    sums: Sums,
-    greatest: Sequence[float] | np.ndarray,
+    rows: SparseRows,
+    row_upper: Sequence[float] | np.ndarray,
     *,
-    least: np.ndarray | None = None,
-    upper: Sequence[float] | None = None,
-    num_whole: int = 0,
+    row_lower: np.ndarray | None = None,
+    variable_upper: Sequence[float] | None = None,
+    num_integers: int = 0,
     **options: Any,
 ) -> Solution | None:
     """Variables of at least 0 at the least cost; None if none keep all limits.
 
     Args:
         cost: of a unit of each variable, shape (variables,).
-        sums: that have limits.
-        greatest: of each sum.
-        least: of each sum; none by default.
-        upper: of each variable; none by default.
-        num_whole: so many variables, the first, are whole numbers.
+        rows: that have limits.
+        row_upper: of each sum.
+        row_lower: of each sum; none by default.
+        variable_upper: of each variable; none by default.
+        num_integers: so many variables, the first, are whole numbers.
         options: of HiGHS.
 
     Raises:
@@ -66,26 +68,26 @@ def solve_linear(
     solver.setOptionValue("output_flag", False)
     for name, value in options.items():
         solver.setOptionValue(name, value)
-    programme, num_variables, num_sums = highspy.HighsLp(), len(cost), len(sums)
-    programme.num_col_, programme.num_row_ = num_variables, num_sums
-    programme.col_cost_ = np.asarray(cost, float)
-    programme.col_lower_ = np.zeros(num_variables)
-    programme.col_upper_ = np.full(num_variables, np.inf) if upper is None else np.array(upper, float)
-    programme.row_lower_ = np.full(num_sums, -np.inf) if least is None else least
-    programme.row_upper_ = np.array(greatest, float)
-    programme.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    programme.a_matrix_.start_ = np.cumsum([0, *map(len, sums)])
-    programme.a_matrix_.index_ = np.array([at for row in sums for at in row], np.int32)
-    programme.a_matrix_.value_ = np.array([factor for row in sums for factor in row.values()], float)
-    if num_whole:
+    program, num_variables, num_rows = highspy.HighsLp(), len(cost), len(rows)
+    program.num_col_, program.num_row_ = num_variables, num_rows
+    program.col_cost_ = np.asarray(cost, float)
+    program.col_lower_ = np.zeros(num_variables)
+    program.col_upper_ = np.full(num_variables, np.inf) if variable_upper is None else np.array(variable_upper, float)
+    program.row_lower_ = np.full(num_rows, -np.inf) if row_lower is None else row_lower
+    program.row_upper_ = np.array(row_upper, float)
+    program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    program.a_matrix_.start_ = np.cumsum([0, *map(len, rows)])
+    program.a_matrix_.index_ = np.array([at for row in rows for at in row], np.int32)
+    program.a_matrix_.value_ = np.array([factor for row in rows for factor in row.values()], float)
+    if num_integers:
         kinds = highspy.HighsVarType
-        programme.integrality_ = [kinds.kInteger] * num_whole + [kinds.kContinuous] * (num_variables - num_whole)
-    solver.passModel(programme)
+        program.integrality_ = [kinds.kInteger] * num_integers + [kinds.kContinuous] * (num_variables - num_integers)
+    solver.passModel(program)
     solver.run()
     if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
         return None
     is_found = solver.getInfo().primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    if not is_found or not (num_whole or solver.getModelStatus() == highspy.HighsModelStatus.kOptimal):
+    if not is_found or not (num_integers or solver.getModelStatus() == highspy.HighsModelStatus.kOptimal):
         raise UnsolvedError
     found = solver.getSolution()
     return Solution(solver.getInfo().objective_function_value, np.array(found.col_value), np.array(found.row_dual))

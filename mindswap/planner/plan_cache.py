@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.planner.catalog import Catalog
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
-from mindswap.planner.lower_bound import Facts, least_step_ns
+from mindswap.planner.lower_bound import BoundInputs, min_step_ns
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solver.search import Interruptible
 from mindswap.planner.stages import LEAST_REPAIR, StageSolver
@@ -33,7 +33,7 @@ class Curve:
     Args:
         problem: all but the budget counts.
         short: the model with few micro-batches.
-        facts: for the bound.
+        bound_inputs: for the bound.
         catalog: items of the model.
         keep: the policy that keeps everything, replayed.
 
@@ -41,9 +41,11 @@ class Curve:
         progress: called after each simulation.
     """
 
-    def __init__(self, problem: PlanProblem, short: StepModel, facts: Facts, catalog: Catalog, keep: Evaluation):
+    def __init__(
+        self, problem: PlanProblem, short: StepModel, bound_inputs: BoundInputs, catalog: Catalog, keep: Evaluation
+    ):
         self.problem = problem
-        self.facts = facts
+        self.bound_inputs = bound_inputs
         self.keep = keep
         self.progress = Interruptible()
         self.solver = StageSolver(problem, short, catalog, lambda: self.progress())
@@ -84,7 +86,7 @@ class Curve:
 
     def bound_ns(self, budget_bytes: int) -> int | None:
         """Step time that hardly a policy within a budget beats, none but by chance; None if none can be within it."""
-        bound_ns = least_step_ns(self.facts, budget_bytes, self.problem.host_bytes_per_card, self.problem.allow)
+        bound_ns = min_step_ns(self.bound_inputs, budget_bytes, self.problem.host_bytes_per_card, self.problem.allow)
         return None if bound_ns is None else max(bound_ns, self.keep.step_time_ns)
 
     def _enough_ns(self, budget_bytes: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.effect import is_coupled, is_foreseen_as_asked
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short, short_model
-from mindswap.planner.lower_bound import Facts, facts_of, least_budget_bytes, least_step_ns
+from mindswap.planner.lower_bound import BoundInputs, collect_bound_inputs, least_budget_bytes, min_step_ns
 from mindswap.planner.plan_cache import Curve
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
@@ -47,7 +47,7 @@ class Planner:
         _keep_freed_memory()
         with _without_collector():
             self.shorts = short_model(model)
-            self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
+            self.bound_inputs = collect_bound_inputs(model, self.shorts[-1].simulate(Policy()))
         self.curves: dict[Hashable, Curve] = {}
         self.common: dict[Hashable, tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]] = {}
 
@@ -88,7 +88,7 @@ class Planner:
         policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else found.policy
         return plan_of(
             problem,
-            self.facts,
+            self.bound_inputs,
             keep.step_time_ns,
             policy,
             evaluate(problem, policy),
@@ -132,7 +132,7 @@ class Planner:
         combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
         return plan_of(
             problem,
-            self.facts,
+            self.bound_inputs,
             full.unconstrained_ns,
             policy,
             judged,
@@ -159,14 +159,14 @@ class Planner:
         """Plans made under the same rules before, to go on with."""
         key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, catalog)
         if key not in self.curves:
-            self.curves[key] = Curve(problem, self.shorts[0], self.facts, catalog, keep)
+            self.curves[key] = Curve(problem, self.shorts[0], self.bound_inputs, catalog, keep)
         curve = self.curves[key]
         curve.progress = progress
         return curve
 
     def bound_ns(self, problem: PlanProblem) -> int | None:
         """Step time that no policy within the budget of a problem of this model can beat; None if none is within it."""
-        return least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
+        return min_step_ns(self.bound_inputs, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
 
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
         """A plan may be the policy of a common setting where all of it is allowed and has its effect."""
@@ -201,13 +201,13 @@ class Planner:
 
 
 def plan_of(
-    problem: PlanProblem, facts: Facts, keep_ns: int, policy: Policy, judged: Evaluation, **search: Any
+    problem: PlanProblem, bound_inputs: BoundInputs, keep_ns: int, policy: Policy, judged: Evaluation, **search: Any
 ) -> Plan:
     """A policy with what it comes to.
 
     Args:
         problem: what was asked.
-        facts: of the model, for the bound.
+        bound_inputs: of the model, for the bound.
         keep_ns: step time if everything is kept.
         policy: the best that was found.
         judged: the same on the whole step.
@@ -224,9 +224,9 @@ def plan_of(
         host_bytes=judged.host_bytes,
         budget_bytes=problem.budget_bytes,
         unconstrained_ns=keep_ns,
-        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow),
+        lower_bound_ns=min_step_ns(bound_inputs, problem.budget_bytes, host_bytes, allow),
         smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
-        least_budget_bytes=least_budget_bytes(facts, host_bytes, allow),
+        least_budget_bytes=least_budget_bytes(bound_inputs, host_bytes, allow),
         host_budget_bytes=problem.host_bytes,
         holders=_holders_of(judged),
         **search,

@@ -19,7 +19,7 @@ from mindswap.features.plan import make_plan, planned_text
 from mindswap.features.step import Step, load_step, settings_of
 from mindswap.graph.capture_cache import from_plain, to_plain
 from mindswap.planner.evaluate import short_model
-from mindswap.planner.lower_bound import facts_of, least_budget_bytes
+from mindswap.planner.lower_bound import collect_bound_inputs, least_budget_bytes
 from mindswap.planner.problem import Allow
 from mindswap.policy.formats.mindformers1.read import find_num_layers
 from mindswap.policy.model import Policy
@@ -53,8 +53,8 @@ def test_check_says_nothing_of_a_plan(name):
     before = {problem.rule for problem in check_document(step.document).problems}
     most, limit = step.simulate(Policy(is_swap_enabled=True)).peak_bytes, step.device.usable_memory_bytes
     model = step.with_swap().model
-    facts = facts_of(model, short_model(model)[-1].simulate(Policy(is_swap_enabled=True)))
-    least = least_budget_bytes(facts, step.device.host_memory_bytes, Allow())
+    bound_inputs = collect_bound_inputs(model, short_model(model)[-1].simulate(Policy(is_swap_enabled=True)))
+    least = least_budget_bytes(bound_inputs, step.device.host_memory_bytes, Allow())
     for share, simple, allow in PLANS.get(name, (FULL,)) if not is_nightly() else (FULL, *OTHERS):
         plan = make_plan(step, min(limit, least + int((most - least) * share)), allow, simple=simple)
         text = planned_text(step, plan.plan, "planned.yaml")

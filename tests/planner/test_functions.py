@@ -4,7 +4,7 @@ import pytest
 
 from mindswap.planner.catalog import collect_items
 from mindswap.planner.effect import Foresight
-from mindswap.planner.lower_bound.tensor_graph import flows_of
+from mindswap.planner.lower_bound.tensor_graph import build_tensor_graphs
 from mindswap.policy.model import Policy
 from tests.planner.loading import capture_experts
 
@@ -36,10 +36,10 @@ def test_a_cast_to_a_wider_type_runs_again_alone(experts):
 
 
 def test_functions_run_again_with_their_cell(experts):
-    for flow in flows_of(experts):
-        cells = [cell for cell in flow.together_again if len(cell.functions) > 10]
+    for tensor_graph in build_tensor_graphs(experts):
+        cells = [cell for cell in tensor_graph.recomputed_cells if len(cell.functions) > 10]
         assert cells
         for cell in cells:
-            made = {flow.makers[tensor] for tensor in cell.tensors & flow.saved}
+            made = {tensor_graph.makers[tensor] for tensor in cell.tensors & tensor_graph.saved}
             assert made and made <= cell.ops
             assert cell.functions & made  # backward reads what they make, and it goes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, sums_of
+from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, to_sparse_rows
 
 
 def test_whole_numbers_at_the_least_cost(capfd):
@@ -12,8 +12,8 @@ def test_whole_numbers_at_the_least_cost(capfd):
     The solver prints nothing.
     """
     cost = np.array([3.0, 0.0, 100.0])  # the last is what is missing
-    sums = sums_of(np.array([[-4.0, 0.0, -1.0], [1.0, 1.0, 0.0]]))
-    found = solve_linear(cost, sums, [-12.0, 5], least=np.array([-np.inf, 5]), num_whole=2)
+    sums = to_sparse_rows(np.array([[-4.0, 0.0, -1.0], [1.0, 1.0, 0.0]]))
+    found = solve_linear(cost, sums, [-12.0, 5], row_lower=np.array([-np.inf, 5]), num_integers=2)
     assert found.variables.round(6).tolist() == [3, 2, 0]
     assert found.cost == pytest.approx(9)
     assert capfd.readouterr() == ("", "")
@@ -22,15 +22,17 @@ def test_whole_numbers_at_the_least_cost(capfd):
 @pytest.mark.parametrize("method", METHODS)
 def test_real_numbers_with_the_price_of_a_limit(method):
     """At least 10 of two, of which the cheap one goes up to 4: six of the dear one at 3 each, and one more for 3."""
-    found = solve_linear(np.array([1.0, 3.0]), [{0: -1, 1: -1}, {}], [-10, 0], upper=[4, np.inf], solver=method)
+    found = solve_linear(
+        np.array([1.0, 3.0]), [{0: -1, 1: -1}, {}], [-10, 0], variable_upper=[4, np.inf], solver=method
+    )
     assert found.variables.round(6).tolist() == [4, 6]
     assert found.cost == pytest.approx(22)
-    assert found.prices.round(6).tolist() == [-3, 0]
+    assert found.dual_prices.round(6).tolist() == [-3, 0]
 
 
-@pytest.mark.parametrize("num_whole", [0, 1])
-def test_numbers_that_cannot_be_are_none(num_whole):
-    assert solve_linear(np.ones(2), [{0: 1}], [2.0], least=np.array([3.0]), num_whole=num_whole) is None
+@pytest.mark.parametrize("num_integers", [0, 1])
+def test_numbers_that_cannot_be_are_none(num_integers):
+    assert solve_linear(np.ones(2), [{0: 1}], [2.0], row_lower=np.array([3.0]), num_integers=num_integers) is None
 
 
 def test_no_answer_is_an_error():

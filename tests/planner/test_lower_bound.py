@@ -20,17 +20,23 @@ from mindswap.planner.catalog import Catalog, collect_items
 from mindswap.planner.evaluate import evaluate
 from mindswap.planner.layer_assignments import Rows
 from mindswap.planner.linear import UnsolvedError
-from mindswap.planner.lower_bound import Facts, facts_of, least_budget_bytes, least_step_ns, relaxation
+from mindswap.planner.lower_bound import BoundInputs, collect_bound_inputs, least_budget_bytes, min_step_ns, relaxation
 from mindswap.planner.lower_bound.inputs import Stage, StageLayers
 from mindswap.planner.lower_bound.liveness_points import (
     Liveness,
     LivenessPoint,
     _fixed_bytes,
     _unmoved,
-    liveness_of,
+    compute_liveness,
     upper_hull,
 )
-from mindswap.planner.lower_bound.tensor_graph import CellAgain, Flow, Window, flows_of, fusion_saving_ns
+from mindswap.planner.lower_bound.tensor_graph import (
+    CommunicationGap,
+    RecomputedCell,
+    TensorGraph,
+    build_tensor_graphs,
+    fusion_saving_ns,
+)
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
@@ -56,7 +62,7 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" /
 PLENTY = 10**12
 DISTANCES = (1, 2, 4)
 # Two tensors of 100 and 50 bytes; the second is made from the first in 20 ns.
-FLOW = Flow(
+FLOW = TensorGraph(
     sizes_bytes=(100, 50),
     makers=(0, 1),
     saved=frozenset({0, 1}),
@@ -67,21 +73,23 @@ FLOW = Flow(
 )
 
 
-def facts(flow: Flow = FLOW, ns_per_byte: int = 1, window_ns: int = 0, num_layers: int = 2, **options) -> Facts:
+def bound_inputs(
+    tensor_graph: TensorGraph = FLOW, ns_per_byte: int = 1, window_ns: int = 0, num_layers: int = 2, **options
+) -> BoundInputs:
     """A step of 1000 ns; all that the layers save is there at the fullest moment."""
     costs = TransferCosts(lambda size: size * ns_per_byte, lambda size: size * ns_per_byte)
-    stage = Stage(num_layers * flow.saved_bytes, {StageLayers(0): num_layers}, window_ns, work_ns=1000)
-    return Facts((flow,), (stage,), costs, **options)
+    stage = Stage(num_layers * tensor_graph.saved_bytes, {StageLayers(0): num_layers}, window_ns, work_ns=1000)
+    return BoundInputs((tensor_graph,), (stage,), costs, **options)
 
 
-def bound(known: Facts, budget_bytes: int, allow: Allow = DEFAULT_ALLOW, host_bytes: int = PLENTY) -> int | None:
-    return least_step_ns(known, budget_bytes, host_bytes, allow)
+def bound(known: BoundInputs, budget_bytes: int, allow: Allow = DEFAULT_ALLOW, host_bytes: int = PLENTY) -> int | None:
+    return min_step_ns(known, budget_bytes, host_bytes, allow)
 
 
 def test_what_fits_takes_its_time():
-    assert bound(facts(), 300) == 1000
-    once = replace(facts().stages[0], once_ns=40, idle_ns=3)
-    assert bound(Facts((FLOW,), (once,), facts().transfers), 300) == 1043
+    assert bound(bound_inputs(), 300) == 1000
+    once = replace(bound_inputs().stages[0], first_pass_extra_ns=40, idle_ns=3)
+    assert bound(BoundInputs((FLOW,), (once,), bound_inputs().transfers), 300) == 1043
 
 
 @pytest.mark.parametrize(("solved_by", "expected_ns"), [("choose", 1010), ("ipm", 1010), (None, 0)])
@@ -95,31 +103,31 @@ def test_a_programme_that_a_method_of_highs_gives_up_on_goes_to_the_next(monkeyp
         return solve(*args, solver=solver, **options)
 
     monkeypatch.setattr(relaxation, "solve_linear", give_up)
-    assert bound(facts(), 200, Allow(swap=False)) == expected_ns
+    assert bound(bound_inputs(), 200, Allow(swap=False)) == expected_ns
 
 
 def test_the_cheaper_byte_runs_again():
     """100 bytes over: the first tensor takes 10 ns for 100 bytes, the second 20 ns for 50; one of two layers does."""
-    assert bound(facts(), 200, Allow(swap=False)) == 1010
+    assert bound(bound_inputs(), 200, Allow(swap=False)) == 1010
 
 
 def test_parts_of_tensors_count():
-    assert bound(facts(), 250, Allow(swap=False)) == 1005
+    assert bound(bound_inputs(), 250, Allow(swap=False)) == 1005
 
 
 def test_copies_that_have_time_cost_nothing():
     """60 bytes leave in 60 ns of forward, the other 40 wait 40 ns; or 40 bytes run again in 4 ns."""
-    assert bound(facts(window_ns=60), 200, Allow(recompute=False)) == 1040
-    assert bound(facts(window_ns=60), 200) == 1004
+    assert bound(bound_inputs(window_ns=60), 200, Allow(recompute=False)) == 1040
+    assert bound(bound_inputs(window_ns=60), 200) == 1004
     # Alone a stage waits in each micro-batch, one of several may do so in its first one only.
-    assert bound(facts(window_ns=60, num_micro_batches=3), 200, Allow(recompute=False)) == 3 * 1040
-    two = replace(facts(window_ns=60, num_micro_batches=3), stages=facts(window_ns=60).stages * 2)
+    assert bound(bound_inputs(window_ns=60, num_micro_batches=3), 200, Allow(recompute=False)) == 3 * 1040
+    two = replace(bound_inputs(window_ns=60, num_micro_batches=3), stages=bound_inputs(window_ns=60).stages * 2)
     assert bound(two, 200, Allow(recompute=False)) == 3 * 1000 + 40
 
 
 def test_all_copies_go_over_the_link():
     """100 bytes away in each of 12 micro-batches: 12 times 100 bytes of 11 ns each way."""
-    known = facts(ns_per_byte=11, window_ns=PLENTY, num_micro_batches=12)
+    known = bound_inputs(ns_per_byte=11, window_ns=PLENTY, num_micro_batches=12)
     assert bound(known, 200, Allow(recompute=False)) == 13_200
     # Where each direction is half as fast beside the other one, both take as long as one after the other.
     slowed = replace(known, transfers=replace(known.transfers, contended_permille=500))
@@ -127,22 +135,22 @@ def test_all_copies_go_over_the_link():
 
 
 def test_host_memory_is_a_limit():
-    assert bound(facts(window_ns=PLENTY), 200, host_bytes=40) == 1006
-    assert bound(facts(window_ns=PLENTY), 200, Allow(recompute=False), host_bytes=40) is None
+    assert bound(bound_inputs(window_ns=PLENTY), 200, host_bytes=40) == 1006
+    assert bound(bound_inputs(window_ns=PLENTY), 200, Allow(recompute=False), host_bytes=40) is None
 
 
 def test_what_runs_again_may_read_what_is_swapped():
     """Nothing may stay: the second tensor runs again, the first is swapped."""
-    known = facts(window_ns=PLENTY, flow=Flow(**{**vars(FLOW), "outputs": frozenset({0})}))
+    known = bound_inputs(window_ns=PLENTY, tensor_graph=TensorGraph(**{**vars(FLOW), "outputs": frozenset({0})}))
     assert bound(known, 0) == 1000  # both are swapped
     assert bound(known, 0, host_bytes=200) == 1040
 
 
 def test_what_runs_again_needs_what_it_reads():
     """The second tensor runs again in both layers: the first is there, or runs again too."""
-    dear = Flow(**{**vars(FLOW), "recompute_ns": (1000, 20)})
-    assert bound(facts(dear), 200, Allow(swap=False)) == 1040
-    assert bound(facts(dear), 0, Allow(swap=False)) == 1000 + 2 * 1020
+    dear = TensorGraph(**{**vars(FLOW), "recompute_ns": (1000, 20)})
+    assert bound(bound_inputs(dear), 200, Allow(swap=False)) == 1040
+    assert bound(bound_inputs(dear), 0, Allow(swap=False)) == 1000 + 2 * 1020
 
 
 def test_a_gathered_weight_stays_for_what_runs_again():
@@ -151,11 +159,15 @@ def test_a_gathered_weight_stays_for_what_runs_again():
     So 2 * 40 can be free without swap in 2 * 10 ns of the first tensor, and 10 more a layer in 20 ns each; where the
     gathered weights are there in any case, as before the end of forward, all 50 count.
     """
-    cast = Flow((100, 50, 40), (0, 1, 2), frozenset({0, 1}), frozenset({2}), ((1, 2),), (10, 20, 0), (0, 0, 0))
-    held = Flow(**{**vars(cast), "gathered": frozenset({2})})
+    cast = TensorGraph((100, 50, 40), (0, 1, 2), frozenset({0, 1}), frozenset({2}), ((1, 2),), (10, 20, 0), (0, 0, 0))
+    held = TensorGraph(**{**vars(cast), "gathered": frozenset({2})})
     past, before = (
-        Facts((flow,), (replace(facts(flow).stages[0], is_past_forward=is_past),), facts(flow).transfers)
-        for flow, is_past in ((held, True), (held, False))
+        BoundInputs(
+            (tensor_graph,),
+            (replace(bound_inputs(tensor_graph).stages[0], is_past_forward=is_past),),
+            bound_inputs(tensor_graph).transfers,
+        )
+        for tensor_graph, is_past in ((held, True), (held, False))
     )
     without_swap = Allow(swap=False)
     assert bound(past, 100, without_swap) == bound(before, 100, without_swap) == 1000 + 2 * 10
@@ -176,31 +188,36 @@ def test_what_the_layer_before_hands_on_stays_for_what_runs_again(num_waiting, b
 
     At the fullest moment that counts for micro-batches between forward and backward of the layer.
     """
-    flow = Flow((100, 30), (0, 1), frozenset({0}), frozenset({1}), ((0, 1),), (10, 0), (0, 0), handed=frozenset({1}))
-    known = facts(flow)
+    tensor_graph = TensorGraph(
+        (100, 30), (0, 1), frozenset({0}), frozenset({1}), ((0, 1),), (10, 0), (0, 0), boundary_inputs=frozenset({1})
+    )
+    known = bound_inputs(tensor_graph)
     stage = replace(known.stages[0], layers={StageLayers(0, num_waiting=num_waiting): 2})
-    handed, without_swap = replace(known, stages=(stage,)), Allow(swap=False)
-    assert bound(handed, budget_bytes, without_swap) == 1000 + 10  # in one of two layers
-    assert least_budget_bytes(handed, PLENTY, without_swap) == least_bytes
+    boundary_inputs, without_swap = replace(known, stages=(stage,)), Allow(swap=False)
+    assert bound(boundary_inputs, budget_bytes, without_swap) == 1000 + 10  # in one of two layers
+    assert least_budget_bytes(boundary_inputs, PLENTY, without_swap) == least_bytes
     # At another moment it counts beside what is kept once forward of all layers has ended.
     like = next(iter(stage.layers))
     for is_past_forward, bytes_there in ((True, 60), (False, 0)):
         moment = LivenessPoint(0, {like: 1}, is_past_forward)
-        other = replace(stage, peak_bytes=0, moments=(moment,))
+        other = replace(stage, peak_bytes=0, liveness_points=(moment,))
         assert least_budget_bytes(replace(known, stages=(other,)), PLENTY, without_swap) == bytes_there
     # On the host it takes time on the link like others: 30 ns in each layer, for which forward waits.
-    assert bound(handed, 0) == 1000 + 2 * 10 + num_waiting * 2 * 30
+    assert bound(boundary_inputs, 0) == 1000 + 2 * 10 + num_waiting * 2 * 30
 
 
 def test_waits_for_communication_hide_what_runs_again():
-    waiting = Flow(**{**vars(FLOW), "windows": (Window(7, (0,), frozenset({0})),)})
-    assert bound(facts(waiting), 100, Allow(swap=False)) == 1000 + 2 * (10 - 7)
+    waiting = TensorGraph(**{**vars(FLOW), "gaps": (CommunicationGap(7, (0,), frozenset({0})),)})
+    assert bound(bound_inputs(waiting), 100, Allow(swap=False)) == 1000 + 2 * (10 - 7)
 
 
 @pytest.mark.parametrize(("read_before", "hidden_ns"), [(set(), 7), ({0}, 0)])
 def test_what_backward_has_read_does_not_run_again_later(read_before, hidden_ns):
-    window = Window(7, (0,), frozenset({0}), frozenset(read_before))
-    assert bound(facts(Flow(**{**vars(FLOW), "windows": (window,)})), 100, Allow(swap=False)) == 1020 - 2 * hidden_ns
+    window = CommunicationGap(7, (0,), frozenset({0}), frozenset(read_before))
+    assert (
+        bound(bound_inputs(TensorGraph(**{**vars(FLOW), "gaps": (window,)})), 100, Allow(swap=False))
+        == 1020 - 2 * hidden_ns
+    )
 
 
 def test_nothing_is_left_of_what_runs_again():
@@ -208,11 +225,11 @@ def test_nothing_is_left_of_what_runs_again():
 
     In 1 byte a layer it could be. But where nothing runs again in 1 of 101 parts, it is kept with the 100 there.
     """
-    window = Window(10, (0,), frozenset({0}), frozenset({1}))
-    flow = Flow((100, 1), (0, 0), frozenset({0, 1}), frozenset(), (), (10,), (0,), windows=(window,))
-    assert bound(facts(flow), 2, Allow(swap=False)) == 1000
-    single = Flow(**{**vars(flow), "single": frozenset({1})})
-    assert bound(facts(single), 2, Allow(swap=False)) == 1000 + math.floor(2 * 10 * (1 - 1 / 101))
+    window = CommunicationGap(10, (0,), frozenset({0}), frozenset({1}))
+    tensor_graph = TensorGraph((100, 1), (0, 0), frozenset({0, 1}), frozenset(), (), (10,), (0,), gaps=(window,))
+    assert bound(bound_inputs(tensor_graph), 2, Allow(swap=False)) == 1000
+    freed_by_recompute = TensorGraph(**{**vars(tensor_graph), "freed_by_recompute": frozenset({1})})
+    assert bound(bound_inputs(freed_by_recompute), 2, Allow(swap=False)) == 1000 + math.floor(2 * 10 * (1 - 1 / 101))
 
 
 def test_functions_of_a_cell_run_again_in_the_same_layers():
@@ -220,11 +237,11 @@ def test_functions_of_a_cell_run_again_in_the_same_layers():
 
     If both run again with their cell, a sixth of each layer does, in 12 ns.
     """
-    flow = Flow(**{**vars(FLOW), "recompute_ns": (10, 2)})
-    assert bound(facts(flow), 250, Allow(swap=False)) == 1000 + 2
-    cell = CellAgain(frozenset({1}), frozenset({0, 1}), frozenset({0, 1}))
-    together = Flow(**{**vars(flow), "together_again": (cell,)})
-    assert bound(facts(together), 250, Allow(swap=False)) == 1000 + 2 * 12 // 6
+    tensor_graph = TensorGraph(**{**vars(FLOW), "recompute_ns": (10, 2)})
+    assert bound(bound_inputs(tensor_graph), 250, Allow(swap=False)) == 1000 + 2
+    cell = RecomputedCell(frozenset({1}), frozenset({0, 1}), frozenset({0, 1}))
+    swapped_together = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (cell,)})
+    assert bound(bound_inputs(swapped_together), 250, Allow(swap=False)) == 1000 + 2 * 12 // 6
 
 
 def test_a_function_reads_what_runs_again_in_its_own_layers():
@@ -232,11 +249,13 @@ def test_a_function_reads_what_runs_again_in_its_own_layers():
 
     In one of two layers it runs again. The second may be kept, but for what runs again with its cell.
     """
-    flow = Flow((1, 0, 100), (0, 1, 2), frozenset({2}), frozenset(), ((1, 0), (2, 1)), (100, 10, 10), (0, 0, 0))
-    assert bound(facts(flow), 100, Allow(swap=False)) == 1000 + 10
-    cell = CellAgain(frozenset({2}), frozenset({0, 1, 2}), frozenset({0, 1, 2}))
-    together = Flow(**{**vars(flow), "together_again": (cell,)})
-    assert bound(facts(together), 100, Allow(swap=False)) == 1000 + 120
+    tensor_graph = TensorGraph(
+        (1, 0, 100), (0, 1, 2), frozenset({2}), frozenset(), ((1, 0), (2, 1)), (100, 10, 10), (0, 0, 0)
+    )
+    assert bound(bound_inputs(tensor_graph), 100, Allow(swap=False)) == 1000 + 10
+    cell = RecomputedCell(frozenset({2}), frozenset({0, 1, 2}), frozenset({0, 1, 2}))
+    swapped_together = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (cell,)})
+    assert bound(bound_inputs(swapped_together), 100, Allow(swap=False)) == 1000 + 120
 
 
 def test_what_is_read_as_a_function_is_kept_or_runs_again_with_its_cell():
@@ -246,13 +265,17 @@ def test_what_is_read_as_a_function_is_kept_or_runs_again_with_its_cell():
     reshape in between that is for a copy of the cell alone: then the first runs again, too, in 1000 ns. Least then has
     4 of 3 layers all of both on the host, 200 bytes, and the others run both again.
     """
-    known = Flow(**{**vars(FLOW), "recompute_ns": (1000, 20)})
-    assert bound(facts(known, window_ns=PLENTY), 0, host_bytes=200) == 1000 + 2 * 20
-    cell = CellAgain(frozenset(), frozenset({0, 1}), frozenset({0, 1}), views=frozenset({(1, 0)}))
-    viewed = Flow(**{**vars(known), "together_again": (cell,)})
-    assert bound(facts(viewed, window_ns=PLENTY), 0, host_bytes=200) == 1000 + 2 * 1020 // 3
+    known = TensorGraph(**{**vars(FLOW), "recompute_ns": (1000, 20)})
+    assert bound(bound_inputs(known, window_ns=PLENTY), 0, host_bytes=200) == 1000 + 2 * 20
+    cell = RecomputedCell(frozenset(), frozenset({0, 1}), frozenset({0, 1}), views=frozenset({(1, 0)}))
+    viewed = TensorGraph(**{**vars(known), "recomputed_cells": (cell,)})
+    assert bound(bound_inputs(viewed, window_ns=PLENTY), 0, host_bytes=200) == 1000 + 2 * 1020 // 3
     # What is kept is read as anything.
-    assert bound(facts(viewed), 200, Allow(swap=False)) == bound(facts(known), 200, Allow(swap=False)) == 1000 + 2 * 20
+    assert (
+        bound(bound_inputs(viewed), 200, Allow(swap=False))
+        == bound(bound_inputs(known), 200, Allow(swap=False))
+        == 1000 + 2 * 20
+    )
 
 
 def test_what_runs_again_with_a_cell_stands_before_what_backward_has_read_of_it():
@@ -262,24 +285,26 @@ def test_what_runs_again_with_a_cell_stands_before_what_backward_has_read_of_it(
     window of 7 ns, so in half of the layers all three stand before it; the third cannot be kept there for the second,
     and made again in the window for the others. Without it, 170 of 300 bytes run again in 34 ns.
     """
-    window = Window(7, (2,), frozenset({2}), frozenset({1}))
+    window = CommunicationGap(7, (2,), frozenset({2}), frozenset({1}))
     every, reads = frozenset({0, 1, 2}), ((1, 0), (1, 2))
-    flow = Flow((100, 50, 20), (0, 1, 2), every, frozenset(), reads, (10, 20, 10), (0,) * 3, windows=(window,))
-    cell = CellAgain(every, every, frozenset({0, 1}))
-    loose = Flow(**{**vars(flow), "together_again": (cell,)})
-    assert bound(facts(loose), 170, Allow(swap=False)) == 1000 + 40 - 7
+    tensor_graph = TensorGraph(
+        (100, 50, 20), (0, 1, 2), every, frozenset(), reads, (10, 20, 10), (0,) * 3, gaps=(window,)
+    )
+    cell = RecomputedCell(every, every, frozenset({0, 1}))
+    loose = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (cell,)})
+    assert bound(bound_inputs(loose), 170, Allow(swap=False)) == 1000 + 40 - 7
     known = replace(cell, of_weights=frozenset({2}))
-    strict = Flow(**{**vars(flow), "together_again": (known,)})
-    assert bound(facts(strict), 170, Allow(swap=False)) == 1000 + 34
+    strict = TensorGraph(**{**vars(tensor_graph), "recomputed_cells": (known,)})
+    assert bound(bound_inputs(strict), 170, Allow(swap=False)) == 1000 + 34
     assert (known.made_before(frozenset({1}), strict), known.made_before(frozenset({0, 2}), strict)) == (every, {0})
     assert cell.made_before(frozenset({1}), loose) == {0, 1}
 
 
 def test_no_copy_stands_in_a_window_where_backward_asks_for_none():
     """Each layer frees 25 bytes. The first operator would hide 5 ns wherever the second runs again a little."""
-    window = Window(5, (0, 1), frozenset({1}))
-    flow = Flow(**{**vars(FLOW), "windows": (window,)})
-    assert bound(facts(flow), 250, Allow(swap=False)) == 1000 + 2 * 5 // 2
+    window = CommunicationGap(5, (0, 1), frozenset({1}))
+    tensor_graph = TensorGraph(**{**vars(FLOW), "gaps": (window,)})
+    assert bound(bound_inputs(tensor_graph), 250, Allow(swap=False)) == 1000 + 2 * 5 // 2
 
 
 def test_what_stands_in_a_window_for_a_copy_alone_stands_there_where_that_does():
@@ -288,11 +313,11 @@ def test_what_stands_in_a_window_for_a_copy_alone_stands_there_where_that_does()
     The third runs again in no time, reads the second, and is what backward asks for in the window. So all of it runs
     again, and the window is there in all of both layers; but the second hides in it in a half of them alone.
     """
-    window = Window(10, (1, 2), frozenset({2}))
-    flow = Flow((1, 50, 0), (0, 1, 2), frozenset({1, 2}), frozenset(), ((2, 1),), (0, 20, 0), (0, 0, 0))
-    flow = Flow(**{**vars(flow), "unnamed": frozenset({0, 1, 2}), "windows": (window,)})
-    assert window.only_for(flow) == {1: {1}, 2: {1, 2}}
-    assert bound(facts(flow), 50, Allow(swap=False)) == 1000 + 2 * (20 - 10) // 2
+    window = CommunicationGap(10, (1, 2), frozenset({2}))
+    tensor_graph = TensorGraph((1, 50, 0), (0, 1, 2), frozenset({1, 2}), frozenset(), ((2, 1),), (0, 20, 0), (0, 0, 0))
+    tensor_graph = TensorGraph(**{**vars(tensor_graph), "unswappable_tensors": frozenset({0, 1, 2}), "gaps": (window,)})
+    assert window.only_for(tensor_graph) == {1: {1}, 2: {1, 2}}
+    assert bound(bound_inputs(tensor_graph), 50, Allow(swap=False)) == 1000 + 2 * (20 - 10) // 2
 
 
 def test_what_hides_beside_communication_hides_where_it_runs_again():
@@ -300,28 +325,30 @@ def test_what_hides_beside_communication_hides_where_it_runs_again():
 
     Where the second runs again 5 of its 20 ns hide, in the other layers none.
     """
-    flow = Flow((100, 50), (0, 1), frozenset({0, 1}), frozenset(), (), (0, 20), (5, 0), {0: frozenset({1})})
-    assert bound(facts(flow), 50, Allow(swap=False)) == 1000 + 2 * (5 + 10) - 5
+    tensor_graph = TensorGraph(
+        (100, 50), (0, 1), frozenset({0, 1}), frozenset(), (), (0, 20), (5, 0), {0: frozenset({1})}
+    )
+    assert bound(bound_inputs(tensor_graph), 50, Allow(swap=False)) == 1000 + 2 * (5 + 10) - 5
 
 
 def test_operators_of_one_name_run_again_together():
     """50 bytes have to go: a half of the second tensor runs again in 10 ns; and with it the operator of the first."""
-    flow = Flow((100, 50), (0, 1), frozenset({0, 1}), frozenset({0}), (), (40, 20), (0, 0))
-    assert bound(facts(flow), 250, Allow(swap=False)) == 1000 + 20
-    together = Flow(**{**vars(flow), "again_with": ((1, 0),)})
-    assert bound(facts(together), 250, Allow(swap=False)) == 1000 + 20 + 40
+    tensor_graph = TensorGraph((100, 50), (0, 1), frozenset({0, 1}), frozenset({0}), (), (40, 20), (0, 0))
+    assert bound(bound_inputs(tensor_graph), 250, Allow(swap=False)) == 1000 + 20
+    swapped_together = TensorGraph(**{**vars(tensor_graph), "implied_recomputes": ((1, 0),)})
+    assert bound(bound_inputs(swapped_together), 250, Allow(swap=False)) == 1000 + 20 + 40
 
 
 def test_what_reads_weights_alone_does_not_run_again():
     """100 bytes would run again in 10 ns: the others do, in 20 ns for 50."""
-    once = Flow(**{**vars(FLOW), "run_once": frozenset({0})})
-    assert bound(facts(once), 200, Allow(swap=False)) == 1000 + 40
-    assert bound(facts(once), 199, Allow(swap=False)) is None
+    once = TensorGraph(**{**vars(FLOW), "computed_once": frozenset({0})})
+    assert bound(bound_inputs(once), 200, Allow(swap=False)) == 1000 + 40
+    assert bound(bound_inputs(once), 199, Allow(swap=False)) is None
 
 
 def test_later_micro_batches_have_less_time_for_copies():
     """100 bytes leave; the first micro-batch has 60 ns for it, as it waits for weights, the two others 30 and 20."""
-    known = facts(window_ns=60, num_micro_batches=3)
+    known = bound_inputs(window_ns=60, num_micro_batches=3)
     stage = replace(known.stages[0], later_windows_ns=(30, 20))
     later = replace(known, stages=(stage,))
     assert bound(later, 200, Allow(recompute=False)) == 3000 + 40 + 70 + 80
@@ -329,19 +356,19 @@ def test_later_micro_batches_have_less_time_for_copies():
 
 
 def test_what_has_no_name_is_not_swapped():
-    unnamed = Flow(**{**vars(FLOW), "unnamed": frozenset({0})})
-    assert bound(facts(unnamed, window_ns=PLENTY), 200) == 1000  # both of 50 bytes
-    assert bound(facts(unnamed, window_ns=PLENTY), 100) == 1010
-    assert bound(facts(window_ns=PLENTY), 100) == 1000
+    unswappable_tensors = TensorGraph(**{**vars(FLOW), "unswappable_tensors": frozenset({0})})
+    assert bound(bound_inputs(unswappable_tensors, window_ns=PLENTY), 200) == 1000  # both of 50 bytes
+    assert bound(bound_inputs(unswappable_tensors, window_ns=PLENTY), 100) == 1010
+    assert bound(bound_inputs(window_ns=PLENTY), 100) == 1000
 
 
 def test_a_copy_back_of_a_tuple_is_not_for_what_runs_again():
     """All has to leave, 200 of 300 bytes in no time: the second tensor runs again, if it may read the first."""
-    flow = Flow(**{**vars(FLOW), "recompute_ns": (1000, 20)})
-    assert bound(facts(flow, window_ns=200), 0) == 1000 + 2 * 20
-    member = Flow(**{**vars(flow), "members": frozenset({0})})
-    assert bound(facts(member, window_ns=200), 0) == 1000 + 100
-    assert bound(facts(member, window_ns=200), 200) == 1000
+    tensor_graph = TensorGraph(**{**vars(FLOW), "recompute_ns": (1000, 20)})
+    assert bound(bound_inputs(tensor_graph, window_ns=200), 0) == 1000 + 2 * 20
+    member = TensorGraph(**{**vars(tensor_graph), "tuple_members": frozenset({0})})
+    assert bound(bound_inputs(member, window_ns=200), 0) == 1000 + 100
+    assert bound(bound_inputs(member, window_ns=200), 200) == 1000
 
 
 def test_what_one_name_swaps_moves_together():
@@ -350,32 +377,38 @@ def test_what_one_name_swaps_moves_together():
     Half has to leave, 100 bytes in no time. If the second leaves alone, the third runs again in both layers; else in
     2/3 of them, and of what is left all leaves.
     """
-    flow = Flow((100, 50, 50), (0, 0, 1), frozenset({0, 1, 2}), frozenset(), ((1, 0),), (1000, 20), (0, 0))
-    flow = Flow(**{**vars(flow), "members": frozenset({0, 1})})
-    assert bound(facts(flow, window_ns=100), 200) == 1000 + 2 * 20
-    together = Flow(**{**vars(flow), "together": ((0, 1),)})
-    assert bound(facts(together, window_ns=100), 200) == 1000 + 60
+    tensor_graph = TensorGraph(
+        (100, 50, 50), (0, 0, 1), frozenset({0, 1, 2}), frozenset(), ((1, 0),), (1000, 20), (0, 0)
+    )
+    tensor_graph = TensorGraph(**{**vars(tensor_graph), "tuple_members": frozenset({0, 1})})
+    assert bound(bound_inputs(tensor_graph, window_ns=100), 200) == 1000 + 2 * 20
+    swapped_together = TensorGraph(**{**vars(tensor_graph), "swapped_together": ((0, 1),)})
+    assert bound(bound_inputs(swapped_together, window_ns=100), 200) == 1000 + 60
 
 
 def test_what_a_name_swaps_does_not_run_again():
     """The first tensor takes long to run again, the second does not: 200 of 300 bytes may leave in no time."""
-    flow = Flow(**{**vars(FLOW), "reads": (), "recompute_ns": (100, 1)})
-    assert bound(facts(flow, window_ns=200), 0) == 1000 + 2
-    either = Flow(**{**vars(flow), "either": ((0, 1),)})  # in a third of the layers both run again
-    assert bound(facts(either, window_ns=200), 0) == 1000 + math.floor(2 * 101 / 3)
+    tensor_graph = TensorGraph(**{**vars(FLOW), "reads": (), "recompute_ns": (100, 1)})
+    assert bound(bound_inputs(tensor_graph, window_ns=200), 0) == 1000 + 2
+    mutually_exclusive = TensorGraph(
+        **{**vars(tensor_graph), "mutually_exclusive": ((0, 1),)}
+    )  # in a third of the layers both run again
+    assert bound(bound_inputs(mutually_exclusive, window_ns=200), 0) == 1000 + math.floor(2 * 101 / 3)
 
 
 def test_what_two_read_is_not_handed_on_in_registers():
     """Both run again in both layers: the first takes 5 ns more then, alone 10 ns; two that read it are no more."""
-    paired = Flow(**{**vars(FLOW), "unfused_extra_ns": (5, 0)})
-    assert bound(facts(paired), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 5)
-    assert bound(facts(paired), 100, Allow(swap=False)) == 1000 + 2 * 10
-    three = Flow((100, 50, 50), (0, 1, 2), frozenset({0, 1, 2}), frozenset(), ((1, 0), (2, 0)), (10, 20, 20), (0,) * 3)
-    three = Flow(**{**vars(three), "unfused_extra_ns": (5, 0, 0)})
-    assert bound(facts(three), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 20 + 5)
+    paired = TensorGraph(**{**vars(FLOW), "unfused_extra_ns": (5, 0)})
+    assert bound(bound_inputs(paired), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 5)
+    assert bound(bound_inputs(paired), 100, Allow(swap=False)) == 1000 + 2 * 10
+    three = TensorGraph(
+        (100, 50, 50), (0, 1, 2), frozenset({0, 1, 2}), frozenset(), ((1, 0), (2, 0)), (10, 20, 20), (0,) * 3
+    )
+    three = TensorGraph(**{**vars(three), "unfused_extra_ns": (5, 0, 0)})
+    assert bound(bound_inputs(three), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 20 + 5)
 
 
-def handed(*backward):
+def boundary_inputs(*backward):
     """What a reader of `silu` and `cast` saves if it gets `silu` in registers; 10 ns per KiB, 1 ns in the cache."""
     forward = [node("start", "MatMul", "x w"), node("silu", "SiLU", "start"), node("cast", "Cast", "start")]
     step = graph(forward, list(backward), "silu cast start")
@@ -390,53 +423,53 @@ def handed(*backward):
 def test_a_reader_saves_what_it_need_not_read():
     """It reads 3 KiB and writes 1: 40 ns and 100 ns to start, or 30 ns. A matrix product saves nothing."""
     big = node("dy", "MatMul", "start_b start_b")
-    assert handed(big, node("g", "Mul", "silu_b start_b dy")) == [0, 140 - 30, 0]
-    assert handed(node("g", "MatMul", "silu_b start_b")) == [0, 0, 0]
-    assert handed(node("g", "Mul", "silu_b start_b"), node("h", "Neg", "silu_b")) == [0, 0, 0]
+    assert boundary_inputs(big, node("g", "Mul", "silu_b start_b dy")) == [0, 140 - 30, 0]
+    assert boundary_inputs(node("g", "MatMul", "silu_b start_b")) == [0, 0, 0]
+    assert boundary_inputs(node("g", "Mul", "silu_b start_b"), node("h", "Neg", "silu_b")) == [0, 0, 0]
 
 
 def test_a_reader_that_gets_more_in_registers_may_come_into_the_cache():
     """Alone 140 - 30 as above. If `cast` comes in registers, too: 30 ns for 3 KiB, then 2 ns in the cache."""
     big = node("dy", "MatMul", "start_b start_b")
-    assert handed(big, node("g", "Mul", "silu_b cast_b dy")) == [0, 130 - 2, 130 - 2]
+    assert boundary_inputs(big, node("g", "Mul", "silu_b cast_b dy")) == [0, 130 - 2, 130 - 2]
 
 
 def test_what_other_stages_need_not_write_comes_back_sooner():
     """A stage waits 200 ns for another, whose one layer may write less for 30 ns in each of 2 micro-batches."""
-    costs = facts().transfers
-    unwritten = Flow(**{**vars(FLOW), "avoided_store_ns": 30})
+    costs = bound_inputs().transfers
+    unwritten = TensorGraph(**{**vars(FLOW), "avoided_store_ns": 30})
     first = Stage(150, {StageLayers(0, in_flight=1): 1}, 0, work_ns=300, idle_ns=200)
     second = Stage(150, {StageLayers(0, in_flight=2): 1}, 0, work_ns=100)
-    assert bound(Facts((FLOW,), (first, second), costs), 150) == 500
-    assert bound(Facts((unwritten,), (first, second), costs), 150) == 500 - 2 * 30
+    assert bound(BoundInputs((FLOW,), (first, second), costs), 150) == 500
+    assert bound(BoundInputs((unwritten,), (first, second), costs), 150) == 500 - 2 * 30
 
 
 def test_what_runs_again_apart_hides_behind_communication_too():
     """Alone the first takes no time; with the second 5 ns, all of which are behind 7 ns of waiting."""
-    hidden = Flow(
+    hidden = TensorGraph(
         **{
             **vars(FLOW),
             "recompute_ns": (0, 20),
             "unfused_extra_ns": (5, 0),
-            "windows": (Window(7, (0,), frozenset({0})),),
+            "gaps": (CommunicationGap(7, (0,), frozenset({0})),),
         }
     )
-    assert bound(facts(hidden), 0, Allow(swap=False)) == 1000 + 2 * 20
+    assert bound(bound_inputs(hidden), 0, Allow(swap=False)) == 1000 + 2 * 20
 
 
 def test_what_forward_need_not_write_is_gained():
     """The first takes 10 ns less than nothing; with the second 10 ns are left, and no step is faster than any work."""
-    gained = Flow(**{**vars(FLOW), "recompute_ns": (-10, 20)})
-    assert bound(facts(gained), 0, Allow(swap=False)) == 1000 + 2 * 10
-    assert bound(facts(gained), 100, Allow(swap=False)) == 1000
+    gained = TensorGraph(**{**vars(FLOW), "recompute_ns": (-10, 20)})
+    assert bound(bound_inputs(gained), 0, Allow(swap=False)) == 1000 + 2 * 10
+    assert bound(bound_inputs(gained), 100, Allow(swap=False)) == 1000
 
 
 def test_what_forward_holds_in_any_case_must_fit():
-    floor = replace(facts().stages[0], floor_bytes=120)
-    known = Facts((FLOW,), (floor,), facts().transfers)
+    floor = replace(bound_inputs().stages[0], floor_bytes=120)
+    known = BoundInputs((FLOW,), (floor,), bound_inputs().transfers)
     assert least_budget_bytes(known, PLENTY, Allow()) == 120
     assert bound(known, 119) is None
-    assert bound(known, 120, Allow(swap=False)) == bound(facts(), 120, Allow(swap=False))
+    assert bound(known, 120, Allow(swap=False)) == bound(bound_inputs(), 120, Allow(swap=False))
 
 
 def test_another_moment_has_less_room_for_what_is_kept():
@@ -447,14 +480,18 @@ def test_another_moment_has_less_room_for_what_is_kept():
     """
     for num_waiting, step_ns in ((1, 1028), (0, 1010)):
         moment = LivenessPoint(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
-        known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+        known = BoundInputs(
+            (FLOW,), (replace(bound_inputs().stages[0], liveness_points=(moment,)),), bound_inputs().transfers
+        )
         assert bound(known, 200, Allow(swap=False)) == step_ns
 
 
 def test_what_is_swapped_late_is_away_at_another_moment():
     """In 300 bytes all fits at the fullest moment, before which no copy has time; 100 leave later, and cost nothing."""
     moment = LivenessPoint(fixed_bytes=100, waiting={StageLayers(0): 1})
-    known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+    known = BoundInputs(
+        (FLOW,), (replace(bound_inputs().stages[0], liveness_points=(moment,)),), bound_inputs().transfers
+    )
     assert bound(known, 300, Allow(recompute=False)) == 1000
     assert bound(known, 300, Allow(swap=False)) == 1010
 
@@ -513,17 +550,17 @@ def test_whether_forward_of_all_layers_has_ended_at_the_fullest_moment(position,
 
     step = replace(step, forward=tuple(map(changed, step.forward)), backward=tuple(map(changed, step.backward)))
     own = StepModel(replace(model.captured, graph=step), CostTable(GENERIC), model.settings)
-    (stage,) = facts_of(own, own.simulate(Policy())).stages
+    (stage,) = collect_bound_inputs(own, own.simulate(Policy())).stages
     assert stage.is_past_forward is is_past_forward
 
 
 def test_communication_and_compute_that_run_again_hide_each_other_at_most():
     """Two thirds of each tensor: 20 ns of communication beside 6.7 + 13.3 ns of compute."""
-    gathered = Flow(**{**vars(FLOW), "communication_ns": (30, 0), "beside": {0: frozenset({0, 1})}})
-    assert bound(facts(gathered), 200, Allow(swap=False)) == 1020
+    gathered = TensorGraph(**{**vars(FLOW), "communication_ns": (30, 0), "overlapping_ops": {0: frozenset({0, 1})}})
+    assert bound(bound_inputs(gathered), 200, Allow(swap=False)) == 1020
     # What stands nowhere else waits for all of it.
-    alone = Flow(**{**vars(gathered), "beside": {0: frozenset()}})
-    assert bound(facts(alone), 200, Allow(swap=False)) == 1040
+    alone = TensorGraph(**{**vars(gathered), "overlapping_ops": {0: frozenset()}})
+    assert bound(bound_inputs(alone), 200, Allow(swap=False)) == 1040
 
 
 def test_stages_before_go_on_with_backward():
@@ -532,20 +569,20 @@ def test_stages_before_go_on_with_backward():
     layers = {StageLayers(0): 1}
     first = Stage(150, layers, 0, work_ns=300, backward_ns=100)
     second = Stage(150, layers, 0, work_ns=300, idle_ns=200)
-    known = Facts((FLOW,), (first, second), costs, num_micro_batches=4)
+    known = BoundInputs((FLOW,), (first, second), costs, num_micro_batches=4)
     assert bound(known, 50, Allow(swap=False)) == 200 + 4 * (300 + 10) + 100 + 10
 
 
 def test_gradients_hide_behind_what_runs_again():
-    known = facts(terms_ns=60, gradients_ns=4)
+    known = bound_inputs(step_overhead_ns=60, gradients_ns=4)
     assert bound(known, 200, Allow(swap=False)) == 1060 + 10 - 4
 
 
 def test_the_least_budget_is_what_nobody_can_move():
-    stuck = Flow(**{**vars(FLOW), "outputs": frozenset({0})})
-    assert least_budget_bytes(facts(stuck), PLENTY, Allow(swap=False)) == 200
-    assert least_budget_bytes(facts(stuck), PLENTY, Allow()) == 0
-    assert bound(facts(stuck), 199, Allow(swap=False)) is None
+    stuck = TensorGraph(**{**vars(FLOW), "outputs": frozenset({0})})
+    assert least_budget_bytes(bound_inputs(stuck), PLENTY, Allow(swap=False)) == 200
+    assert least_budget_bytes(bound_inputs(stuck), PLENTY, Allow()) == 0
+    assert bound(bound_inputs(stuck), 199, Allow(swap=False)) is None
 
 
 def test_the_facts_of_one_stage():
@@ -555,12 +592,12 @@ def test_the_facts_of_one_stage():
     the embedding. In backward of layer 1 layer 0 alone waits, and three tensors are there whatever a policy does.
     """
     model = small_model(2)
-    (stage,) = facts_of(model, model.simulate(Policy())).stages
+    (stage,) = collect_bound_inputs(model, model.simulate(Policy())).stages
     first, second = StageLayers(0, 1, 0, num_waiting=1), StageLayers(1, 1, 1)
     assert stage.layers == {first: 1, second: 1}
     assert (stage.peak_bytes, stage.floor_bytes, model.static[0].total_bytes) == (8 * MB, 3 * MB, 0)
-    assert (stage.window_ns, stage.idle_ns, stage.once_ns, stage.work_ns) == (21_000, 0, 0, 23_000 + 24_000)
-    assert [(each.fixed_bytes, each.waiting, each.is_past_forward) for each in stage.moments] == [
+    assert (stage.window_ns, stage.idle_ns, stage.first_pass_extra_ns, stage.work_ns) == (21_000, 0, 0, 23_000 + 24_000)
+    assert [(each.fixed_bytes, each.waiting, each.is_past_forward) for each in stage.liveness_points] == [
         (3 * MB, {first: 1, second: 0}, True),
         (1 * MB, {first: 1, second: 1}, True),
     ]
@@ -569,13 +606,13 @@ def test_the_facts_of_one_stage():
 def test_the_windows_of_later_micro_batches():
     """Four micro-batches one after another, alike, of which three are run: each has the time that the first has."""
     model = small_model(2, num_micro_batches=4)
-    (stage,) = facts_of(model, model.with_micro_batches(3).simulate(Policy())).stages
+    (stage,) = collect_bound_inputs(model, model.with_micro_batches(3).simulate(Policy())).stages
     assert (stage.window_ns, stage.later_windows_ns) == (21_000, (21_000,) * 3)
-    (alone,) = facts_of(small_model(2), small_model(2).simulate(Policy())).stages
+    (alone,) = collect_bound_inputs(small_model(2), small_model(2).simulate(Policy())).stages
     assert alone.later_windows_ns == ()
     # The last stage of a pipeline runs backward of each micro-batch at once.
     model = small_model(6, num_stages=2, num_micro_batches=4)
-    first, last = facts_of(model, model.simulate(Policy())).stages
+    first, last = collect_bound_inputs(model, model.simulate(Policy())).stages
     assert (first.later_windows_ns, last.later_windows_ns) == ((), (last.window_ns,) * 3)
 
 
@@ -586,7 +623,7 @@ def test_the_facts_of_two_stages():
     what is before the layers 2 us, the loss 2 us and its gradient 1 us.
     """
     model = small_model(6, num_stages=2, num_micro_batches=4)
-    first, second = facts_of(model, model.simulate(Policy())).stages
+    first, second = collect_bound_inputs(model, model.simulate(Policy())).stages
     assert first.layers == {StageLayers(0, 2, 0, 2): 1, StageLayers(1, 2, 0, 2): 1, StageLayers(2, 2, 1, 1): 1}
     assert second.layers == {StageLayers(3, 1, 0, 1): 1, StageLayers(4, 1, 0, 1): 1, StageLayers(5, 1, 1): 1}
     assert (first.backward_ns, second.backward_ns) == (36_000, 36_000 + 1000)
@@ -611,8 +648,8 @@ def test_what_micro_batches_share_is_no_work_of_one_of_them():
     found = []
     for shares_casts in (False, True):
         own = StepModel(captured, CostTable(GENERIC), replace(model.settings, shares_casts=shares_casts))
-        (stage,) = facts_of(own, own.simulate(Policy())).stages
-        found.append((stage.work_ns, stage.once_ns))
+        (stage,) = collect_bound_inputs(own, own.simulate(Policy())).stages
+        found.append((stage.work_ns, stage.first_pass_extra_ns))
     assert found == [(47_000 - 500 + 1500, 0), (47_000 - 500, 1500)]
 
 
@@ -627,7 +664,7 @@ def test_the_fullest_moment_may_be_the_last_operator_of_backward():
     backward = (*graph.backward, gradient, node("out", "MakeTuple", "gradient", 0, layer=None))
     step = replace(model.captured, graph=replace(graph, backward=backward))
     own = StepModel(step, CostTable(GENERIC), model.settings)
-    (stage,) = facts_of(own, own.simulate(Policy())).stages
+    (stage,) = collect_bound_inputs(own, own.simulate(Policy())).stages
     assert stage.peak_bytes - own.static[0].total_bytes == 11 * MB
     assert stage.window_ns == 1000 * (2 + 2 * 9 + 3 + 2 * 12)
 
@@ -637,17 +674,17 @@ def test_what_is_there_with_every_policy():
 
     While layer 1 runs forward the three tensors of layer 0 wait, then those of both, then those of layer 0 again.
     """
-    found = liveness_of(small_model(2), 1)
+    found = compute_liveness(small_model(2), 1)
     # Operators: embedding, 4 of each layer, loss; its gradient, 4 of each layer.
     assert (found.fixed_bytes[[3, 7]] // MB).tolist() == [2, 2]  # relu reads what mul made
     assert (found.fixed_bytes[10:] // MB).tolist() == [1, 3, 3, 3, 3, 3, 3, 3, 2]  # nobody reads the last gradient
     assert (found.waiting_bytes // MB).tolist() == [0] * 5 + [3] * 4 + [6] * 2 + [3] * 4 + [0] * 4
 
 
-def toy_facts(case: ToySpace) -> Facts:
+def toy_facts(case: ToySpace) -> BoundInputs:
     """All tensors of a toy model are there when forward has ended."""
-    flows = [
-        Flow(
+    tensor_graphs = [
+        TensorGraph(
             sizes_bytes=tuple(tensor.size_bytes for tensor in tensors),
             makers=tuple(range(len(tensors))),
             saved=frozenset(range(len(tensors))),
@@ -660,10 +697,10 @@ def toy_facts(case: ToySpace) -> Facts:
     ]
     forward_ns = sum(tensor.forward_ns for tensors in case.tensors for tensor in tensors) + 2
     backward_ns = sum(tensor.backward_ns for tensors in case.tensors for tensor in tensors) + 2
-    saved_bytes = sum(flow.saved_bytes for flow in flows)
-    layers = {StageLayers(kind): 1 for kind in range(len(flows))}
+    saved_bytes = sum(tensor_graph.saved_bytes for tensor_graph in tensor_graphs)
+    layers = {StageLayers(kind): 1 for kind in range(len(tensor_graphs))}
     stage = Stage(saved_bytes, layers, window_ns=forward_ns, work_ns=forward_ns + backward_ns)
-    return Facts(tuple(flows), (stage,), case.transfers)
+    return BoundInputs(tuple(tensor_graphs), (stage,), case.transfers)
 
 
 @pytest.mark.long
@@ -676,7 +713,7 @@ def test_no_choice_beats_the_bound():
             continue
         exact = enumerate_all(case, distances=DISTANCES).best_score
         known = toy_facts(case)
-        least_ns = least_step_ns(known, case.budget_bytes, PLENTY, DEFAULT_ALLOW)
+        least_ns = min_step_ns(known, case.budget_bytes, PLENTY, DEFAULT_ALLOW)
         if least_ns is None:
             assert not exact.fits, seed
         elif exact.fits:
@@ -698,13 +735,13 @@ def model():
 def test_no_policy_of_experts_beats_the_bound(tmp_path):
     model = capture_experts(tmp_path)
     keep = evaluate(problem(model, PLENTY), Policy())
-    known, catalog = facts_of(model, keep.step), collect_items(model.swapping())
-    assert any(flow.together_again for flow in known.flows)
+    known, catalog = collect_bound_inputs(model, keep.step), collect_items(model.swapping())
+    assert any(tensor_graph.recomputed_cells for tensor_graph in known.tensor_graphs)
     rows, chance, num_binding = Rows(model.swapping(), catalog), random.Random(0), 0
     for _ in range(examples(40, 200)):
         policy = rows.policy(random_choice(catalog, chance))
         judged = evaluate(problem(model, PLENTY), policy)
-        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
+        least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
         assert least_ns is not None and least_ns <= judged.step_time_ns, policy
         num_binding += least_ns > keep.step_time_ns
     assert num_binding >= examples(5, 10)
@@ -714,18 +751,20 @@ def test_no_policy_of_experts_beats_the_bound(tmp_path):
 def test_no_policy_of_a_real_model_beats_the_bound(model):
     """Random policies, each at the budget of its own peak; distances from too short to far."""
     keep = evaluate(problem(model, PLENTY), Policy())
-    known = facts_of(model, keep.step)
-    assert all(flow.either for flow in known.flows) and any(flow.together for flow in known.flows)
-    assert least_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) <= keep.step_time_ns
+    known = collect_bound_inputs(model, keep.step)
+    assert all(tensor_graph.mutually_exclusive for tensor_graph in known.tensor_graphs) and any(
+        tensor_graph.swapped_together for tensor_graph in known.tensor_graphs
+    )
+    assert min_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) <= keep.step_time_ns
     catalog = collect_items(model)
     rows = Rows(model, catalog)
     chance = random.Random(0)
-    present = liveness_of(model, model.layout.num_micro_batches)
+    present = compute_liveness(model, model.layout.num_micro_batches)
     num_binding = 0
     for _ in range(examples(90, 200)):
         policy = rows.policy(random_choice(catalog, chance))
         judged = evaluate(problem(model, PLENTY), policy)
-        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
+        least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
         assert least_ns is not None and least_ns <= judged.step_time_ns, policy
         assert least_budget_bytes(known, PLENTY, DEFAULT_ALLOW) <= judged.peak_bytes
         num_binding += least_ns > keep.step_time_ns
@@ -764,14 +803,14 @@ def test_no_policy_of_a_pipeline_beats_the_bound():
     for seed in range(examples(12, 100)):
         model = pipelined(chance)
         keep = evaluate(problem(model, PLENTY), Policy())
-        known, catalog = facts_of(model, keep.step), collect_items(model)
+        known, catalog = collect_bound_inputs(model, keep.step), collect_items(model)
         rows = Rows(model, catalog)
-        assert least_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) == keep.step_time_ns, seed
+        assert min_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) == keep.step_time_ns, seed
         for _ in range(examples(6, 30)):
             policy = rows.policy(random_choice(catalog, chance))
             judged = evaluate(problem(model, PLENTY), policy)
             for allow in (DEFAULT_ALLOW, Allow(swap=bool(policy.op_swap))):
-                least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, allow)
+                least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, allow)
                 assert least_ns is not None and least_ns <= judged.step_time_ns, (seed, policy)
                 num_binding += least_ns > keep.step_time_ns
     assert num_binding >= examples(5, 50)
@@ -783,7 +822,7 @@ def test_a_chain_grows_by_what_runs_again():
     for _ in range(examples(12, 200)):
         num_stages, num_chunks = chance.choice((2, 3, 4)), chance.choice((1, 2))
         model = small_model(num_stages * num_chunks * 2, num_stages, num_stages * 2, GENERIC, num_chunks)
-        own = facts_of(model, model.simulate(Policy())).passes
+        own = collect_bound_inputs(model, model.simulate(Policy())).passes
         again = [layer for layer in range(model.captured.num_layers) if chance.random() < 0.5]
         timeline = model.simulate(Policy(layer_recompute=Layers(tuple(again)))).timeline
         ops, starts = timeline.program.ops, timeline.program.stage_starts
@@ -833,15 +872,15 @@ def test_the_flow_of_a_layer_of_four_operators():
 
     Backward needs all but what mul makes. The next layer, or the loss, reads tanh.
     """
-    for flow in flows_of(small_model(2)):
-        assert (flow.sizes_bytes, flow.makers) == ((MB,) * 4, (0, 1, 2, 3))
-        assert (flow.saved, flow.outputs, flow.gathered) == ({0, 2, 3}, {3}, set())
-        assert flow.reads == ((1, 0), (2, 1), (3, 2))
-        assert (flow.recompute_ns, flow.communication_ns) == ((2000, 3000, 2000, 2000), (0,) * 4)
-        assert (flow.windows, set(flow.unfused_extra_ns), flow.avoided_store_ns) == ((), {0}, 0)
+    for tensor_graph in build_tensor_graphs(small_model(2)):
+        assert (tensor_graph.sizes_bytes, tensor_graph.makers) == ((MB,) * 4, (0, 1, 2, 3))
+        assert (tensor_graph.saved, tensor_graph.outputs, tensor_graph.gathered) == ({0, 2, 3}, {3}, set())
+        assert tensor_graph.reads == ((1, 0), (2, 1), (3, 2))
+        assert (tensor_graph.recompute_ns, tensor_graph.communication_ns) == ((2000, 3000, 2000, 2000), (0,) * 4)
+        assert (tensor_graph.gaps, set(tensor_graph.unfused_extra_ns), tensor_graph.avoided_store_ns) == ((), {0}, 0)
         # Each is an attribute of the model; what leaves its cell may be kept where the cell runs again.
-        assert (flow.unnamed, flow.single) == (set(), {0, 2})
-        assert flow.saved_bytes == 3 * MB
+        assert (tensor_graph.unswappable_tensors, tensor_graph.freed_by_recompute) == (set(), {0, 2})
+        assert tensor_graph.saved_bytes == 3 * MB
 
 
 def changed(
@@ -859,18 +898,18 @@ def changed(
 
 def test_what_a_layer_hands_on_that_nobody_holds():
     """Backward does not read tanh; exp of the next layer does, and runs again from it alone."""
-    first, second = flows_of(changed(small_model(2), lambda node: node, unsaved=("tanh0", "tanh1")))
-    assert (first.handed, len(first.sizes_bytes)) == (set(), 4)
-    assert (second.handed, second.sizes_bytes, second.makers) == ({4}, (MB,) * 5, (0, 1, 2, 3, 4))
+    first, second = build_tensor_graphs(changed(small_model(2), lambda node: node, unsaved=("tanh0", "tanh1")))
+    assert (first.boundary_inputs, len(first.sizes_bytes)) == (set(), 4)
+    assert (second.boundary_inputs, second.sizes_bytes, second.makers) == ({4}, (MB,) * 5, (0, 1, 2, 3, 4))
     assert second.reads == ((0, 4), (1, 0), (2, 1), (3, 2)) and {4} <= second.outputs
     assert second.recompute_ns[4] == second.communication_ns[4] == second.unfused_extra_ns[4] == 0
     # tanh is an attribute, so a swap of it has a name. As a reshape of a function it has none.
-    assert second.unnamed == set()
+    assert second.unswappable_tensors == set()
     view = changed_view("tanh0", "exp1")
-    _, second = flows_of(changed(small_model(2), view[0], view[1], ("tanh0", "tanh1")))
-    assert (second.handed, second.unnamed) == ({4}, {4})
+    _, second = build_tensor_graphs(changed(small_model(2), view[0], view[1], ("tanh0", "tanh1")))
+    assert (second.boundary_inputs, second.unswappable_tensors) == ({4}, {4})
     # What backward holds is there, or swapped, in any case.
-    assert all(flow.handed == set() for flow in flows_of(small_model(2)))
+    assert all(tensor_graph.boundary_inputs == set() for tensor_graph in build_tensor_graphs(small_model(2)))
 
 
 def changed_view(maker: str, reader: str):
@@ -889,10 +928,10 @@ def changed_view(maker: str, reader: str):
 
 def test_what_is_read_as_a_view_that_is_a_function():
     """mul reads exp as a reshape that is no attribute: without its cell a copy of mul finds exp kept."""
-    first, second = flows_of(changed(small_model(2), *changed_view("exp0", "mul0")))
-    (cell,) = first.together_again
+    first, second = build_tensor_graphs(changed(small_model(2), *changed_view("exp0", "mul0")))
+    (cell,) = first.recomputed_cells
     assert (cell.functions, cell.views) == (set(), {(1, 0)})
-    assert second.together_again == ()
+    assert second.recomputed_cells == ()
 
 
 def test_what_backward_runs_again_in_any_case_takes_no_more_time():
@@ -910,13 +949,13 @@ def test_what_backward_runs_again_in_any_case_takes_no_more_time():
         backward.append(gradient)
     graph = replace(plain.captured.graph, backward=tuple(backward))
     model = StepModel(replace(plain.captured, graph=graph), plain.costs, plain.settings)
-    assert [flow.recompute_ns for flow in flows_of(model)] == [(2000, 0, 2000, 2000)] * 2
+    assert [tensor_graph.recompute_ns for tensor_graph in build_tensor_graphs(model)] == [(2000, 0, 2000, 2000)] * 2
     keep = evaluate(problem(model, PLENTY), Policy())
     named = tuple(OpRecompute(exact_pattern(name), Layers(0)) for name in ("attn.mul", "mlp.relu"))
     judged = evaluate(problem(model, PLENTY), Policy(select_recompute=named))
     assert (judged.step_time_ns, judged.peak_bytes) == (keep.step_time_ns + 2000, keep.peak_bytes - MB)
-    known = facts_of(model, keep.step)
-    assert least_step_ns(known, judged.peak_bytes, PLENTY, Allow(swap=False)) == judged.step_time_ns
+    known = collect_bound_inputs(model, keep.step)
+    assert min_step_ns(known, judged.peak_bytes, PLENTY, Allow(swap=False)) == judged.step_time_ns
 
 
 def test_what_a_function_alone_reads_runs_again_with_its_cell():
@@ -926,7 +965,7 @@ def test_what_a_function_alone_reads_runs_again_with_its_cell():
     graph = held.captured.graph
     saved = tuple(replace(one, forward_name="view") if one.forward_name == "exp0" else one for one in graph.saved)
     model = StepModel(replace(held.captured, graph=replace(graph, saved=saved)), held.costs, held.settings)
-    (cell,) = flows_of(model)[0].together_again
+    (cell,) = build_tensor_graphs(model)[0].recomputed_cells
     assert (cell.functions, cell.views) == ({0}, {(1, 0)})
 
 
@@ -939,8 +978,8 @@ def test_no_policy_beats_the_bound_where_layers_hand_on_what_nobody_holds(num_st
     change, more = changed_view("tanh1", "exp2") if has_view else (lambda node: node, ())
     model = changed(plain, change, more, [f"tanh{layer}" for layer in range(4)])
     keep = model.simulate(Policy())
-    known, chance, num_binding = facts_of(model, keep), random.Random(0), 0
-    assert sum(map(len, (flow.handed for flow in known.flows))) == 3
+    known, chance, num_binding = collect_bound_inputs(model, keep), random.Random(0), 0
+    assert sum(map(len, (tensor_graph.boundary_inputs for tensor_graph in known.tensor_graphs))) == 3
     cells, names = ("attn", "mlp"), ("attn.exp", "attn.mul", "mlp.relu", "mlp.tanh")
     for _ in range(examples(60, 1000)):
         where = {name: Layers(tuple(layer for layer in range(4) if chance.random() < 0.7)) for name in (*cells, *names)}
@@ -953,7 +992,7 @@ def test_no_policy_beats_the_bound_where_layers_hand_on_what_nobody_holds(num_st
         )
         policy = Policy(True, op_swap=swaps, select_recompute=again)
         judged = evaluate(problem(model, PLENTY), policy)
-        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
+        least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
         assert least_ns is not None and least_ns <= judged.step_time_ns, policy
         num_binding += least_ns > keep.timeline.step_time_ns
     assert num_binding
@@ -978,16 +1017,16 @@ def communicating(name: str, is_before: bool = False, **figures) -> StepModel:
     ],
 )
 def test_what_may_run_again_while_backward_waits_for_communication(name, layer, ops):
-    windows = [flow.windows for flow in flows_of(communicating(name))]
-    assert windows[1 - layer] == ()
-    assert [(each.idle_ns, set(each.ops)) for each in windows[layer]] == ([(10**6, ops)] if ops else [])
+    gaps = [tensor_graph.gaps for tensor_graph in build_tensor_graphs(communicating(name))]
+    assert gaps[1 - layer] == ()
+    assert [(each.idle_ns, set(each.ops)) for each in gaps[layer]] == ([(10**6, ops)] if ops else [])
 
 
-@pytest.mark.parametrize(("is_before", "beside"), [(False, set()), (True, {0, 1})])
-def test_what_may_run_while_a_copy_communicates(is_before, beside):
+@pytest.mark.parametrize(("is_before", "overlapping_ops"), [(False, set()), (True, {0, 1})])
+def test_what_may_run_while_a_copy_communicates(is_before, overlapping_ops):
     """relu reads what mul made and nothing else; before mul communicates, what it is made of may be there or not."""
-    flow, _ = flows_of(communicating("mul0", is_before))
-    assert flow.beside == {1: beside}
+    tensor_graph, _ = build_tensor_graphs(communicating("mul0", is_before))
+    assert tensor_graph.overlapping_ops == {1: overlapping_ops}
 
 
 @pytest.mark.parametrize(
@@ -995,17 +1034,17 @@ def test_what_may_run_while_a_copy_communicates(is_before, beside):
 )
 def test_waits_of_a_stage_for_its_own_communication_are_work_and_no_idle_time(name, window_ns, of_forward):
     model = communicating(name)
-    known = facts_of(model, model.simulate(Policy()))
+    known = collect_bound_inputs(model, model.simulate(Policy()))
     (stage,) = known.stages
     assert (stage.work_ns, stage.idle_ns, stage.window_ns) == (47_000 + 10**6, 0, window_ns)
     assert stage.backward_ns == 25_000
-    assert [flow.communication_ns for flow in known.flows] == [of_forward, (0, 0, 0, 0)]
+    assert [tensor_graph.communication_ns for tensor_graph in known.tensor_graphs] == [of_forward, (0, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("name", ["dloss", "dtanh1"])
 def test_what_backward_begins_with_may_wait_for_its_own_communication(name):
     model = communicating(name, is_before=True)
-    (stage,) = facts_of(model, model.simulate(Policy())).stages
+    (stage,) = collect_bound_inputs(model, model.simulate(Policy())).stages
     assert (stage.work_ns, stage.idle_ns) == (47_000 + 10**6, 0)
 
 
@@ -1016,7 +1055,7 @@ def test_what_nobody_reads_is_there_for_a_moment():
     table, embed, *others = step.forward
     unread = replace(embed, name="unread", outputs=(TensorType((2 * MB,), "float32", 8 * MB),))
     captured = replace(model.captured, graph=replace(step, forward=(table, unread, embed, *others)))
-    found = liveness_of(StepModel(captured, CostTable(GENERIC), model.settings), 1)
+    found = compute_liveness(StepModel(captured, CostTable(GENERIC), model.settings), 1)
     assert (found.fixed_bytes[:5] // MB).tolist() == [8, 1, 2, 1, 2]
 
 
@@ -1058,9 +1097,9 @@ def test_copies_of_weights_that_micro_batches_hold_do_not_move():
 
     model.layer_block = with_weight
     assert _unmoved(model) == {"copy"}
-    known = liveness_of(model, 4)
+    known = compute_liveness(model, 4)
     model.layer_block = plain
-    other = liveness_of(model, 4)
+    other = compute_liveness(model, 4)
     # Stage 0 has 2 layers, and up to 2 micro-batches in flight.
     assert (known.fixed_bytes - other.fixed_bytes).max() == 2 * 2 * MB
 
@@ -1070,10 +1109,10 @@ def test_a_gradient_that_comes_last_hides_behind_nothing():
     own = steps.model(data_parallel=2)
     keep = own.simulate(Policy())
     assert own.exposed_exchange_ns(keep.timeline) > 0
-    assert facts_of(own, keep).gradients_ns == 0
+    assert collect_bound_inputs(own, keep).gradients_ns == 0
 
 
 def test_tensors_take_whole_blocks_of_the_pool():
     """1 MB in pieces of 768 KiB: two."""
-    flow, _ = flows_of(communicating("mul0", pool_alignment_bytes=768 * KIB))
-    assert flow.sizes_bytes == (2 * 768 * KIB,) * 4
+    tensor_graph, _ = build_tensor_graphs(communicating("mul0", pool_alignment_bytes=768 * KIB))
+    assert tensor_graph.sizes_bytes == (2 * 768 * KIB,) * 4

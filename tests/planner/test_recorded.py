@@ -16,7 +16,7 @@ import pytest
 from mindswap.planner import planning as planner
 from mindswap.planner.explain import explain_plan
 from mindswap.planner.layer_plan import plan_layers
-from mindswap.planner.lower_bound import least_step_ns
+from mindswap.planner.lower_bound import min_step_ns
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import Allow, Objective, Plan, PlanProblem
 from mindswap.planner.solver.fast import solve
@@ -114,21 +114,23 @@ def plans_of(name: str) -> dict[str, object]:
     problem = PlanProblem(model, keep_bytes * permille // 1000, PLENTY, 8, **options)
     plan = found.plan(problem)
     bounds = [ns for _, ns in bound_curve(found, problem, [plan])][::6]
-    assert plan.lower_bound_ns == least_step_ns(found.facts, problem.budget_bytes, PLENTY // 8, problem.allow)
+    assert plan.lower_bound_ns == min_step_ns(found.bound_inputs, problem.budget_bytes, PLENTY // 8, problem.allow)
     simple = planned(found.plan_simple(problem, plan))
-    facts = [{**vars(stage), "layers": sorted(map(str, stage.layers.items()))} for stage in found.facts.stages]
-    for stage in facts:
+    bound_inputs = [
+        {**vars(stage), "layers": sorted(map(str, stage.layers.items()))} for stage in found.bound_inputs.stages
+    ]
+    for stage in bound_inputs:
         stage["later_windows_ns"] = list(stage["later_windows_ns"])
         stage["moments"] = [[m.fixed_bytes, sorted(m.waiting.values()), m.is_past_forward] for m in stage["moments"]]
     terms = [
-        found.facts.num_micro_batches,
-        found.facts.terms_ns,
-        found.facts.gradients_ns,
-        found.facts.num_gradient_reductions,
+        found.bound_inputs.num_micro_batches,
+        found.bound_inputs.terms_ns,
+        found.bound_inputs.gradients_ns,
+        found.bound_inputs.num_gradient_reductions,
     ]
     shown = {key: simple[key] for key in ("fits", "step ns", "peaks", "entries", "simulations")}
     return {"plan": planned(plan), "simple": shown, "why": explain_plan(model, plan), "bounds": bounds,
-            "stages": facts, "terms": terms}  # fmt: skip
+            "stages": bound_inputs, "terms": terms}  # fmt: skip
 
 
 # Bytes below the memory of keeping everything, and what else is asked, for plans of whole layers.

@@ -33,7 +33,13 @@ def planned(permille: int, allow: Allow = DEFAULT_ALLOW, num_stages: int = 1, nu
     problem = PlanProblem(model, keep.peak_bytes * permille // 1000, 2**40, 8, allow)
     again = Policy(True, layer_recompute=ALL_LAYERS, select_recompute=[OpRecompute("mlp", ALL_LAYERS)] * MAX_ENTRIES)
     full = plan_of(
-        problem, planner.facts, keep.step_time_ns, again, evaluate(problem, again), compared=(), num_evaluations=0
+        problem,
+        planner.bound_inputs,
+        keep.step_time_ns,
+        again,
+        evaluate(problem, again),
+        compared=(),
+        num_evaluations=0,
     )
     return problem, full, planner.plan_simple(problem, full)
 
@@ -123,7 +129,7 @@ def test_a_full_plan_has_few_entries_up_to_a_number_of_them(number, monkeypatch)
     monkeypatch.setattr("mindswap.planner.planning.find_simple", lambda *_: found)
     keep_ns = evaluate(problem, Policy()).step_time_ns
     plan = planner.plan_simple(
-        problem, plan_of(problem, planner.facts, keep_ns, *full[:2], compared=(), num_evaluations=0)
+        problem, plan_of(problem, planner.bound_inputs, keep_ns, *full[:2], compared=(), num_evaluations=0)
     )
     assert plan.policy == (some if number == MAX_ENTRIES else everything)
 

@@ -15,7 +15,7 @@ from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
 from mindswap.planner.candidates import find_items
-from mindswap.planner.lower_bound import facts_of, least_budget_bytes, least_step_ns
+from mindswap.planner.lower_bound import collect_bound_inputs, least_budget_bytes, min_step_ns
 from mindswap.planner.problem import Allow
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
@@ -222,7 +222,7 @@ def test_a_cast_behind_a_gather_is_nothing_to_choose():
 )
 def test_the_bound_is_below_every_policy(sharding, settings):
     own = model(6, sharding, **settings)
-    facts = facts_of(own, own.simulate(KEEP_ALL))
+    bound_inputs = collect_bound_inputs(own, own.simulate(KEEP_ALL))
     allow = Allow()
     for policy in (
         KEEP_ALL,
@@ -231,13 +231,13 @@ def test_the_bound_is_below_every_policy(sharding, settings):
         Policy(True, select_recompute=(OpRecompute("mlp", ALL_LAYERS),), op_swap=(OpSwap("mul", ALL_LAYERS, 3),)),
     ):
         step = own.simulate(policy)
-        assert least_budget_bytes(facts, 10**12, allow) <= step.peak_bytes
-        bound = least_step_ns(facts, step.peak_bytes, 10**12, allow)
+        assert least_budget_bytes(bound_inputs, 10**12, allow) <= step.peak_bytes
+        bound = min_step_ns(bound_inputs, step.peak_bytes, 10**12, allow)
         assert bound is not None and bound <= step.step_time_ns
     if own.layout.num_stages == 1 and sharding is CUT:
         # Nothing comes between: the first backward waits for all gathering, and nothing is gathered behind it.
         keep = own.simulate(KEEP_ALL)
-        assert least_step_ns(facts, keep.peak_bytes, 10**12, allow) == keep.step_time_ns
+        assert min_step_ns(bound_inputs, keep.peak_bytes, 10**12, allow) == keep.step_time_ns
 
 
 def test_casts_of_gathered_weights_are_told_from_activations():

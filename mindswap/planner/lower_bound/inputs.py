@@ -7,9 +7,9 @@ from itertools import takewhile
 
 import numpy as np
 
-from mindswap.planner.lower_bound.liveness_points import Liveness, LivenessPoint, alive_bytes, liveness_of
+from mindswap.planner.lower_bound.liveness_points import Liveness, LivenessPoint, alive_bytes, compute_liveness
 from mindswap.planner.lower_bound.pass_chains import COMPUTE, PassKey, PassTimes, StepPasses, pass_times
-from mindswap.planner.lower_bound.tensor_graph import Flow, flows_of
+from mindswap.planner.lower_bound.tensor_graph import TensorGraph, build_tensor_graphs
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.schedules.rounds import PassWork
@@ -39,32 +39,32 @@ class Stage:
     # policy comes there sooner, but by what forward need not write: that shortens the longest way through operators and
     # communication by no more than the operators on it.
     idle_ns: int = 0
-    once_ns: int = 0  # how much longer the first forward is by what is done once for all micro-batches
+    first_pass_extra_ns: int = 0  # how much longer the first forward is by what is done once for all micro-batches
     backward_ns: int = 0  # compute of backward of one micro-batch; of pieces of sequences the least
     num_chunks: int = 1  # virtual chunks
     is_past_forward: bool = False  # forward of all layers has ended by that moment
     floor_bytes: int = 0  # device memory at some moment that is there with every policy
-    moments: tuple[LivenessPoint, ...] = ()  # others than the fullest one at which there may be too much
+    liveness_points: tuple[LivenessPoint, ...] = ()  # others than the fullest one at which there may be too much
     # where a stage runs forward and backward of one micro-batch after the other, the same window of each further one:
     # the first may wait for weights made whole
     later_windows_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class BoundInputs:
     """The step that keeps everything."""
 
-    flows: tuple[Flow, ...]  # of the compiled layers
+    tensor_graphs: tuple[TensorGraph, ...]  # of the compiled layers
     stages: tuple[Stage, ...]  # pipeline stages
     transfers: TransferCosts  # what copies cost
     num_micro_batches: int = 1  # of the step; pieces of sequences count each
-    terms_ns: int = 0  # what comes behind backward
+    step_overhead_ns: int = 0  # what comes behind backward
     gradients_ns: int = 0  # part of it that a longer backward would hide
     num_gradient_reductions: int = 1  # backward passes that would hide it
     passes: StepPasses | None = None  # of its pipeline; None for one stage, and where the schedule cuts backward
 
 
-def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
+def collect_bound_inputs(model: StepModel, keep: SimulatedStep) -> BoundInputs:
     """Facts of a model that the bound needs.
 
     Args:
@@ -74,42 +74,44 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     # Exposed communication of gradients gets less where backward takes longer.
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
     num_micro_steps = 1 + int(keep.timeline.program.ops.micro_batch.max())
-    liveness = liveness_of(model.swapping(), num_micro_steps // model.layout.num_sequences)
-    flows, times, stages = flows_of(model), pass_times(model), range(model.layout.num_stages)
+    liveness = compute_liveness(model.swapping(), num_micro_steps // model.layout.num_sequences)
+    tensor_graphs, times, stages = build_tensor_graphs(model), pass_times(model), range(model.layout.num_stages)
     is_cut = any(entry.work is PassWork.WEIGHT_GRADIENT for entry in model.layout.passes(0))
-    return Facts(
-        flows=flows,
-        stages=tuple(_look_at_stage(model, keep.timeline, liveness, stage, times, flows) for stage in stages),
+    return BoundInputs(
+        tensor_graphs=tensor_graphs,
+        stages=tuple(_collect_stage(model, keep.timeline, liveness, stage, times, tensor_graphs) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_micro_steps,
-        terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
+        step_overhead_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
         num_gradient_reductions=model.settings.num_gradient_reductions,
-        passes=None if is_cut or len(stages) == 1 else StepPasses(model.layout, _least_times(model, times, flows)),
+        passes=None
+        if is_cut or len(stages) == 1
+        else StepPasses(model.layout, _min_times(model, times, tensor_graphs)),
     )
 
 
-def _least_times(
-    model: StepModel, times: Mapping[PassKey, PassTimes], flows: Sequence[Flow]
+def _min_times(
+    model: StepModel, times: Mapping[PassKey, PassTimes], tensor_graphs: Sequence[TensorGraph]
 ) -> dict[PassKey, PassTimes]:
     """Times of passes with any policy, but for what runs again: forward need not write what nobody holds."""
     layer_map = model.captured.sample.layer_map
-    avoided_ns = [0, *(flows[kind].avoided_store_ns for kind in layer_map), 0]  # of each section
+    avoided_ns = [0, *(tensor_graphs[kind].avoided_store_ns for kind in layer_map), 0]  # of each section
 
     def least(key: PassKey, own: PassTimes) -> PassTimes:
         stage, chunk, is_forward, _ = key
-        return own.sooner(is_forward * sum(avoided_ns[section] for section in model.layout.chunks[stage][chunk]))
+        return own.shortened(is_forward * sum(avoided_ns[section] for section in model.layout.chunks[stage][chunk]))
 
     return {key: least(key, own) for key, own in times.items()}
 
 
-def _look_at_stage(
+def _collect_stage(
     model: StepModel,
     timeline: Timeline,
     liveness: Liveness,
     stage: int,
     times: Mapping[PassKey, PassTimes],
-    flows: Sequence[Flow],
+    tensor_graphs: Sequence[TensorGraph],
 ) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
@@ -151,7 +153,7 @@ def _look_at_stage(
         if 1 <= section <= len(layer_map)
     }
     static_bytes = model.static[stage].total_bytes
-    moments = liveness.moments(stage, static_bytes, own)
+    liveness_points = liveness.liveness_points(stage, static_bytes, own)
     return Stage(
         peak_bytes=int(alive[peak_op - begin]) + static_bytes,
         layers=Counter(own.values()),
@@ -159,14 +161,19 @@ def _look_at_stage(
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         **_work_of(model, timeline, stage, first_backward, times),
         is_past_forward=not (goes_on & (layer >= 0)).any(),
-        floor_bytes=max(static_bytes, *(moment.fixed_bytes for moment in moments)),
-        moments=moments,
-        later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, flows),
+        floor_bytes=max(static_bytes, *(point.fixed_bytes for point in liveness_points)),
+        liveness_points=liveness_points,
+        later_windows_ns=_later_windows_ns(model, timeline, stage, alive, peak_op, tensor_graphs),
     )
 
 
 def _later_windows_ns(
-    model: StepModel, timeline: Timeline, stage: int, alive: np.ndarray, first_peak: int, flows: Sequence[Flow]
+    model: StepModel,
+    timeline: Timeline,
+    stage: int,
+    alive: np.ndarray,
+    first_peak: int,
+    tensor_graphs: Sequence[TensorGraph],
 ) -> tuple[int, ...]:
     """`Stage.later_windows_ns`, from the bytes that are there at each operator of the stage; none where passes overlap.
 
@@ -178,11 +185,11 @@ def _later_windows_ns(
     is_alternating = works == [PassWork.FORWARD, PassWork.BACKWARD] * (len(works) // 2)
     if not is_alternating or len(layout.chunks[stage]) > 1 or layout.num_sequences > 1:
         return ()
-    smallest = min(size for flow in flows for size in flow.sizes_bytes)
+    smallest = min(size for tensor_graph in tensor_graphs for size in tensor_graph.sizes_bytes)
     begin, end = timeline.program.stage_starts[stage : stage + 2].tolist()
     positions = np.arange(begin, end)
     compute = positions[ops.kind[begin:end] < OpKind.COLLECTIVE]
-    begun, windows = _begun(timeline, begin, first_peak), []
+    begun, gaps = _begun(timeline, begin, first_peak), []
     for turn in range(1, 1 + int(ops.micro_batch[begin:end].max())):
         own = compute[ops.micro_batch[compute] == turn]
         peak_op = int(own[np.argmax(alive[own - begin])])
@@ -191,9 +198,9 @@ def _later_windows_ns(
         spare_bytes = max(0, int(alive[first_peak - begin] - alive[peak_op - begin]))
         spare_ns = -(-spare_bytes * model.transfers.copy_out_ns(smallest) // smallest)
         first = own[np.argmax(ops.layer[own] >= 0)]
-        windows.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
+        gaps.append(int(start_ns[peak_op] - start_ns[first]) + spare_ns)
     # Those that are not run take as long as any.
-    return (*windows, *[max(windows)] * (layout.num_micro_steps - 1 - len(windows))) if windows else ()
+    return (*gaps, *[max(gaps)] * (layout.num_micro_steps - 1 - len(gaps))) if gaps else ()
 
 
 def _begun(timeline: Timeline, begin: int, op: int) -> set[tuple[int, int]]:
@@ -220,19 +227,19 @@ def _work_of(
     num_micro_steps = 1 + int(timeline.program.ops.micro_batch.max())
     order = replace(model.layout, num_micro_batches=num_micro_steps // num_sequences).passes(stage)
     before = list(takewhile(lambda entry: entry.work is PassWork.FORWARD, order))
-    once_ns = sum(known.once_ns for known in own.values())
-    idle_ns = int(timeline.op_start_ns[first_backward]) - once_ns
-    idle_ns -= sum(own[stage, entry.chunk, True, entry.sequence].ways[COMPUTE].compute_ns for entry in before)
+    first_pass_extra_ns = sum(known.first_pass_extra_ns for known in own.values())
+    idle_ns = int(timeline.op_start_ns[first_backward]) - first_pass_extra_ns
+    idle_ns -= sum(own[stage, entry.chunk, True, entry.sequence].latencies[COMPUTE].compute_ns for entry in before)
     # What the first backward waits for its own communication is in its work.
     first = order[len(before)]
-    idle_ns -= own[stage, first.chunk, False, first.sequence].ways[COMPUTE].begin_ns
+    idle_ns -= own[stage, first.chunk, False, first.sequence].latencies[COMPUTE].begin_ns
     backward_ns = Counter[int]()
     for (_, _, is_forward, piece), known in own.items():
         backward_ns[piece] += 0 if is_forward else known.busy_ns
     return {
-        "work_ns": sum(known.ways[COMPUTE].compute_ns for known in own.values()) // num_sequences,
+        "work_ns": sum(known.latencies[COMPUTE].compute_ns for known in own.values()) // num_sequences,
         "idle_ns": idle_ns,
-        "once_ns": once_ns,
+        "first_pass_extra_ns": first_pass_extra_ns,
         "backward_ns": min(backward_ns.values()),
     }
 

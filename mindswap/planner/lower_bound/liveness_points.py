@@ -47,7 +47,9 @@ class Liveness:
     # (layer, micro-batch) -> the operators between which all that it leaves waits: behind the first, up to the second
     pairs: Mapping[tuple[int, int], tuple[int, int]]
 
-    def moments(self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]) -> tuple[LivenessPoint, ...]:
+    def liveness_points(
+        self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]
+    ) -> tuple[LivenessPoint, ...]:
         """Moments of a stage at which what is there is most, however much of what waits is kept.
 
         Args:
@@ -69,7 +71,7 @@ class Liveness:
         return tuple(found)
 
 
-def liveness_of(model: StepModel, num_micro_batches: int) -> Liveness:
+def compute_liveness(model: StepModel, num_micro_batches: int) -> Liveness:
     """Memory of a step of so many micro-batches."""
     unmoved = _unmoved(model)
     program = _all_swapped(model, num_micro_batches, unmoved)

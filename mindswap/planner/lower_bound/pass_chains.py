@@ -36,7 +36,7 @@ COMPUTE, NETWORK, RECEIVED = range(3)  # streams of a stage
 PassKey = tuple[int, int, bool, int]  # stage, virtual chunk, is forward, piece of the sequence
 
 
-class Way(NamedTuple):
+class PassLatency(NamedTuple):
     """Longest ways through a pass; `NEVER_NS` where there is none."""
 
     compute_ns: int  # to the end of the last operator on the compute stream
@@ -48,20 +48,25 @@ class Way(NamedTuple):
 class PassTimes:
     """Least times of a pass of a virtual chunk."""
 
-    ways: tuple[Way, ...]  # from when the compute stream, and the network, are free, and from what is received
+    latencies: tuple[
+        PassLatency, ...
+    ]  # from when the compute stream, and the network, are free, and from what is received
     busy_ns: int  # work of the compute stream
-    once_ns: int  # how much longer the first forward pass is
+    first_pass_extra_ns: int  # how much longer the first forward pass is
     receive: int | None  # as of `StagePass`
     send: int | None
 
-    def sooner(self, saved_ns: int) -> "PassTimes":
+    def shortened(self, saved_ns: int) -> "PassTimes":
         """Where operators of the pass may take so much less."""
-        return replace(self, ways=tuple(Way(*(each_ns - saved_ns for each_ns in way)) for way in self.ways))
+        return replace(
+            self,
+            latencies=tuple(PassLatency(*(each_ns - saved_ns for each_ns in latency)) for latency in self.latencies),
+        )
 
 
 def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
     """All passes of a model without any policy; weights are gathered in no time."""
-    layout, found = model.layout, {}
+    layout, times = model.layout, {}
     stages = {s: stage for stage, chunks in enumerate(layout.chunks) for sections in chunks for s in sections}
 
     def send_ns(section: int, target: int, size_bytes: int) -> int:
@@ -72,32 +77,36 @@ def pass_times(model: StepModel) -> dict[PassKey, PassTimes]:
         for chunk, sections in enumerate(chunks):
             first = model_sections.make_pass(sections, True, None)
             for is_forward in (True, False):
-                own = model_sections.make_pass(sections, is_forward, {})
+                stage_pass = model_sections.make_pass(sections, is_forward, {})
                 for piece in range(layout.num_sequences):
-                    found[stage, chunk, is_forward, piece] = _times(own, piece, first if is_forward else None)
-    return found
+                    times[stage, chunk, is_forward, piece] = _times(stage_pass, piece, first if is_forward else None)
+    return times
 
 
-def _times(own: StagePass, piece: int, first: StagePass | None) -> PassTimes:
+def _times(stage_pass: StagePass, piece: int, first: StagePass | None) -> PassTimes:
     """Times of a pass; `first` is the first one of the step."""
-    ways = _way(own, piece, COMPUTE), _way(own, piece, NETWORK), _way(own, piece, RECEIVED)
-    once_ns = 0
+    latencies = (
+        _latency(stage_pass, piece, COMPUTE),
+        _latency(stage_pass, piece, NETWORK),
+        _latency(stage_pass, piece, RECEIVED),
+    )
+    first_pass_extra_ns = 0
     if first is not None and first.once and piece == 0:
-        once_ns = _way(first, piece, COMPUTE).compute_ns - ways[COMPUTE].compute_ns
-    busy_ns = int(_durations_ns(own, piece)[own.columns["kind"] < OpKind.COLLECTIVE].sum())
-    return PassTimes(ways, busy_ns, once_ns, own.receive, own.send)
+        first_pass_extra_ns = _latency(first, piece, COMPUTE).compute_ns - latencies[COMPUTE].compute_ns
+    busy_ns = int(_durations_ns(stage_pass, piece)[stage_pass.columns["kind"] < OpKind.COLLECTIVE].sum())
+    return PassTimes(latencies, busy_ns, first_pass_extra_ns, stage_pass.receive, stage_pass.send)
 
 
-def _durations_ns(own: StagePass, piece: int) -> np.ndarray:
+def _durations_ns(stage_pass: StagePass, piece: int) -> np.ndarray:
     """Durations of the operators of a piece."""
-    pieces_ns = own.columns["piece_ns"]
+    pieces_ns = stage_pass.columns["piece_ns"]
     return pieces_ns[:, min(piece, pieces_ns.shape[1] - 1)]
 
 
-def _way(own: StagePass, piece: int, source: int) -> Way:
+def _latency(stage_pass: StagePass, piece: int, source: int) -> PassLatency:
     """The ways from when a stream is free, or from what is received."""
-    kinds, waits = own.columns["kind"].tolist(), own.columns["wait_op"].tolist()
-    durations_ns = _durations_ns(own, piece).tolist()
+    kinds, waits = stage_pass.columns["kind"].tolist(), stage_pass.columns["wait_op"].tolist()
+    durations_ns = _durations_ns(stage_pass, piece).tolist()
     free_ns = [NEVER_NS] * 3
     free_ns[source] = 0
     ends_ns = [NEVER_NS] * (len(kinds) + 1)  # the last one stands for no operator
@@ -105,12 +114,12 @@ def _way(own: StagePass, piece: int, source: int) -> Way:
     for op, (kind, wait, duration_ns) in enumerate(zip(kinds, waits, durations_ns, strict=True)):
         stream = COMPUTE if kind < OpKind.COLLECTIVE else RECEIVED if kind == OpKind.RECEIVE else NETWORK
         start_ns = max(free_ns[stream], ends_ns[wait])
-        if not op and own.is_first_held_back and source == COMPUTE:
+        if not op and stage_pass.is_first_held_back and source == COMPUTE:
             start_ns = 0
         if stream == COMPUTE and begin_ns == NEVER_NS:
             begin_ns = start_ns
         free_ns[stream] = ends_ns[op] = start_ns + duration_ns
-    return Way(free_ns[COMPUTE], free_ns[NETWORK], begin_ns)
+    return PassLatency(free_ns[COMPUTE], free_ns[NETWORK], begin_ns)
 
 
 @dataclass(frozen=True)
@@ -123,12 +132,12 @@ class Chain:
     num_backward: tuple[int, ...]
 
 
-class _Link(NamedTuple):
+class _ChainEnd(NamedTuple):
     """The end of a chain."""
 
     end_ns: int
     grows: tuple[int, int] | None = None  # stage and virtual chunk of the last pass, if it grows by what runs again
-    before: "_Link | None" = None
+    previous: "_ChainEnd | None" = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,55 +151,65 @@ class StepPasses:
     def __post_init__(self) -> None:
         object.__setattr__(self, "longest", self._chain([0] * self.layout.num_stages))
 
-    def longest_chain(self, again_ns: Sequence[float]) -> Chain:
+    def longest_chain(self, recompute_ns: Sequence[float]) -> Chain:
         """The longest chain if each micro-batch runs again so much on each stage, as much in each virtual chunk."""
-        grow_ns = [int(own_ns) // len(own) for own_ns, own in zip(again_ns, self.layout.chunks, strict=True)]
+        grow_ns = [
+            int(own_ns) // len(chunks_of_stage)
+            for own_ns, chunks_of_stage in zip(recompute_ns, self.layout.chunks, strict=True)
+        ]
         return self._chain(grow_ns) if any(grow_ns) else self.longest
 
     def _chain(self, grow_ns: Sequence[int]) -> Chain:
         """The longest chain if a backward pass on each stage gets so much longer."""
-        chunks, link = self.layout.chunks, self._longest(grow_ns)
-        length_ns, grown = link.end_ns, Counter[tuple[int, int]]()
-        while link.before is not None:
-            if link.grows is not None:
-                grown[link.grows] += 1
-                length_ns -= grow_ns[link.grows[0]]
-            link = link.before
-        return Chain(length_ns, tuple(min(grown[s, c] for c in range(len(own))) for s, own in enumerate(chunks)))
+        chunks, chain_end = self.layout.chunks, self._longest(grow_ns)
+        length_ns, grown = chain_end.end_ns, Counter[tuple[int, int]]()
+        while chain_end.previous is not None:
+            if chain_end.grows is not None:
+                grown[chain_end.grows] += 1
+                length_ns -= grow_ns[chain_end.grows[0]]
+            chain_end = chain_end.previous
+        return Chain(
+            length_ns,
+            tuple(min(grown[s, c] for c in range(len(chunks_of_stage))) for s, chunks_of_stage in enumerate(chunks)),
+        )
 
-    def _longest(self, grow_ns: Sequence[int]) -> _Link:
+    def _longest(self, grow_ns: Sequence[int]) -> _ChainEnd:
         """Lays pass behind pass, on each stage until one waits for what another stage has not sent yet."""
-        left = [list(reversed(self.layout.passes(stage))) for stage in range(self.layout.num_stages)]
-        ends = [[_Link(0), _Link(0)] for _ in left]  # of the compute stream and the network of each stage
-        sent: dict[tuple[int, int, int, bool], _Link] = {}
-        while any(left):
-            for stage, passes in enumerate(left):
+        pending = [list(reversed(self.layout.passes(stage))) for stage in range(self.layout.num_stages)]
+        ends = [[_ChainEnd(0), _ChainEnd(0)] for _ in pending]  # of the compute stream and the network of each stage
+        sent: dict[tuple[int, int, int, bool], _ChainEnd] = {}
+        while any(pending):
+            for stage, passes in enumerate(pending):
                 while passes:
                     entry = passes[-1]
                     is_forward = entry.work is PassWork.FORWARD
                     times = self.times[stage, entry.chunk, is_forward, entry.sequence]
-                    hand = entry.micro_batch, entry.sequence, is_forward
-                    received = _Link(NEVER_NS) if times.receive is None else sent.get((times.receive, *hand))
+                    transfer_key = entry.micro_batch, entry.sequence, is_forward
+                    received = (
+                        _ChainEnd(NEVER_NS) if times.receive is None else sent.get((times.receive, *transfer_key))
+                    )
                     if received is None:
                         break
                     passes.pop()
                     grows, own_ns = (None, 0) if is_forward else ((stage, entry.chunk), grow_ns[stage])
-                    ends[stage] = _links([*ends[stage], received], times, grows, own_ns)
+                    ends[stage] = _extend_chains([*ends[stage], received], times, grows, own_ns)
                     if times.send is not None:
-                        sent[(times.send, *hand)] = ends[stage][NETWORK]
-        return max((link for both in ends for link in both), key=lambda link: link.end_ns)
+                        sent[(times.send, *transfer_key)] = ends[stage][NETWORK]
+        return max((chain_end for both in ends for chain_end in both), key=lambda chain_end: chain_end.end_ns)
 
 
-def _links(sources: Sequence[_Link], times: PassTimes, grows: tuple[int, int] | None, grow_ns: int) -> list[_Link]:
+def _extend_chains(
+    sources: Sequence[_ChainEnd], times: PassTimes, grows: tuple[int, int] | None, grow_ns: int
+) -> list[_ChainEnd]:
     """The longest chains that end with a pass, on the compute stream and on the network."""
-    found = []
+    extended = []
     for target in (COMPUTE, NETWORK):
-        longest = _Link(NEVER_NS)
-        for source, (link, way) in enumerate(zip(sources, times.ways, strict=True)):
+        longest = _ChainEnd(NEVER_NS)
+        for source, (chain_end, latency) in enumerate(zip(sources, times.latencies, strict=True)):
             # What the network has to do at last, if it is not to send, may come before all that runs again.
             has_all = source != NETWORK and (target == COMPUTE or times.send is not None)
-            end_ns = link.end_ns + way[target] + has_all * grow_ns
+            end_ns = chain_end.end_ns + latency[target] + has_all * grow_ns
             if end_ns > longest.end_ns:
-                longest = _Link(end_ns, grows if has_all else None, link)
-        found.append(longest)
-    return found
+                longest = _ChainEnd(end_ns, grows if has_all else None, chain_end)
+        extended.append(longest)
+    return extended

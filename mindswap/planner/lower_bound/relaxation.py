@@ -5,8 +5,8 @@ again; copies wait for nothing but the link; operators that run again need only 
 demands every policy must pay, so its optimum is a lower bound of the simulated step time:
 
 - at the fullest moment of each stage what has left the device covers what is over the budget;
-- so does what some operator holds with every policy (`moments`), or what forward gathers ahead, and what is kept
-  of the layers that wait then;
+- so does what some operator holds with every policy (`liveness_points`), or what forward gathers ahead, and what is
+  kept of the layers that wait then;
 - what has been copied out by then went over the link since forward of these micro-batches began;
 - one name swaps all that backward holds of its operator;
 - what a name swaps does not run again, nor do other operators of that name;
@@ -37,20 +37,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindswap.planner.linear import METHODS, Solution, UnsolvedError, solve_linear
-from mindswap.planner.lower_bound.inputs import Facts
+from mindswap.planner.lower_bound.inputs import BoundInputs
 from mindswap.planner.lower_bound.pass_chains import Chain
-from mindswap.planner.lower_bound.tensor_graph import CellAgain, Flow, Window, closure
+from mindswap.planner.lower_bound.tensor_graph import CommunicationGap, RecomputedCell, TensorGraph, closure
 from mindswap.planner.problem import Allow
 
 # One row of the programme: variable -> factor.
-Row = dict[int, float]
+Constraint = dict[int, float]
 
 
-def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> int | None:
+def min_step_ns(bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, allow: Allow) -> int | None:
     """Step time that no policy can beat within the budgets.
 
     Args:
-        facts: of the step that keeps everything.
+        bound_inputs: of the step that keeps everything.
         budget_bytes: device memory, static memory included.
         host_bytes: host memory of one card.
         allow: what policies may do.
@@ -58,56 +58,56 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
     Returns:
         Simulated ns; None if no policy fits.
     """
-    rows, least_ns = _Rows(), 0  # where no method solves the programme: nothing is below 0 in any case
-    times = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
+    program, least_ns = _LinearProgram(), 0  # where no method solves the programme: nothing is below 0 in any case
+    times = _add_step(program, bound_inputs, program.add_variable(budget_bytes), host_bytes, allow)
     with contextlib.suppress(UnsolvedError):
         while True:
-            found = rows.solve(times.step_ns)
+            found = program.solve(times.step_ns)
             if found is None:
                 return None
-            least_ns = _whole(found.cost)
-            if facts.passes is None:
+            least_ns = _floor_to_int(found.cost)
+            if bound_inputs.passes is None:
                 break
             # Of the chains those count that are longest by what runs again.
-            chain = facts.passes.longest_chain(found.variables[times.recompute_ns].tolist())
-            row, limit = _row_of(facts, chain, times)
-            if sum(factor * found.variables[at] for at, factor in row.items()) <= limit + 1:
+            chain = bound_inputs.passes.longest_chain(found.variables[times.recompute_ns].tolist())
+            constraint, limit = _chain_constraint(bound_inputs, chain, times)
+            if sum(factor * found.variables[at] for at, factor in constraint.items()) <= limit + 1:
                 break
-            rows.limit(row, limit)
+            program.add_constraint(constraint, limit)
     return least_ns
 
 
-def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
+def least_budget_bytes(bound_inputs: BoundInputs, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
     """Device memory below which no policy fits, whatever time it takes, or within a step time.
 
     Args:
-        facts, host_bytes, allow: as in `least_step_ns`.
+        bound_inputs, host_bytes, allow: as in `min_step_ns`.
         step_ns: time that it may take, not below that of keeping everything.
     """
-    rows = _Rows()
-    budget_bytes = rows.variable()
-    times = _add_all(rows, facts, budget_bytes, host_bytes, allow)
-    rows.upper[times.step_ns] = step_ns
+    program = _LinearProgram()
+    budget_bytes = program.add_variable()
+    times = _add_step(program, bound_inputs, budget_bytes, host_bytes, allow)
+    program.variable_upper[times.step_ns] = step_ns
     with contextlib.suppress(UnsolvedError):
-        if found := rows.solve(budget_bytes):
-            return _whole(found.cost)
+        if found := program.solve(budget_bytes):
+            return _floor_to_int(found.cost)
     return 0  # without a limit to the budget everything can be kept
 
 
-class _Rows:
+class _LinearProgram:
     """A linear programme: variables from 0 to an upper bound, and sums of them that must not be above a limit."""
 
     def __init__(self) -> None:
-        self.upper: list[float] = []
-        self.rows: list[Mapping[int, float]] = []
+        self.variable_upper: list[float] = []
+        self.constraints: list[Mapping[int, float]] = []
         self.limits: list[float] = []
 
-    def variable(self, upper: float = np.inf) -> int:
-        self.upper.append(upper)
-        return len(self.upper) - 1
+    def add_variable(self, variable_upper: float = np.inf) -> int:
+        self.variable_upper.append(variable_upper)
+        return len(self.variable_upper) - 1
 
-    def limit(self, row: Mapping[int, float], limit: float = 0) -> None:
-        self.rows.append(row)
+    def add_constraint(self, constraint: Mapping[int, float], limit: float = 0) -> None:
+        self.constraints.append(constraint)
         self.limits.append(limit)
 
     def solve(self, target: int) -> Solution | None:
@@ -116,21 +116,23 @@ class _Rows:
         Raises:
             UnsolvedError: by any method, which happens once in thousands.
         """
-        cost = np.zeros(len(self.upper))
+        cost = np.zeros(len(self.variable_upper))
         cost[target] = 1
         for method in METHODS:
             with contextlib.suppress(UnsolvedError):
-                return solve_linear(cost, self.rows, self.limits, upper=self.upper, solver=method)
+                return solve_linear(
+                    cost, self.constraints, self.limits, variable_upper=self.variable_upper, solver=method
+                )
         raise UnsolvedError
 
 
-def _whole(cost: float) -> int:
+def _floor_to_int(cost: float) -> int:
     """A value of the programme, which is solved to less than a unit."""
     return math.floor(round(cost, 3))
 
 
 @dataclass(frozen=True)
-class _Times:
+class _StepVariables:
     """Variables of the whole step."""
 
     step_ns: int
@@ -138,126 +140,157 @@ class _Times:
     hidden_ns: int  # of gradients, behind what runs again on any stage
 
 
-def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> _Times:
+def _add_step(
+    program: _LinearProgram, bound_inputs: BoundInputs, budget_bytes: int, host_bytes: int, allow: Allow
+) -> _StepVariables:
     """The whole programme for a variable budget."""
-    step_ns, recompute_ns = rows.variable(), [rows.variable() for _ in facts.stages]
-    times = _Times(step_ns, recompute_ns, _add_hidden(rows, facts, recompute_ns))
-    if facts.passes is not None:
-        rows.limit(*_row_of(facts, facts.passes.longest, times))
-    for position in range(len(facts.stages)):
-        uses = _add_uses(rows, facts, position, allow)
-        rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
-        for kept_bytes, moment in zip(uses.kept_then, facts.stages[position].moments, strict=True):
-            rows.limit({**kept_bytes, budget_bytes: -1}, -moment.fixed_bytes)
-        rows.limit({budget_bytes: -1}, -facts.stages[position].floor_bytes)
-        rows.limit(uses.host_bytes, host_bytes)
-        waits = _add_waits(rows, facts, position, uses.out_by_then_ns)
-        for link_ns in (uses.out_ns, uses.back_ns, uses.both_ns):
-            rows.limit({**link_ns, step_ns: -1})
-        rows.limit({**uses.recompute_ns, recompute_ns[position]: -1})
-        _add_time(rows, facts, position, step_ns, recompute_ns, waits)
+    step_ns, recompute_ns = program.add_variable(), [program.add_variable() for _ in bound_inputs.stages]
+    times = _StepVariables(step_ns, recompute_ns, _add_hidden(program, bound_inputs, recompute_ns))
+    if bound_inputs.passes is not None:
+        program.add_constraint(*_chain_constraint(bound_inputs, bound_inputs.passes.longest, times))
+    for position in range(len(bound_inputs.stages)):
+        sums = _add_stage(program, bound_inputs, position, allow)
+        program.add_constraint(
+            {**sums.kept_bytes, budget_bytes: -1}, sums.saved_bytes - bound_inputs.stages[position].peak_bytes
+        )
+        for kept_bytes, point in zip(sums.kept_bytes_at, bound_inputs.stages[position].liveness_points, strict=True):
+            program.add_constraint({**kept_bytes, budget_bytes: -1}, -point.fixed_bytes)
+        program.add_constraint({budget_bytes: -1}, -bound_inputs.stages[position].floor_bytes)
+        program.add_constraint(sums.host_bytes, host_bytes)
+        waits = _add_waits(program, bound_inputs, position, sums.out_before_peak_ns)
+        for link_ns in (sums.out_ns, sums.back_ns, sums.both_ns):
+            program.add_constraint({**link_ns, step_ns: -1})
+        program.add_constraint({**sums.recompute_ns, recompute_ns[position]: -1})
+        _add_time(program, bound_inputs, position, step_ns, recompute_ns, waits)
     return times
 
 
-def _row_of(facts: Facts, chain: Chain, times: _Times) -> tuple[Row, int]:
+def _chain_constraint(bound_inputs: BoundInputs, chain: Chain, times: _StepVariables) -> tuple[Constraint, int]:
     """The step is as long as a chain of passes, and what comes behind it."""
-    row: Row = {times.step_ns: -1, times.hidden_ns: -1}
-    row |= {at: number for at, number in zip(times.recompute_ns, chain.num_backward, strict=True) if number}
-    return row, -chain.length_ns - facts.terms_ns
+    constraint: Constraint = {times.step_ns: -1, times.hidden_ns: -1}
+    constraint |= {at: number for at, number in zip(times.recompute_ns, chain.num_backward, strict=True) if number}
+    return constraint, -chain.length_ns - bound_inputs.step_overhead_ns
 
 
-def _add_hidden(rows: _Rows, facts: Facts, recompute_ns: Sequence[int]) -> int:
+def _add_hidden(program: _LinearProgram, bound_inputs: BoundInputs, recompute_ns: Sequence[int]) -> int:
     """The variable of gradients that hide behind what runs again on some stages."""
-    hidden_ns = rows.variable(facts.gradients_ns)
-    rows.limit({hidden_ns: 1, **dict.fromkeys(recompute_ns, -facts.num_gradient_reductions)})
+    hidden_ns = program.add_variable(bound_inputs.gradients_ns)
+    program.add_constraint({hidden_ns: 1, **dict.fromkeys(recompute_ns, -bound_inputs.num_gradient_reductions)})
     return hidden_ns
 
 
 @dataclass
-class _Uses:
+class _StageSums:
     """Sums of variables: what a stage keeps, has on the host, copies and runs again."""
 
     # kept_bytes, host_bytes: at the fullest moment
-    kept_bytes: Row = field(default_factory=dict)
-    host_bytes: Row = field(default_factory=dict)
-    out_by_then_ns: Row = field(default_factory=dict)  # time on the link by then, less what runs again by then
+    kept_bytes: Constraint = field(default_factory=dict)
+    host_bytes: Constraint = field(default_factory=dict)
+    out_before_peak_ns: Constraint = field(
+        default_factory=dict
+    )  # time on the link by then, less what runs again by then
     # out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together
-    out_ns: Row = field(default_factory=dict)
-    back_ns: Row = field(default_factory=dict)
-    both_ns: Row = field(default_factory=dict)
-    recompute_ns: Row = field(default_factory=dict)  # what one micro-batch runs again
+    out_ns: Constraint = field(default_factory=dict)
+    back_ns: Constraint = field(default_factory=dict)
+    both_ns: Constraint = field(default_factory=dict)
+    recompute_ns: Constraint = field(default_factory=dict)  # what one micro-batch runs again
     saved_bytes: int = 0  # what is there at the fullest moment if everything is kept
-    kept_then: list[Row] = field(default_factory=list)  # what is kept all the time, of what waits at each other moment
+    kept_bytes_at: list[Constraint] = field(
+        default_factory=list
+    )  # what is kept all the time, of what waits at each other moment
 
 
-def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
+def _add_stage(program: _LinearProgram, bound_inputs: BoundInputs, position: int, allow: Allow) -> _StageSums:
     """The layers of a stage."""
-    stage, transfers = facts.stages[position], facts.transfers
+    stage, transfers = bound_inputs.stages[position], bound_inputs.transfers
     # Both directions together move at most twice the contended rate.
     rate = max(1000, 2 * transfers.contended_permille) / 1000
-    uses = _Uses(kept_then=[{} for _ in stage.moments])
+    sums = _StageSums(kept_bytes_at=[{} for _ in stage.liveness_points])
     for layers, num_layers in stage.layers.items():
-        flow = facts.flows[layers.kind]
-        layer = _Layer(rows, flow, allow)
-        num_there = num_layers * layers.in_flight
-        num_copied = num_layers * facts.num_micro_batches
-        uses.saved_bytes += num_there * flow.saved_bytes
+        tensor_graph = bound_inputs.tensor_graphs[layers.kind]
+        layer = _Layer(program, tensor_graph, allow)
+        num_in_flight_copies = num_layers * layers.in_flight
+        num_copied = num_layers * bound_inputs.num_micro_batches
+        sums.saved_bytes += num_in_flight_copies * tensor_graph.saved_bytes
         num_gathered = num_layers * (layers.in_flight - layers.num_begun) * stage.is_past_forward
-        num_handed = num_layers * layers.num_waiting
+        num_boundary = num_layers * layers.num_waiting
         for tensor, (size, is_kept, is_swapped, is_late) in enumerate(layer.tensors):
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
-            is_saved_name, is_gathered = tensor in flow.handed, tensor in flow.gathered
-            num_here = num_handed if is_saved_name else num_there
-            uses.kept_bytes[is_kept] = uses.kept_bytes[is_late] = (num_gathered if is_gathered else num_here) * size
-            uses.host_bytes[is_swapped] = num_here * size
-            uses.out_by_then_ns[is_swapped] = num_here * out_ns
+            is_saved_name, is_gathered = tensor in tensor_graph.boundary_inputs, tensor in tensor_graph.gathered
+            num_here = num_boundary if is_saved_name else num_in_flight_copies
+            sums.kept_bytes[is_kept] = sums.kept_bytes[is_late] = (num_gathered if is_gathered else num_here) * size
+            sums.host_bytes[is_swapped] = num_here * size
+            sums.out_before_peak_ns[is_swapped] = num_here * out_ns
             for copied in (is_swapped, is_late):
-                uses.out_ns[copied] = num_copied * out_ns
-                uses.back_ns[copied] = num_copied * back_ns
-                uses.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
-            for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
-                if moment.is_past_forward or not (is_gathered or is_saved_name):
-                    kept_bytes[is_kept] = num_layers * moment.waiting.get(layers, 0) * size
-        uses.recompute_ns[layer.recompute_ns] = num_layers
-        uses.out_by_then_ns[layer.recompute_ns] = -layers.num_begun * num_layers
-    return uses
+                sums.out_ns[copied] = num_copied * out_ns
+                sums.back_ns[copied] = num_copied * back_ns
+                sums.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
+            for kept_bytes, point in zip(sums.kept_bytes_at, stage.liveness_points, strict=True):
+                if point.is_past_forward or not (is_gathered or is_saved_name):
+                    kept_bytes[is_kept] = num_layers * point.waiting.get(layers, 0) * size
+        sums.recompute_ns[layer.recompute_ns] = num_layers
+        sums.out_before_peak_ns[layer.recompute_ns] = -layers.num_begun * num_layers
+    return sums
 
 
-def _add_waits(rows: _Rows, facts: Facts, position: int, out_by_then_ns: Row) -> Row:
+def _add_waits(
+    program: _LinearProgram, bound_inputs: BoundInputs, position: int, out_before_peak_ns: Constraint
+) -> Constraint:
     """Waits of a stage for copies up to the fullest moment, and in how many micro-batches there are such.
 
     That is in each, where a stage runs forward and backward of one after the other, or is alone; else in the first.
     """
-    stage = facts.stages[position]
-    windows = [stage.window_ns, *stage.later_windows_ns]
-    if len(facts.stages) == 1:
-        windows += [stage.window_ns] * (facts.num_micro_batches - len(windows))
-    waits: Row = {}
-    for window_ns, number in Counter(windows).items():
-        wait_ns = rows.variable()
-        rows.limit({**out_by_then_ns, wait_ns: -1}, window_ns)
+    stage = bound_inputs.stages[position]
+    gaps = [stage.window_ns, *stage.later_windows_ns]
+    if len(bound_inputs.stages) == 1:
+        gaps += [stage.window_ns] * (bound_inputs.num_micro_batches - len(gaps))
+    waits: Constraint = {}
+    for window_ns, number in Counter(gaps).items():
+        wait_ns = program.add_variable()
+        program.add_constraint({**out_before_peak_ns, wait_ns: -1}, window_ns)
         waits[wait_ns] = number
     return waits
 
 
-def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, recompute_ns: list[int], waits: Row) -> None:
+def _add_time(
+    program: _LinearProgram,
+    bound_inputs: BoundInputs,
+    position: int,
+    step_ns: int,
+    recompute_ns: list[int],
+    waits: Constraint,
+) -> None:
     """Work of a stage, one after another; behind it backward goes on through the stages before it."""
-    stage = facts.stages[position]
+    stage = bound_inputs.stages[position]
     earlier = range(position)
-    hidden_ns = _add_hidden(rows, facts, [recompute_ns[position]])
-    row: Row = {step_ns: -1, recompute_ns[position]: facts.num_micro_batches, hidden_ns: -1, **waits}
+    hidden_ns = _add_hidden(program, bound_inputs, [recompute_ns[position]])
+    constraint: Constraint = {
+        step_ns: -1,
+        recompute_ns[position]: bound_inputs.num_micro_batches,
+        hidden_ns: -1,
+        **waits,
+    }
     # Forward of other stages, which this one waits for, may write less.
     others = [
-        (layers, number) for other in facts.stages if other is not stage for layers, number in other.layers.items()
+        (layers, number)
+        for other in bound_inputs.stages
+        if other is not stage
+        for layers, number in other.layers.items()
     ]
-    sooner_ns = sum(facts.flows[like.kind].avoided_store_ns * like.in_flight * number for like, number in others)
+    saved_forward_ns = sum(
+        bound_inputs.tensor_graphs[layers.kind].avoided_store_ns * layers.in_flight * number
+        for layers, number in others
+    )
     fixed_ns = (
-        max(0, stage.idle_ns - sooner_ns) + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+        max(0, stage.idle_ns - saved_forward_ns)
+        + stage.first_pass_extra_ns
+        + bound_inputs.num_micro_batches * stage.work_ns
+        + bound_inputs.step_overhead_ns
     )
     if stage.num_chunks == 1:
-        row |= {recompute_ns[other]: 1 for other in earlier}
-        fixed_ns += sum(facts.stages[other].backward_ns for other in earlier)
-    rows.limit(row, -fixed_ns)
+        constraint |= {recompute_ns[other]: 1 for other in earlier}
+        fixed_ns += sum(bound_inputs.stages[other].backward_ns for other in earlier)
+    program.add_constraint(constraint, -fixed_ns)
 
 
 class _Layer:
@@ -266,123 +299,148 @@ class _Layer:
     What is swapped may be late: at the fullest moment it is on the device all the same.
     """
 
-    def __init__(self, rows: _Rows, flow: Flow, allow: Allow):
+    def __init__(self, program: _LinearProgram, tensor_graph: TensorGraph, allow: Allow):
         self.tensors: list[tuple[int, int, int, int]] = []  # size, and what is kept, swapped in time, swapped late
-        for tensor, size in enumerate(flow.sizes_bytes):
-            can_swap = int(allow.swap and tensor not in flow.gathered | flow.unnamed)
-            self.tensors.append((size, rows.variable(1), rows.variable(can_swap), rows.variable(can_swap)))
-        self.recompute_ns = rows.variable()
-        runs_again = [
-            rows.variable(1 if allow.recompute and op not in flow.run_once else 0)
-            for op in range(len(flow.recompute_ns))
+        for tensor, size in enumerate(tensor_graph.sizes_bytes):
+            can_swap = int(allow.swap and tensor not in tensor_graph.gathered | tensor_graph.unswappable_tensors)
+            self.tensors.append(
+                (size, program.add_variable(1), program.add_variable(can_swap), program.add_variable(can_swap))
+            )
+        self.recompute_ns = program.add_variable()
+        recompute_share = [
+            program.add_variable(1 if allow.recompute and op not in tensor_graph.computed_once else 0)
+            for op in range(len(tensor_graph.recompute_ns))
         ]
 
-        def there(tensor: int, is_again: bool = False) -> Row:
+        def there(tensor: int, is_again: bool = False) -> Constraint:
             """Minus the part of a tensor that backward can read, or what runs again."""
-            may_move = not (is_again and tensor in flow.members)
-            row: Row = dict.fromkeys(self.tensors[tensor][1:] if may_move else self.tensors[tensor][1:2], -1)
-            return row if tensor in flow.outputs else row | {runs_again[flow.makers[tensor]]: -1}
+            may_move = not (is_again and tensor in tensor_graph.tuple_members)
+            constraint: Constraint = dict.fromkeys(
+                self.tensors[tensor][1:] if may_move else self.tensors[tensor][1:2], -1
+            )
+            return (
+                constraint
+                if tensor in tensor_graph.outputs
+                else constraint | {recompute_share[tensor_graph.makers[tensor]]: -1}
+            )
 
-        for tensor in flow.saved:
-            rows.limit(there(tensor), -1)
-        for tensor in flow.single - flow.outputs:
-            rows.limit(dict.fromkeys((*self.tensors[tensor][1:], runs_again[flow.makers[tensor]]), 1), 1)
-        for first, *others in flow.together:
+        for tensor in tensor_graph.saved:
+            program.add_constraint(there(tensor), -1)
+        for tensor in tensor_graph.freed_by_recompute - tensor_graph.outputs:
+            program.add_constraint(
+                dict.fromkeys((*self.tensors[tensor][1:], recompute_share[tensor_graph.makers[tensor]]), 1), 1
+            )
+        for first, *others in tensor_graph.swapped_together:
             for one, other in (pair[::step] for pair in ((first, other) for other in others) for step in (1, -1)):
-                again = {runs_again[flow.makers[tensor]]: -1.0 for tensor in (one, other)}
+                again = {recompute_share[tensor_graph.makers[tensor]]: -1.0 for tensor in (one, other)}
                 moved = dict.fromkeys(self.tensors[one][2:], 1.0) | dict.fromkeys(self.tensors[other][2:], -1.0)
-                rows.limit(moved | again)
-        with_cells = [(cell, self._add_cell(rows, flow, cell, runs_again)) for cell in flow.together_again]
-        for tensor, op in flow.either:
-            rows.limit(dict.fromkeys((*self.tensors[tensor][2:], runs_again[op]), 1), 1)
-        for op, other in flow.again_with:
-            rows.limit({runs_again[op]: 1, runs_again[other]: -1})
-        for op, tensor in flow.reads:
-            rows.limit({**there(tensor, is_again=True), runs_again[op]: 1})
-        compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.recompute_ns) if ns}
-        apart = {op: rows.variable() for op, ns in enumerate(flow.unfused_extra_ns) if ns}
-        for op, tensor in flow.reads:
-            maker = flow.makers[tensor]
+                program.add_constraint(moved | again)
+        with_cells = [
+            (cell, self._add_cell(program, tensor_graph, cell, recompute_share))
+            for cell in tensor_graph.recomputed_cells
+        ]
+        for tensor, op in tensor_graph.mutually_exclusive:
+            program.add_constraint(dict.fromkeys((*self.tensors[tensor][2:], recompute_share[op]), 1), 1)
+        for op, other in tensor_graph.implied_recomputes:
+            program.add_constraint({recompute_share[op]: 1, recompute_share[other]: -1})
+        for op, tensor in tensor_graph.reads:
+            program.add_constraint({**there(tensor, is_again=True), recompute_share[op]: 1})
+        compute: Constraint = {recompute_share[op]: ns for op, ns in enumerate(tensor_graph.recompute_ns) if ns}
+        apart = {op: program.add_variable() for op, ns in enumerate(tensor_graph.unfused_extra_ns) if ns}
+        for op, tensor in tensor_graph.reads:
+            maker = tensor_graph.makers[tensor]
             if maker in apart:
-                rows.limit({runs_again[maker]: 1, runs_again[op]: 1, apart[maker]: -1}, 1)
-        compute |= {variable: flow.unfused_extra_ns[op] for op, variable in apart.items()}
+                program.add_constraint({recompute_share[maker]: 1, recompute_share[op]: 1, apart[maker]: -1}, 1)
+        compute |= {variable: tensor_graph.unfused_extra_ns[op] for op, variable in apart.items()}
         # What runs again, and the time that it may take while the compute stream waits.
-        known_ns = {op: max(ns, 0) for op, ns in enumerate(flow.recompute_ns) if ns > 0 or op in apart}
+        known_ns = {op: max(ns, 0) for op, ns in enumerate(tensor_graph.recompute_ns) if ns > 0 or op in apart}
 
-        def hide(stands: Mapping[int, int], groups: Iterable[tuple[int, Set[int]]], idle_ns: int) -> None:
+        def add_hidden_time(in_gap: Mapping[int, int], groups: Iterable[tuple[int, Set[int]]], idle_ns: int) -> None:
             """Adds time to hide in for copies that stand there, as variables say.
 
             `groups` are variables and operators: as far as the variable says copies of these stand there, if at all.
             """
-            hidden = {op: rows.variable() for op in stands if op in known_ns}
+            hidden = {op: program.add_variable() for op in in_gap if op in known_ns}
             for op, hidden_ns in hidden.items():
-                row: Row = {hidden_ns: 1, stands[op]: -known_ns[op]}
-                rows.limit(row | ({apart[op]: -flow.unfused_extra_ns[op]} if op in apart else {}))
+                constraint: Constraint = {hidden_ns: 1, in_gap[op]: -known_ns[op]}
+                program.add_constraint(
+                    constraint | ({apart[op]: -tensor_graph.unfused_extra_ns[op]} if op in apart else {})
+                )
             for is_there, ops in groups:
                 if own := [hidden[op] for op in ops if op in hidden]:
-                    rows.limit({**dict.fromkeys(own, 1), is_there: -idle_ns})
+                    program.add_constraint({**dict.fromkeys(own, 1), is_there: -idle_ns})
             compute.update(dict.fromkeys(hidden.values(), -1))
 
-        for window in flow.windows:
-            stands, any_stands = self._stand_in(rows, flow, window, runs_again)
+        for gap in tensor_graph.gaps:
+            in_gap, any_in_gap = self._add_gap(program, tensor_graph, gap, recompute_share)
             for cell, with_cell in with_cells:
-                for op in cell.made_before(window.read_before, flow).intersection(stands, with_cell):
-                    rows.limit({stands[op]: 1, with_cell[op]: 1, runs_again[op]: -1})
-            only_for = [(stands[op], ops) for op, ops in window.only_for(flow).items()]
-            hide(stands, [(any_stands, stands.keys()), *only_for], window.idle_ns)
-        communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
-        rows.limit({**communication, self.recompute_ns: -1})
-        for op, ns in enumerate(flow.communication_ns):
+                for op in cell.made_before(gap.read_before, tensor_graph).intersection(in_gap, with_cell):
+                    program.add_constraint({in_gap[op]: 1, with_cell[op]: 1, recompute_share[op]: -1})
+            only_for = [(in_gap[op], ops) for op, ops in gap.only_for(tensor_graph).items()]
+            add_hidden_time(in_gap, [(any_in_gap, in_gap.keys()), *only_for], gap.idle_ns)
+        communication: Constraint = {
+            recompute_share[op]: ns for op, ns in enumerate(tensor_graph.communication_ns) if ns
+        }
+        program.add_constraint({**communication, self.recompute_ns: -1})
+        for op, ns in enumerate(tensor_graph.communication_ns):
             if ns:
-                beside = {other: runs_again[other] for other in flow.beside.get(op, ())}
-                each = ((variable, {other}) for other, variable in beside.items())
-                hide(beside, [(runs_again[op], beside.keys()), *each], ns)
-                compute[runs_again[op]] = compute.get(runs_again[op], 0) + ns
-        rows.limit({**compute, self.recompute_ns: -1})
+                overlapping_ops = {other: recompute_share[other] for other in tensor_graph.overlapping_ops.get(op, ())}
+                each = ((variable, {other}) for other, variable in overlapping_ops.items())
+                add_hidden_time(overlapping_ops, [(recompute_share[op], overlapping_ops.keys()), *each], ns)
+                compute[recompute_share[op]] = compute.get(recompute_share[op], 0) + ns
+        program.add_constraint({**compute, self.recompute_ns: -1})
 
-    def _add_cell(self, rows: _Rows, flow: Flow, cell: CellAgain, runs_again: Sequence[int]) -> dict[int, int]:
+    def _add_cell(
+        self, program: _LinearProgram, tensor_graph: TensorGraph, cell: RecomputedCell, recompute_share: Sequence[int]
+    ) -> dict[int, int]:
         """What runs again with a cell, in the same layers: for each operator the variable of the part that does."""
-        is_again = rows.variable(1)
-        with_cell = {op: rows.variable(1) for op in cell.ops}
+        is_again = program.add_variable(1)
+        with_cell = {op: program.add_variable(1) for op in cell.ops}
         for op, part in with_cell.items():
-            rows.limit({part: 1, runs_again[op]: -1})
-            rows.limit({part: 1, is_again: -1})
+            program.add_constraint({part: 1, recompute_share[op]: -1})
+            program.add_constraint({part: 1, is_again: -1})
         for op in cell.functions:
-            rows.limit({runs_again[op]: 1, with_cell.get(op, is_again): -1})
+            program.add_constraint({recompute_share[op]: 1, with_cell.get(op, is_again): -1})
         for tensor in cell.tensors:
-            rows.limit(dict.fromkeys((*self.tensors[tensor][1:], is_again), 1), 1)
-            if tensor in flow.saved:
-                rows.limit({is_again: 1, with_cell[flow.makers[tensor]]: -1})
+            program.add_constraint(dict.fromkeys((*self.tensors[tensor][1:], is_again), 1), 1)
+            if tensor in tensor_graph.saved:
+                program.add_constraint({is_again: 1, with_cell[tensor_graph.makers[tensor]]: -1})
         for op, tensor in cell.views:
-            rows.limit({runs_again[op]: 1, self.tensors[tensor][1]: -1, is_again: -1})
-        for op, tensor in flow.reads:
+            program.add_constraint({recompute_share[op]: 1, self.tensors[tensor][1]: -1, is_again: -1})
+        for op, tensor in tensor_graph.reads:
             if op in with_cell and tensor in cell.tensors:
-                rows.limit({with_cell[op]: 1, with_cell[flow.makers[tensor]]: -1})
+                program.add_constraint({with_cell[op]: 1, with_cell[tensor_graph.makers[tensor]]: -1})
         return with_cell
 
-    def _stand_in(
-        self, rows: _Rows, flow: Flow, window: Window, runs_again: Sequence[int]
+    def _add_gap(
+        self, program: _LinearProgram, tensor_graph: TensorGraph, gap: CommunicationGap, recompute_share: Sequence[int]
     ) -> tuple[dict[int, int], int]:
         """For each operator the variable of the part of its copy that stands in a window, and that of all of them.
 
         What is read before the window is there before: kept, swapped, or its copy stands before the window, too. Where
         no copy stands there for backward itself none does.
         """
-        stands, any_stands = {op: rows.variable(1) for op in window.ops}, rows.variable(1)
-        rows.limit({any_stands: 1, **dict.fromkeys((stands[op] for op in window.asked), -1)})
-        inputs = flow.inputs
-        before = {op: rows.variable(1) for op in closure((flow.makers[t] for t in window.read_before), inputs)}
-        for tensor in window.read_before:
-            rows.limit(dict.fromkeys((before[flow.makers[tensor]], *self.tensors[tensor][1:]), -1), -1)
+        in_gap, any_in_gap = {op: program.add_variable(1) for op in gap.ops}, program.add_variable(1)
+        program.add_constraint({any_in_gap: 1, **dict.fromkeys((in_gap[op] for op in gap.first_read_ops), -1)})
+        inputs = tensor_graph.inputs
+        before = {
+            op: program.add_variable(1) for op in closure((tensor_graph.makers[t] for t in gap.read_before), inputs)
+        }
+        for tensor in gap.read_before:
+            program.add_constraint(
+                dict.fromkeys((before[tensor_graph.makers[tensor]], *self.tensors[tensor][1:]), -1), -1
+            )
         readers: dict[int, list[int]] = {}
-        for op, tensor in flow.reads:
-            maker = flow.makers[tensor]
+        for op, tensor in tensor_graph.reads:
+            maker = tensor_graph.makers[tensor]
             readers.setdefault(maker, []).append(op)
             if op in before:
-                rows.limit({before[op]: 1, **dict.fromkeys((before[maker], *self.tensors[tensor][1:]), -1)})
-        for op, part in stands.items():
-            rows.limit({part: 1, runs_again[op]: -1} | ({before[op]: 1} if op in before else {}))
-            rows.limit({part: 1, any_stands: -1})
-            if op not in window.asked:
-                rows.limit({part: 1, **{stands[reader]: -1 for reader in readers.get(op, ()) if reader in stands}})
-        return stands, any_stands
+                program.add_constraint({before[op]: 1, **dict.fromkeys((before[maker], *self.tensors[tensor][1:]), -1)})
+        for op, part in in_gap.items():
+            program.add_constraint({part: 1, recompute_share[op]: -1} | ({before[op]: 1} if op in before else {}))
+            program.add_constraint({part: 1, any_in_gap: -1})
+            if op not in gap.first_read_ops:
+                program.add_constraint(
+                    {part: 1, **{in_gap[reader]: -1 for reader in readers.get(op, ()) if reader in in_gap}}
+                )
+        return in_gap, any_in_gap

@@ -32,22 +32,22 @@ from mindswap.simulator.step_model import StepModel
 
 
 @dataclass(frozen=True)
-class Window:
+class CommunicationGap:
     """Time in which the compute stream waits for communication, and operators that could run in it."""
 
     idle_ns: int  # how long at most
     ops: tuple[int, ...]  # operators whose copies may stand before the one that waits
     # of these, the ones of which backward itself first reads something there; copies of others stand there for a copy
-    asked: frozenset[int]
+    first_read_ops: frozenset[int]
     read_before: frozenset[int] = frozenset()  # tensors that backward has read before
 
-    def only_for(self, flow: "Flow") -> dict[int, set[int]]:
+    def only_for(self, tensor_graph: "TensorGraph") -> dict[int, set[int]]:
         """For each operator those whose copies stand there only where its own does, with itself."""
         readers: dict[int, set[int]] = {op: set() for op in self.ops}
-        for op, tensor in flow.reads:
-            if op in readers and flow.makers[tensor] in readers:
-                readers[flow.makers[tensor]].add(op)
-        free = {op: own for op, own in readers.items() if own and op not in self.asked}
+        for op, tensor in tensor_graph.reads:
+            if op in readers and tensor_graph.makers[tensor] in readers:
+                readers[tensor_graph.makers[tensor]].add(op)
+        free = {op: own for op, own in readers.items() if own and op not in self.first_read_ops}
         found: dict[int, set[int]] = {}
         for op in self.ops:
             group: set[int] = set()
@@ -60,7 +60,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class CellAgain:
+class RecomputedCell:
     """A cell that calls functions: no name is theirs, so they run again with all of the cell, or one around it."""
 
     functions: frozenset[int]  # operators that run again in no other way
@@ -71,21 +71,21 @@ class CellAgain:
     views: frozenset[tuple[int, int]] = frozenset()
     of_weights: frozenset[int] = frozenset()  # what operators make that read weights alone, of which nothing is left
 
-    def made_before(self, read_before: Set[int], flow: "Flow") -> frozenset[int]:
+    def made_before(self, read_before: Set[int], tensor_graph: "TensorGraph") -> frozenset[int]:
         """Operators whose copies come first, in layers in which the cell runs again, if backward has read tensors.
 
         As nothing is left of what the cell makes, these are copies of what makes the tensors, and of what those read.
         """
         gone = self.tensors | self.of_weights
         inputs: dict[int, set[int]] = {}
-        for op, tensor in flow.reads:
+        for op, tensor in tensor_graph.reads:
             if tensor in gone:
-                inputs.setdefault(op, set()).add(flow.makers[tensor])
-        return closure((flow.makers[tensor] for tensor in self.tensors & read_before), inputs)
+                inputs.setdefault(op, set()).add(tensor_graph.makers[tensor])
+        return closure((tensor_graph.makers[tensor] for tensor in self.tensors & read_before), inputs)
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class TensorGraph:
     """Tensors and operators of one layer."""
 
     sizes_bytes: tuple[int, ...]  # of each tensor
@@ -98,8 +98,8 @@ class Flow:
     recompute_ns: tuple[int, ...]
     communication_ns: tuple[int, ...]  # time on the communication stream that goes with it
     # operator that communicates -> those whose copies may run while its copy does; what reads it waits for the rest
-    beside: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    windows: tuple[Window, ...] = ()  # where copies of operators may cost nothing
+    overlapping_ops: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    gaps: tuple[CommunicationGap, ...] = ()  # where copies of operators may cost nothing
     # more time of each operator that runs again if one that reads what it makes does so, too: what has two readers is
     # not handed on in registers. Empty where that is nothing for all.
     unfused_extra_ns: tuple[int, ...] = ()
@@ -107,22 +107,22 @@ class Flow:
     # backward
     gathered: frozenset[int] = frozenset()
     # outputs of the layer before that nobody holds if everything is kept: they stay for what runs again and reads them
-    handed: frozenset[int] = frozenset()
-    unnamed: frozenset[int] = frozenset()  # tensors that no policy swaps: what holds them has no name
-    single: frozenset[int] = frozenset()  # tensors of which nothing is left where their operator runs again
+    boundary_inputs: frozenset[int] = frozenset()
+    unswappable_tensors: frozenset[int] = frozenset()  # tensors that no policy swaps: what holds them has no name
+    freed_by_recompute: frozenset[int] = frozenset()  # tensors of which nothing is left where their operator runs again
     # tensors that are members of a tuple: what comes back of it is for the gradient of its operator alone
     # (`graph.passes`), so what runs again reads a member that is kept, or made again
-    members: frozenset[int] = frozenset()
+    tuple_members: frozenset[int] = frozenset()
     # of what backward reads, tensors that one name swaps: all of them move, but for those that are made again
-    together: tuple[tuple[int, ...], ...] = ()
+    swapped_together: tuple[tuple[int, ...], ...] = ()
     # pairs of a tensor that only its operator is a name of, and an operator of that name: what a name swaps does not
     # run again
-    either: tuple[tuple[int, int], ...] = ()
-    together_again: tuple[CellAgain, ...] = ()  # cells that call functions
+    mutually_exclusive: tuple[tuple[int, int], ...] = ()
+    recomputed_cells: tuple[RecomputedCell, ...] = ()  # cells that call functions
     # pairs of operators: where the first runs again the second does, too, as one name is theirs
-    again_with: tuple[tuple[int, int], ...] = ()
+    implied_recomputes: tuple[tuple[int, int], ...] = ()
     # operators that do not run again, whatever names them: they read weights alone (`simulator.segment_reader`)
-    run_once: frozenset[int] = frozenset()
+    computed_once: frozenset[int] = frozenset()
     avoided_store_ns: int = 0  # what forward saves at most, where nobody holds what it makes
 
     @property
@@ -136,10 +136,10 @@ class Flow:
         return sum(self.sizes_bytes[tensor] for tensor in self.saved)
 
 
-def flows_of(model: StepModel) -> tuple[Flow, ...]:
+def build_tensor_graphs(model: StepModel) -> tuple[TensorGraph, ...]:
     """The flow of each compiled layer."""
     times_ns = _times_recompute_ns(model)
-    return tuple(_flow_of(model, position, *times_ns) for position in range(len(model.captured.trees)))
+    return tuple(_build_tensor_graph(model, position, *times_ns) for position in range(len(model.captured.trees)))
 
 
 def _times_recompute_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
@@ -214,13 +214,13 @@ def fusion_saving_ns(
     return np.array([saved_ns(node) for node in graph.forward], np.int64)
 
 
-def _flow_of(
+def _build_tensor_graph(
     model: StepModel,
     layer_index: int,
     recompute_ns: Mapping[str, int],
     unfused_extra_ns: Mapping[str, int],
     avoided_store_ns: Mapping[str, int],
-) -> Flow:
+) -> TensorGraph:
     """The flow of a compiled layer.
 
     Args:
@@ -239,9 +239,9 @@ def _flow_of(
     ]
     ops = {node.name: position for position, node in enumerate(own)}
     keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
-    keys_before = _handed(graph, layer_index)
+    keys_before = _find_boundary_inputs(graph, layer_index)
     tensors = {key: position for position, key in enumerate((*keys, *keys_before))}
-    handed = frozenset(range(len(keys), len(tensors)))
+    boundary_inputs = frozenset(range(len(keys), len(tensors)))
     saved = {
         tensors[entry.storage.name, entry.storage.output_index]: entry
         for entry in classify_saved(graph)
@@ -280,7 +280,7 @@ def _flow_of(
 
     def is_named(tensor: int, node: Node) -> bool:
         """What the layer before hands on stays under a name under which this one reads it."""
-        is_held = tensor not in handed or node.name in handed_as
+        is_held = tensor not in boundary_inputs or node.name in handed_as
         return is_held and model.names.can_name(graph.owner(node))
 
     named = {tensor for tensor, nodes in holders.items() if any(is_named(tensor, node) for node in nodes)}
@@ -288,39 +288,40 @@ def _flow_of(
     decided = {
         tensor: own[makers[tensor]]
         for tensor, nodes in holders.items()
-        if tensor not in handed and all(graph.owner(holder).name == own[makers[tensor]].name for holder in nodes)
+        if tensor not in boundary_inputs
+        and all(graph.owner(holder).name == own[makers[tensor]].name for holder in nodes)
     }
     decided_named = {
         tensor: decided[tensor] for tensor in saved if tensor in decided and model.names.can_name(decided[tensor])
     }
     # of these, what is read in the cell of its operator only, so that all of it runs again together
-    single = {tensor for tensor, node in decided.items() if _are_read_inside(graph, node, holders[tensor])}
-    return Flow(
+    freed_by_recompute = {tensor for tensor, node in decided.items() if _are_read_inside(graph, node, holders[tensor])}
+    return TensorGraph(
         tuple(-(-graph.index.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in tensors),
         makers,
         frozenset(saved),
-        frozenset(outputs | gathered | handed),
+        frozenset(outputs | gathered | boundary_inputs),
         reads,
         (*(recompute_ns[node.name] for node in own), *no_time),
         (*communication_ns, *no_time),
-        _beside(communication_ns, first_users, makers, reads, is_early, has_halves),
-        tuple(_windows(model, first_users, makers, reads, has_halves)),
+        _find_overlapping_ops(communication_ns, first_users, makers, reads, is_early, has_halves),
+        tuple(_find_gaps(model, first_users, makers, reads, has_halves)),
         (*(unfused_extra_ns[node.name] for node in own), *no_time),
         frozenset(gathered),
-        handed,
+        boundary_inputs,
         frozenset(range(len(tensors))) - named,
-        frozenset(single),
+        frozenset(freed_by_recompute),
         frozenset(tensor for tensor, node in decided.items() if len(node.outputs) > 1),
-        tuple(_moved_together(decided_named, model.names)),
-        tuple(_either(decided_named, model.names, own)),
-        tuple(_together_again(model, own, tensors, makers, reads, holders)),
-        tuple(_again_with(model, own, {own[makers[tensor]].name for tensor in saved})),
-        _run_once(model, own),
+        tuple(_find_swapped_together(decided_named, model.names)),
+        tuple(_find_mutually_exclusive(decided_named, model.names, own)),
+        tuple(_find_recomputed_cells(model, own, tensors, makers, reads, holders)),
+        tuple(_find_implied_recomputes(model, own, {own[makers[tensor]].name for tensor in saved})),
+        _find_computed_once(model, own),
         sum(avoided_store_ns[node.name] for node in own),
     )
 
 
-def _handed(graph: Graph, layer_index: int) -> list[tuple[str, int]]:
+def _find_boundary_inputs(graph: Graph, layer_index: int) -> list[tuple[str, int]]:
     """`Flow.handed` of a compiled layer: name and index of the output of each; nothing but the layer reads them."""
     readers: dict[tuple[str, int], set[int | None]] = {}
     for node in graph.forward:
@@ -337,7 +338,7 @@ def _handed(graph: Graph, layer_index: int) -> list[tuple[str, int]]:
     return [key for key, found in readers.items() if found == {layer_index} and key not in held and is_saved_name(*key)]
 
 
-def _moved_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
+def _find_swapped_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -> Iterable[tuple[int, ...]]:
     """`Flow.together`, of tensors that only their operator is a name of, with these operators."""
     groups: dict[Hashable, list[int]] = {}
     for tensor, maker in named.items():
@@ -345,7 +346,7 @@ def _moved_together(named: Mapping[int, Node], names: Callable[[Node], Label]) -
     return (tuple(tensors) for tensors in groups.values() if len(tensors) > 1)
 
 
-def _either(
+def _find_mutually_exclusive(
     named: Mapping[int, Node], names: Callable[[Node], Label], own: Iterable[Node]
 ) -> Iterable[tuple[int, int]]:
     """`Flow.either` of such tensors; `own` are the operators of the layer."""
@@ -355,14 +356,14 @@ def _either(
     return ((tensor, op) for tensor, node in named.items() if len(names(node)) == 1 for op in by_name[names(node)])
 
 
-def _together_again(
+def _find_recomputed_cells(
     model: StepModel,
     own: Sequence[Node],
     tensors: Mapping[tuple[str, int], int],
     makers: Sequence[int],
     reads: Iterable[tuple[int, int]],
     holders: Mapping[int, Sequence[Node]],
-) -> Iterable[CellAgain]:
+) -> Iterable[RecomputedCell]:
     """`Flow.together_again`, of the operators of a layer, its tensors, what makes each, and all names of it.
 
     What reads weights alone runs again with the cell only in a step that swaps (`simulator.segment_reader`).
@@ -391,7 +392,7 @@ def _together_again(
             if makers[tensor] < len(own) and again.issuperset(node.name for node in nodes)
         }
         with_inputs = {tensor for tensor in gone if makers[tensor] in reading}
-        yield CellAgain(
+        yield RecomputedCell(
             frozenset(ops),
             frozenset(op for op, node in enumerate(own) if node.name in again),
             frozenset(with_inputs),
@@ -400,7 +401,7 @@ def _together_again(
         )
 
 
-def _run_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
+def _find_computed_once(model: StepModel, own: Sequence[Node]) -> frozenset[int]:
     """`Flow.run_once`, of the operators of a layer: with several micro-batches what reads no activation at all."""
     if model.layout.num_micro_steps == 1:
         return frozenset()
@@ -459,7 +460,7 @@ def _views(
     return found
 
 
-def _again_with(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Iterable[tuple[int, int]]:
+def _find_implied_recomputes(model: StepModel, own: Sequence[Node], saved: Set[str]) -> Iterable[tuple[int, int]]:
     """`Flow.again_with`, of the operators of a layer, and names of those that make what backward reads.
 
     A policy names both, or a cell that both are in; so the second runs again, too, unless something outside of that
@@ -534,7 +535,7 @@ def closure(ops: Iterable[int], inputs: Mapping[int, Iterable[int]]) -> frozense
     return frozenset(found)
 
 
-def _beside(
+def _find_overlapping_ops(
     communication_ns: Sequence[int],
     first_users: Mapping[int, int],
     makers: Sequence[int],
@@ -589,13 +590,13 @@ def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
             yield storage.name, storage.output_index
 
 
-def _windows(
+def _find_gaps(
     model: StepModel,
     first_users: Mapping[int, int],
     makers: Sequence[int],
     reads: Iterable[tuple[int, int]],
     has_halves: bool,
-) -> Iterable[Window]:
+) -> Iterable[CommunicationGap]:
     """Communication of backward after which the compute stream goes on, until an operator reads what it brings.
 
     A copy stands before the first reader of what it makes, or of what is made from that.
@@ -610,12 +611,12 @@ def _windows(
         if not (idle_ns := sum(map(model.collective_ns, behind))):
             continue
         last = first_reader.get(node.name, position)
-        asked = frozenset(makers[tensor] for tensor, user in first_users.items() if position < user <= last)
-        ops = closure(asked, inputs)
+        first_read_ops = frozenset(makers[tensor] for tensor, user in first_users.items() if position < user <= last)
+        ops = closure(first_read_ops, inputs)
         before = frozenset(tensor for tensor, user in first_users.items() if user <= position)
         if ops:
             yield (
-                Window(idle_ns, tuple(ops), ops, frozenset())
+                CommunicationGap(idle_ns, tuple(ops), ops, frozenset())
                 if has_halves
-                else Window(idle_ns, tuple(ops), asked, before)
+                else CommunicationGap(idle_ns, tuple(ops), first_read_ops, before)
             )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, sums_of
+from mindswap.planner.linear import METHODS, UnsolvedError, solve_linear, to_sparse_rows
 from mindswap.planner.stage_problem import KEEP, Figures, Space, Worth
 
 # For kinds of layers that are a smaller part of all, only the rows of independent items are made; they take what they
@@ -147,9 +147,9 @@ class ColumnGeneration:
 
     def _generate(self, limits: np.ndarray) -> list[list[int]]:
         """Adds rows as long as they help; how many layers of each kind get which."""
-        prices, again_ns = self._solve(limits)
-        while again_ns > self.enough_ns and self._add_rows(prices):
-            prices, again_ns = self._solve(limits)
+        dual_prices, again_ns = self._solve(limits)
+        while again_ns > self.enough_ns and self._add_rows(dual_prices):
+            dual_prices, again_ns = self._solve(limits)
         while self._settle(numbers := self._numbers(limits)):
             pass
         return numbers
@@ -166,32 +166,32 @@ class ColumnGeneration:
 
     def _solve(self, limits: np.ndarray) -> tuple[DualPrices, float]:
         """DualPrices of the limits, and the time that runs again, where parts of layers may get rows."""
-        cost, sums, least, greatest, unit_ns, scale = self._programme(limits)
+        cost, sums, row_lower, row_upper, unit_ns, scale = self._programme(limits)
         for method in METHODS:
             with contextlib.suppress(UnsolvedError):
-                found = solve_linear(cost, sums, greatest, least=least, solver=method)
+                found = solve_linear(cost, sums, row_upper, row_lower=row_lower, solver=method)
                 if found is None:  # what is missing is a variable, so there is always a choice
                     raise AssertionError("an infeasible program in spite of its slack variable")
-                return -found.prices[: len(limits)] * unit_ns / scale, found.cost * unit_ns
+                return -found.dual_prices[: len(limits)] * unit_ns / scale, found.cost * unit_ns
         return np.zeros(len(limits)), 0.0  # no further rows: those that are known serve
 
     def _numbers(self, limits: np.ndarray) -> list[list[int]]:
         """How many layers of each kind get which of the rows known."""
-        cost, sums, least, greatest, *_ = self._programme(limits)
-        asked = repr((cost.tolist(), sums, least.tolist(), greatest.tolist()))
+        cost, sums, row_lower, row_upper, *_ = self._programme(limits)
+        asked = repr((cost.tolist(), sums, row_lower.tolist(), row_upper.tolist()))
         if asked != self._asked:  # of two loads, or before and behind a look for rows, most often it is the same
-            self._asked, self._answer = asked, self._whole_numbers(cost, sums, least, greatest)
+            self._asked, self._answer = asked, self._whole_numbers(cost, sums, row_lower, row_upper)
         return self._answer
 
     def _whole_numbers(
-        self, cost: np.ndarray, sums: list[dict[int, float]], least: np.ndarray, greatest: np.ndarray
+        self, cost: np.ndarray, sums: list[dict[int, float]], row_lower: np.ndarray, row_upper: np.ndarray
     ) -> list[list[int]]:
         """The same for a programme of `_programme`."""
         steps: dict[str, Any] = {"mip_max_nodes": MAX_NODES, "mip_rel_gap": NEAR, "mip_abs_gap": NEAR}
         try:
-            found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1, **steps)
+            found = solve_linear(cost, sums, row_upper, row_lower=row_lower, num_integers=len(cost) - 1, **steps)
         except UnsolvedError:  # so few steps were too few to find any choice
-            found = solve_linear(cost, sums, greatest, least=least, num_whole=len(cost) - 1)
+            found = solve_linear(cost, sums, row_upper, row_lower=row_lower, num_integers=len(cost) - 1)
         if found is None:
             raise AssertionError("an infeasible program in spite of its slack variable")
         numbers = np.rint(found.variables[:-1]).astype(np.int64)
@@ -217,22 +217,22 @@ class ColumnGeneration:
         kinds, sizes = kind_of == np.arange(len(self.layers))[:, None], [len(layers) for layers in self.layers]
         return (
             np.append(recompute_ns / unit_ns, MISSING_FACTOR),
-            sums_of(np.vstack([limited, kinds])),
+            to_sparse_rows(np.vstack([limited, kinds])),
             np.append(np.full(len(limits), -np.inf), sizes),
             np.append(limits / scale, sizes),
             unit_ns,
             scale,
         )
 
-    def _add_rows(self, prices: DualPrices) -> bool:
+    def _add_rows(self, dual_prices: DualPrices) -> bool:
         """Adds the rows that are best at some prices; whether any was new."""
         is_new = False
         for kind in range(len(self.layers)):
-            for row in self._best_rows(kind, prices):
+            for row in self._best_rows(kind, dual_prices):
                 is_new |= self._add(row)
         return is_new
 
-    def _best_rows(self, kind: int, prices: DualPrices) -> Iterator[np.ndarray]:
+    def _best_rows(self, kind: int, dual_prices: DualPrices) -> Iterator[np.ndarray]:
         """The best row if its items were independent, and without cells, which are not independent of what is in them;
         what a change of one item makes better of the best one known.
         """
@@ -240,7 +240,7 @@ class ColumnGeneration:
         ranked = [
             sorted(
                 _options(figures, layer, item, self.unswappable[layer, item]),
-                key=lambda value, item=item: _item_price(figures, layer, item, value, prices),  # type: ignore[misc]
+                key=lambda value, item=item: _item_price(figures, layer, item, value, dual_prices),  # type: ignore[misc]
             )
             for item in range(1, figures.num_items)
         ]
@@ -252,12 +252,12 @@ class ColumnGeneration:
             return
         # A layer that is recomputed whole leaves nothing to change.
         known = [entry for entry in self.rows[kind].values() if entry[0][0] == KEEP]
-        best, worth = min(known, key=lambda entry: _price(entry[1], prices))
+        best, worth = min(known, key=lambda entry: _price(entry[1], dual_prices))
         changes = []
         for item, values in enumerate(ranked, 1):
-            own_ns = _item_price(figures, layer, item, int(best[item]), prices)
+            own_ns = _item_price(figures, layer, item, int(best[item]), dual_prices)
             changes += [
-                (_item_price(figures, layer, item, value, prices) - own_ns, item, value)
+                (_item_price(figures, layer, item, value, dual_prices) - own_ns, item, value)
                 for value in values
                 if value != best[item]
             ]
@@ -268,7 +268,7 @@ class ColumnGeneration:
             self.num_tried += 1
             changed = best.copy()
             changed[item] = value
-            if _price(self.space.worth(layer, changed), prices) < _price(worth, prices):
+            if _price(self.space.worth(layer, changed), dual_prices) < _price(worth, dual_prices):
                 is_better = True
                 yield changed
 
@@ -296,15 +296,15 @@ def _options(figures: Figures, layer: int, item: int, is_unswappable: bool) -> l
     return [KEEP, *(-way if way else 1 for way in ways if way or not is_unswappable)]
 
 
-def _item_price(figures: Figures, layer: int, item: int, value: int, prices: DualPrices) -> float:
+def _item_price(figures: Figures, layer: int, item: int, value: int, dual_prices: DualPrices) -> float:
     if value == KEEP:
         return 0.0
     size = int(figures.freed_bytes[layer, item, max(-value, 0)])
     is_swap = value > KEEP
     copy_ns, host_bytes = (int(figures.copy_ns[layer, item]), size) if is_swap else (0, 0)
-    return _price(Worth(size, int(figures.recompute_ns[layer, item, max(-value, 0)]), copy_ns, host_bytes), prices)
+    return _price(Worth(size, int(figures.recompute_ns[layer, item, max(-value, 0)]), copy_ns, host_bytes), dual_prices)
 
 
-def _price(worth: Worth, prices: DualPrices) -> float:
-    memory, link, host = prices.tolist()
+def _price(worth: Worth, dual_prices: DualPrices) -> float:
+    memory, link, host = dual_prices.tolist()
     return worth.recompute_ns - memory * worth.freed_bytes + link * worth.copy_ns + host * worth.host_bytes
