@@ -1,9 +1,9 @@
-"""Element-wise operators that jit_level O1 runs as one kernel: what they do not read and write.
+"""Fusion of element-wise operators by jit_level O1, and merging of equal operators.
 
-MindSpore's graph kernel fusion (backend/common/graph_kernel, `dvm` on Ascend) clusters arithmetic that follows
-arithmetic. A value that only the next operator of the cluster reads never gets to memory; one that others need
-too is written, and not read again. Clusters across matrix products, norms, transposes and slices are not formed
-here. Positions of operators stay those of the single operators.
+MindSpore's graph kernel fusion (backend/common/graph_kernel, `dvm` on Ascend) clusters consecutive arithmetic
+operators. A value that only the next operator of the cluster reads is never written to memory; a value with further
+readers is written, and not read back by the cluster. Clusters across matrix products, norms, transposes and slices are
+not modelled. The positions of operators do not change.
 """
 
 import functools
@@ -16,41 +16,58 @@ from mindswap.graph.model import Graph, Node, Saved
 from mindswap.graph.ops import FUSED_OPS, FUSED_READERS, RANDOM_OPS, VALUE_PASSING_OPS
 from mindswap.graph.storage import resolve_storage
 
-# An operator, the one that goes on in the same kernel, and whether what is between them is written all the same.
+# (operator, next operator in the same kernel, whether the value between them is still written to memory)
 _Pair = tuple[Node, Node, bool]
 
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """`works`, of `measure_work` on the graph, when element-wise operators are fused."""
+    """Return the work of forward and backward with fused element-wise operators.
+
+    Args:
+        graph: the step.
+        works: from `measure_work` for this graph.
+    """
     forward, backward = map(Fusion, _pairs_of(graph))
     return tuple(map(forward.fuse, graph.forward, works[0])), tuple(map(backward.fuse, graph.backward, works[1]))
 
 
 def fuse_forward(graph: Graph, works: Sequence[Work], is_saved: bool = True) -> tuple[Work, ...]:
-    """The same of forward alone; without `is_saved` as if backward held nothing of it, so that less is written."""
+    """Return the work of forward with fused element-wise operators.
+
+    Args:
+        graph: the step.
+        works: of forward, from `measure_work`.
+        is_saved: backward reads the saved values; if False nothing is saved, so that less is written.
+    """
     fusion = Fusion(_pairs_of(graph)[0] if is_saved else _fused_pairs(graph.forward, set()))
     return tuple(map(fusion.fuse, graph.forward, works))
 
 
 def find_fusions(graph: Graph) -> tuple["Fusion", "Fusion"]:
-    """What is fused in forward, and in backward."""
+    """Return the fusions of forward and of backward."""
     forward, backward = _pairs_of(graph)
     return Fusion(forward), Fusion(backward)
 
 
 class Fusion:
-    """What fused operators of forward, or of backward, do not read and write."""
+    """Memory traffic that fused operators of one pass avoid."""
 
     def __init__(self, pairs: Iterable[_Pair]):
-        self._register_bytes: dict[str, int] = {}  # what an operator gets of others in its kernel, by its name
-        self._unwritten: set[str] = set()  # operators whose output never gets to memory
+        # bytes that an operator receives from others in its kernel, by its name
+        self._register_bytes: dict[str, int] = {}
+        self._unwritten: set[str] = set()  # operators whose output is never written to memory
         for node, reader, is_written in pairs:
             self._register_bytes[reader.name] = self._register_bytes.get(reader.name, 0) + node.size_bytes
             if not is_written:
                 self._unwritten.add(node.name)
 
     def fuse(self, node: Node, work: Work) -> Work:
-        """The work of an operator, of which `work` is that without fusion."""
+        """Return the work of an operator with fusion.
+
+        Args:
+            node: the operator.
+            work: its work without fusion.
+        """
         if node.name in self._register_bytes:
             left_bytes = max(work.read_bytes - self._register_bytes[node.name], 0)
             work = replace(work, read_bytes=left_bytes, is_fused=True)
@@ -58,10 +75,10 @@ class Fusion:
 
 
 def find_unwritten(graph: Graph) -> dict[str, str]:
-    """Values that are never in memory, with the operators that take them over.
+    """Return the values that are never written to memory, each with the operator that consumes it.
 
-    Only where one operator reads the other at once: a Reshape between them keeps their kernels apart (a dry run of
-    2.9.0 has GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
+    Only direct readers count: a Reshape in between separates the kernels (a dry run of MindSpore 2.9.0 has
+    GraphKernel_Mul, Reshape, GraphKernel_SiLUGrad).
     """
     fused_readers = {}
     for node, reader, is_written in itertools.chain(*_pairs_of(graph)):
@@ -70,15 +87,15 @@ def find_unwritten(graph: Graph) -> dict[str, str]:
     return fused_readers
 
 
-@functools.lru_cache(maxsize=2)  # a planner asks for the work, and then for what is not written
+@functools.lru_cache(maxsize=2)  # a planner needs first the work, then the unwritten values
 def _pairs_of(graph: Graph) -> tuple[Sequence[_Pair], Sequence[_Pair]]:
-    """`_fused_pairs` of forward and of backward."""
+    """Return the fused pairs of forward and of backward."""
     saved_names = {saved.forward_name for saved in graph.saved}
     return tuple(_fused_pairs(graph.forward, saved_names)), tuple(_fused_pairs(graph.backward, set()))
 
 
 def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_Pair]:
-    """Operators with the one that goes on in the same kernel; whether what is between them is written all the same."""
+    """Yield the fused pairs of one pass; `saved_names` are the values that backward reads."""
     readers, is_saved_name = _readers(nodes, saved_names, 2)
     for node in nodes:
         users = readers.get(node.name, [])
@@ -89,20 +106,20 @@ def _fused_pairs(nodes: Sequence[Node], saved_names: set[str]) -> Iterator[_Pair
 def min_recompute_work(
     graph: Graph, works: Sequence[Work], users: Mapping[str, Sequence[Node]], has_second_reader: bool = False
 ) -> tuple[Work, ...]:
-    """Work of each operator of forward, at least, if it runs again in backward.
+    """Return a lower limit for the work of each forward operator when it is recomputed in backward.
 
-    A copy that is fused with its only reader writes nothing, and one that is fused with the copy that feeds it does
-    not read. Here all of this is granted wherever it could be.
+    A recomputed operator that is fused with its only reader writes nothing, and one fused with its recomputed producer
+    does not read that input. Both are assumed wherever they are possible.
 
     Args:
         graph: the step without recompute.
-        works: of forward, not fused.
+        works: work of forward without fusion.
         users: from `readers_of_saved`.
-        is_read_twice: another copy reads each copy, too, so none is handed on in registers.
+        is_read_twice: each recomputed operator has a second, recomputed reader, so its output is always written.
     """
 
     def fused_input_bytes(name: str) -> int:
-        """Bytes that a copy of the operator that makes a value hands on in registers."""
+        """Return the bytes that the recomputed producer of a value passes on without writing them to memory."""
         producer = resolve_storage(graph, name).producer
         if producer is None or producer.op not in FUSED_OPS or producer.name in users:
             return 0
@@ -128,7 +145,7 @@ def min_recompute_work(
 
 
 def readers_of_saved(graph: Graph) -> Mapping[str, Sequence[Node]]:
-    """Operators of backward that compute with what an operator of forward made, by its name."""
+    """Return the operators of backward that compute with the output of each forward operator."""
     readers, _ = _readers(graph.backward, set())
     fused_readers: dict[str, list[Node]] = {}
     for saved in graph.saved:
@@ -141,12 +158,15 @@ def readers_of_saved(graph: Graph) -> Mapping[str, Sequence[Node]]:
 def _readers(
     nodes: Sequence[Node], saved_names: set[str], max_readers: int | None = None
 ) -> tuple[Mapping[str, list[Node]], set[str]]:
-    """Operators that compute with each value, behind views and tuples; values that are handed on under any name.
+    """Return the operators that compute with each value, looking through views and tuples, and all saved names.
 
     Args:
-        nodes: in order.
-        handed: values that are handed on.
-        most: no more readers of a value are wanted.
+        nodes: operators in execution order.
+        saved_names: values that the next pass reads.
+        max_readers: number of readers after which a value's list is not extended; None for no limit.
+
+    Returns:
+        Readers of each value; `saved_names` extended by the values of which they are views.
     """
     readers: dict[str, list[Node]] = {}
     is_saved_name = set(saved_names)
@@ -162,30 +182,32 @@ def _readers(
     return readers, is_saved_name
 
 
-# Equal operators become one, as the compiler's common subexpression elimination makes them.
+# Merging of equal operators, as done by the compiler's common subexpression elimination.
 #
-# A graph in which every primitive carries its path shows what the model computes twice (the inputs of wq, wk and wv
-# are reshaped and cast by each of them). Without these tags the compiler computes it once, if the same is set on all
-# of them.
+# In a graph in which every primitive carries its path, repeated computations of the model are visible: wq, wk and wv
+# each reshape and cast their common input. Without these tags the compiler merges such operators if their settings are
+# equal.
 
 
 def merge_equal(graph: Graph, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
-    """Merge the operators of forward that differ in their path only.
+    """Merge forward operators that differ only in their path.
 
-    Of equal ones the first is left, with the paths of all of them. Those of which `settings_of` says something else
-    stay apart.
+    The first of equal operators is kept, with the paths of all of them.
+
+    Args:
+        graph: a graph in which primitives carry their path.
+        settings_of: settings of an operator; operators with different settings are not merged.
     """
     return _merged(graph, *_merge_forward(graph, settings_of))
 
 
 def merge_gathers(graph: Graph) -> Graph:
-    """One AllGather of each tensor, where the first of them is, with the place and the settings of the last.
+    """Merge the AllGathers of each tensor into the first, which gets the cell and the settings of the last.
 
-    MindSpore makes them one before it recomputes or offloads anything (merge_comm.cc), so of the Reshapes that stand
-    for them one decides. That it is the last dry runs of 2.9.0 say (28 November 2026): naming `wv.reshape` of a Llama
-    has the AllGather before wq, wk and wv run again, or copied; naming the two others does nothing. Where a tensor is
-    not gathered along its first dimension, MindSpore takes apart and joins what arrived, and each Reshape is memory of
-    its own behind that.
+    MindSpore merges them before it recomputes or offloads anything (merge_comm.cc), so one of the Reshapes that they
+    replace determines the settings. It is the last one (docs/internals/notes.md#merged-gathers). If a tensor is not
+    gathered along its first dimension, MindSpore adds a Split and a Concat, and the output of each Reshape is memory of
+    its own.
     """
     groups = parallel_gathers(graph, "AllGather")
     survivor = {group[0].name: replace(group[-1], name=group[0].name) for group in groups}
@@ -195,7 +217,12 @@ def merge_gathers(graph: Graph) -> Graph:
 
 
 def parallel_gathers(graph: Graph, op: str) -> list[list[Node]]:
-    """Operators of a type that are, or stand for, AllGathers of one tensor along its first dimension, in order."""
+    """Return the operators of a type that gather the same tensor along its first dimension, in groups, in order.
+
+    Args:
+        graph: the step.
+        op: `AllGather`, or `Reshape` for the operators that AllGathers replace.
+    """
     groups: dict[Hashable, list[Node]] = {}
     for node in graph.forward:
         if node.op == op and _is_along_first(graph, node):
@@ -204,7 +231,7 @@ def parallel_gathers(graph: Graph, op: str) -> list[list[Node]]:
 
 
 def _is_along_first(graph: Graph, gather: Node) -> bool:
-    """An operator changes its operand along the first dimension that is not 1, if any."""
+    """Return whether the operator changes only the first dimension that is not 1."""
     operand = graph.index.nodes.get(gather.inputs[0])
     if operand is None or len(operand.outputs) != 1:
         return False
@@ -216,10 +243,10 @@ def _is_along_first(graph: Graph, gather: Node) -> bool:
 
 
 def _merged(graph: Graph, forward: tuple[Node, ...], name_of: dict[str, str]) -> Graph:
-    """The step with the operators of forward that are left, and the name of what is gone -> that of what is left."""
+    """Return the graph with merged operators; `name_of` maps each removed name to the remaining one."""
     if not name_of:
         return graph
-    parameter_of: dict[str, str] = {}  # what forward hands over -> its name in backward
+    parameter_of: dict[str, str] = {}  # name in forward of a saved value -> its name in backward
     for saved in graph.saved:
         parameter_of.setdefault(name_of.get(saved.forward_name, saved.forward_name), saved.backward_name)
     for saved in graph.saved:
@@ -236,14 +263,14 @@ def _merged(graph: Graph, forward: tuple[Node, ...], name_of: dict[str, str]) ->
 
 
 def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tuple[tuple[Node, ...], dict[str, str]]:
-    """Operators that are left, and the name of what is gone -> the name of what is left.
+    """Return the remaining operators, and the remaining name for each removed one.
 
-    What has no path the compiler has merged already, but for members of tuples that are merged here.
+    The compiler has already merged operators without a path, except for members of tuples that are merged here.
     """
     survivors: dict[Hashable, Node] = {}
     name_of: dict[str, str] = {}
     attributes = _attributes(graph)
-    paths: dict[str, dict[str, None]] = {}  # of each that is left, in order
+    paths: dict[str, dict[str, None]] = {}  # of each remaining operator, in order
     for node in graph.forward:
         readers_of_copy = node.renamed(name_of)
         key: Hashable = node.name
@@ -268,9 +295,9 @@ def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tup
     return forward, name_of
 
 
-@functools.lru_cache(maxsize=4)  # a step is merged under thousands of policies
+@functools.lru_cache(maxsize=4)  # the same step is merged under thousands of policies
 def _attributes(graph: Graph) -> Mapping[str, Hashable]:
-    """Settings of each operator of forward, as something to compare."""
+    """Return the attributes of each forward operator in a comparable form."""
     return {
         node.name: tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
         for node in graph.forward

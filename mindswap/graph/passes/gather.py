@@ -1,23 +1,27 @@
-"""Weights that the parallel optimizer cuts, and the AllGather that makes them whole again.
+"""Parallel optimizer: sharded weights, and the AllGathers that restore the full weights.
 
-With `enable_parallel_optimizer` a rank holds one part of each weight that several ranks have. MindSpore inserts an
-AllGather where the weight is read (frontend/parallel/step_parallel.cc: ApplyParallelOptOnParam, InsertAllGatherOp).
-If nothing else reads the weight, a cast of it from float32 to half precision stands before, so that less is sent
-(FindChildCastWithFP32ToFP16 in step_parallel_utils.cc, pass/optimize_parallel_allgather_comm.cc). Backward reads what
-the AllGather gives. That is marked as not recomputed (ReplaceNode, `parallel_optimizer_allgather_not_recompute`) and
-has no name for `op_swap`; all readers and all micro-batches share it (InsertParallelOpt). So no policy moves it.
-`parallel_optimizer_comm_recompute` does nothing in MindSpore 2.9 (nn/cell.py, `recompute`: only a warning), and
-`select_comm_recompute` concerns the communication of tensor parallelism. With optimizer_level level3 (zero3) each
-micro-batch gathers for itself, and backward gathers again (context.py, `optimizer_level`).
+With `enable_parallel_optimizer` each rank stores a shard of every weight that several ranks share. MindSpore inserts an
+AllGather before the readers of the weight (frontend/parallel/step_parallel.cc: ApplyParallelOptOnParam,
+InsertAllGatherOp). If a cast from float32 to half precision is the only reader, it is moved before the AllGather, which
+then sends less (FindChildCastWithFP32ToFP16 in step_parallel_utils.cc, pass/optimize_parallel_allgather_comm.cc).
 
-Which weights: parallel_optimizer/opt_param_mgr.cc (SplitParam: `parallel_optimizer_threshold`, in KiB, against the
-stored size on one rank) and tensor_layout.cc (GenerateOptShardSliceShape: the first dimension must be divisible).
+Backward reads the output of the AllGather. No policy changes that: the AllGather is marked as not recomputed
+(ReplaceNode, `parallel_optimizer_allgather_not_recompute`), has no name for `op_swap`, and is shared by all readers and
+all micro-batches (InsertParallelOpt). `parallel_optimizer_comm_recompute` has no effect in MindSpore 2.9 (nn/cell.py,
+`recompute`: only a warning), and `select_comm_recompute` concerns tensor parallel communication. With optimizer_level
+level3 (ZeRO-3) each micro-batch gathers the weight once in forward and once in backward (context.py,
+`optimizer_level`).
 
-tests/adapters/test_gathered_weights.py shows it in graphs of MindSpore 2.9.0. With lazy_inline on, which a swap needs,
-there are differences. On one stage with one micro-batch (`WeightSharding.is_cast_behind`) the weight is gathered as it
-is stored where it is read first, and its cast stands in the function like any other operator: a swap of the cell takes
-the cast along; recompute of it holds what was gathered, twice as many bytes (dry runs of 2026-11-23,
-benchmarks/dryrun). With level3 a layer that is not recomputed hands the whole weight to backward; here it is released.
+Sharded weights are chosen in parallel_optimizer/opt_param_mgr.cc (SplitParam compares `parallel_optimizer_threshold`,
+in KiB, with the stored size on one rank) and tensor_layout.cc (GenerateOptShardSliceShape: the first dimension must be
+divisible).
+
+tests/adapters/test_gathered_weights.py compares with graphs of MindSpore 2.9.0. With lazy_inline, which swap requires,
+there are two differences. On one pipeline stage with one micro-batch (`WeightSharding.is_cast_behind`) the stored
+weight is gathered before its first reader, and its cast is an ordinary operator of the function: swap of the cell
+includes the cast, and recompute of the cell saves the gathered weight, twice as many bytes
+(docs/internals/notes.md#gathered-weights). With level3 a layer that is not recomputed saves the full weight for
+backward; this pass releases it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,19 +34,19 @@ from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.sequences import is_sequence_state
 from mindswap.graph.sharding.splits import PARTS_MARK
 
-# Before the name of a weight that a function of a lazy_inline cell reads from outside.
+# Prefix of the names of weights that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
-# Attribute of an AllGather of a weight, and of the cast before it: whether backward does it again.
+# Attribute of the AllGather of a weight and of the cast before it: whether backward repeats them.
 GATHER_MARK = "parallel_optimizer_allgather"
 HALF_DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, eq=False)
 class GatheredStep:
-    """A step with its AllGathers of weights."""
+    """A step with the AllGathers of its weights."""
 
     graph: Graph
-    # what each AllGather sends, by name of its node
+    # collectives of each AllGather, by name of its node
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
     computed_once: frozenset[str] = (
         frozenset()
@@ -50,34 +54,39 @@ class GatheredStep:
 
 
 def weight_name(node: Node) -> str:
-    """Name of the weight that a `Load` reads; "" for any other operator, and for parameters that are not trained."""
+    """Return the name of the weight that a `Load` reads; "" for other operators and untrained parameters."""
     _, mark, name = node.inputs[0].rpartition(WEIGHT_MARK) if node.op == "Load" and node.inputs else ("", "", "")
     return name if mark and not is_sequence_state(name) else ""
 
 
 def tensor_parallel_parts(node: Node) -> int | None:
-    """Into how many parts tensor parallelism cuts the weight that a `Load` reads; None where nothing says it."""
+    """Return the number of tensor parallel shards of the weight that a `Load` reads; None if unknown."""
     parts = node.attributes.get(PARTS_MARK)
     return parts if isinstance(parts, int) else None
 
 
 def is_gathering(node: Node) -> bool:
-    """True for what makes a weight whole, or casts its part for that: no policy changes what it takes."""
+    """Return whether the operator gathers a weight or casts its shard for that; no policy affects it."""
     return GATHER_MARK in node.attributes
 
 
 def is_narrowing(node: Node) -> bool:
-    """True for a cast to half precision."""
+    """Return whether the operator casts to half precision."""
     return node.op == "Cast" and bool(node.outputs) and node.outputs[0].dtype in HALF_DTYPES
 
 
 def is_released(node: Node) -> bool:
-    """Forward releases what such an operator makes, and backward makes it again."""
+    """Return whether the output is released after forward and gathered a second time in backward."""
     return node.attributes.get(GATHER_MARK) is True
 
 
 def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
-    """A step in which weights are whole, under any policy, as it is with the parallel optimizer."""
+    """Shard the weights of a step as the parallel optimizer does.
+
+    Args:
+        graph: a step with full weights, under any policy.
+        sharding: which weights are sharded over how many ranks.
+    """
     weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
     if not weights:
         return GatheredStep(graph)
@@ -103,13 +112,13 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight that is gathered."""
+    """A sharded weight."""
 
-    lead: tuple[Node, ...]  # reads of its part, the cast of it if there is one, the AllGather
-    # names under which the step had the whole weight until now; their readers read the AllGather
+    lead: tuple[Node, ...]  # reads of the shard, its cast if there is one, and the AllGather
+    # previous names of the full weight; their readers read the AllGather instead
     values: frozenset[str]
     num_ranks: int
-    stride: int  # from one of these ranks to the next
+    stride: int  # difference between consecutive ranks of the group
 
     @property
     def gather(self) -> Node:
@@ -120,7 +129,7 @@ class _Weight:
         return f"{self.gather.name}@saved"
 
     def recomputed_copies(self) -> tuple[Node, ...]:
-        """Copies in backward; the part itself is there."""
+        """Return the copies in backward; the shard itself is still available."""
         copies: list[Node] = []
         names: dict[str, str] = {}
         for node in self.lead:
@@ -163,12 +172,12 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
             and whole.dtype == "float32"
             and is_narrowing(users[0])
         )
-        # Backward may need the weight for nothing else than to cast it again.
+        # Backward may need the weight only to repeat the cast.
         if is_cast and not any(kept.get(value, set()) - {users[0].name} for value in values):
             source, whole = _part(users[0], num_ranks, **mark), users[0].outputs[0]
             lead.append(source)
             values = {source.name}
-        # What copies it to the host has its own effect no longer.
+        # A copy of the weight to the host no longer has an effect of its own.
         values |= {user.name for name in values for user in readers.get(name, ()) if user.op == "MoveTo"}
         gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark, paths=())
         scope = f"parallel_optimizer/{name}"
@@ -178,13 +187,10 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
 
 
 def _backward_uses(graph: Graph) -> dict[str, set[str]]:
-    """For each value that forward hands over, the operators of forward of which backward reads it again.
-
-    "" stands for what is not a copy of an operator of forward.
-    """
+    """Return, for each saved value, the forward operators whose recomputed copies read it; "" for other readers."""
     readers: dict[str, set[str]] = {}
     for node in reversed(graph.backward):
-        if node.op in VIEW_OPS:  # `Depend` ties the copy of an operator to the moment at which it is needed
+        if node.op in VIEW_OPS:  # `Depend` delays a recomputed operator until it is needed
             readers.setdefault(node.inputs[0], set()).update(readers.get(node.name, ()))
             continue
         for name in node.inputs:
@@ -193,7 +199,7 @@ def _backward_uses(graph: Graph) -> dict[str, set[str]]:
 
 
 def _users(name: str, readers: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
-    """Operators that compute with a value; what only ties values together is none."""
+    """Yield the operators that compute with a value, excluding those that only combine values."""
     for reader in readers.get(name, ()):
         is_tuple = reader.op == "MakeTuple" and any(_users(reader.name, readers))
         if is_tuple or reader.op not in (*BOOKKEEPING_OPS, "MoveTo"):
@@ -201,14 +207,21 @@ def _users(name: str, readers: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
 
 
 def _part(node: Node, num_ranks: int, **attributes: object) -> Node:
-    """An operator on the part of a weight that one rank has."""
+    """Return the operator on the shard of one rank."""
     known = node.outputs[0]
     part = TensorType((known.shape[0] // num_ranks, *known.shape[1:]), known.dtype, known.size_bytes // num_ranks)
     return replace(node, outputs=(part,), attributes={**node.attributes, **attributes})
 
 
 def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], removed: set[str], is_late: bool) -> Iterator[Node]:
-    """Weights of a layer are gathered when it begins, or as late as those of others, where they are read."""
+    """Yield forward with the AllGathers at the start of their layer, or before the first reader.
+
+    Args:
+        graph: the step with full weights.
+        weights: the sharded weights.
+        removed: names of nodes that the AllGathers replace.
+        is_late: gather weights of layers before their first reader, as those outside the layers.
+    """
     by_layer: dict[int, list[Node]] = {}
     by_node: dict[str, tuple[Node, ...]] = {}
     renamed: dict[str, str] = {}
@@ -232,7 +245,7 @@ def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], removed: set[str]
 
 
 def _first_readers(graph: Graph, values: set[str]) -> dict[str, tuple[int, str]]:
-    """Place and name of the first operator of forward that reads each of these values."""
+    """Return position and name of the first forward operator that reads each value."""
     found: dict[str, tuple[int, str]] = {}
     for position, node in enumerate(graph.forward):
         if node.op not in BOOKKEEPING_OPS:
@@ -244,7 +257,7 @@ def _first_readers(graph: Graph, values: set[str]) -> dict[str, tuple[int, str]]
 def _rewrite_backward(
     graph: Graph, weights: Iterable[_Weight], recomputed_copies: Mapping[str, tuple[Node, ...]]
 ) -> tuple[tuple[Node, ...], set[str]]:
-    """Backward that reads gathered weights, and the AllGathers whose outputs it needs."""
+    """Return backward with gathered weights, and the names of the AllGathers whose outputs it reads."""
     target = {
         w.gather.name: recomputed_copies[w.gather.name][-1].name if recomputed_copies else w.saved_name for w in weights
     }
@@ -252,7 +265,7 @@ def _rewrite_backward(
     renamed = {e.backward_name: target_of[e.forward_name] for e in graph.saved if e.forward_name in target_of}
     backward: list[Node] = []
     for node in graph.backward:
-        if node.is_duplicate and node.origin in target_of:  # a cast that was to run again
+        if node.is_duplicate and node.origin in target_of:  # a cast that was to be recomputed
             renamed[node.name] = target_of[node.origin]
         elif node.op == "MoveTo" and node.inputs[0] in renamed:
             renamed[node.name] = renamed[node.inputs[0]]
@@ -268,7 +281,7 @@ def _rewrite_backward(
 
 
 def _with_copies(backward: list[Node], recomputed_copies: Mapping[str, tuple[Node, ...]]) -> Iterator[Node]:
-    """Weights of a layer are gathered again when its backward begins, others before what reads them."""
+    """Yield backward with the repeated AllGathers: at the start of their layer, or before their first reader."""
     by_reader = {copies[-1].name: copies for copies in recomputed_copies.values()}
     by_layer: dict[int, list[str]] = {}
     for name, copies in by_reader.items():

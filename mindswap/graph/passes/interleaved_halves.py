@@ -1,9 +1,9 @@
-"""Layers that compute in two halves, in the order that lets communication of one hide behind the other.
+"""Execution order of layers that compute in two halves, so that communication of one overlaps computation of the other.
 
-MindSpore gives every pair of communications of the two halves an order (micro_interleaved_order_control.cc): one half
-computes until it communicates, then the other does the same meanwhile, and so on in turn. Operators that run again in
-backward are left out of it there (`kAttrDuplicated`), and here. What is here layer by layer goes on across two layers
-there: a half that ends a layer with communication waits for it at the border.
+MindSpore orders each pair of communications of the two halves (micro_interleaved_order_control.cc): one half computes
+until it communicates, then the other half does, and so on alternately. Recomputed operators are excluded there
+(`kAttrDuplicated`) and here. This pass orders each layer separately, whereas MindSpore also orders across layers: here
+a half that ends a layer with communication waits for it at the boundary.
 """
 
 import re
@@ -17,24 +17,27 @@ from mindswap.graph.sharding.splits import read_strategy
 
 # Halves of a layer that calls the same cells for each of them (`fine_grain_interleave`).
 #
-# MindSpore keeps one id for an operator however often the model calls it. So the gradients of both halves carry the id
-# of both forward operators, and only what they read tells whose they are.
+# MindSpore gives an operator one id for all its calls. The gradients of both halves therefore carry the id of both
+# forward operators, and only their inputs show to which half they belong.
 
-# The cell that cuts a half out of a tensor: llama_interleave.py, `interleave1_inputs`, `interleave2_inputs`.
+# Cell that slices a half from a tensor: llama_interleave.py, `interleave1_inputs`, `interleave2_inputs`.
 CUTTING_CELL = re.compile(r"(?:^|\.)interleave\d+_inputs\.(\d+)$")
 JOINING_OP = "Concat"
 
 
 class Branches:
-    """The half that each value is computed for; None for what is of the whole.
+    """Half that each value belongs to; None for values of both halves.
 
-    `aliases` has the names in forward of what it hands over, `constants` which member of a tuple is taken.
+    Args:
+        forward: operators in execution order.
+        aliases: name in backward of each saved value -> its name in forward.
+        constants: integer constants by name, which select members of tuples.
     """
 
     def __init__(self, forward: Iterable[Node], aliases: Mapping[str, str], constants: Mapping[str, int]):
         self._constants = constants
         self._of: dict[str, int | None] = {}
-        self._cut: set[str] = set()  # gradients of a join: their members are of one half each
+        self._cut: set[str] = set()  # gradients of a join; each of their members belongs to one half
         for node in forward:
             cut = _slice_of_half(node)
             self._of[node.name] = int(cut[1]) if cut else self._of_inputs(node)
@@ -45,7 +48,7 @@ class Branches:
         return self._of.get(name)
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:
-        """Place an operator of backward behind all that it reads; it may be the gradient of one of `origins`."""
+        """Add an operator of backward after its inputs; it may be the gradient of one of `origins`."""
         own = self._of_inputs(node)
         if node.op in CONCAT_GRADIENT_OPS and any(origin.op == JOINING_OP for origin in origins):
             self._cut.add(node.name)
@@ -54,20 +57,23 @@ class Branches:
         self._of[node.name] = own
 
     def _of_inputs(self, node: Node) -> int | None:
-        """That of all inputs that have one; None where they differ: halves are put together."""
+        """Return the half of the inputs; None if they belong to both."""
         found = {branch for name in node.inputs if (branch := self._of.get(name)) is not None}
         return found.pop() if len(found) == 1 else None
 
 
 def _slice_of_half(node: Node) -> re.Match[str] | None:
-    """What cuts a half out of a tensor; its group is the half."""
+    """Match the cell of an operator that slices a half from a tensor; group 1 is the index of the half."""
     return CUTTING_CELL.search(node.cell_path) if node.op == "StridedSlice" else None
 
 
 def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
-    """The step of one rank with the halves of each layer in turn; without halves it comes back as it is.
+    """Return the graph with the halves of each layer in alternating order; unchanged if no layer has halves.
 
-    Operators communicate before they compute, or what they made.
+    Args:
+        graph: the step of one rank.
+        communicating_first: operators that wait for communication before they compute.
+        communicating_after: operators whose output is communicated.
     """
     if not any(map(_slice_of_half, graph.forward)):
         return graph
@@ -87,7 +93,7 @@ def order_halves(graph: Graph, communicating_first: Set[str], communicating_afte
 
 
 def _stops(nodes: Sequence[Node], branches: Branches, first: Set[str], after: Set[str]) -> Iterator[str]:
-    """Operators of a half that wait for communication: of each communication the first that reads it."""
+    """Yield the operators of a half that wait for communication: the first reader of each communicated value."""
     sent = {node.name for node in nodes if (node.origin if node.is_duplicate else node.name) in after}
     for node in nodes:
         if node.is_duplicate or branches[node.name] is None:
@@ -99,10 +105,10 @@ def _stops(nodes: Sequence[Node], branches: Branches, first: Set[str], after: Se
 
 
 class _HalfScheduler:
-    """Puts the operators of one layer and pass in order.
+    """Orders the operators of one layer in one pass.
 
-    Operators of the whole run as late as a half needs them (casts of weights), and as soon as they can where they put
-    halves together (sums of gradients).
+    Operators that belong to no half run as late as possible before a half needs them (casts of weights), and as early
+    as possible if they join halves (sums of gradients).
     """
 
     def __init__(self, nodes: Sequence[Node], branches: Branches, stops: Set[str]):
@@ -115,7 +121,7 @@ class _HalfScheduler:
         self.done: dict[str, Node] = {}
 
     def order(self) -> list[Node]:
-        """All operators; as they were if there is no such order."""
+        """Return all operators in alternating order; in their original order if dependencies do not allow it."""
         may_pass = [False, False]
         while len(self.done) < len(self.nodes):
             before = len(self.done)
@@ -125,7 +131,7 @@ class _HalfScheduler:
         return list(self.done.values())
 
     def _run(self, half: int, may_pass: list[bool]) -> bool:
-        """One half as far as it comes; whether it stopped for communication."""
+        """Advance one half as far as possible; return whether it stopped for communication."""
         queue = self.queues[half]
         while queue:
             if queue[0].name in self.stops and not may_pass[half]:
@@ -140,7 +146,7 @@ class _HalfScheduler:
         return False
 
     def _needed(self, node: Node) -> list[Node] | None:
-        """Operators of the whole that have to run before a node; None if it has to wait for the other half."""
+        """Return the operators of no half that must run before a node; None if it depends on the other half."""
         found: dict[str, Node] = {}
 
         def visit(name: str) -> bool:
@@ -166,28 +172,30 @@ class _HalfScheduler:
         return node is not None
 
 
-# Ring attention: what one attention of `use_ring_attention` is on a rank of n that share a sequence.
+# Ring attention (`use_ring_attention`): attention on one of n ranks that share a sequence.
 #
-# MindSpore runs it as n attentions of the rank's own queries (frontend/parallel/pass/flash_sp.cc,
-# `CreateReplaceRingAttentionGraphBySendRecv`): first with its own keys and values, then with those that come round the
-# ring from the rank before, while the next ones travel. Their results are joined by the largest scores and the sums of
-# exponents. Backward goes round once more, from the last keys and values that came (overlap_grad_ring_attention.cc,
-# `StaticOverlapGradRingAttention`): it reads the joined result only, so a rank keeps what one attention over its own
-# part would. Beside keys and values their gradients travel then.
+# MindSpore replaces it with n attentions of the local queries (frontend/parallel/pass/flash_sp.cc,
+# `CreateReplaceRingAttentionGraphBySendRecv`): first with the local keys and values, then with those received from the
+# previous rank, while the next ones are in transit. The results are combined by maxima and sums of exponents. Backward
+# repeats the ring, starting with the keys and values received last (overlap_grad_ring_attention.cc,
+# `StaticOverlapGradRingAttention`), and also passes their gradients on. It reads only the combined result, so a rank
+# saves as much as for one attention over its own shard.
 #
-# A rank counts as the last one, as it sees all that comes; the others wait for it. For the first of its rounds the mask
-# leaves the lower half of the pairs. What a rank must not see is skipped (`SetFAInputs`: a band of no width).
+# The model is the last rank, which attends to everything it receives; the others wait for it. In its first round the
+# mask leaves the lower half of the pairs. Rounds that the mask excludes are skipped (`SetFAInputs`: a band of width
+# zero).
 
-# Kind of a collective: a rank sends to the next one and receives from the one before, one after the other.
+# Kind of a collective: a rank sends to the next one, then receives from the previous one.
 RING = "SendReceive"
 RING_ATTRIBUTE = "enable_ring_attention"
-# Where batch, heads and sequence are in the strategy of queries, by layout number: BSH and BNSD, the two that it takes.
+# Axes of heads and sequence in the strategy of the queries, by number of dimensions: BSH and BNSD, the supported
+# layouts.
 HEADS_AND_SEQUENCE = {3: (2, 1), 4: (1, 2)}
 
 
 @dataclass(frozen=True)
 class RingKernel:
-    """A kernel beside attention, with the bytes that it reads and writes."""
+    """A kernel in addition to attention, with the bytes that it reads and writes."""
 
     op: str
     moved_bytes: int
@@ -195,16 +203,16 @@ class RingKernel:
 
 @dataclass(frozen=True)
 class Round:
-    """One of the attentions."""
+    """One round of ring attention."""
 
-    before: tuple[RingKernel, ...]  # kernels before the exchange: what came is taken apart, what goes is put together
-    num_gradient_reductions: int  # exchanges that go on meanwhile
+    before: tuple[RingKernel, ...]  # kernels before the exchange: split what was received, concatenate what is sent
+    num_gradient_reductions: int  # exchanges in parallel with attention
     flops: int  # of attention
-    after: tuple[RingKernel, ...]  # kernels that join the result with that of the rounds before
+    after: tuple[RingKernel, ...]  # kernels that combine the result with that of the previous rounds
 
 
 def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:
-    """Ranks of the ring of an attention or its gradient, and the ranks from one to the next; 1 and 1 for no ring."""
+    """Return the number of ranks of the ring and their stride, for attention or its gradient; (1, 1) without a ring."""
     forward = node if node.op == "FlashAttentionScore" else graph.index.forward_nodes.get(node.origin, node)
     strategy = read_strategy(forward.attributes)
     if forward.attributes.get(RING_ATTRIBUTE) is not True or not strategy:
@@ -214,9 +222,12 @@ def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:
 
 
 def ring_flops(flops: int, num_queries: int, num_ranks: int) -> int:
-    """Of the last of n ranks, each with s queries: s s pairs in n - 1 rounds, s (s + 1) / 2 in the first one.
+    """Return the operations of the last of n ranks: s^2 pairs in n - 1 rounds, s (s + 1) / 2 pairs in the first.
 
-    `flops` are those of all pairs of its own queries and keys.
+    Args:
+        flops: of all pairs of local queries and local keys.
+        num_queries: local queries s.
+        num_ranks: ranks n of the ring.
     """
     return flops * (num_ranks - 1) + flops * (num_queries + 1) // (2 * num_queries)
 
@@ -224,17 +235,19 @@ def ring_flops(flops: int, num_queries: int, num_ranks: int) -> int:
 def list_rounds(
     is_forward: bool, num_ranks: int, flops: int, operands: Sequence[TensorType], statistic_bytes: int, is_fused: bool
 ) -> tuple[Round, ...]:
-    """All rounds of attention, or of its gradient, in the order in which a rank runs them.
+    """Return the rounds of ring attention, or of its gradient, in execution order.
 
     Args:
-        flops: of all of it on the last rank.
-        operands: queries, keys, values on this rank.
-        statistic_bytes: the largest scores, or the sums, as attention gives them.
-        is_fused: jit_level O1 makes one kernel of element-wise operators that follow each other.
+        is_forward: attention or its gradient.
+        num_ranks: ranks of the ring.
+        flops: operations of all rounds on the last rank.
+        operands: queries, keys, values of this rank.
+        statistic_bytes: size of the maxima, or of the sums, that attention outputs.
+        is_fused: jit_level O1 fuses consecutive element-wise operators into one kernel.
     """
     query, pair = operands[0].size_bytes, operands[1].size_bytes + operands[2].size_bytes
     take, give = RingKernel("Split", 2 * pair), RingKernel("Concat", 2 * pair)
-    causal = flops // (2 * num_ranks - 1)  # half of the pairs of the others
+    causal = flops // (2 * num_ranks - 1)  # half of the pairs of another round
     whole = (flops - causal) // max(num_ranks - 1, 1)
     joined = tuple(_join(query, statistic_bytes, is_fused))
     rounds = []
@@ -244,7 +257,7 @@ def list_rounds(
             before = (take,) * (not is_first) + (give,) * (not is_last)
             rounds.append(Round(before, int(not is_last), causal if is_first else whole, joined * (not is_first)))
         else:
-            # Gradients of the round before are put together and leave; keys and values for the next one come.
+            # The gradients of the previous round are concatenated and sent; keys and values for the next round arrive.
             before = (give,) if is_first else (give, take)
             after = (RingKernel("Add", 3 * query), take, RingKernel("Add", 3 * pair)) if not is_first else ()
             rounds.append(Round(before, (not is_last) + (not is_first), causal if is_last else whole, after))
@@ -252,12 +265,12 @@ def list_rounds(
 
 
 def _join(query: int, statistic: int, is_fused: bool) -> Iterator[RingKernel]:
-    """`UpdateAttentionOutput`: new largest scores and sums, the share of both results, their weighted sum.
+    """Yield the kernels of `UpdateAttentionOutput`: new maxima and sums, weights of both results, weighted sum.
 
-    The statistics have eight equal columns; one of them is spread over the size of a head.
+    The statistics have eight equal columns, one of which is broadcast over the head size.
     """
     if is_fused:
-        yield RingKernel("Mul", 8 * statistic)  # four read, four written
+        yield RingKernel("Mul", 8 * statistic)  # reads four, writes four
     else:
         for op, number, operands in (
             ("Maximum", 1, 2), ("Sub", 2, 2), ("Exp", 2, 1), ("Mul", 2, 2), ("Add", 1, 2), ("RealDiv", 2, 2),

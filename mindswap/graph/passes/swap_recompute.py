@@ -1,9 +1,8 @@
-"""Predict a compiled step under recompute and swap, without compiling again.
+"""Prediction of the compiled graph under recompute and swap, without compiling.
 
-A planner asks about thousands of settings; the compiler takes seconds for one. Here the changes that
-the compiler makes for a setting are made on the graph of the step without any: recomputed operators run
-again in backward, from what they read (`recompute.cc`), and swapped values become pairs of `MoveTo`
-(`offload_activation.cc`). Tests hold the result against what the compiler makes of the same setting.
+A planner evaluates thousands of settings, and compiling one takes seconds. This pass applies the changes of the
+compiler to the graph without settings: recomputed operators get copies in backward (`recompute.cc`), swapped values get
+pairs of `MoveTo` (`offload_activation.cc`). Tests compare the result with the compiled graph.
 """
 
 import functools
@@ -24,27 +23,33 @@ class NodeSettings:
     """Settings of forward operators."""
 
     recomputed: Set[str] = frozenset()  # names of nodes that run again in backward if backward needs them
-    # for the nodes whose outputs are swapped, the prefetch distance in operators
+    # names of nodes that are recomputed if backward needs them
     prefetch: Mapping[str, int] = field(default_factory=dict)
     # of these, the ones whose reader is recomputed though the graph does not have it
     swapped_recompute_inputs: Set[str] = frozenset()
 
     def of(self, node: Node) -> tuple[bool, int | None]:
+        """Return whether an operator is recomputed, and its prefetch distance; None if it is not swapped."""
         return node.name in self.recomputed, self.prefetch.get(node.name)
 
 
 def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[LayerDecisions]) -> NodeSettings:
-    """Decisions for each compiled layer, on the operators of a step without swap and recompute.
+    """Translate the decisions for each compiled layer into settings of operators.
 
-    Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
-    primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
-    what makes a weight whole that the parallel optimizer cut (`graph.passes.gather`).
+    Recompute of a cell applies to all operators in its scope except those whose output leaves it; recompute of a
+    primitive applies to that operator. Swap applies to primitives that are attributes of a cell. Neither applies to the
+    operators that gather a sharded weight (`graph.passes.gather`).
+
+    Args:
+        graph: a step without swap and recompute.
+        names: operator paths of its nodes.
+        layers: decisions for each compiled layer.
     """
     roles = classify_nodes(graph, names)
     recomputed = set(roles.released)
     prefetch: dict[str, int] = {}
     swapped_recompute_inputs: set[str] = set()
-    decisions: dict[tuple[int, tuple[Path, ...]], Decision] = {}  # layers that are alike share theirs
+    decisions: dict[tuple[int, tuple[Path, ...]], Decision] = {}  # equal layers share their decisions
     for node, owner, paths in roles.model_nodes:
         if owner.layer_index is None:
             raise AssertionError("an operator of the model outside its layers")
@@ -58,7 +63,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
             is_reader_recomputed = all(
                 layer.decision_for(tuple(path.split("."))).recomputed_by for path in merged_paths
             )
-            # What backward asks for is what the second gives; the model itself marks some of the first.
+            # Backward reads the output of the last merged operator; the model itself marks some of the first ones.
             recompute_applies = is_reader_recomputed and (recompute_applies or node.attributes.get("recompute") is True)
         if is_communication_recomputed or recompute_applies:
             recomputed.add(node.name)
@@ -73,12 +78,12 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
 
 
 class NodeRoles:
-    """Places of operators in the model, and their readers there.
+    """Nodes of a graph by what determines their recompute.
 
     Attributes:
-        released: what no policy decides: nodes that make a weight whole which is not kept.
-        of_model: nodes of layers that policies decide about: each with the operator behind it and the paths of that.
-        of_compiler: nodes that go with their readers, last first.
+        released: names of nodes that gather a weight which is not kept; independent of the policy.
+        model_nodes: nodes of layers that the policy decides about, each with its operator of the model and its paths.
+        compiler_nodes: nodes inserted by the compiler, which follow their readers, last first.
     """
 
     def __init__(self, graph: Graph, names: OperatorNames):
@@ -99,20 +104,21 @@ class NodeRoles:
         self.compiler_nodes = tuple((node, users) for node, users in compiler_nodes if users)
 
     def readers(self, name: str) -> Sequence[Node]:
+        """Return the readers of a value."""
         return self.graph.index.forward_readers.get(name, ())
 
     def is_compiler_node(self, node: Node) -> bool:
-        """The compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
+        """Return whether the compiler inserted the operator, for example for mixed precision; it follows its reader."""
         return not self.names.is_tagged(node) and not has_scope(node)
 
     def paths(self, node: Node) -> list[Path]:
-        """The attribute paths that may name an operator; its cell with the type where no attribute does."""
+        """Return the attribute paths that may name an operator; cell and type if no attribute does."""
         return [tuple(path.split(".")) for path in self.names(self.graph.owner(node))]
 
     def recompute_applies(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
-        """Recompute is decided for the operator, and it is not the output of a cell for which that is decided.
+        """Return whether requested recompute applies, which excludes the output of a recomputed cell.
 
-        MindSpore keeps such an output, also where its primitive is named beside the cell, and does not offload it.
+        MindSpore saves such an output, even if its primitive is also named, and does not offload it.
         """
         return all(
             entry_match.match.node.is_primitive
@@ -122,7 +128,7 @@ class NodeRoles:
         )
 
     def is_read_outside(self, node: Node, cell: Path) -> bool:
-        """A value is read outside a cell; members of a tuple are values of their own."""
+        """Return whether a value is read outside a cell; members of a tuple are separate values."""
         layer_index = self.graph.owner(node).layer_index
         pending = [node.name]
         while pending:
@@ -136,11 +142,11 @@ class NodeRoles:
         return False
 
 
-classify_nodes = functools.lru_cache(maxsize=4)(NodeRoles)  # a planner asks for thousands of policies of one step
+classify_nodes = functools.lru_cache(maxsize=4)(NodeRoles)  # evaluated for thousands of policies of one step
 
 
 def normalize_saved_names(graph: Graph) -> Graph:
-    """The step with the names in backward that `rewrite_graph` gives to what stays: then most operators stay, too."""
+    """Rename saved values as `rewrite_graph` does, so that most nodes of a rewritten graph stay identical."""
     first_names = {
         saved.forward_name: saved.backward_name for saved in reversed(graph.saved)
     }  # a value may have several
@@ -157,16 +163,20 @@ def _saved_name(forward_name: str) -> str:
 
 
 def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
-    """The step, compiled without swap and recompute, as the compiler would leave it under these settings.
+    """Return the graph as the compiler would produce it under these settings.
 
-    Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept, or swapped if
-    its own operator is. Equal operators that a capture kept apart have to be merged before (`merge_equal`).
+    Recompute has priority over swap of the same operator. A value that a recomputed operator reads is saved, or swapped
+    if its own operator is. Equal operators that the capture kept separate must be merged first (`merge_equal`).
+
+    Args:
+        graph: a step compiled without swap and recompute.
+        settings: of its forward operators.
     """
     return _Rewriter(graph, settings).rewrite()
 
 
 class _Rewriter:
-    """Walks backward once, and puts duplicates and copies before what first reads them."""
+    """Visits backward once, and inserts recomputed operators and copies before their first reader."""
 
     def __init__(self, graph: Graph, settings: NodeSettings):
         self.graph = graph
@@ -177,13 +187,14 @@ class _Rewriter:
             for name in settings.recomputed
             if name in self.nodes and self.nodes[name].op not in ORDERING_OPS and not self._is_weight(name)
         }
-        # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
+        # The compiler duplicates some operators without request (casts of the input of RmsNorm); they still run once.
         self.compiler_duplicates = graph.index.duplicates
         self.gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
         self.backward: list[Node] = []
         self.saved: dict[str, Saved] = {}  # by name in forward
         self.copies_out: dict[str, Node] = {}  # by name of the value
-        self.available: dict[tuple[str, bool], str] = {}  # forward value, is copied -> its name in backward
+        # (forward value, whether it is copied from the host) -> its name in backward
+        self.available: dict[tuple[str, bool], str] = {}
 
     def rewrite(self) -> Graph:
         forward_names = self.graph.index.forward_names
@@ -192,7 +203,7 @@ class _Rewriter:
                 continue
             if node.is_duplicate and node.origin in self.recomputed:
                 self.available[node.origin, False] = node.name
-            # Of what only ties values together the gradient of the others counts that read the value.
+            # For an operator that only combines values, the gradient among the readers of its output counts.
             fetched = {
                 name: self._fetch(forward_names[name], node.origin or self.gradients.get(name, ""))
                 for name in node.inputs
@@ -216,7 +227,7 @@ class _Rewriter:
         return replace(self.graph, forward=tuple(forward), backward=tuple(self.backward), saved=saved)
 
     def _fetch(self, name: str, gradient_of: str) -> str:
-        """The name of a value of forward in backward, for the gradient of an operator; made available if need be."""
+        """Return the name in backward of a forward value for the gradient of an operator, creating it if necessary."""
         requested = (name, self._is_copied(name, gradient_of))
         pending = [requested]  # a chain of recomputed operators may be as long as the model
         while pending:
@@ -237,16 +248,20 @@ class _Rewriter:
         return name not in self.recomputed and self._is_swapped(name, gradient_of)
 
     def _is_recomputable_input(self, name: str) -> bool:
-        """An operator makes a value that has to be made available; weights and states are there."""
+        """Return whether an operator computes the value, so that it must be made available; weights and states are."""
         return name in self.nodes and self.nodes[name].op != "UpdateState" and not self._is_weight(name)
 
     def _missing_input(self, node: Node) -> tuple[str, bool] | None:
-        """The first value that an operator reads and that backward does not have yet."""
+        """Return the first input of an operator that is not yet available in backward."""
         required = ((name, self._is_copied(name, "")) for name in node.inputs if self._is_recomputable_input(name))
         return next((value for value in required if value not in self.available), None)
 
     def _is_swapped(self, name: str, gradient_of: str) -> bool:
-        """Offload marks an operator. Members of its tuple are not marked, and only its own gradient reads the tuple."""
+        """Return whether a value is swapped for the gradient of an operator.
+
+        Swap marks an operator. If it returns a tuple, the members are not marked, and only its own gradient reads the
+        tuple.
+        """
         if name in self.prefetch:
             return True
         node = self.nodes.get(name)
@@ -254,17 +269,18 @@ class _Rewriter:
         return owner is not None and owner.name in self.prefetch and owner.name == gradient_of
 
     def _save_for_backward(self, name: str) -> str:
-        """The name in backward of what stays, or of a copy on the host."""
+        """Save a value, or a copy on the host, and return its name in backward."""
         self.saved[name] = Saved(name, _saved_name(name))
         return self.saved[name].backward_name
 
     def _is_offloaded_one_way(self, node: Node, needed: Set[str]) -> bool:
-        """A value is copied out though it is not among what backward needs; a reshape of a value is the value.
+        """Return whether a value is copied to the host although backward does not need it.
 
-        An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
-        reads, so each of these gets a pair of `MoveTo`. Only then is the function inlined, and what nobody needs of it
-        goes with the copy in; the copy out stays, for a `Depend` ties it to the reader in forward
-        (offload_activation.cc, GetActivationOffloadInfo and AddDependForMoveOut; seen with 2.9.0).
+        A reshape counts as its input. An operator marked `recompute` (the model itself marks reshapes) is a function
+        that backward calls with all its inputs, so each input gets a pair of `MoveTo`. The function is inlined
+        afterwards, and unused inputs are removed together with their copy back. The copy to the host remains, because a
+        `Depend` ties it to the reader in forward (offload_activation.cc, GetActivationOffloadInfo and
+        AddDependForMoveOut; seen with MindSpore 2.9.0).
         """
         if node.name not in self.prefetch or self._is_marked(node):
             return False
@@ -276,7 +292,7 @@ class _Rewriter:
         return node.name in self.recomputed or node.attributes.get("recompute") is True
 
     def _copy_out(self, node: Node) -> Node:
-        """The value on the host."""
+        """Return the copy of a value to the host."""
         attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
         copy = replace(
             node, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False,
@@ -286,14 +302,14 @@ class _Rewriter:
         return copy
 
     def _prefetch(self, node: Node) -> str:
-        """A pair of `MoveTo` around the value."""
+        """Add the copies of a value to the host and back, and return its name in backward."""
         copy = self._copy_out(node)
         back = replace(copy, name=f"{node.name}@in", inputs=(self._save_for_backward(copy.name),))
         self.backward.append(back)
         return back.name
 
     def _recompute(self, node: Node) -> str:
-        """A copy of a forward operator, behind copies of what it reads."""
+        """Add a recomputed copy of a forward operator, and return its name."""
         inputs = [
             self.available[name, self._is_copied(name, "")] if self._is_recomputable_input(name) else name
             for name in node.inputs

@@ -1,6 +1,6 @@
-"""Experts in a captured step: names that the capture replaced, and what has the sizes of one rank already.
+"""Experts in a captured step: operators that stand-ins replaced, and values that have the sizes of one rank.
 
-`adapters.graph.experts` says what they stand for.
+The stand-ins are in `adapters.graph.experts` and `adapters.graph.expert_exchange`.
 """
 
 import math
@@ -12,35 +12,39 @@ from mindswap.graph.model import HOST_COPY, Graph, Node
 from mindswap.graph.ops import FIRST_INPUT_OPS
 
 TO_LOCAL, FROM_LOCAL, EXCHANGE = "ToLocal", "FromLocal", "ExchangeTokens"
-# Attribute of a primitive that stands for another: the name of that one.
+# Attribute of a stand-in: type of the operator that it replaces.
 NAME_MARK = "mindswap_name"
-# Name that a gradient has, for the primitive that its forward operator stands for.
+# For a replaced forward operator: type of its gradient -> type that the real gradient has.
 GRADIENT_NAMES = {"IndexSelect": {"UnsortedSegmentSum": "InplaceIndexAddExt"}}
-# An exchange has its name on a rank as an attribute, with the ranks of its group.
+# Attributes of an exchange: its type on a rank, and its group of ranks.
 KIND, NUM_RANKS, STRIDE = "kind", "num_ranks", "stride"
 
 
 def rank_name(node: Node) -> str:
-    """Its operator in the step of one rank."""
+    """Return the type of an operator on one rank."""
     if node.op == EXCHANGE:
         return str(node.attributes[KIND])
     return "Reshape" if node.op in (TO_LOCAL, FROM_LOCAL) else node.op
 
 
 def is_exchange(node: Node) -> bool:
-    """True for communication of experts, under whichever name."""
+    """Return whether the operator is communication between experts, under any name."""
     return KIND in node.attributes and NUM_RANKS in node.attributes
 
 
 def num_copies(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, num_groups: int, top_groups: int) -> int:
-    """Copies of tokens that a rank sends out where each goes once to every rank that has an expert of it.
+    """Return the expected number of token copies that a rank sends, one to each rank with an expert of the token.
 
-    Assumed: all choices of experts are as likely. A token takes `top_groups` of the groups of experts, and `top_k`
-    experts of those (`n_group` and `topk_group` of DeepSeek-V3; 1 and 1 without groups).
+    All choices of experts are assumed to be equally likely. A token selects `top_groups` of the groups of experts, and
+    `top_k` experts from those (`n_group` and `topk_group` of DeepSeek-V3; both 1 without groups).
 
     Args:
-        num_tokens: of the rank.
-        num_ranks: of expert parallelism, each with as many experts.
+        num_tokens: tokens of the rank.
+        num_experts: experts of all ranks.
+        top_k: experts of each token.
+        num_ranks: expert parallel ranks, each with the same number of experts.
+        num_groups: groups of experts.
+        top_groups: groups of each token.
     """
     own, in_group = num_experts // num_ranks, num_experts // num_groups
     own_groups, allowed = max(1, own // in_group), in_group * top_groups
@@ -55,9 +59,9 @@ def num_copies(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, nu
 
 
 def restore_names(graph: Graph) -> Graph:
-    """Operators that stand for others under the names of those."""
+    """Return the graph with stand-ins renamed to the operators that they replace."""
     marked = {node.name: str(node.attributes[NAME_MARK]) for node in graph.forward if NAME_MARK in node.attributes}
-    # The dispatchers copy how many tokens go where to the host, and keep that copy from being made again.
+    # The token dispatchers copy the token counts to the host and exclude that copy from recompute.
     counts = (node for node in graph.forward if node.op == "MoveTo" and node.attributes.get("recompute") is False)
     marked |= {node.name: HOST_COPY for node in counts}
     if not marked:
@@ -67,28 +71,30 @@ def restore_names(graph: Graph) -> Graph:
 
 
 def _restored(node: Node, marked: Mapping[str, str]) -> Node:
-    if NAME_MARK in node.attributes:  # runs again
+    if NAME_MARK in node.attributes:  # recomputed
         return replace(node, op=str(node.attributes[NAME_MARK]))
     names = GRADIENT_NAMES.get(marked.get(node.origin, ""), {})
     return replace(node, op=names[node.op]) if node.op in names else node
 
 
 class RankLocalValues:
-    """The values that have the sizes of one rank as they were compiled: what is between ToLocal and FromLocal."""
+    """Values compiled with the sizes of one rank: those between ToLocal and FromLocal."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
 
     def add(self, node: Node, forward_names: Mapping[str, str]) -> bool:
-        """Add what a node makes if it is such a value, and say so; nodes come in the order of execution.
+        """Add the output of a node if it is local to a rank, and return whether it is.
 
-        `forward_names` has what backward calls a value of forward -> its name there.
+        Args:
+            node: nodes must be passed in execution order.
+            forward_names: name in backward of each saved value -> its name in forward.
         """
         inputs = node.inputs[:1] if node.op in FIRST_INPUT_OPS else node.inputs
         is_local = node.op == TO_LOCAL or (
             node.op != FROM_LOCAL and any(forward_names.get(name, name) in self.names for name in inputs)
         )
-        # A scalar is the same for all ranks: the loss of the router goes through the whole model.
+        # A scalar is equal on all ranks: the loss of the router passes through the entire model.
         is_local = is_local and node.has_tensor_output
         if is_local:
             self.names.add(node.name)

@@ -1,4 +1,4 @@
-"""The part of a compiled step that is on one pipeline stage."""
+"""The part of a compiled step on one pipeline stage."""
 
 import math
 from dataclasses import replace
@@ -9,11 +9,11 @@ from mindswap.graph.passes.gather import GATHER_MARK, WEIGHT_MARK, GatheredStep,
 
 
 def drop_head(graph: Graph) -> Graph:
-    """The step without head and loss: what comes after the last layer.
+    """Remove head and loss, everything after the last layer.
 
-    In forward that is every operator that depends on a layer and that no layer depends on; in backward
-    every operator before the first that reads what is left. The gradient that the next stage would send
-    stays, as the gradient of the last layer's output.
+    In forward these are the operators that depend on a layer and on which no layer depends; in backward all operators
+    before the first reader of the remaining saved values. The gradient that the next stage would send remains as the
+    gradient of the last layer's output.
     """
     of_layers = {node.name for node in graph.forward if node.layer_index is not None}
     after = find_dependents(graph.forward, of_layers)
@@ -22,11 +22,11 @@ def drop_head(graph: Graph) -> Graph:
         if node.name in needed:
             needed.update(node.inputs)
     for node in graph.forward:
-        if node.op == "TupleGetItem" and node.inputs[0] in needed:  # the compiler's own, of no layer
+        if node.op == "TupleGetItem" and node.inputs[0] in needed:  # inserted by the compiler outside the layers
             needed.add(node.name)
     head = after - needed
     saved = tuple(entry for entry in graph.saved if entry.forward_name not in head)
-    # Operators of backward that depend on nothing a layer made belong to the head.
+    # Operators of backward that do not depend on the output of a layer belong to the head.
     rest = find_dependents(graph.backward, (entry.backward_name for entry in saved if entry.forward_name in after))
     return replace(
         graph,
@@ -36,18 +36,18 @@ def drop_head(graph: Graph) -> Graph:
     )
 
 
-# The embedding of newer models: a function of one rank (`Morph`), which reads its weight itself.
+# Embedding of newer models: a function of one rank (`Morph`), which reads its weight directly.
 #
-# MindFormers 1.9.0, VocabParallelEmbedding of training_graph/tensor_parallel/layers.py: tokens are cut over data and
-# context parallel ranks, the rows of the weight over tensor parallel ranks if they can be divided. The compiler leaves
-# no strategy on what is inside, and no `Load` before the weight. With sequence parallelism it ends in a ReduceScatter
+# MindFormers 1.9.0, VocabParallelEmbedding of training_graph/tensor_parallel/layers.py: tokens are sharded over data
+# and context parallel ranks, rows of the weight over tensor parallel ranks if they are divisible. The compiler leaves
+# no strategy on its operators and no `Load` before the weight. With sequence parallelism it ends in a ReduceScatter
 # between two transposes of all tokens.
 
 EMBEDDING, GRADIENT = "Embedding", "EmbeddingDenseBackward"
 
 
 def load_embedding(graph: Graph) -> Graph:
-    """The step in which an embedding reads its weight as other operators do, behind a `Load`."""
+    """Return the graph with a `Load` before the weight of the embedding, as other operators have it."""
     forward: list[Node] = []
     for node in graph.forward:
         read = [name for name in node.inputs if node.op == EMBEDDING and WEIGHT_MARK in name and name in graph.types]
@@ -60,7 +60,13 @@ def load_embedding(graph: Graph) -> Graph:
 
 
 def shard_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
-    """The step with the part of an embedding that one rank has; unchanged if it has another kind of embedding."""
+    """Return the graph with the embedding sharded for one rank; unchanged for other kinds of embedding.
+
+    Args:
+        graph: the step.
+        tensor_ranks: tensor parallel ranks, which shard the weight.
+        token_ranks: data and context parallel ranks, which shard the tokens.
+    """
     embedding = next((node for node in graph.forward if node.op == EMBEDDING and not node.cell_path), None)
     if embedding is None:
         return graph
@@ -68,7 +74,7 @@ def shard_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
     weight_types = [node.outputs[0] for node in sources if node.op in WEIGHT_OPS and node.outputs]
     num_tokens = embedding.outputs[0].shape[0]
     num_elements = math.prod(embedding.outputs[0].shape)
-    scattered: set[str] = set()  # values of which each tensor parallel rank has a part of the sequence
+    scattered: set[str] = set()  # values of which each tensor parallel rank holds a part of the sequence
 
     def shard(node: Node) -> Node:
         if node.cell_path or node.layer_index is not None or not node.outputs:
@@ -88,14 +94,14 @@ def shard_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
                 scattered.add(node.name)
                 part = _tokens(part, tensor_ranks)
             return replace(node, outputs=(part,))
-        # What was cut from whole tokens is the own part by now.
+        # Slices of unsharded tokens select the shard, which the input already is.
         return replace(node, op="Reshape") if node.op == "Slice" else node
 
     return replace(graph, forward=tuple(map(shard, graph.forward)), backward=tuple(map(shard, graph.backward)))
 
 
 def _rows(tensor_type: TensorType, parts: int, axis: int = 0) -> TensorType:
-    """One of equal parts of the rows; all of them if they cannot be divided."""
+    """Return the type of one shard along an axis; unchanged if the axis is not divisible."""
     if tensor_type.shape[axis] % parts:
         return tensor_type
     shape = (*tensor_type.shape[:axis], tensor_type.shape[axis] // parts, *tensor_type.shape[axis + 1 :])
@@ -103,7 +109,7 @@ def _rows(tensor_type: TensorType, parts: int, axis: int = 0) -> TensorType:
 
 
 def _tokens(tensor_type: TensorType, parts: int) -> TensorType:
-    """One of equal parts of (samples, sequence, width) or (sequence, samples, width), cut where it is thinnest."""
+    """Return the type of a shard of (samples, sequence, width) or (sequence, samples, width), along its short axis."""
     divisible = [axis for axis, size in enumerate(tensor_type.shape[:-1]) if size % parts == 0]
     return (
         _rows(tensor_type, parts, min(divisible, key=lambda axis: tensor_type.shape[axis]))
@@ -112,27 +118,28 @@ def _tokens(tensor_type: TensorType, parts: int) -> TensorType:
     )
 
 
-# Casts of weights that all micro-batches share, where the parallel optimizer has nothing to gather.
+# Casts of weights shared by all micro-batches, where the parallel optimizer gathers nothing.
 #
 # With `enable_parallel_optimizer` and several micro-batches MindSpore casts a float32 weight before the calls of the
-# lazy_inline cell, not in it: step_parallel_utils.cc, FindChildCastWithFP32ToFP16 (follows the weight into the called
-# function; pipeline or accumulation only, and only if all readers are casts) and CreateFP16Cast. CheckApplyZero lets a
-# weight through in a pipeline that no other rank shares; `MicroStepAllGatherPass` then drops the AllGather and leaves
-# the cast. So there is one copy in half precision, from the first micro-batch to the last, and no policy reaches it.
-# Casts of gathered weights are in `graph.passes.gather`. Without the parallel optimizer each micro-batch has casts of
-# its own.
+# lazy_inline cell: step_parallel_utils.cc, FindChildCastWithFP32ToFP16 (follows the weight into the called function;
+# only with pipelining or accumulation, and only if all readers are casts) and CreateFP16Cast. CheckApplyZero accepts a
+# weight that no other rank shares if there is a pipeline; `MicroStepAllGatherPass` then removes the AllGather and keeps
+# the cast. One copy in half precision is therefore live from the first micro-batch to the last, and no policy affects
+# it. Casts of gathered weights are in `graph.passes.gather`. Without the parallel optimizer each micro-batch has casts
+# of its own.
 #
-# Without lazy_inline all micro-batches are in one graph. No side effect stands between their reads of a weight, so
-# AutoMonadEliminator and the frontend's cse make one of equal casts, whatever their types.
+# Without lazy_inline all micro-batches are in one graph. No side effect separates their reads of a weight, so
+# AutoMonadEliminator and common subexpression elimination merge equal casts of any type.
 
 
 def share_casts(step: GatheredStep, lacks_lazy_inline: bool = False) -> GatheredStep:
-    """The step with casts of weights marked as made once, for all micro-batches.
+    """Mark the casts of weights that all micro-batches share.
 
-    Those of gathered weights before the AllGather are so already; without lazy_inline casts of any type are, also those
-    behind an AllGather.
+    Args:
+        step: casts before its AllGathers are marked already.
+        lacks_lazy_inline: all equal casts are shared, including those after an AllGather.
     """
-    weights: dict[str, str] = {}  # name of a value -> the parameter that it is
+    weights: dict[str, str] = {}  # name of a value -> name of its parameter
     readers: dict[str, list[Node]] = {}
     for node in step.graph.forward:
         name = weight_name(node)

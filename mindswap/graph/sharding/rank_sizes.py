@@ -1,9 +1,9 @@
-"""From logical sizes to sizes per rank, by the strategies that the model records on its operators.
+"""Tensor sizes on one rank, derived from the parallel strategies that the model sets on its operators.
 
-The compiled graph has logical shapes; `in_strategy`, `out_strategy` or `in_layout` of a primitive say
-into how many parts each dimension of its operands is cut. Splits are followed forward through operators
-without a strategy of their own, as MindSpore's step_parallel.cc does, and backward along gradients. What
-cannot be followed counts as whole on every rank and is listed.
+The compiled graph has unsharded shapes; `in_strategy`, `out_strategy` or `in_layout` of a primitive define into how
+many parts each dimension of its operands is split. Splits are propagated forward through operators without a strategy,
+as in MindSpore's step_parallel.cc, and backward along gradients. Tensors whose split cannot be derived count as
+unsharded and are reported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,20 +25,22 @@ from mindswap.graph.sharding.split_table import (
 )
 from mindswap.graph.sharding.splits import LOCAL_MARK, PARTS_MARK, num_parts, read_out_strategy, read_strategy
 
-# Tensors that arrive by communication and are kept as they arrived.
+# Tensors that arrive by communication and are saved as received.
 #
-# Where two operators cut a tensor unlike, MindSpore puts an AllGather between them, and backward of a product reads the
-# output of that AllGather (step_parallel.cc, Redistribution). If a Reshape stands there, `graph.sharding.rank_sizes`
-# makes it the communication. Here one is put where none stands, so that what is kept has an operator and its size.
+# Where two operators split a tensor differently, MindSpore inserts an AllGather, and the gradient of a matrix product
+# reads its output (step_parallel.cc, Redistribution). `split_table` turns a Reshape in that position into the
+# communication. Otherwise a view is inserted here, so that the saved tensor has an operator and a size.
 #
-# In backward the same holds for the gradient of a sum that was scattered: the gradients of the product behind which
-# ReduceScatter stands read what AllGather makes of it (ops/_grad_experimental/grad_comm_ops.py).
+# The same applies in backward to the gradient of a scattered sum: the gradients of a matrix product followed by a
+# ReduceScatter read the AllGather of its gradient (ops/_grad_experimental/grad_comm_ops.py).
 
 
 def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
-    """The step with one view between a tensor and all operators that have it sent to them; shapes are logical.
+    """Insert one view between each redistributed tensor and its readers; shapes stay unsharded.
 
-    `moves` are names of tensors, each with an operator that reads it, both of forward.
+    Args:
+        graph: the step.
+        moves: pairs of a forward value and a forward operator that reads it after communication.
     """
     consumers: dict[str, list[Node]] = {}
     for producer, consumer in moves:
@@ -59,7 +61,7 @@ def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
         if entry.forward_name in consumers:
             renamed[entry.backward_name] = entry.backward_name + ARRIVAL_SUFFIX
             saved.append(Saved(entry.forward_name + ARRIVAL_SUFFIX, entry.backward_name + ARRIVAL_SUFFIX))
-    # Where the reader runs again in backward, a Depend stands before it.
+    # Backward reads a saved value through a Depend if the reader is recomputed.
     read = {name for node in graph.backward if node.origin in readers for name in node.inputs}
     tied = {node.name for node in graph.backward if node.op == "Depend" and node.name in read}
     backward = tuple(
@@ -71,16 +73,18 @@ def insert_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
 def _inserted_node(
     node: Node, op: str, name: str, source: str, outputs: tuple[TensorType, ...], origin: str = ""
 ) -> Node:
-    """An operator that MindSpore puts beside another one."""
+    """Return an operator that MindSpore inserts next to `node`."""
     scope = f"{node.scope.rpartition('/')[0]}/{op}{ARRIVAL_SUFFIX}"
     return Node(name, op, node.layer_index, node.cell_path, scope, (source,), outputs, {}, origin=origin)
 
 
 def insert_gradient_gathers(graph: Graph, gathered: Mapping[str, tuple[str, TensorType]]) -> Graph:
-    """The step of one rank with an AllGather before the gradients of operators (by name) whose sums are scattered.
+    """Insert an AllGather before the gradients of operators whose sums are scattered.
 
-    Of each the gradient of its sum: the name in backward of the part that a rank has, and the type of what the
-    gradients of the operator read on one rank.
+    Args:
+        graph: the step of one rank.
+        gathered: by forward operator: name in backward of the rank's shard of the gradient of the sum, and the type
+            that the gradients of the operator read.
     """
     backward: list[Node] = []
     gathered_names: set[str] = set()
@@ -102,21 +106,21 @@ def insert_gradient_gathers(graph: Graph, gathered: Mapping[str, tuple[str, Tens
 class Sharding:
     """A graph with the sizes of one rank."""
 
-    # every node of forward and backward has the output types of one rank; parameters of the functions and constants
-    # (`types`) stay logical
+    # nodes of forward and backward have the output types of one rank; parameters of the functions and constants
+    # (`types`) stay unsharded
     graph: Graph
-    # operators whose split is not known; they count as whole on every rank unless the reason says otherwise
+    # operators with unknown split, unsharded unless the reason states otherwise
     unresolved: tuple[Unresolved, ...]
-    # where tensors change their cut in forward. A `Reshape` that does so is memory of its own: in `graph` its operator
-    # is `AllGather`, `AllToAll` or `Slice`, unless it has itself `recompute_comm_op` (StepReplace of step_parallel.cc
-    # reads no other operator's; so say dry runs)
+    # redistributed tensors of forward. A redistributing `Reshape` has memory of its own: in `graph` its type is
+    # `AllGather`, `AllToAll` or `Slice`, except if it has `recompute_comm_op` (StepReplace of step_parallel.cc reads
+    # the attribute of no other operator; confirmed by dry runs)
     redistributions: tuple[Redistribution, ...]
-    # operators of forward that leave each rank a part of a sum, by name
+    # forward operators whose output is a partial sum, by name
     sums: Mapping[str, PartialSum] = field(default_factory=dict)
 
 
 def shard_graph(graph: Graph) -> Sharding:
-    """Sizes per rank of every tensor of a step with logical shapes; unchanged without any strategy that cuts."""
+    """Compute the sizes on one rank of all tensors of a step; unchanged if no strategy splits a tensor."""
     if not any(_is_sharded(node) for node in graph.forward):
         return Sharding(graph, (), ())
     table = _infer_splits(graph)
@@ -138,7 +142,7 @@ def shard_graph(graph: Graph) -> Sharding:
 
 
 def _infer_splits(graph: Graph) -> SplitTable:
-    """The splits of all values of a step."""
+    """Return the splits of all values of a step."""
     table = SplitTable(graph)
     forward, backward = ForwardSplits(table), BackwardSplits(table)
     for node in graph.forward:
@@ -168,7 +172,7 @@ def _with_rank_sizes(table: SplitTable) -> Graph:
 
 
 def _unresolved_arrivals(table: SplitTable) -> Iterator[Redistribution]:
-    """Tensors that backward may hold as they arrived by communication, while their size is that of their maker."""
+    """Yield redistributed tensors that backward may save as received, although their size is that before it."""
     saved = set(table.forward_names.values())
     for redistribution in table.redistributions:
         is_keeping = (
@@ -179,9 +183,10 @@ def _unresolved_arrivals(table: SplitTable) -> Iterator[Redistribution]:
 
 
 def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, Node]]]:
-    """Casts before a norm that gathers their output, of those that run again; with that of forward, and the norm.
+    """Yield recomputed casts whose output is gathered for a norm, as (name in backward, (name in forward, norm)).
 
-    They would run again for nothing: what was gathered in forward is kept (dry runs of 2.9.0, 2026-11-28).
+    Nothing reads them in backward, because the gathered tensor is saved
+    (docs/internals/notes.md#saved-casts-before-norms).
     """
     recomputed_casts = {
         node.origin: node.name for node in table.graph.backward if node.op == "Cast" and node.is_duplicate
@@ -197,7 +202,7 @@ def _recomputed_norm_casts(table: SplitTable) -> Iterator[tuple[str, tuple[str, 
 
 
 def _with_saved_casts(graph: Graph, casts: Mapping[str, tuple[str, Node]]) -> Graph:
-    """The step in which backward takes these casts from forward."""
+    """Return the graph in which backward reads the forward output of these casts."""
     saved = tuple(Saved(maker, name) for name, (maker, _) in casts.items())
     backward = tuple(node for node in graph.backward if node.name not in casts)
     read = {name for node in backward for name in node.inputs}
@@ -207,7 +212,7 @@ def _with_saved_casts(graph: Graph, casts: Mapping[str, tuple[str, Node]]) -> Gr
 
 
 def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, tuple[str, TensorType]]]:
-    """Operators whose sum is scattered, each with the gradient of that sum as its own gradients read it."""
+    """Yield operators with a scattered sum, each with the gradient of the sum as its own gradients read it."""
     for node in table.graph.backward:
         partial = table.sums.get(node.origin)
         before = partial.scattered if partial is not None else None

@@ -1,4 +1,4 @@
-"""Splits of the operators of backward: a gradient is cut as the tensor it is of."""
+"""Splits of backward operators: a gradient has the split of its tensor."""
 
 import math
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from mindswap.graph.sharding.splits import Split, num_parts, read_strategy, resh
 
 
 class BackwardSplits(ForwardSplits):
-    """Finds the splits of operators of backward when those of forward are known."""
+    """Derives the splits of backward operators, once those of forward are known."""
 
     def of(self, node: Node) -> NodeSplits:
-        """Return the split of each output of an operator of backward; None where nothing is known of it."""
+        """Return the split of each output of a backward operator; None if nothing is known."""
         if self.table.local.add(node, self.table.forward_names):
             return [(1,) * len(tensor_type.shape) for tensor_type in node.outputs]
-        if node.is_duplicate and node.origin in self.table.splits:  # cut as the first time
+        if node.is_duplicate and node.origin in self.table.splits:  # split as in forward
             if node.origin in self.table.communications:
                 self.table.communications[node.name] = self.table.communications[node.origin]
             return list(self.table.splits[node.origin])
@@ -29,12 +29,12 @@ class BackwardSplits(ForwardSplits):
         return None if not operands and node.outputs else self._gradient_splits(node, operands)
 
     def _gradient_splits(self, node: Node, operands: list[Operand]) -> NodeSplits:
-        """Splits of a gradient that reads these operands and has no strategy of its own."""
+        """Return the splits of a gradient without a strategy of its own."""
         if node.op in RESHAPING_OPS and len(node.outputs) == 1:
             return [self._reshaped_split(node, operands[0])]
         if node.op in SPLIT_PASSING_OPS:
             return [operands[0].split] * len(node.outputs)
-        if node.op == "AllGather":  # the gradient of a ReduceScatter: of what that reads
+        if node.op == "AllGather":  # the gradient of a ReduceScatter has the split of its input
             return [self._operand_split(node)]
         gradient = self._gradient_split(node, operands)
         if gradient is not None:
@@ -46,7 +46,7 @@ class BackwardSplits(ForwardSplits):
         return [self._unknown(node)]
 
     def _reshaped_split(self, node: Node, source: Operand) -> Split | None:
-        """The cut of a reshaped gradient; None where that of its operand is not regular in the new shape."""
+        """Return the split of a reshaped gradient; None if that of its operand is not regular in the new shape."""
         if source.split is None:
             return None
         carried = self._operand_split(node) or self._product_split(node)
@@ -57,7 +57,7 @@ class BackwardSplits(ForwardSplits):
         return carried
 
     def _full_split(self, node: Node) -> Split | None:
-        """The cut of what ToLocal takes, for its gradient."""
+        """Return the split of the input of ToLocal, for its gradient."""
         forward = self.table.nodes.get(node.origin)
         operands = self.table.operands(forward) if forward is not None else []
         if forward is not None and forward.op == TO_LOCAL and operands:
@@ -69,7 +69,7 @@ class BackwardSplits(ForwardSplits):
         return None
 
     def _operand_split(self, node: Node) -> Split | None:
-        """The cut of what the forward operator reads first, if `node` is its gradient."""
+        """Return the split of the first input of the forward operator, if `node` is its gradient."""
         forward = self.table.nodes.get(node.origin)
         if forward is None or node.is_duplicate:
             return None
@@ -77,24 +77,25 @@ class BackwardSplits(ForwardSplits):
         return operand.split if operand is not None and operand.type.shape == node.outputs[0].shape else None
 
     def _product_split(self, node: Node) -> Split | None:
-        """The cut of the forward product or attention whose gradients read `node`: the gradient of what came out.
+        """Return the split of the matrix product or attention whose output gradient `node` is.
 
-        Likewise of a cast of what came out (`linear_fc1` of TeleChat3 gives float32).
+        The output may also be that of a cast after the product (`linear_fc1` of TeleChat3 outputs float32).
         """
         for user in self.table.users.get(node.name, ()):
             product = self.table.nodes.get(user.origin)
             if product is None or product.op not in (*PRODUCT_OPS, "FlashAttentionScore", "Cast"):
                 continue
-            if product.outputs[-1].shape == node.outputs[0].shape:  # of attention the last one, of a product the only
+            # attention: last output; matrix product: the only one
+            if product.outputs[-1].shape == node.outputs[0].shape:
                 return self.table.splits[product.name][-1]
         return None
 
     def _gradient_split(self, node: Node, operands: list[Operand]) -> Split | None:
-        """The cut of the tensor that `node` is the gradient of, where its forward operator tells.
+        """Return the split of a gradient, as far as its forward operator determines it.
 
-        A gradient is cut as the forward operator asks of the operand with this shape. Where that is not
-        one: the gradient of one operand of a product reads the other one, so the forward operator is among
-        the readers of what is read here.
+        A gradient has the split that the forward operator requires of the operand with its shape. If the forward
+        operator is unknown, it is found among the readers of the operands: the gradient of one operand of a matrix
+        product reads the other operand.
         """
         if len(node.outputs) != 1 or node.op not in (*PRODUCT_OPS, "UnsortedSegmentSum"):
             return None
@@ -123,9 +124,9 @@ class BackwardSplits(ForwardSplits):
         return candidates.pop() if len(candidates) == 1 else None
 
     def _readers(self, name: str) -> Iterator[tuple[str, Node]]:
-        """Operators that read a value, each with the name under which it does.
+        """Yield the readers of a value, each with the name under which it reads it.
 
-        What is copied to the host is read by its other users as `Depend(value, copy)`.
+        Readers of a value that is also copied to the host read `Depend(value, copy)`.
         """
         for reader in self.table.users.get(name, ()):
             if reader.op == "Depend" and reader.inputs[0] == name:
@@ -134,8 +135,8 @@ class BackwardSplits(ForwardSplits):
                 yield name, reader
 
     def _forward_origins(self, name: str) -> Iterator[str]:
-        """Names under which the forward operators know what backward calls `name`."""
-        for _ in range(8):  # casts, copies and ties on the way
+        """Yield the names in forward of a value of backward."""
+        for _ in range(8):  # through casts, copies and Depend
             yield name
             node = self.table.nodes.get(name)
             if name in self.table.forward_names:
@@ -151,10 +152,11 @@ class BackwardSplits(ForwardSplits):
 def _requested_splits(
     operand: Operand, position: int, strategy: tuple[Split, ...], shape: tuple[int, ...]
 ) -> list[Split]:
-    """The cut of the gradient of an operand, if a tensor of this shape can be one; else nothing.
+    """Return the split of the gradient of an operand, if the gradient may have this shape; else an empty list.
 
-    An operand that all groups of the first one read has a gradient for each group, before their sum. One of which each
-    group looks up its own rows (Gather with `batch_dims`) has the rows of all groups in one dimension.
+    If all groups of the first operand share an operand, its gradient has one entry for each group before their sum. If
+    each group looks up its own rows (Gather with `batch_dims`), the gradient has the rows of all groups in one
+    dimension.
     """
     operand_shape, num_groups = operand.type.shape, len(shape) - len(operand.type.shape)
     if num_groups >= 0 and shape[num_groups:] == operand_shape:

@@ -1,6 +1,6 @@
-"""Split of the outputs of each kind of operator, given the splits of its operands.
+"""Split rules: splits of the outputs of each operator type, given those of its operands.
 
-The rules are those of MindSpore's operator infos (mindspore/ccsrc/frontend/parallel/ops_info/); each names its file.
+The rules follow MindSpore's operator infos (mindspore/ccsrc/frontend/parallel/ops_info/); each names its file.
 """
 
 import math
@@ -16,20 +16,20 @@ class OperatorCall:
     """One operator with the operands that are tensors."""
 
     op: str
-    shapes: Sequence[Shape]  # of each operand, members of tuples one by one
-    splits: Sequence[Split]  # likewise
-    outputs: Sequence[Shape]  # shapes
+    shapes: Sequence[Shape]  # of each operand; members of tuples count separately
+    splits: Sequence[Split]  # of each operand
+    outputs: Sequence[Shape]  # shapes of the outputs
     integers: Sequence[int] = ()  # integer inputs in order: axis, transpose flags, layout
-    # inputs in order that are tuples of integers: axes, permutation, begin, end, strides
+    # tuple inputs in order: axes, permutation, begin, end, strides
     tuples: Sequence[tuple[int, ...]] = ()
     attributes: Mapping[str, object] | None = None
 
 
 def output_splits(call: OperatorCall) -> list[Split] | None:
-    """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
+    """Return the split of each output; None if there is no rule, or the rule does not fit the call."""
     kind = operator_info(call.op).split_rule
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
-    # The strategy of a OneHot is that of the output, so it does not fit the operands.
+    # The strategy of a OneHot is that of its output, so it does not fit the operands.
     if kind is None or len(call.splits) < 1 + (kind in TWO_OPERANDS) or not (is_matching or kind is SplitRule.ONE_HOT):
         return None
     splits = RULES[kind](call) if isinstance(kind, SplitRule) else _like(call, kind)
@@ -39,8 +39,9 @@ def output_splits(call: OperatorCall) -> list[Split] | None:
 
 
 def summed_parts(call: OperatorCall) -> int:
-    """Ranks that each have a part of the sums that the operator makes: it sums (looks up, takes the largest) over a
-    dimension that is cut. 1 where every rank has the whole sum.
+    """Return the number of ranks over which the output is a partial sum (or a partial look-up or maximum).
+
+    It is 1 if no reduced dimension is split.
     """
     if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
         return 1
@@ -63,7 +64,7 @@ def _elementwise(call: OperatorCall) -> list[Split]:
 
 
 def _like_first(call: OperatorCall) -> list[Split]:
-    """Every output is cut as the first operand; a dimension that shrank to 1 is whole (layer_norm_info.cc)."""
+    """All outputs have the split of the first operand; a dimension reduced to 1 is unsplit (layer_norm_info.cc)."""
     return [
         tuple(1 if size == 1 else parts for size, parts in zip(shape, call.splits[0], strict=False))
         for shape in call.outputs
@@ -71,7 +72,7 @@ def _like_first(call: OperatorCall) -> list[Split]:
 
 
 def _like(call: OperatorCall, operands: Sequence[int]) -> list[Split] | None:
-    """Output k is cut as operand `operands[k]`: the gradient of a tensor as the tensor."""
+    """Output k has the split of operand `operands[k]`, as gradients have that of their tensor."""
     splits = []
     for position, shape in enumerate(call.outputs):
         source = operands[position] if position < len(operands) else len(call.splits)
@@ -83,7 +84,7 @@ def _like(call: OperatorCall, operands: Sequence[int]) -> list[Split] | None:
 
 
 def _matmul(call: OperatorCall) -> list[Split] | None:
-    """matmul_info.cc: a dimension that is summed over leaves no cut, an AllReduce follows."""
+    """matmul_info.cc: the summed dimension is not in the output, an AllReduce follows."""
     if min(map(len, call.shapes[:2])) < 2:
         return None
     flags = _transpose_flags(call)
@@ -102,7 +103,7 @@ def _transpose_flags(call: OperatorCall) -> list[bool]:
 
 
 def _reduce(call: OperatorCall) -> list[Split] | None:
-    """reduce_method_info.cc: reduced dimensions are whole afterwards."""
+    """reduce_method_info.cc: reduced dimensions are unsplit."""
     shape, split = call.shapes[0], call.splits[0]
     axes = call.tuples[0] if call.tuples else tuple(call.integers[:1])
     gone = {axis % len(shape) for axis in axes} if shape else set()
@@ -125,7 +126,7 @@ def _transpose(call: OperatorCall) -> list[Split] | None:
 
 
 def _gather(call: OperatorCall) -> list[Split]:
-    """gather_info.cc: a table cut along the looked-up axis leaves no cut, an AllReduce follows."""
+    """gather_info.cc: the axis of the look-up is not in the output, an AllReduce follows."""
     axis = _look_up_axis(call)
     num_batch = call.integers[1] if len(call.integers) > 1 else int(str((call.attributes or {}).get("batch_dims", 0)))
     return [(*call.splits[0][:axis], *call.splits[1][num_batch:], *call.splits[0][axis + 1 :])]
@@ -150,19 +151,19 @@ def _squeeze(call: OperatorCall) -> list[Split] | None:
 
 
 def _tile(call: OperatorCall) -> list[Split]:
-    """tile_info.cc: the strategy cuts the output, also along a dimension that is repeated."""
+    """tile_info.cc: the strategy is that of the output, including repeated dimensions."""
     offset = len(call.outputs[0]) - len(call.splits[0])
     return [(*(1,) * offset, *call.splits[0])]
 
 
-# FlashAttentionScore (flash_attention_score_info.cc): layout number -> places of batch, heads, sequence in the query.
+# FlashAttentionScore (flash_attention_score_info.cc): layout number -> axes of batch, heads, sequence in the query.
 ATTENTION_LAYOUTS = {0: (0, 2, 1), 1: (0, 1, 2), 2: (1, 2, 0), 3: (0, 2, 1)}
 TND = 4
-LAYOUT_POSITION = 6  # among the integer inputs from the end: heads, pre, next, precision, layout, sparse mode
+LAYOUT_POSITION = 6  # number of trailing integer inputs: heads, pre, next, precision, layout, sparse mode
 
 
 def _flash_attention(call: OperatorCall) -> list[Split] | None:
-    """Outputs: softmax maximum and sum (batch, heads, seq, 8), an empty one, attention as the query."""
+    """Outputs: softmax maximum and sum (batch, heads, seq, 8), an empty tensor, attention split like the query."""
     query = call.splits[0]
     layout = call.integers[-2] if len(call.integers) >= LAYOUT_POSITION else None
     if layout == TND and len(query) == 3:
@@ -176,7 +177,7 @@ def _flash_attention(call: OperatorCall) -> list[Split] | None:
 
 
 def _dropout(call: OperatorCall) -> list[Split]:
-    """Output as the input; the mask is a flat list of bits."""
+    """Output with the split of the input; the mask is a flat list of bits."""
     return [call.splits[0], (num_parts(call.splits[0]),)]
 
 
@@ -192,12 +193,10 @@ RULES: dict[SplitRule, Callable[[OperatorCall], list[Split] | None]] = {
     SplitRule.GATHER: _gather,
     SplitRule.LIKE_FIRST: _like_first,
     SplitRule.ONE_HOT: lambda call: [call.splits[0]],  # onehot_info.cc: the strategy is that of the output
-    SplitRule.OUTER: lambda call: [
-        (*call.splits[0], *call.splits[1])
-    ],  # every element of one vector times all of the other
+    SplitRule.OUTER: lambda call: [(*call.splits[0], *call.splits[1])],  # outer product of two vectors
     SplitRule.PRODUCT: _matmul,
     SplitRule.REDUCTION: _reduce,
-    # Gradient of an embedding: rows are whole, the rest as the incoming gradient.
+    # Gradient of an embedding: rows are unsplit, the width has the split of the incoming gradient.
     SplitRule.SEGMENT_SUM: lambda call: [(1, *call.splits[0][len(call.splits[1]) :])],
     SplitRule.SQUEEZE: _squeeze,
     SplitRule.TRANSPOSE: _transpose,

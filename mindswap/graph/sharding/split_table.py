@@ -1,4 +1,4 @@
-"""Splits of a step, while they are followed through it."""
+"""Splits of all values of a step, and their propagation through forward."""
 
 from dataclasses import dataclass
 
@@ -17,15 +17,15 @@ from mindswap.graph.sharding.splits import (
     reshape_split,
 )
 
-# In the name of what stands for a tensor as it arrived at its reader by communication.
+# Suffix of the name of a tensor as received by communication.
 ARRIVAL_SUFFIX = ":arrived"
-# A split for each output of an operator, None where it is not known; None altogether if no rule fits.
+# Split of each output of an operator, None where unknown; None altogether if no rule fits.
 NodeSplits = list[Split | None] | None
 
 
 @dataclass(frozen=True)
 class Unresolved:
-    """An operator whose sizes per rank are not certain."""
+    """An operator whose sizes on one rank are uncertain."""
 
     node: Node
     reason: str
@@ -33,28 +33,28 @@ class Unresolved:
 
 @dataclass(frozen=True)
 class Redistribution:
-    """A tensor that is cut in one way where it is made and in another where it is read: communication."""
+    """A tensor that its producer and its reader split differently, which requires communication."""
 
     producer: str  # name of the value
-    consumer: Node  # operator that reads it; a `Reshape` communicates itself
-    # before, after: parts per dimension; of the producer's shape and, for a `Reshape`, of its own
+    consumer: Node  # reader; a `Reshape` communicates itself
+    # splits before and after; for a `Reshape` after is a split of its output shape
     before: Split
     after: Split
-    index: int = 0  # which output of the producer
+    index: int = 0  # output of the producer
 
 
 @dataclass(frozen=True)
 class PartialSum:
-    """An output that is a part of a sum on each rank."""
+    """An output that is a partial sum on each rank."""
 
-    num_ranks: int  # ranks that have the parts
-    # where `out_strategy` has each rank keep a part of the result: its cut before; else None
+    num_ranks: int  # ranks whose outputs are summed
+    # if `out_strategy` scatters the sum: its split before that; else None
     scattered: Split | None = None
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an operator reads: where it comes from, its logical type, its cut (None: not known)."""
+    """A tensor that an operator reads: its source, unsharded type and split (None if unknown)."""
 
     name: str
     index: int
@@ -63,7 +63,7 @@ class Operand:
 
 
 class SplitTable:
-    """Types and splits of every value, one for each output, and what was found on the way (see `Sharding`)."""
+    """Types and splits of all outputs of all values, and the results listed in `Sharding`."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -76,15 +76,15 @@ class SplitTable:
         self.sums: dict[str, PartialSum] = {}
         self.users, self.nodes = graph.index.readers, graph.index.nodes
         self.forward_names = graph.index.forward_names
-        self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
-        self.local = RankLocalValues()  # values that each rank has for itself
+        self.communications: dict[str, str] = {}  # type of communication of each redistributing Reshape
+        self.local = RankLocalValues()  # values that differ between ranks
 
     def add_unresolved(self, node: Node, reason: str) -> None:
-        """The sizes of an operator are not certain."""
+        """Record an operator whose sizes are uncertain."""
         self.unresolved.append(Unresolved(node, reason))
 
     def add(self, node: Node, splits: NodeSplits) -> None:
-        """Takes the splits of a node if they fit the outputs, else none, with a note."""
+        """Store the splits of a node if they fit its outputs; otherwise record it as unresolved."""
         checked: list[Split | None] = [None] * len(node.outputs)
         self.splits[node.name] = tuple(checked)
         if node.op in ORDERING_OPS:
@@ -101,7 +101,7 @@ class SplitTable:
         self.splits[node.name] = tuple(checked)
 
     def operands(self, node: Node) -> list[Operand]:
-        """The tensors among the inputs, members of tuples one by one."""
+        """Return the tensors among the inputs; members of tuples count separately."""
         tensors = []
         for name in node.inputs:
             types = self.types.get(name, ())
@@ -111,7 +111,7 @@ class SplitTable:
         return tensors
 
     def call(self, node: Node, operands: list[Operand], splits: list[Split]) -> OperatorCall:
-        """Facts of an operator that a rule needs."""
+        """Return the operator in the form that split rules take."""
         graph = self.graph
         return OperatorCall(
             op=node.op,
@@ -124,7 +124,7 @@ class SplitTable:
         )
 
     def tuple_splits(self, node: Node) -> NodeSplits:
-        """Splits of the operators that only tie and untie tuples."""
+        """Return the splits of an operator that creates or reads a tuple."""
         if node.op == "MakeTuple":
             splits = [operand.split for operand in self.operands(node)]
             return splits if len(splits) == len(node.outputs) else [None] * len(node.outputs)
@@ -133,7 +133,7 @@ class SplitTable:
         return [members[index]] if index < len(members) and len(node.outputs) == 1 else None
 
     def requested_split(self, node: Node) -> Split | None:
-        """Split that the first user with a strategy asks of the output of `node`, looking through casts."""
+        """Return the split that the first reader with a strategy requires of the output, looking through casts."""
         for user in self.users.get(node.name, ()):
             strategy = read_strategy(user.attributes)
             if strategy:
@@ -148,23 +148,23 @@ class SplitTable:
 
 
 def is_local_reshape(node: Node) -> bool:
-    """Each rank does it with its own part."""
+    """Return whether each rank reshapes its own shard."""
     return node.op in RESHAPING_OPS and LOCAL_MARK in node.attributes
 
 
 def shard_type(tensor_type: TensorType, split: Split | None) -> TensorType:
-    """The part of a tensor that one rank has."""
+    """Return the type of the shard of one rank."""
     if split is None or num_parts(split) == 1:
         return tensor_type
     shape = tuple(size // parts for size, parts in zip(tensor_type.shape, split, strict=True))
     return TensorType(shape, tensor_type.dtype, tensor_type.size_bytes // num_parts(split))
 
 
-# Splits of the operators of forward, as MindSpore's step_parallel.cc follows them.
+# Propagation through forward, as in MindSpore's step_parallel.cc.
 
 
 class ForwardSplits:
-    """Finds the splits of operators whose operands are in the table."""
+    """Derives the splits of operators whose operands are in the table."""
 
     def __init__(self, table: SplitTable):
         self.table = table
@@ -187,7 +187,7 @@ class ForwardSplits:
         if node.op in SPLIT_PASSING_OPS:
             if operands and operands[0].split is not None:
                 return [operands[0].split]
-            # A weight is cut as the operator asks that reads it.
+            # A weight has the split that its reader requires.
             return [self.table.requested_split(node)] * len(node.outputs)
         return self._by_operands(node, operands, has_note=True)
 
@@ -215,7 +215,7 @@ class ForwardSplits:
         return list(splits) if splits is not None else None
 
     def _reshape(self, node: Node, operands: list[Operand]) -> NodeSplits:
-        """As the next operator with a strategy asks; else the cut of the input under the new shape."""
+        """Return the split that the next operator with a strategy requires; else that of the input in the new shape."""
         if not operands or len(node.outputs) != 1:
             return None
         source, target = operands[0], node.outputs[0].shape
@@ -230,7 +230,7 @@ class ForwardSplits:
                     node, f"{source_split} of {source.type.shape} is not a regular cut of {target}"
                 )
             return [carried]
-        # The compiler may make one of two reshapes, of which it keeps the attributes of the first only.
+        # The compiler may merge two reshapes, and then keeps only the attributes of the first.
         has_mark = any(LOCAL_MARK in other.attributes for other in (node, *self.table.users.get(node.name, ())))
         is_local = has_mark and source_split is not None and num_parts(source_split) == num_parts(requested)
         if source_split is not None and carried != requested and source.name in self.table.nodes and not is_local:
@@ -240,12 +240,12 @@ class ForwardSplits:
         return [requested]
 
     def _local_reshape_split(self, node: Node, source_split: Split) -> Split | None:
-        """Split of the input of a Reshape that each rank does for itself: in as many parts as its reader asks for."""
+        """Return the split of the input of a rank-local Reshape: as many parts as the reader of its output requires."""
         wanted = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
         return gathered_to(source_split, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
 
     def _by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
-        """Outputs as the operands come; what is not known counts as whole."""
+        """Return the splits derived from the operands, of which unknown ones count as unsplit."""
         splits = [operand.split or (1,) * len(operand.type.shape) for operand in operands]
         call = self.table.call(node, operands, splits)
         outputs = output_splits(call) if operands else None
@@ -254,7 +254,8 @@ class ForwardSplits:
         if has_note and node.has_tensor_output and outputs is not None:
             # step_parallel.cc, ExtractStrategyAndInit: batch parallel, the first dimension over all devices.
             reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
-            if node.layer_index is None and not node.cell_path:  # of a function, which may be one for a rank (Morph)
+            # part of a function, possibly one for a single rank (Morph)
+            if node.layer_index is None and not node.cell_path:
                 reason = "is in no cell and has no strategy; here it follows its operands"
             self.table.add_unresolved(node, reason)
         return list(outputs) if outputs is not None else None
@@ -266,7 +267,7 @@ class ForwardSplits:
 
 
 def name_communication(before: Split, after: Split) -> str:
-    """Collective that gives a rank its part of a tensor under another cut: one of `REDISTRIBUTION_OPS`."""
+    """Return the type of redistribution between two splits, one of `REDISTRIBUTION_OPS`."""
     if num_parts(before) > num_parts(after):
         return "AllGather"
     return "Slice" if num_parts(before) < num_parts(after) else "AllToAll"

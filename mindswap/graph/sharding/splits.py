@@ -1,26 +1,26 @@
-"""Splits: into how many parts each dimension of a tensor is cut."""
+"""Splits: the number of parts into which each dimension of a tensor is split."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 Shape = tuple[int, ...]
 Split = tuple[int, ...]
-# Attribute of a read of a weight: into how many parts tensor parallelism cuts it.
+# Attribute of a read of a weight: number of its tensor parallel shards.
 PARTS_MARK = "tensor_parallel_parts"
 
 
 def num_parts(split: Split) -> int:
-    """In how many pieces the whole tensor is cut."""
+    """Return the number of shards of the tensor."""
     return math.prod(split)
 
 
 def fits(split: Split, shape: Shape) -> bool:
-    """Each dimension can be cut so, into equal parts."""
+    """Return whether each dimension is divisible into equal parts."""
     return len(split) == len(shape) and all(size % parts == 0 for size, parts in zip(shape, split, strict=True))
 
 
 def combine_splits(shape: Shape, shapes: Sequence[Shape], splits: Sequence[Split]) -> Split:
-    """Split of a tensor made element by element from operands that broadcast: the finest of each dimension."""
+    """Return the split of an element-wise result of operands that broadcast: the finest split of each dimension."""
     result = [1] * len(shape)
     for operand, split in zip(shapes, splits, strict=True):
         offset = len(shape) - len(operand)
@@ -31,10 +31,10 @@ def combine_splits(shape: Shape, shapes: Sequence[Shape], splits: Sequence[Split
 
 
 def reshape_split(source: Shape, split: Split, target: Shape) -> Split | None:
-    """The same cut of the same memory under another shape; None if it is not a regular cut there.
+    """Return the split of a reshaped tensor with the same shards in memory; None if it is not regular in the new shape.
 
-    Dimensions are matched in groups of equal product. A group can only be handed on when its pieces
-    lie one after another in memory.
+    Dimensions are matched in groups of equal product. A group keeps its split only if its shards are contiguous in
+    memory.
     """
     if math.prod(source) != math.prod(target):
         return None
@@ -46,7 +46,7 @@ def reshape_split(source: Shape, split: Split, target: Shape) -> Split | None:
 
 
 def equal_blocks(source: Shape, target: Shape) -> list[tuple[slice, slice]] | None:
-    """The dimensions of two shapes in the smallest groups of equal product; None if they have not the same elements."""
+    """Group the dimensions of two shapes into the smallest ranges of equal product; None if the sizes differ."""
     blocks = []
     i = j = 0
     while i < len(source) or j < len(target):
@@ -68,7 +68,7 @@ def _regroup(sizes: Shape, parts: Split, to: Shape) -> Sequence[int] | None:
         return parts
     first = next((k for k, (size, part) in enumerate(zip(sizes, parts, strict=True)) if size != part), len(sizes))
     if any(part != 1 for part in parts[first + 1 :]):
-        return None  # an inner dimension is cut while an outer one is not cut down to single elements
+        return None  # an inner dimension is split while an outer one is not split into single elements
     left = math.prod(parts)
     result = []
     for size in to:
@@ -80,26 +80,26 @@ def _regroup(sizes: Shape, parts: Split, to: Shape) -> Sequence[int] | None:
     return result if left == 1 else None
 
 
-# How the model cuts its operators, from the attributes that `shard` leaves on a primitive.
+# Strategies, from the attributes that `shard` sets on a primitive.
 
-# Attribute of a Reshape that each rank does with its own part, and of what reads one: it never communicates to keep
-# the number of parts.
+# Attribute of a Reshape that each rank applies to its own shard, and of its reader: it communicates only if the number
+# of shards changes.
 LOCAL_MARK = "mindswap_local"
 
 
 def gathered_to(split: Split, count: int) -> Split | None:
-    """The cut with one dimension whole so that so many parts are left; None if no dimension gives that."""
+    """Return the split with one dimension unsplit that has `count` shards; None if there is none."""
     options = (tuple(1 if at == index else parts for at, parts in enumerate(split)) for index in range(len(split)))
     return next((option for option in options if num_parts(option) == count), None)
 
 
 def read_strategy(attributes: Mapping[str, object]) -> tuple[Split, ...]:
-    """Split of each operand as the model set it; empty without a strategy."""
+    """Return the split of each operand that the model set; empty without a strategy."""
     return _read(attributes, "in")
 
 
 def read_out_strategy(attributes: Mapping[str, object]) -> tuple[Split, ...]:
-    """Split of each output as the model set it; empty where it did not."""
+    """Return the split of each output that the model set; empty without a strategy."""
     return _read(attributes, "out")
 
 
@@ -111,7 +111,7 @@ def _read(attributes: Mapping[str, object], side: str) -> tuple[Split, ...]:
 
 
 def _flatten(strategy: tuple[object, ...]) -> Iterator[Split]:
-    """A strategy of tuples in tuples (of an operator that takes a tuple of tensors) as one list."""
+    """Flatten a strategy of nested tuples, as of an operator that takes a tuple of tensors."""
     for entry in strategy:
         if isinstance(entry, tuple) and entry and isinstance(entry[0], tuple):
             yield from _flatten(entry)
@@ -120,7 +120,7 @@ def _flatten(strategy: tuple[object, ...]) -> Iterator[Split]:
 
 
 def _layouts(layouts: object) -> tuple[Split, ...]:
-    """Splits of `mindspore.Layout`: a tensor map counts the axes of the device matrix from the right, -1 for none."""
+    """Return the splits of `mindspore.Layout`: a tensor map counts device matrix axes from the right, -1 is unsplit."""
     if not isinstance(layouts, tuple):
         return ()
     splits = []
