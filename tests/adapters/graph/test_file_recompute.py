@@ -24,7 +24,7 @@ from mindswap.features.inspect.report import memory_to_json
 from mindswap.features import inspect, verify
 from mindswap.policy.formats.mindformers1.stage_recompute import expand_stage_recompute
 with quiet():
-    from mindswap.adapters import mindformers
+    from mindswap.adapters.graph import mindformers
 path = sys.argv[1]
 document = load_document(path)
 asked = expand_stage_recompute(document, 6).policy

@@ -98,8 +98,8 @@ FILL = """
 import sys
 from mindswap.features.dryrun import _cached_samples
 from mindswap.config.source import load_document
-from mindswap.features.dryrun.cann_stand_ins import stand_ins
-stand_ins()
+from mindswap.features.dryrun.cann_stand_ins import stub_libraries
+stub_libraries()
 _cached_samples(load_document(sys.argv[1]))
 """
 

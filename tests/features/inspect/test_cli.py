@@ -105,7 +105,7 @@ from mindswap.config.source import load_document
 from mindswap.policy.model import Policy
 from mindswap.features.inspect.report import memory_to_json
 with quiet():
-    from mindswap.adapters import mindformers
+    from mindswap.adapters.graph import mindformers
 policy, plain = load_policy({str(config)!r}), Policy(is_swap_enabled=True)
 with quiet():
     built = mindformers.build_layers({str(config)!r})
