@@ -41,11 +41,11 @@ def answer():
     return [sample.indices, sample.layer_map, report, recompute_effect_to_json(effects, True, ())]
 
 sampled = answer()
-sample_layers = mindformers.sample_layers
-mindformers.sample_layers = lambda kinds, with_peak: LayerSample(tuple(range(6)), tuple(range(6)))
+choose_representative_layers = mindformers.choose_representative_layers
+mindformers.choose_representative_layers = lambda kinds, with_peak: LayerSample(tuple(range(6)), tuple(range(6)))
 stages = []
 whole = answer()
-mindformers.capture, mindformers.sample_layers = compile_network, sample_layers
+mindformers.capture, mindformers.choose_representative_layers = compile_network, choose_representative_layers
 for rank in (0, 2):
     with quiet():
         placement = place_rank(document, rank, 6)
