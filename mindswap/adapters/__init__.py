@@ -1,6 +1,6 @@
-"""Everything that imports MindSpore or MindFormers.
+"""Adapters: everything that imports MindSpore or MindFormers.
 
-In: configurations and decisions as plain data. Out: built, compiled or trained networks, again as plain data.
-`versions.py` has what differs between releases, `pynative/` records and executes a swap in PyNative mode.
-Open first: `mindformers.py` (build and compile), `apply.py` (decisions -> cells), `plugin.py` (inside a training).
+Inputs are configurations and decisions as plain data; results are networks or plain data. `graph/` builds and compiles
+networks and sets policies on them, `pynative/` records and executes swap in PyNative mode, `plugin.py` runs inside a
+training, `versions.py` covers differences between releases.
 """

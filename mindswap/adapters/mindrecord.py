@@ -1,9 +1,8 @@
-"""Writes token samples to a MindRecord, the format of MindSpore's MindDataset.
+"""Writer of token samples in MindRecord, the format of MindSpore's MindDataset.
 
-MindSpore writes in a process of its own (`python -m mindswap.adapters.mindrecord PATH LENGTH COLUMN...`): on
-some write errors, a full disk among them, it ends with a segmentation fault, and what it prints
-would run into the progress bar. The samples go there through a pipe, one frame after the other: the
-size in bytes, then the int32 tokens. A frame of size 0 says that the samples are complete.
+MindSpore writes in a separate process (`python -m mindswap.adapters.mindrecord PATH LENGTH COLUMN...`), because it ends
+with a segmentation fault on some write errors, such as a full disk, and its output would disturb the progress bar. The
+samples are sent through a pipe in frames: the size in bytes, then int32 tokens. A frame of size 0 marks the end.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from mindswap.system.environment import package_environment
 
 INDEX_SUFFIX = ".db"
 SYNTHETIC_NAME = "synthetic.mindrecord"
-# Few tokens occur, so that a model learns within a few steps that the others do not.
+# Few distinct tokens, so that a model learns within a few steps that the others do not occur.
 NUM_TOKENS = 64
 SEED = 0
 # A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.
@@ -40,7 +39,11 @@ _FRAME_SIZE = struct.Struct("=Q")
 
 
 def require_mindspore() -> None:
-    """Raise unless MindSpore is installed; does not import it. Raises DataError with the command that installs it."""
+    """Require that MindSpore is installed, without importing it.
+
+    Raises:
+        DataError: with the command that installs it.
+    """
     if importlib.util.find_spec("mindspore") is None:
         raise DataError(
             "writing a MindRecord needs MindSpore, which is not installed\n"
@@ -49,15 +52,15 @@ def require_mindspore() -> None:
 
 
 class MindRecordWriter:
-    """One MindRecord with int32 columns; a context manager.
+    """Context manager that writes one MindRecord with int32 columns.
 
-    Writes `path` and `path` + ".db", complete when the context ends without an exception. Both hold
-    the name, so they can move to another folder but not to another name.
+    It writes `path` and `path` + ".db", which are complete when the context ends without an exception. Both contain the
+    file name, so they can be moved but not renamed.
 
     Args:
-        path: a file that is not there yet, in a folder that is.
-        seq_length: of the model; a sample has one token more.
-        columns: that the model reads: one of all tokens, or several of seq_length numbers.
+        path: a new file in an existing folder.
+        seq_length: sequence length of the model; a sample has one more token.
+        columns: names that the model reads: one column of all tokens, or several of seq_length numbers.
     """
 
     def __init__(self, path: Path, seq_length: int, columns: Sequence[str]):
@@ -76,10 +79,13 @@ class MindRecordWriter:
         return self
 
     def write(self, samples: "array[int]") -> None:
-        """Append samples: tokens, type code 'i', shape (n * (seq_length + 1),).
+        """Append samples.
+
+        Args:
+            samples: tokens, type code 'i', shape (n * (seq_length + 1),).
 
         Raises:
-            DataError: MindSpore cannot write, for example because the disk is full.
+            DataError: if MindSpore cannot write, for example because the disk is full.
         """
         if len(self.columns) == 1:
             self._send(samples.tobytes())
@@ -122,7 +128,7 @@ class MindRecordWriter:
 
 
 def main() -> int:
-    """The process that writes: frames from the standard input to a MindRecord."""
+    """Run the writer process: read frames from standard input into a MindRecord."""
     path, sample_length, columns = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     try:
         return _write(path, sample_length, columns)
@@ -156,11 +162,16 @@ def _write(path: str, sample_length: int, columns: Sequence[str]) -> int:
 
 
 def write_synthetic_data(folder: Path, document: Document, num_steps: int) -> SyntheticData:
-    """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`.
+    """Write random samples for a number of steps, equal for every call.
+
+    Args:
+        folder: of the new file.
+        document: the configuration.
+        num_steps: steps of the training.
 
     Raises:
-        LaunchError: the configuration does not say what they must be like.
-        DataError: they cannot be written.
+        LaunchError: if the configuration lacks the size of the vocabulary.
+        DataError: if the samples cannot be written.
     """
     settings, vocab_size = read_step_settings(document), vocabulary_size(document)
     if vocab_size < 2:
@@ -171,7 +182,7 @@ def write_synthetic_data(folder: Path, document: Document, num_steps: int) -> Sy
     require_mindspore()
     numbers = random.Random(SEED)
     choices = range(min(3, vocab_size - 1), min(NUM_TOKENS, vocab_size))
-    # One step more than needed: what is read ahead of the last one.
+    # One extra step, because the data set reads ahead.
     num_samples = (num_steps + 1) * settings.num_tokens // settings.seq_length
     path = (folder / SYNTHETIC_NAME).absolute()
     with MindRecordWriter(path, settings.seq_length, data_columns(document)) as writer:

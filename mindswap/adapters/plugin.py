@@ -1,13 +1,15 @@
-"""The plugin inside MindFormers: four hooks, put in place before a training script runs.
+"""Plugin inside MindFormers: hooks installed before a training script runs.
 
-1. When the YAML is loaded, `swap_config` and `recompute_config` stay as the user wrote them:
-   MindFormers' template would stop at the first key it does not know.
-2. When the context is built (command-line overrides are merged by then), the configuration is
-   checked and turned into a Policy. With swap on, MindFormers' own swap and recompute are
-   switched off; with swap off, both sections go to MindFormers as they would without the plugin.
-3. When the network is built, the policy is set on it: before any compile, on every path. In graph mode the compiler
-   swaps then, in PyNative mode mindswap itself (`adapters/pynative/`), and says in the end what it moved.
-4. With `mindswap: {cpu_stand_ins: True}`, cells that have no CPU kernel get one (`adapters/graph/cpu_stand_ins.py`).
+1. Loading the YAML keeps `swap_config` and `recompute_config` as written, because MindFormers' template rejects unknown
+keys.
+
+2. Building the context (command-line overrides are merged by then) checks the configuration and derives a Policy. With
+swap, MindFormers' own swap and recompute are disabled; without swap, it receives both sections unchanged.
+
+3. Building the network sets the policy on it, before any compile. In graph mode the compiler swaps, in PyNative mode
+mindswap does (`adapters/pynative/`) and reports at the end.
+
+4. With `mindswap: {cpu_stand_ins: True}`, cells without a CPU kernel are replaced (`adapters/graph/cpu_stand_ins.py`).
 """
 
 import contextlib
@@ -51,7 +53,11 @@ if TYPE_CHECKING:
 
 
 def install(document: Document) -> "Session":
-    """Put the hooks in place for this process. Problems point into the document, the user's YAML."""
+    """Install the hooks in this process.
+
+    Args:
+        document: the user's YAML, in which problems are located.
+    """
     keep_swap_sections()
     session = Session(document)
     _replace_build_context(session)
@@ -60,7 +66,7 @@ def install(document: Document) -> "Session":
 
 
 class Session:
-    """State that the hooks share: the checked configuration of this run."""
+    """State shared by the hooks: the checked configuration of this run."""
 
     def __init__(self, document: Document):
         self.document = document
@@ -77,7 +83,7 @@ class Session:
         self.document = document_from_data(config, file="command line", base=self.document)
         self.is_prepared = True
         if config.get("run_mode") in (None, *TRAIN_MODES):
-            # Operator names are judged by the real network, in `apply`.
+            # Operator names are checked against the real network in `apply`.
             checked = check_before_network(self.document, dict(os.environ))
             self.policy = checked.policy or Policy()
             self.uses = checked.trees.uses if checked.trees else {}
@@ -91,10 +97,10 @@ class Session:
             config.model.model_config.disable_lazy_inline = True
 
     def require_prepared(self) -> None:
-        """Stop a script whose configuration never came by: MindFormers' own swap would run instead.
+        """Stop a script that builds a network before its context, because MindFormers' own swap would run instead.
 
         Raises:
-            LaunchError: if swap is on in the YAML.
+            LaunchError: if swap is enabled in the YAML.
         """
         if not self.is_prepared and self.document.value("swap_config", "swap") is True:
             raise LaunchError(
@@ -124,7 +130,7 @@ class Session:
             logger.info("mindswap: lazy_inline is on, as activation swap needs it.")
 
     def building(self) -> contextlib.AbstractContextManager[object]:
-        """Around the building of the network."""
+        """Return a context manager for building the network."""
         if not self.is_pynative:
             return contextlib.nullcontext()
         require_pynative()
@@ -134,7 +140,7 @@ class Session:
         return network_building(is_wanted and builds_form(False))
 
     def finish(self) -> None:
-        """The training is over: report what was moved in PyNative mode."""
+        """Report the swap of PyNative mode at the end of the training."""
         if self.swap is not None:
             from mindswap.adapters.pynative.training import end_swap
 
@@ -149,7 +155,7 @@ def _replace_build_context(session: Session) -> None:
     original = mindformers.core.context.build_context
 
     def build_context(config):
-        if has_swap_sections(config):  # else it is none of a training, and MindFormers gives its own answer
+        if has_swap_sections(config):  # otherwise it is no training, and MindFormers handles it
             session.prepare(config)
         return original(config)
 
@@ -170,16 +176,15 @@ def _replace_create_network(session: Session) -> None:
     BaseTrainer.create_network = create_network
 
 
-# Callbacks that log while a training runs: the peak of memory, and loss and time of every step. MindSpore's own
-# statistics of memory come only when a training ends; MindFormers' own line of a step has six digits of the loss, and
-# whole milliseconds.
+# Callbacks that log peak memory, and loss and time of every step, during a training. MindSpore's own memory statistics
+# appear only at its end, and MindFormers' own line of a step has six digits of the loss and whole milliseconds.
 
 
 class MemoryReport(Callback):
-    """Logs the highest use of memory after every step in which it rose.
+    """Logs peak memory after every step in which it increased.
 
-    On a device the figures are of MindSpore's memory pool. The CPU backend counts nothing: there it is the
-    highest resident size of the process.
+    On a device, the values are those of MindSpore's memory pool. The CPU backend has no statistics; there it is the
+    maximum resident size of the process.
     """
 
     def __init__(self):
@@ -187,7 +192,7 @@ class MemoryReport(Callback):
         self.logged = (0, 0)
 
     def on_train_step_end(self, run_context):
-        """Log the peak if it is a new one."""
+        """Log the peak if it increased."""
         peaks = _peaks()
         if peaks[0] > self.logged[0] or peaks[1] > self.logged[1]:
             self.logged = peaks
@@ -202,18 +207,18 @@ def _peaks() -> tuple[int, int]:
 
 
 class StepReport(Callback):
-    """Logs every step; a configuration asks for it with `callbacks: [{type: StepReport}]`."""
+    """Logs every step; enabled by `callbacks: [{type: StepReport}]` in a configuration."""
 
     def __init__(self):
         super().__init__()
         self.begin_ns = 0
 
     def on_train_step_begin(self, run_context):
-        """Take the time."""
+        """Record the start time."""
         self.begin_ns = time.monotonic_ns()
 
     def on_train_step_end(self, run_context):
-        """Log the step; reading the loss waits until the device has it."""
+        """Log the step; reading the loss waits for the device."""
         parameters = run_context.original_args()
         outputs = parameters.net_outputs
         loss = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
@@ -223,7 +228,7 @@ class StepReport(Callback):
 
 
 def add_callbacks(config) -> None:
-    """Make both known to MindFormers, and put the report of memory behind the others where an adaptive run asks."""
+    """Register both callbacks with MindFormers, and append the memory report if an adaptive run requests it."""
     for callback in (MemoryReport, StepReport):
         MindFormerRegister.register_cls(callback, MindFormerModuleType.CALLBACK)
     if os.environ.get(REPORT_MEMORY) == "1":

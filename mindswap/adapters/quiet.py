@@ -1,6 +1,6 @@
-"""Keeps the chatter of MindSpore and MindFormers off the terminal and out of the user's folder.
+"""Redirection of the output of MindSpore and MindFormers away from the terminal and the user's folder.
 
-Needs neither of them: it must act before they are imported.
+The module imports neither of them, because it must act before they are imported.
 """
 
 import contextlib
@@ -20,22 +20,23 @@ from mindswap.system.scratch import remove_abandoned, scratch_folder
 from mindswap.system.signals import held_signals
 from mindswap.system.streams import OutputError, drop_output, write_message
 
-# A descriptor of stderr, as it was before it was redirected, while `report_progress` may say something; none otherwise.
+# Descriptor of the original stderr inside `progress_reporting`; -1 outside.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
-# What takes its time now.
+# Current activity.
 _activity: ContextVar[list[str]] = ContextVar("activity")
-# Where stderr is no terminal, it is said after so many seconds, and again after twice, four times, ... as many,
-# unless this variable of the environment is 0: for those who keep stderr and compare it.
+# Where stderr is no terminal, the activity is reported after so many seconds, and after twice, four times, ... as many,
+# unless this environment variable is 0 (for users who compare the content of stderr).
 FIRST_S, PROGRESS = 5.0, "MINDSWAP_PROGRESS"
-# To the start of the line, and delete it.
+# Moves to the start of the line and deletes it.
 CLEAR_LINE = "\r\x1b[K"
 LOG_NAME = "compile.log"
 
 
 def report_progress(text: str) -> None:
-    """Say on a terminal, in a few words, what takes its time now; the line before is deleted, by "" without a new one.
+    """Report the current activity on a terminal, replacing the previous line; "" only deletes it.
 
-    Where stderr is no terminal only what takes long is said, a line each time. Nothing outside `progress_reporting`.
+    If stderr is no terminal, only long activities are reported, one line each time. Outside `progress_reporting`
+    nothing is written.
     """
     descriptor = _stderr.get()
     if descriptor < 0:
@@ -46,7 +47,7 @@ def report_progress(text: str) -> None:
 
 
 def _repeat(descriptor: int, activity: list[str], is_over: threading.Event) -> None:
-    """Say now and then what still takes its time."""
+    """Report a long activity periodically."""
     begin_s, pause_s = time.monotonic(), FIRST_S
     while not is_over.wait(begin_s + pause_s - time.monotonic()):
         if activity[0]:
@@ -55,11 +56,11 @@ def _repeat(descriptor: int, activity: list[str], is_over: threading.Event) -> N
 
 
 def _writing_to(stream: TextIO, descriptor: int) -> TextIO:
-    """The stream, or one that writes to the descriptor where it does not; a logger may keep it for good."""
-    with contextlib.suppress(OSError, ValueError):  # it has no descriptor at all
+    """Return the stream if it writes to the descriptor, else a new one; a logger may keep it permanently."""
+    with contextlib.suppress(OSError, ValueError):  # the stream has no descriptor
         if stream.fileno() == descriptor:
             return stream
-    return open(descriptor, "w", buffering=1, encoding="utf-8", closefd=False)  # not ours to close
+    return open(descriptor, "w", buffering=1, encoding="utf-8", closefd=False)  # closed by its owner
 
 
 @contextlib.contextmanager
@@ -87,16 +88,19 @@ def progress_reporting(text: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[Path]:
-    """While this lasts, whatever the process prints goes to a log file, and the working folder is a scratch one.
+    """Redirect all output of the process to a log file and work in a scratch folder inside the block.
 
-    MindSpore prints from C++ too, so the file descriptors themselves are redirected, and with them what stands for them
-    in a notebook; both packages write logs and graphs into the working folder, MindFormers as soon as it is imported.
-    The folder is deleted at the end; after an error it is kept, until `remove_kept` of `system.scratch` or for a
-    week, and the error carries the path of the log, which is what this gives. Only `report_progress` gets through.
+    MindSpore also prints from C++, so the file descriptors themselves are redirected, as well as the streams of a
+    notebook. Both packages write logs and graphs into the working folder, MindFormers as soon as it is imported. The
+    folder is deleted at the end. After an error it is kept for a week, or until `remove_kept` of `system.scratch`, and
+    the error contains the path of the log. Only `report_progress` writes to the terminal.
+
+    Yields:
+        Path of the log.
     """
     remove_abandoned()
     was_collecting = gc.isenabled()
-    gc.disable()  # a quarter of the time of importing MindFormers is the collector walking over new modules
+    gc.disable()  # garbage collection over new modules takes a quarter of the import time of MindFormers
     try:
         with (
             scratch_folder("compile", kept_on=(Exception,)) as folder,
@@ -119,7 +123,7 @@ def quiet() -> Iterator[Path]:
 
 
 def _flush_or_drop(stream: TextIO) -> None:
-    """Write what a stream has in its buffer; nowhere if that fails, or it would go where the stream writes later."""
+    """Flush a stream; on failure drop its buffer, which would otherwise be written elsewhere later."""
     try:
         stream.flush()
     except (OSError, ValueError, OutputError):
@@ -130,14 +134,17 @@ def _flush_or_drop(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def _redirected(log_path: Path, descriptor: int) -> Iterator[None]:
-    """While this lasts, what the process prints goes to a log, whose folder is the working one.
+    """Redirect the output of the process to a log, and change to its folder, inside the block.
 
-    `descriptor` is of the stderr until now.
+    Args:
+        log_path: the log.
+        descriptor: of the original stderr.
     """
     streams = sys.stdout, sys.stderr
     for stream in streams:
         stream.flush()
-    saved, home = (os.dup(1), descriptor), os.open(".", os.O_PATH)  # no name: the folder may vanish, or move
+    # no name, because the folder may be deleted or moved
+    saved, home = (os.dup(1), descriptor), os.open(".", os.O_PATH)
     try:
         os.chdir(log_path.parent)
         with log_path.open("wb") as log:
@@ -145,7 +152,7 @@ def _redirected(log_path: Path, descriptor: int) -> Iterator[None]:
             os.dup2(log.fileno(), 2)
         sys.stdout, sys.stderr = _writing_to(streams[0], 1), _writing_to(streams[1], 2)
         yield
-    except OutputError as error:  # the standard output is the log
+    except OutputError as error:  # standard output is the log
         with system_errors_as(DataError, f"{log_path}: cannot be written"):
             raise error.__cause__ or error from None
     finally:

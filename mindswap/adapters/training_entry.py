@@ -1,6 +1,6 @@
-"""The package's own training entry, for users of the MindFormers wheel: it has no `run_mindformer.py`.
+"""Training entry for users of the MindFormers wheel, which does not contain `run_mindformer.py`.
 
-Same options as upstream's script for training; the work is MindFormers' own Trainer.
+It accepts the training options of that script and runs MindFormers' own Trainer.
 """
 
 import argparse
@@ -26,12 +26,13 @@ TYPES = {"int": int, "str": str, "str2bool": str2bool, "str2bool_or_str": str2bo
 
 
 def train(argv: list[str]) -> None:
-    """Train as the options and the YAML say.
+    """Train as the options and the YAML specify.
 
-    Options are those of upstream's `run_mindformer.py`; any key of the YAML can be given as `--section.key value`.
+    Args:
+        argv: options of `run_mindformer.py`; any key of the YAML can be set with `--section.key value`.
 
     Raises:
-        LaunchError: if an option is wrong or the run mode is not one of training.
+        LaunchError: if an option is wrong, or the run mode is not a training.
     """
     args, overrides = _parser().parse_known_args(argv)
     if args.register_path:
@@ -50,9 +51,9 @@ def train(argv: list[str]) -> None:
     if config.run_mode not in TRAIN_MODES:
         raise LaunchError(f"run_mode is {config.run_mode!r}; `mindswap run` trains: --run_mode train or finetune")
     if os.environ.get("MS_SIMULATION_LEVEL"):
-        from mindspore._c_expression import OffloadContext  # private, and no training needs it
+        from mindspore._c_expression import OffloadContext  # private, and not needed by a training
 
-        # Nothing is copied, so the memory of this machine is no limit for swaps; pin_mem_pool.cc would make it one.
+        # Nothing is copied, so the host memory of this machine must not limit swaps; pin_mem_pool.cc would limit them.
         OffloadContext.get_instance().set_offload_cpu_size(DRY_RUN_HOST_BYTES)
     set_output_path(config.output_dir)
     mindformers.core.context.build_context(config)
@@ -61,7 +62,7 @@ def train(argv: list[str]) -> None:
 
 
 class _Options(argparse.ArgumentParser):
-    """Wrong options are an error like any other; exit codes are the training's."""
+    """Parser that raises LaunchError for wrong options; exit codes are those of the training."""
 
     def error(self, message: str) -> NoReturn:
         raise LaunchError(message)
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pairs(words: list[str]):
-    """`--a.b value` and `--a.b=value` as pairs."""
+    """Yield `--a.b value` and `--a.b=value` as pairs."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(words) % 2:
         raise LaunchError(f"option without a value: {' '.join(words)}")

@@ -1,7 +1,7 @@
-"""Differences between versions of MindSpore and MindFormers; 1.9 stands for the graph mode of 2.x, too.
+"""Differences between versions of MindSpore and MindFormers; 1.9 also covers the graph mode of 2.x.
 
-MindSpore's executors are in `mindspore.graph.api` since 2.9, in `mindspore.common.api` before. A swap that runs in
-PyNative mode needs `MsDispatchMode`, which 2.9 brought: before, there is none to pause. MindFormers need not be there.
+MindSpore's executors are in `mindspore.graph.api` since 2.9, and in `mindspore.common.api` before. Swap in PyNative
+mode needs `MsDispatchMode`, which exists since 2.9. MindFormers need not be installed.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import mindspore as ms
 from mindswap.errors import LaunchError
 from mindswap.rules.machine.software import installed_version
 
-# 2.7.1 and 2.7.2 have a package `mindspore.graph`, but no `api` in it.
+# 2.7.1 and 2.7.2 have a package `mindspore.graph` without `api`.
 if find_spec("mindspore.graph") is not None and find_spec("mindspore.graph.api") is not None:
     from mindspore.graph.api import _cell_graph_executor, _pynative_executor
 else:
@@ -23,10 +23,10 @@ cell_graph_executor, pynative_executor = _cell_graph_executor, _pynative_executo
 
 
 def require_pynative() -> None:
-    """Stop a swap in PyNative mode where MindSpore does not show the operators of a step.
+    """Require a MindSpore that exposes the operators of a step in PyNative mode.
 
     Raises:
-        LaunchError: saying what to install.
+        LaunchError: with the versions to install.
     """
     if not hasattr(ms, "MsDispatchMode"):
         raise LaunchError(
@@ -36,7 +36,7 @@ def require_pynative() -> None:
 
 
 def set_output_path(folder: str) -> None:
-    """Let MindFormers write below a folder."""
+    """Set the folder for the output of MindFormers."""
     if installed_version("mindformers").startswith(("1.6.", "1.7.")):
         from mindformers.tools.utils import set_output_path as set_path
     else:
@@ -45,9 +45,9 @@ def set_output_path(folder: str) -> None:
 
 
 def builds_form(is_legacy: bool) -> bool:
-    """True if this process builds models of this form: the first context decides between legacy and newer ones."""
+    """Return whether this process builds legacy or newer models as given; its first context decides."""
     if installed_version("mindformers").startswith("1.6."):
-        return True  # no context remembers it
+        return True  # 1.6 does not remember it in the context
     from mindformers.core.context.build_context import is_legacy_model
 
     return is_legacy_model() == is_legacy
@@ -55,7 +55,7 @@ def builds_form(is_legacy: bool) -> bool:
 
 @contextlib.contextmanager
 def replaced(owner: object, **values: object) -> Iterator[None]:
-    """While this lasts, attributes of a module or a class have other values."""
+    """Replace attributes of a module or a class inside the block."""
     originals = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():

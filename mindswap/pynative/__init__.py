@@ -1,7 +1,5 @@
-"""A step that ran in PyNative mode.
+"""PyNative mode: a recorded step as data, and everything derived from it.
 
-In: a recorded trace. Out: which storage moves at which event (schedule), live bytes over time (ledger), a `Graph`
-(from_trace).
-`adapters/pynative/` records, executes and trains.
-Open first: `trace.py`, then `schedule.py`.
+`trace.py` defines the recorded step, `schedule.py` the actions of swap at its events, `ledger.py` the live bytes over
+time. `from_trace.py` converts a trace to a `Graph`. `adapters/pynative/` records steps and executes schedules.
 """

@@ -1,7 +1,7 @@
-"""Swap and recompute of MindFormers 1.9 and 2.x compared, and converted, by the tensors of a recorded step.
+"""Comparison and conversion of settings of MindFormers 1.9 and 2.x, by the tensors of a recorded step.
 
-In 1.9 a tensor goes with the operator that makes it, in 2.x with the cell in which autograd saves it. A trace knows
-both. Its paths are those of 1.9; `names.to_2x_path` gives those of 2.x.
+In 1.9 swap and recompute apply to the tensors that an operator produces, in 2.x to those that autograd saves in a cell.
+A trace contains both. Its paths are those of 1.9; `to_2x_path` converts them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,28 +17,33 @@ from mindswap.policy.wording import name_indices
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 
-# A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
+# A cell is named if the bytes it swaps in excess are at most this fraction of the bytes it should swap.
 MAX_EXCESS_FRACTION = 0.1
 INPUT = "the input of the layer"
 
 
 @dataclass(frozen=True)
 class StorageTreatment:
-    """Saved storages of a step under some settings: numbers of those that move, and that are computed again."""
+    """Indices of the saved storages that some settings swap and recompute."""
 
     moved: frozenset[int]
     recomputed: frozenset[int]
 
 
 def treatment_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> StorageTreatment:
-    """Fate of each storage in MindFormers 1.9: it goes with its maker, or where none was seen, with its saver."""
+    """Return the treatment of each storage in MindFormers 1.9: that of its producer, or of its saver if unknown.
+
+    Args:
+        trace: the step.
+        layers: decisions for each layer.
+    """
     moved, recomputed = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         if maker.layer_index is None:
             continue
         decisions = [layers[maker.layer_index].decision_for(path) for path in maker.paths]
         claims = [claim for decision in decisions for claim in decision.recomputed_by]
-        # The output of a recomputed cell is kept: somebody outside reads it.
+        # The output of a recomputed cell is saved, because it is read outside the cell.
         if claims and any(
             claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _paths)
             for claim in claims
@@ -50,12 +55,17 @@ def treatment_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> StorageT
 
 
 def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
-    """Fate of each storage in MindFormers 2.x: it goes with the cell that saves it."""
+    """Return the treatment of each storage in MindFormers 2.x: that of the cell which saves it.
+
+    Args:
+        trace: the step.
+        effect: settings of each layer.
+    """
     moved, recomputed = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         own = maker.layer_index
         if own is not None and any(
-            # A cell keeps what somebody outside saves of it; a single operator gives its output up, too.
+            # A recomputed cell keeps outputs that others save; a recomputed operator does not keep its output.
             _are_inside([maker], own, path, _paths_2x) and (is_single or _are_inside(savers, own, path, _paths_2x))
             for path, is_single in _recomputed_2x(effect, own)
         ):
@@ -68,9 +78,13 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
 
 
 def choose_2x(trace: Trace, targets: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
-    """Settings of 2.x that move these storages, as nearly as whole cells and operators can say it.
+    """Choose settings of 2.x that swap these storages, as closely as full cells and operators can express it.
 
-    `known` is what can be named in a layer of 2.x; `num_layers` may be swapped, from the first.
+    Args:
+        trace: the step.
+        targets: indices of the storages to swap.
+        known: cells and operators that can be named in a layer of 2.x.
+        num_layers: number of layers that may be swapped, from the first.
     """
     candidates: dict[tuple[int, str], set[int]] = {}
     for index, (maker, savers) in _activations(trace).items():
@@ -85,9 +99,12 @@ def choose_2x(trace: Trace, targets: frozenset[int], known: LayerPaths, num_laye
 
 
 def choose_1_9(trace: Trace, targets: frozenset[int], is_nameable: Callable[[str], bool]) -> Swapped:
-    """Settings of 1.9 that move these storages; paths are those of the network that was recorded.
+    """Choose settings of 1.9 that swap these storages.
 
-    `is_nameable` says whether a layer has a cell or primitive at a path.
+    Args:
+        trace: the step; paths are those of the recorded network.
+        targets: indices of the storages to swap.
+        is_nameable: whether a layer has a cell or primitive at a path.
     """
     candidates: dict[tuple[int, str], set[int]] = {}
     for index, (maker, _) in _activations(trace).items():
@@ -98,14 +115,15 @@ def choose_1_9(trace: Trace, targets: frozenset[int], is_nameable: Callable[[str
     return _choose(trace, targets, candidates)
 
 
-def differences(
-    trace: Trace, before: Iterable[int], after: Iterable[int], verb_of_before: str, target_name: str
-) -> list[str]:
-    """Storages of one set that another lacks, in words: those of a cell together, equal ones of several layers, too.
+def differences(trace: Trace, before: Iterable[int], after: Iterable[int], action: str, after_name: str) -> list[str]:
+    """Describe the storages that are only in one of two sets, grouped by cell and by equal layers.
 
     Args:
-        what: is done to those of `before`, e.g. "moves".
-        where: what `after` is called, e.g. "2.x".
+        trace: the step.
+        before: indices of storages.
+        after: indices of storages.
+        action: treatment of the storages in `before`, e.g. "moves".
+        after_name: name of the version of `after`, e.g. "2.x".
     """
     lines, known = [], _activations(trace)
     for found, verb in ((set(before) - set(after), "no longer"), (set(after) - set(before), "now also")):
@@ -124,17 +142,16 @@ def differences(
             size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
             groups.setdefault(f"{label}, {size}", []).append(layer)
         lines += [
-            f"{target_name} {verb} {verb_of_before} {label}, {name_indices('layer', layers)}"
-            for label, layers in groups.items()
+            f"{after_name} {verb} {action} {label}, {name_indices('layer', layers)}" for label, layers in groups.items()
         ]
     return lines
 
 
-# -- what goes with what ------------------------------------------------------------------------
+# -- treatment of storages ----------------------------------------------------------------------
 
 
 def _activations(trace: Trace) -> dict[int, tuple[Operator, list[Operator]]]:
-    """Storages that may move, each with its maker and the operators of forward that save it."""
+    """Return the storages that may be swapped, each with its producer and the forward operators that save it."""
     views = _makers_of_copies(trace)
     found: dict[int, tuple[Operator, list[Operator]]] = {}
     for save in trace.saves:
@@ -148,9 +165,9 @@ def _activations(trace: Trace) -> dict[int, tuple[Operator, list[Operator]]]:
 
 
 def _makers_of_copies(trace: Trace) -> dict[int, int]:
-    """Saved copies that a kernel of a CPU makes of views -> the operator that made what is viewed.
+    """Return the producer of the viewed tensor for saved copies of views, which CPU kernels create.
 
-    The copy stands for the first input of its shape that no other save of the operator stands for.
+    The copy corresponds to the first input of its shape that no other save of the operator corresponds to.
     """
     made: dict[int, int] = {}
     for index, operator in enumerate(trace.operators):
@@ -172,7 +189,7 @@ def _makers_of_copies(trace: Trace) -> dict[int, int]:
 
 
 def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int, str], set[int]]) -> Swapped:
-    """For each layer the largest cells that move nearly nothing but what is wanted, else what is in them."""
+    """Choose the largest cells that swap almost only targets, and otherwise cells inside them."""
 
     def size(storages: Iterable[int]) -> int:
         return sum(trace.storages[index].size_bytes for index in storages)
@@ -196,7 +213,7 @@ def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int
 
 
 def _paths(operator: Operator) -> list[str]:
-    """All that may be its path; what decides about it has to hold for each."""
+    """Return all possible paths of an operator; a setting must apply to each of them."""
     return [".".join(path) for path in operator.paths]
 
 
@@ -205,12 +222,12 @@ def _paths_2x(operator: Operator) -> list[str]:
 
 
 def _unambiguous_path(operator: Operator) -> str:
-    """Its path, or that of its cell where several may be meant."""
+    """Return the path of an operator, or that of its cell if several paths are possible."""
     return ".".join(operator.path[:-1] if operator.alternative_names else operator.path)
 
 
 def _prefixes(path: str) -> list[str]:
-    """The whole layer, then every cell down to the path itself."""
+    """Return "" (the layer), the path of every enclosing cell, and the path itself."""
     parts = path.split(".")
     return [".".join(parts[:length]) for length in range(len(parts) + 1)]
 
@@ -223,12 +240,12 @@ def _are_inside(operators: Iterable[Operator], layer: int, path: str, names: Cal
 
 
 def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
-    """Masks and rotary tables: inputs of several layers, which 2.x keeps on the device."""
+    """Return whether a storage is an input of several layers (masks, rotary tables), which 2.x keeps on the device."""
     return maker.layer_index is None and len({saver.layer_index for saver in savers}) > 1
 
 
 def _recomputed_2x(effect: SettingsEffect, layer: int) -> list[tuple[str, bool]]:
-    """Paths that run again, and whether each is a single operator."""
+    """Return the recomputed paths of a layer, and whether each is a single operator."""
     found = effect.layers[layer]
     if found.is_recomputed:
         return [("", False)]

@@ -1,9 +1,8 @@
-"""A step that ran in PyNative mode -> the same `Graph` that the compiler gives, so that everything works on it.
+"""Conversion of a step recorded in PyNative mode to the `Graph` of compiled steps, so that all analyses apply to it.
 
-Operators are linked by the memory that they share. What an operator gives in the memory of an input is a view of it. A
-saved storage that no operator was seen to make is the copy that a CPU kernel makes of a view before it reads it; it
-becomes an operator `Contiguous` of its own before the one that saves it. So does what backward reads and nobody was
-seen to make.
+Operators are linked by memory. An output in the memory of an input is a view of it. A saved storage without a recorded
+producer is the copy that a CPU kernel makes of a view; it becomes an operator `Contiguous` before the operator that
+saves it. The same applies to tensors that backward reads and no recorded operator produced.
 """
 
 from collections import Counter
@@ -13,7 +12,7 @@ from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.passes.gather import WEIGHT_MARK
 from mindswap.pynative.trace import EventKind, Operator, Trace, Value
 
-# Names of PyNative kernels whose work is that of an operator of the table.
+# PyNative kernel -> operator type with the same work.
 SAME_WORK = {
     "Dense": "MatMul",
     "Mm": "MatMul",
@@ -25,17 +24,17 @@ SAME_WORK = {
 
 
 def graph_of_trace(trace: Trace) -> Graph:
-    """The graph of a step that was recorded with the values of operators (`record(..., with_values=True)`)."""
+    """Convert a step recorded with the values of operators (`record(..., with_values=True)`)."""
     return _GraphBuilder(trace).build()
 
 
 class _GraphBuilder:
-    """Walks the operators once, and knows for each tensor under which name it was made last."""
+    """Visits the operators once, and tracks the latest name of each tensor."""
 
     def __init__(self, trace: Trace):
         self.trace = trace
         self.names: dict[tuple[int, tuple[int, ...]], str] = {}  # (memory, shape) -> value
-        self.latest: dict[int, str] = {}  # memory -> value made last
+        self.latest: dict[int, str] = {}  # memory -> latest value
         self.forward_values: set[str] = set()
         self.forward: list[Node] = []
         self.backward: list[Node] = []
@@ -57,11 +56,11 @@ class _GraphBuilder:
             has_lazy_inline=True,
             constants=self.constants,
             types=self.types,
-            inputs=tuple(self.types),  # every micro-batch runs all of its operators, whatever they read
+            inputs=tuple(self.types),  # every micro-batch runs all operators, whatever their inputs are
         )
 
     def _copies_of_views(self) -> dict[int, list[int]]:
-        """Operator of forward -> storages that it saves and nobody was seen to make, nor to take as copy of a view."""
+        """Return, by forward operator, the storages it saves without a producer that are no known copy of a view."""
         made = {value.memory for operator in self.trace.operators for value in operator.outputs}
         made |= {value.memory for op in self.trace.operators for value in op.inputs if value.copy_of is not None}
         found: dict[int, list[int]] = {}
@@ -74,7 +73,7 @@ class _GraphBuilder:
         return found
 
     def _origins(self) -> dict[int, int]:
-        """Operator of backward -> the forward operator whose gradient it is: the one whose saves it reads."""
+        """Return the forward operator of each backward operator: the one whose saved tensors it reads."""
         found: dict[int, int] = {}
         for event in self.trace.events:
             if event.kind is EventKind.READ:
@@ -104,7 +103,7 @@ class _GraphBuilder:
             self._make(member, value, operator.is_forward)
 
     def _add_copy(self, index: int, operator: Operator, storage: int) -> None:
-        """The copy of a view, of the type of its first save."""
+        """Add the copy of a view, with the type of its first save."""
         save = next(save for save in self.trace.saves if save.storage == storage)
         known = self.trace.storages[storage]
         memory = known.memory if known.memory is not None else -storage - 1
@@ -135,19 +134,19 @@ class _GraphBuilder:
             self.forward_values.add(name)
 
     def _input(self, value: Value, index: int, operator: Operator) -> str:
-        """The name under which an operator reads a tensor."""
+        """Return the name under which an operator reads a tensor."""
         if value.weight and value.memory not in self.latest:
             self._load(value, operator)
         name = self.names.get((value.memory, value.shape)) or self.latest.get(value.memory)
         if name is None and operator.is_forward and value.copy_of is None:
             name = f"input{value.memory}"
             self.types[name] = _type_of(value)
-            self._make(name, value, False)  # backward reads it as it is
+            self._make(name, value, False)  # backward reads it under the same name
             return name
         return self._copy_of_view(value, index, operator) if name is None else self._name_at(operator, name, value)
 
     def _name_at(self, operator: Operator, name: str, value: Value) -> str:
-        """Name of a value for an operator: backward has one of its own for what forward made."""
+        """Return the name of a value for an operator; backward reads forward values under saved names."""
         if operator.is_forward or name not in self.forward_values:
             return name
         saved = self.saved.setdefault(name, Saved(name, f"{name}.saved"))
@@ -155,7 +154,7 @@ class _GraphBuilder:
         return saved.backward_name
 
     def _copy_of_view(self, value: Value, index: int, operator: Operator) -> str:
-        """A value that no operator was seen to make: a kernel's copy of a view, or a sum that autograd made itself."""
+        """Add a value without a producer: a kernel's copy of a view, or a sum computed by autograd itself."""
         view = self.names.get((value.copy_of, value.shape)) if value.copy_of is not None else None
         inputs = (self._name_at(operator, view, value),) if view is not None else ()
         return self._add_contiguous(f"copy{value.memory}", operator, index, inputs, value)
@@ -168,7 +167,7 @@ class _GraphBuilder:
         return name
 
     def _load(self, value: Value, operator: Operator) -> None:
-        """The read of a weight; in backward it is that of forward."""
+        """Add the read of a weight; backward uses that of forward."""
         name = f"load.{value.weight}"
         source = f"{WEIGHT_MARK}{value.weight}"
         known = (_type_of(value),)
@@ -176,7 +175,7 @@ class _GraphBuilder:
         self._make(name, value, True)
 
     def _gradient_tuple(self) -> Node:
-        """The gradients of weights, as one tuple: what backward makes of the shape of a weight and reads no more."""
+        """Return a tuple of the weight gradients: unread outputs of backward with the shape of a weight."""
         read = {name for node in self.backward for name in node.inputs}
         weights = Counter(node.outputs[0].shape for node in self.forward if node.op == "Load")
         gradients = []

@@ -1,10 +1,10 @@
-"""Policy -> the calls to `hyper_parallel`, the engine that MindFormers 2.x swaps with, that express it.
+"""Conversion of a policy to calls of `hyper_parallel`, the swap engine of MindFormers 2.x.
 
-Upstream knows two calls: a cell is wrapped, and what autograd saves inside of it moves; a layer i is paired with a
-layer j behind it, whose forward gives back the memory of i and whose backward fetches it. A layer has one group of
-tensors, one partner that it waits for and one that waits for it: of a second pair the manager keeps nothing
-(`set_forward_prefetch_layer` in hyper_parallel/core/activation_checkpoint/swap.py). So distances count layers, and
-single storages cannot be named.
+The engine has two calls. A wrapper on a cell swaps everything that autograd saves inside it. A pair (i, j) of layers
+releases the memory of layer i in forward of layer j, and prefetches it in backward of layer j. A layer has one group of
+tensors, one layer that it waits for, and one that waits for it; the manager forgets a second pair
+(`set_forward_prefetch_layer` in hyper_parallel/core/activation_checkpoint/swap.py). Prefetch distances therefore count
+layers, and single storages cannot be named.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,20 +17,24 @@ from mindswap.pynative.schedule import Unit
 
 @dataclass(frozen=True)
 class UpstreamCalls:
-    """Calls to upstream."""
+    """Calls of hyper_parallel."""
 
-    # (layer index, path of a cell below the layer) that get a wrapper; the layer itself has the path ()
+    # wrapped cells as (layer index, path below the layer); the layer itself has the path ()
     wraps: tuple[tuple[int, Path], ...]
-    pairs: tuple[tuple[int, int], ...]  # (layer index, index of the layer that waits for it and fetches it)
+    pairs: tuple[tuple[int, int], ...]  # (swapped layer, layer that releases and prefetches it)
 
 
 def upstream_calls(layers: Sequence[LayerDecisions], unit: Unit) -> UpstreamCalls:
-    """The calls that put a policy on the layers of a network, its distances counted in this unit.
+    """Return the calls that apply a policy to the layers of a network.
 
-    What is recomputed does not move. A cell inside of another that moves needs no wrapper of its own.
+    Recomputed cells are not swapped. A cell inside a swapped cell needs no wrapper.
+
+    Args:
+        layers: decisions for each layer.
+        unit: unit of the prefetch distances.
 
     Raises:
-        ApplyError: with everything that upstream cannot express.
+        ApplyError: with everything that hyper_parallel does not support.
     """
     moving = {layer.layer_index: _moving(layer) for layer in layers}
     named = {index: entry_matches for index, entry_matches in moving.items() if entry_matches}
@@ -70,7 +74,7 @@ def _single_operators(named: dict[int, tuple[EntryMatch, ...]]) -> list[str]:
 
 
 def _distances(named: dict[int, tuple[EntryMatch, ...]], num_layers: int, unit: Unit) -> list[str]:
-    """Faults of the prefetch distances."""
+    """Return the error messages for unsupported prefetch distances."""
     if named and unit is not Unit.LAYERS:
         counts = sorted({count for entry_matches in named.values() for count in _prefetches(entry_matches)})
         return [

@@ -1,4 +1,4 @@
-"""Live bytes of saved storages over a step, on the device and on the host: predicted from a schedule."""
+"""Ledger of saved storages: live bytes on device and host over a step, predicted or executed."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,18 +9,18 @@ from mindswap.pynative.trace import Trace
 
 @dataclass(frozen=True)
 class Totals:
-    """Bytes that a step moved and held."""
+    """Bytes that a step copied and held."""
 
-    device_bytes: tuple[int, ...]  # live saved bytes behind each event
-    peak_device_bytes: int  # the most at once; a peak may lie between two events
-    peak_host_bytes: int  # likewise
+    device_bytes: tuple[int, ...]  # live saved bytes after each event
+    peak_device_bytes: int  # maximum; it may occur between two events
+    peak_host_bytes: int  # maximum on the host
     offloaded_bytes: int  # copied to the host
-    prefetched_bytes: int  # and back
-    held_bytes: int = 0  # of these were on the device all the time, as other code could reach them
+    prefetched_bytes: int  # copied back
+    held_bytes: int = 0  # named by the policy but not released, because other code holds them
 
 
 class Ledger:
-    """Books actions; an executor feeds it with the sizes that it sees, a prediction with those of the trace."""
+    """Records actions: an executor passes the sizes that it observes, a prediction those of the trace."""
 
     def __init__(self) -> None:
         self.device: dict[int, int] = {}
@@ -31,10 +31,10 @@ class Ledger:
         self._device_bytes_by_event: list[int] = []
 
     def book(self, kind: ActionKind, storage: int, size_bytes: int) -> None:
-        """One action on one storage.
+        """Record one action on one storage.
 
         Raises:
-            ValueError: if the storage cannot be in the state that the action needs.
+            ValueError: if the action is impossible in the current state of the storage.
         """
         if kind in (ActionKind.ADD, ActionKind.PREFETCH):
             self._expect(storage not in self.device, kind, storage)
@@ -72,10 +72,10 @@ class Ledger:
 
 
 def predict(trace: Trace, schedule: StepSchedule) -> Totals:
-    """Live bytes of a step that follows a schedule.
+    """Return the live bytes of a step that follows a schedule.
 
     Raises:
-        ValueError: if the schedule contradicts itself.
+        ValueError: if the schedule is inconsistent.
     """
     ledger = Ledger()
     for actions in schedule.actions:
@@ -85,38 +85,38 @@ def predict(trace: Trace, schedule: StepSchedule) -> Totals:
     return ledger.totals
 
 
-# What a training moved and held, against what its schedule predicts.
+# Report of a training: swapped and held bytes compared with the prediction.
 
 SCHEMA, SCHEMA_VERSION = "mindswap-swap-report", 1
 
 
 @dataclass(frozen=True)
 class SwapReport:
-    """All passes of a training on one rank; a pass is one forward and its backward."""
+    """All passes of a training on one rank; a pass is one forward with its backward."""
 
-    device: str  # where it ran, e.g. `CPU`
-    # layers without swap were watched too, and memory taken for copies back was filled with NaN
+    device: str  # device target, e.g. `CPU`
+    # layers without swap were observed, too, and memory for prefetched tensors was filled with NaN
     is_audited: bool = False
-    num_passes: int = 0  # passes that swapped
-    num_as_predicted: int = 0  # those of them whose bytes were the predicted ones behind every event
-    num_recorded: int = 0  # passes that were recorded, and ran without swap
-    num_deviations: int = 0  # passes that were not as recorded, and went on without swap
-    offloaded_bytes: int = 0  # copied to the host, all passes
-    prefetched_bytes: int = 0  # and back
-    peak_device_bytes: int = 0  # saved activations on the device at once, at most, of the watched layers
-    predicted_peak_bytes: int = 0  # the same by the schedule
-    peak_without_swap_bytes: int = 0  # the same by the schedule that moves nothing
-    peak_host_bytes: int = 0  # activations on the host at once, at most
-    held_bytes: int = 0  # named by the policy and not moved, in the recorded or another pass: other code held them
-    left_bytes: int = 0  # on device and host behind the last pass; 0 if nothing was lost
+    num_passes: int = 0  # passes with swap
+    num_as_predicted: int = 0  # passes whose bytes matched the prediction after every event
+    num_recorded: int = 0  # passes that were recorded and ran without swap
+    num_deviations: int = 0  # passes that differed from the recorded one and continued without swap
+    offloaded_bytes: int = 0  # copied to the host in all passes
+    prefetched_bytes: int = 0  # copied back
+    peak_device_bytes: int = 0  # peak of saved activations of the observed layers on the device
+    predicted_peak_bytes: int = 0  # the same according to the schedule
+    peak_without_swap_bytes: int = 0  # the same according to a schedule without swap
+    peak_host_bytes: int = 0  # peak of activations on the host
+    held_bytes: int = 0  # named by the policy but not swapped, because other code holds them
+    left_bytes: int = 0  # left on device and host after the last pass; 0 if nothing leaked
 
     @property
     def is_as_predicted(self) -> bool:
-        """Every pass moved and held what was predicted, and nothing stayed behind."""
+        """Return whether every pass matched the prediction and nothing is left."""
         return 0 < self.num_passes == self.num_as_predicted and self.left_bytes == 0
 
     def with_pass(self, totals: Totals, predicted: Totals) -> "SwapReport":
-        """One pass that swapped more."""
+        """Return the report with one more pass with swap."""
         return replace(
             self,
             num_passes=self.num_passes + 1,

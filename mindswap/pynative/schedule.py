@@ -1,15 +1,15 @@
-"""Schedule of a step: prefetch distances of storages in, actions at events out.
+"""Swap schedule of a step: from prefetch distances of storages to actions at events.
 
-`backward_prefetch` p of the graph form counts operators, as MindSpore's Ascend backend does (acl_stream_assign.cc,
-insert_pre_fetch_depend.cc): the memory is given back behind the operator p places after the copy began, and taken
-again behind the operator p + 1 places before the first that needs it. MindFormers 2.x counts layers: the memory is
-given back when layer i + p has run forward, and taken again when it begins backward.
+In the graph form, `backward_prefetch` p counts operators, as MindSpore's Ascend backend does (acl_stream_assign.cc,
+insert_pre_fetch_depend.cc): device memory is released p operators after the copy to the host started, and allocated p +
+1 operators before the first reader in backward. MindFormers 2.x counts layers: the memory of layer i is released at the
+end of forward of layer i + p, and allocated when backward of that layer begins.
 
-    forward  .. make . save [OFFLOAD] . . p . . [RELEASE] ....
-    backward .................. [PREFETCH] . . p . . [WAIT] read . last read [DROP]
+    forward  .. produce . save [OFFLOAD] . . p . . [RELEASE] ....
+    backward ..................... [PREFETCH] . . p . . [WAIT] read . last read [DROP]
 
-An executor learns of a step only at its events (a save, a read, the end of a layer), so an action falls on the first
-event behind the moment that is meant, for a prefetch on the last one before it.
+An executor acts only at events (a save, a read, the end of a layer). An action is therefore executed at the first event
+after its intended time, and a prefetch at the last event before it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,21 +30,21 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Distance:
-    """Distance of a storage: it comes back so long before its first use, and goes so long after it was made."""
+    """Prefetch distance: a storage is released so long after its production, and fetched so long before its use."""
 
-    count: int  # operators or layers
-    unit: Unit = Unit.OPERATORS  # which of them
+    count: int  # number of operators or layers
+    unit: Unit = Unit.OPERATORS
 
 
 class ActionKind(Enum):
-    """One step in the life of a saved storage; the order is that of actions at one event."""
+    """Action on a saved storage; actions at one event are executed in this order."""
 
-    ADD = "saved"  # it counts as live from here
-    WAIT = "wait"  # until the copy from the host has ended; its host memory is free then
-    DROP = "drop"  # backward has read it for the last time
-    OFFLOAD = "offload"  # the copy to the host starts
-    RELEASE = "release"  # wait for that copy, then give the device memory back
-    PREFETCH = "prefetch"  # take device memory, then start the copy from the host
+    ADD = "saved"  # live from here on
+    WAIT = "wait"  # wait for the copy from the host, then free the host memory
+    DROP = "drop"  # after the last read of backward
+    OFFLOAD = "offload"  # start the copy to the host
+    RELEASE = "release"  # wait for that copy, then free the device memory
+    PREFETCH = "prefetch"  # allocate device memory, then start the copy from the host
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,28 @@ class StorageAction:
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """All that an executor needs of a step."""
+    """Everything that an executor needs for a step."""
 
-    hooked_layers: tuple[int, ...]  # layers whose saves it has to see
-    events: tuple[Event, ...]  # what it will see, in order; `index` of a save or a read counts the saves of the trace
-    actions: tuple[tuple[StorageAction, ...], ...]  # for each event, what is done there
-    moved: tuple[int, ...]  # storages that leave the device, in order of their first save
+    hooked_layers: tuple[int, ...]  # layers whose saves it must observe
+    events: tuple[Event, ...]  # expected events in order; `index` of a save or a read counts the saves of the trace
+    actions: tuple[tuple[StorageAction, ...], ...]  # actions at each event
+    moved: tuple[int, ...]  # swapped storages, in order of their first save
 
     @property
     def first_event(self) -> tuple[EventKind, int]:
-        """Begin of forward: there again where several micro-batches have one backward pass together."""
+        """Start of forward; it occurs once for each micro-batch if several share one backward pass."""
         return self.events[0].kind, self.events[0].index
 
 
 def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers: Sequence[int] = ()) -> StepSchedule:
-    """Actions of one step; `decisions` has the prefetch distance of each storage that moves.
+    """Return the actions of one step.
 
-    A storage that may not leave the device, or would be fetched before it is released, stays. `hooked_layers` are
-    watched besides those that have something to move.
+    A storage that must stay on the device, or would be prefetched before it is released, is not swapped.
+
+    Args:
+        trace: the step.
+        decisions: prefetch distance of each storage to swap, by index.
+        hooked_layers: layers to observe in addition to those with swapped storages.
     """
     wanted = {
         index: distance
@@ -89,7 +93,7 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
     moved = []
     for index in sorted(clock.saves):
         storage = trace.storages[index]
-        # It is gone with the event behind its last read, or with the step.
+        # It is dropped at the event after its last read, or at the end of the step.
         reads = clock.reads.get(index, [len(events)])
         if storage.size_bytes and not storage.protection:
             actions[clock.saves[index][0]].append(StorageAction(ActionKind.ADD, index))
@@ -107,7 +111,7 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
 
 
 class _Clock:
-    """Positions of events, by what they are."""
+    """Positions of events by kind."""
 
     def __init__(self, trace: Trace, events: Sequence[Event]):
         self.events = events
@@ -115,7 +119,7 @@ class _Clock:
         self.ends: dict[tuple[EventKind, int], list[int]] = {}
         self.saves: dict[int, list[int]] = {}
         self.reads: dict[int, list[int]] = {}
-        self.forward_end = 0  # the last event of forward; a recomputed layer begins, saves and ends in backward again
+        self.forward_end = 0  # last event of forward; recomputed layers have forward events in backward
         is_forward = True
         for position, event in enumerate(events):
             if event.kind is EventKind.SAVE:
@@ -129,32 +133,32 @@ class _Clock:
                 self.forward_end = position
 
     def first_event_after(self, num_operators: int) -> int:
-        """The first event at which so many operators have begun; the last one of forward if there is none."""
+        """Return the first event by which so many operators have started; the last one of forward if there is none."""
         return min(bisect_left(self.times, num_operators), self.forward_end)
 
     def last_event_before(self, num_operators: int) -> int:
-        """The last event at which no more than so many operators have begun, in backward."""
+        """Return the last event of backward at which at most so many operators have started."""
         return max(bisect_right(self.times, num_operators) - 1, self.forward_end + 1)
 
 
 def _transfer_events(
     clock: _Clock, trace: Trace, index: int, storage: TracedStorage, distance: Distance
 ) -> tuple[int, int, int] | None:
-    """Moments at which a storage is offloaded, released and prefetched; None if there are no such moments."""
+    """Return the events of offload, release and prefetch of a storage; None if it cannot be swapped."""
     reads = clock.reads.get(index)
-    if reads is None or clock.saves[index][0] > clock.forward_end:  # nobody needs it again, or only backward does
+    if reads is None or clock.saves[index][0] > clock.forward_end:  # never read, or saved in backward only
         return None
     last_save = clock.saves[index][-1]
     saved = [trace.saves[clock.events[position].index] for position in clock.saves[index]]
-    # It cannot go before the last operator of forward that reads it has run, which is sure when the next one has
-    # begun (some operators have their inputs saved before they run), nor before all saves of it are known.
+    # It cannot be released before its last reader in forward has run, which is certain once the next operator has
+    # started (some operators save their inputs before they run), nor before all saves of it are known.
     earliest = max(clock.first_event_after(storage.last_use + 2), last_save + 1)
     if distance.unit is Unit.LAYERS:
         layer = max(save.layer_index for save in saved)
         ahead = layer + distance.count
-        if ahead >= trace.num_layers:  # no layer behind it whose end would release it
+        if ahead >= trace.num_layers:  # no later layer releases it
             return None
-        # Of several micro-batches in one pass, those of its own.
+        # Of several micro-batches in one pass, use the events of its own.
         ended = [next(at for at in clock.ends[EventKind.FORWARD_END, i] if at > last_save) for i in (layer, ahead)]
         begun = [at for at in clock.ends.get((EventKind.BACKWARD_BEGIN, ahead), ()) if at <= reads[0]]
         return (ended[0], max(ended[1], earliest), begun[-1]) if begun else None
@@ -164,15 +168,20 @@ def _transfer_events(
     return clock.saves[index][0], release, clock.last_event_before(first_read - distance.count - 1)
 
 
-# Policy -> which storages of a trace leave the device.
+# Storages of a trace that a policy swaps.
 
 
 def find_distances(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = Unit.OPERATORS) -> dict[int, Distance]:
-    """Prefetch distance of each storage that a policy names, in this unit.
+    """Return the prefetch distance of each storage that a policy names.
 
-    As in graph mode a storage goes with the operator that makes it: an entry that names the operator, or a cell around
-    it, takes it along. Functions that no cell holds (`x + y`, `mint.matmul`) go with their cell. What no operator was
-    seen to make (on CPU a kernel copies a view before it uses it) goes with the operator that saves it.
+    As in graph mode, a storage belongs to its producer: an entry that names the operator or an enclosing cell includes
+    it. Functions outside any cell (`x + y`, `mint.matmul`) belong to the calling cell. A storage without a recorded
+    producer (on CPU, a kernel's copy of a view) belongs to the operator that saves it.
+
+    Args:
+        trace: the step.
+        layers: decisions for each layer.
+        unit: unit of the prefetch distances in the policy.
     """
     found = {}
     for save in trace.saves:
@@ -187,9 +196,9 @@ def find_distances(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = 
 
 
 def _prefetch(layer: LayerDecisions, operator: Operator) -> int | None:
-    """Distance that a policy asks of an operator; of several that cannot be told apart, all must be named.
+    """Return the requested distance of an operator; if its path is ambiguous, all candidates must be named.
 
-    Recompute does not count: in PyNative mode the layer that runs again is recorded as it runs.
+    Recompute is ignored, because a trace of PyNative mode records recomputed layers as executed.
     """
     distances = [layer.decision_for(path).requested_prefetch for path in operator.paths]
     known = [distance for distance in distances if distance is not None]

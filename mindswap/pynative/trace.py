@@ -1,7 +1,7 @@
-"""One step in PyNative mode as it ran: operators, what autograd saved, and when it was read again. Plain data.
+"""Trace of one step in PyNative mode: operators, tensors saved by autograd, and when backward read them.
 
-Recorded by `adapters.pynative.record`. A trace is made on one device, and says which: on CPU an operator copies a
-strided input first, so views are storages of their own there.
+`adapters.pynative.record` records it. A trace depends on its device: on CPU, operators copy strided inputs first, so
+views are separate storages there.
 """
 
 import json
@@ -13,17 +13,17 @@ from typing import Any
 from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
 
-HELD = "held"  # protection of a storage that other code still shows when forward is over
+HELD = "held"  # protection of a storage that other code still references at the end of forward
 
 
 class EventKind(Enum):
-    """Moments of a step of which an executor is told."""
+    """Kinds of events that an executor observes."""
 
     FORWARD_BEGIN = "forward begin"  # of a layer
-    SAVE = "save"  # autograd keeps a tensor
+    SAVE = "save"  # autograd saves a tensor
     FORWARD_END = "forward end"
     BACKWARD_BEGIN = "backward begin"
-    READ = "read"  # backward takes a saved tensor
+    READ = "read"  # backward reads a saved tensor
 
 
 BACKWARD_KINDS = (EventKind.BACKWARD_BEGIN, EventKind.READ)  # the first of them ends forward
@@ -31,23 +31,23 @@ BACKWARD_KINDS = (EventKind.BACKWARD_BEGIN, EventKind.READ)  # the first of them
 
 @dataclass(frozen=True)
 class Event:
-    """One moment of a step."""
+    """One event of a step."""
 
-    kind: EventKind  # what happens
-    index: int  # of the layer, or of the save, in the order of a step
-    num_operators: int  # operators that had begun before, those of backward included; the clock of `backward_prefetch`
+    kind: EventKind
+    index: int  # index of the layer, or of the save in the trace
+    num_operators: int  # operators started before, including backward; the clock of `backward_prefetch`
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that an operator takes or gives."""
+    """A tensor that an operator reads or writes."""
 
-    memory: int  # number of its piece of memory, in order of first sight; tensors that share one have the same
-    size_bytes: int  # of the whole piece
-    shape: tuple[int, ...]  # of the tensor
+    memory: int  # number of its memory, in order of first use; equal for tensors that share memory
+    size_bytes: int  # size of that memory
+    shape: tuple[int, ...]  # shape of the tensor
     dtype: str
-    weight: str = ""  # name of the parameter; "" for no weight
-    copy_of: int | None = None  # memory of the view that it is a kernel's own copy of; None for what an operator made
+    weight: str = ""  # name of the parameter; "" if it is none
+    copy_of: int | None = None  # memory of the view that a kernel copied; None for outputs of operators
 
 
 @dataclass(frozen=True)
@@ -56,45 +56,44 @@ class Operator:
 
     name: str  # primitive name, e.g. `MatMul`
     layer_index: int | None  # None outside the layers
-    # below the layer: names of cells, then that of the primitive; its primitive name if no cell holds it
+    # path below the layer: names of cells and of the primitive, or its type if it is no attribute of a cell
     path: tuple[str, ...]
-    is_forward: bool  # forward or backward
-    inputs: tuple[Value, ...] = ()  # empty where the trace was recorded to be executed only
+    is_forward: bool
+    inputs: tuple[Value, ...] = ()  # empty unless the trace was recorded with values
     outputs: tuple[Value, ...] = ()
-    alternative_names: tuple[
-        str, ...
-    ] = ()  # other names of its cell for primitives of this type: which of them ran is not known
+    # other attributes of its cell with primitives of this type, if the trace cannot tell which of them ran
+    alternative_names: tuple[str, ...] = ()
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
-        """All that may be its path."""
+        """All possible paths of the operator."""
         return (self.path, *((*self.path[:-1], name) for name in self.alternative_names))
 
 
 @dataclass(frozen=True)
 class Save:
-    """A tensor that autograd keeps, once for each operator that needs it."""
+    """A tensor that autograd saves; one entry for each operator that needs it."""
 
     storage: int  # index in `Trace.storages`
-    layer_index: int  # layer that runs at that moment
+    layer_index: int  # layer that is running
     operator: int  # index of the operator that saves it
-    shape: tuple[int, ...]  # of the tensor, which may be a part of its storage
+    shape: tuple[int, ...]  # shape of the tensor, which may be a part of its storage
     dtype: str
 
 
 @dataclass(frozen=True)
 class TracedStorage:
-    """A piece of device memory that backward needs."""
+    """Device memory that backward reads."""
 
-    size_bytes: int  # of the whole storage
-    # index of the operator that made it; None for what the caller owns, and copies that kernels make of views
+    size_bytes: int  # size of the entire storage
+    # index of the producer; None for memory of the caller and for copies that kernels make of views
     maker: int | None
-    # index of the last operator of forward that may read it. Of what has a view, or goes in or out of a layer, that is
-    # the last one of the layer: uses of a view cannot be told
+    # index of the last forward operator that may read it; the last one of the layer if it has a view or is an input or
+    # output of the layer, because readers of views are not recorded
     last_use: int
-    # why it may not leave the device: "weight", "input", "output", `HELD`; "" if it may
+    # reason why it must stay on the device: "weight", "input", "output", `HELD`; "" if it may be swapped
     protection: str = ""
-    memory: int | None = None  # its number in the values of operators; None where these were not recorded
+    memory: int | None = None  # its number in the values of operators; None if those were not recorded
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,17 @@ class Trace:
     """One forward and backward pass."""
 
     num_layers: int  # layers of the network
-    operators: tuple[Operator, ...]  # in the order in which they began, forward before backward
+    operators: tuple[Operator, ...]  # in order of their start, forward before backward
     storages: tuple[TracedStorage, ...]  # in order of their first save
     saves: tuple[Save, ...]  # in order
     events: tuple[Event, ...]  # in order
-    device: str = "CPU"  # where it was recorded, e.g. `CPU`
+    device: str = "CPU"  # device target, e.g. `CPU`
 
     def events_for_layers(self, layers: Sequence[int]) -> tuple[Event, ...]:
-        """Events for an executor with hooks in some layers only: begins and ends of all layers, saves and reads of
-        these."""
+        """Return the events that an executor observes with hooks in some layers.
+
+        These are starts and ends of all layers, and saves and reads of the given layers.
+        """
         chosen = frozenset(layers)
         return tuple(
             event
@@ -119,7 +120,7 @@ class Trace:
         )
 
 
-# A recorded step as a file: JSON with a schema and a version, and the configuration that it is of.
+# File format of a recorded step: JSON with schema and version, including the configuration.
 
 SCHEMA, SCHEMA_VERSION = "mindswap-trace", 2
 _ALLOWED = "    allowed: a file that `mindswap trace` wrote"
@@ -127,22 +128,22 @@ _ALLOWED = "    allowed: a file that `mindswap trace` wrote"
 
 @dataclass(frozen=True, eq=False)
 class RecordedStep:
-    """A step and what it is of."""
+    """A recorded step and its configuration."""
 
-    trace: Trace  # with the values of operators
-    layers: tuple[CellNode, ...]  # tree of each layer
-    config: str  # the configuration, as YAML
-    versions: dict[str, str] = field(default_factory=dict)  # of what recorded it
-    notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
+    trace: Trace  # recorded with the values of operators
+    layers: tuple[CellNode, ...]  # cell tree of each layer
+    config: str  # configuration as YAML
+    versions: dict[str, str] = field(default_factory=dict)  # versions of the recording software
+    notes: tuple[str, ...] = ()  # differences between this step and a step of the training
 
 
 def is_trace(data: object) -> bool:
-    """True if plain data is a recorded step."""
+    """Return whether plain data is a recorded step."""
     return isinstance(data, dict) and data.get("schema") == SCHEMA
 
 
 def dump_trace(step: RecordedStep) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     data = {
         "schema": SCHEMA,
         "version": SCHEMA_VERSION,
@@ -161,16 +162,20 @@ def dump_trace(step: RecordedStep) -> str:
 
 
 def load_trace(text: str, file: str) -> RecordedStep:
-    """Read what `dump_trace` has written; the name of the file is for messages.
+    """Read the output of `dump_trace`.
+
+    Args:
+        text: content of the file.
+        file: its name, for error messages.
 
     Raises:
-        DataError: it is no trace, or one of another version.
+        DataError: if it is no trace, or has another version.
     """
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{file}:{error.lineno}:{error.colno}: no JSON: {error.msg}\n{_ALLOWED}") from error
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number with thousands of digits
         raise DataError(f"{file}: no JSON of ours: {error}\n{_ALLOWED}") from error
     if not is_trace(data):
         raise DataError(f"{file}: no trace of a step\n{_ALLOWED}")

@@ -48,9 +48,8 @@ class GatheredStep:
     graph: Graph
     # collectives of each AllGather, by name of its node
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
-    computed_once: frozenset[str] = (
-        frozenset()
-    )  # operators that run once in a step, whatever the number of micro-batches
+    # operators that run once in a step, whatever the number of micro-batches
+    computed_once: frozenset[str] = frozenset()
 
 
 def weight_name(node: Node) -> str:
