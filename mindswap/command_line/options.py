@@ -33,36 +33,43 @@ def number_from(least: int, most: int = MAX_NUMBER) -> Callable[[str], int]:
 
 
 def add_expert_skew(parser: argparse._ActionsContainer) -> None:
+    """Add `--expert-skew`."""
     parser.add_argument(
         "--expert-skew", metavar="N", help="tokens that the busiest rank of experts gets; 1, the default, is balanced"
     )
 
 
 def add_html(parser: argparse._ActionsContainer) -> None:
+    """Add `--html`."""
     parser.add_argument(
         "--html", metavar="FILE", type=optional_path, help="write a page that opens offline in a browser"
     )
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:
+    """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="for machines: one object, also for errors; docs/python.md")
 
 
 def add_no_cache(parser: argparse._ActionsContainer) -> None:
+    """Add `--no-cache`."""
     parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
 
 
 def add_num_layers(parser: argparse._ActionsContainer) -> None:
+    """Add `--num-layers`."""
     parser.add_argument(
         "--num-layers", metavar="N", type=number_from(1, MAX_LAYERS), help="layers, if not as in model.model_config"
     )
 
 
 def add_plot(parser: argparse._ActionsContainer) -> None:
+    """Add `--plot`."""
     parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture (.png, .svg, .pdf)")
 
 
 def add_rank(parser: argparse._ActionsContainer) -> None:
+    """Add `--rank`."""
     parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
 
 

@@ -25,6 +25,7 @@ class Parser(argparse.ArgumentParser):
     """Wrong options are an error like any other."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError where argparse would print the usage and end the process."""
         raise UsageError(f"{self.format_usage()}{self.prog}", message)
 
 

@@ -19,6 +19,7 @@ class PhaseLines:
         self.stream = stream
 
     def __call__(self, text: str) -> None:
+        """Print a line."""
         print(printable(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}"), file=self.stream, flush=True)
 
 
@@ -69,6 +70,7 @@ class SearchBar:
             raise Stop
 
     def __call__(self) -> None:
+        """Count a simulation; raise `Stop` after Ctrl-C."""
         self.raise_if_interrupted()
         if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
             self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)

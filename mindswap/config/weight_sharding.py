@@ -147,7 +147,8 @@ class WeightSharding:
 
         Args:
             name: of the parameter.
-            shape, size_bytes: as it is stored on one rank, cut by tensor parallel only.
+            shape: as it is stored on one rank, cut by tensor parallel only.
+            size_bytes: of that shape.
             num_parts: into how many parts tensor parallelism cuts it; None where nothing says it.
         """
         num_ranks = self.num_ranks_of(name, num_parts)

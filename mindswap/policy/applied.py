@@ -23,6 +23,7 @@ class NamedCell:
 
     @property
     def location(self) -> Location:
+        """Return where the pattern of the statement begins."""
         return self.statement.pattern_location
 
 

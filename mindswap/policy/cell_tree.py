@@ -104,6 +104,7 @@ class Match:
 
     @property
     def name(self) -> str:
+        """Return the path as MindFormers writes it, joined by dots."""
         return ".".join(self.path)
 
 

@@ -19,7 +19,9 @@ def first_recompute_difference(before: Policy, after: Policy, num_layers: int, t
     """First difference in recompute of two policies, in words; "" where they agree.
 
     Args:
-        before, after: with swap on, or from `as_applied`.
+        before: with swap on, or from `as_applied`.
+        after: the same.
+        num_layers: of the model.
         trees: the layers; None compares whole layers and flags only.
     """
     for flag in RECOMPUTE_FLAGS:

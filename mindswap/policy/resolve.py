@@ -76,6 +76,7 @@ class EntryMatch:
 
     @property
     def path(self) -> Path:
+        """Return the path of the cell or primitive below the layer."""
         return self.match.path
 
 
@@ -132,6 +133,7 @@ class LayerDecisions:
 
     @property
     def is_fully_recomputed(self) -> bool:
+        """Return whether an entry recomputes the layer itself."""
         return any(not entry_match.path for entry_match in self.recomputes)
 
     @property
@@ -192,6 +194,7 @@ class LayerDecisions:
         return {path: self.decision_for(path) for path, node in self.layer.walk() if not node.children}
 
     def primitives(self) -> Mapping[Path, Decision]:
+        """Return the decision for each primitive of the layer."""
         return {path: self.decision_for(path) for path, node in self.layer.walk() if node.is_primitive}
 
 

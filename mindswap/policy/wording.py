@@ -61,7 +61,7 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, least: f
 
 
 def last_key(path: str) -> str:
-    """The key that a path ends with, as it is written in YAML: `recompute`, or `'attention\\.wq'` of a mapping."""
+    r"""The key that a path ends with, as it is written in YAML: `recompute`, or `'attention\.wq'` of a mapping."""
     if path.endswith("']"):
         return "'" + path[path.rindex("['") + 2 : -2] + "'"
     return path.rpartition(".")[2].partition("[")[0]

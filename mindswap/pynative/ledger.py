@@ -56,10 +56,12 @@ class Ledger:
         self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
     def end_event(self) -> None:
+        """Record the device memory at the end of an event."""
         self._device_bytes_by_event.append(self._device_bytes)
 
     @property
     def totals(self) -> Totals:
+        """Return the memory and the copies of the pass so far."""
         return Totals(
             tuple(self._device_bytes_by_event), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
             self.prefetched_bytes, self.held_bytes,
@@ -130,5 +132,6 @@ class SwapReport:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values, with its schema and version."""
         header = {"schema": SCHEMA, "version": SCHEMA_VERSION}
         return {**header, **asdict(self), "is_as_predicted": self.is_as_predicted}

@@ -54,8 +54,9 @@ def _places(layers: Layers, asks: bool) -> tuple[int | str, ...]:
 
 @dataclass
 class FirstOfLayer:
-    """The first that was said of each layer, and the first that says something else: two at most, so that thousands of
-    equal statements are not compared with one another.
+    """The first statement of each layer, and the first with another value.
+
+    Two at most, so that thousands of equal statements are not compared with one another.
     """
 
     _said: dict[Hashable, list[tuple[int, Statement, Hashable]]] = field(default_factory=dict)

@@ -21,7 +21,9 @@ def find_part(part: Part, path: str, node: DocumentNode | None, location: Locati
 
     Args:
         part: a part, or all of the value.
-        path, node, location: key path, node and place of the value.
+        path: key path of the value.
+        node: the value in the document.
+        location: where the value begins.
     """
     for step in part.steps:
         items, entry = (node.items, node.entry(step)) if node is not None else (None, None)

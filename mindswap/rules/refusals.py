@@ -240,8 +240,12 @@ def of_elements(
     """Return the refusal of elements of a list.
 
     Args:
-        name, at, message, allowed, fix: of the refusal.
+        name: of the refusal.
+        at: key path of the list.
         is_wrong: whether the training stops at an element; one of a wrong type counts as right.
+        message: of the refusal.
+        allowed: what may stand there instead.
+        fix: what to do.
         key: of a value in the element where that is wrong.
         where: whether the list is read at all.
     """

@@ -107,7 +107,8 @@ def run_config(
     Args:
         document: the user's configuration.
         policy: what it asks for, in layer indices.
-        wanted, make_data: as of `derive`.
+        wanted: as of `derive`.
+        make_data: as of `derive`.
         kept: layers of the whole model that those of a short one stand for; None for all of them.
 
     Raises:
@@ -133,8 +134,11 @@ def write_backend_config(
     """The configuration of a dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
 
     Args:
-        document, policy, kept, make_data: as of `run_config`.
+        document: the user's configuration.
+        policy: what it asks for, in layer indices.
         num_ranks: of the parallel training; 1 for one without.
+        kept: as of `run_config`.
+        make_data: as of `run_config`.
         folder: where it is written; it is made.
         num_micro_batches: as of `RunOptions`.
     """

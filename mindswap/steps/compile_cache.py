@@ -47,7 +47,8 @@ def cached_result(
     """The answer to a question about a configuration.
 
     Args:
-        document, policy: the configuration and what it asks for.
+        document: the configuration.
+        policy: what it asks for.
         classes: dataclasses that the answer is made of.
         make: finds the answer.
         use_cache: False asks anew and keeps nothing.

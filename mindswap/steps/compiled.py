@@ -62,9 +62,11 @@ def compile_with(
     Without swap fewer layers differ. It is kept, for all policies of which this is the other half.
 
     Args:
-        document, placement, use_cache: as of `compile_under`.
+        document: as of `compile_under`.
         compiled: what it stands beside.
         other: what is the same on both sides, without swap.
+        placement: as of `compile_under`.
+        use_cache: as of `compile_under`.
         with_tags: as of `adapters.graph.mindformers.capture`.
 
     Raises:

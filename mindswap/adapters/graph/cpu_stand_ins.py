@@ -90,6 +90,7 @@ class CpuBarrier(ops.Primitive):
         self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group)
 
     def __call__(self):
+        """Wait until every worker of the group has called it."""
         return self.all_reduce(ms.Tensor([1.0], ms.float32)).asnumpy()
 
 

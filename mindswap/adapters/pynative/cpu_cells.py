@@ -1,5 +1,6 @@
-"""Operators without a CPU kernel, made of others at the same cell paths: the newer models of MindFormers need them to
-run in PyNative mode on a CPU.
+"""Cells for operators without a CPU kernel, made of other operators, at the same cell paths.
+
+The newer models of MindFormers need them to run in PyNative mode on a CPU.
 
 They are on only where the YAML says `mindswap: {cpu_stand_ins: True}`, the device target is CPU and the mode PyNative;
 in graph mode such a network compiles as it is, and does not train. `hidden_dropout: 0` has to stand in the YAML.

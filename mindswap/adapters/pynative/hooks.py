@@ -51,6 +51,7 @@ class Hook:
         self.function = function
 
     def __call__(self, *args):
+        """Call the function; do nothing in a copy."""
         return None if self.function is None else self.function(*args)
 
     def __reduce__(self) -> Any:

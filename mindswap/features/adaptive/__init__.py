@@ -58,12 +58,14 @@ def train_adaptively(  # noqa: PLR0913 an argument for each option of `mindswap 
 
     Args:
         words: the training command.
-        say: takes what is to be known meanwhile.
+        report_status: called with each line for the user.
         memory: of each card; `"auto"` for what there is.
         run_dir: for state and logs; default is the --log_dir of msrun.
         max_restarts: starts after the first one.
         measured_steps: steps that judge a plan.
-        ray: address of a cluster to train on, with `nodes` of it, and `spare` ones.
+        ray: address of a cluster to train on.
+        nodes: of that cluster.
+        spare: further nodes, each of which replaces one that is lost.
         is_replaced: plan instead of the swap and recompute in the YAML.
 
     Raises:

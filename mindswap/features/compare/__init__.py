@@ -69,7 +69,10 @@ def compare_configs(
 
     Args:
         names: files, as of `load_step`, and baselines, which are tried on the network of the first file.
-        device, overrides, use_cache, expert_skew: as of `load_step`.
+        device: as of `load_step`.
+        overrides: as of `load_step`.
+        use_cache: as of `load_step`.
+        expert_skew: as of `load_step`.
 
     Raises:
         SimulationError: a name is neither a file nor a baseline, or the first one is no file.

@@ -64,7 +64,8 @@ def convert_config(
         to: `index` (layer indices, from counts per stage), `2.x`, `1.9`, or options of Megatron-LM to take over.
         target: file that the result is for.
         num_layers: layers of the model, where the file does not say.
-        ops_per_layer, trace: between versions, as of `convert_versions`.
+        ops_per_layer: operators of a layer in backward, as of `convert_versions`.
+        trace: a recorded step, as of `convert_versions`.
 
     Raises:
         PolicyError: the settings are wrong, or have no counterpart; with every reason.

@@ -107,7 +107,7 @@ def run_stages(
     Args:
         document: a configuration of MindFormers 1.9.
         options: how.
-        say: takes a line about how far it is.
+        report_status: called with each line on the progress.
         title: name for reports.
         load: gives the step whose simulation is shown beside; called while the processes run. Where layers differ, it
             also chooses the short models, before. What cannot be simulated is dry run all the same, a note says why.

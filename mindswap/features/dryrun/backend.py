@@ -41,8 +41,10 @@ def run_rank(
 
     Args:
         config: made for a dry run: data that is there, one or two steps, no checkpoints.
-        rank, num_ranks: whose pipeline stage it is; `num_ranks` 1 is a training without parallelism.
-        say: takes a line about how far it is, now and then.
+        folder: where it runs; must not be there yet.
+        rank: whose pipeline stage it is.
+        num_ranks: of the training; 1 for one without parallelism.
+        report_status: called now and then, with a line on the progress.
         stop: whether to end it now.
         max_s: after so many seconds it is given up.
         is_inlined: as MindSpore does by default.

@@ -119,7 +119,8 @@ def plan_batches(
         options: of each step.
         folder: for the changed configurations, from which plans are written; as long as they are needed.
         spread: where captures, bounds and plans are made; the answer does not depend on it.
-        say, tick: told of each capture and plan; called now and then, may raise `Stop`, and the best so far counts.
+        report_status: called with a line on each capture and plan.
+        tick: called now and then; may raise `Stop`, and the best so far counts.
 
     Raises:
         PlanError: a number does not divide the samples of a step, or no strategy has as many cards.

@@ -48,7 +48,7 @@ def plan_with_dry_runs(
     Args:
         budget_bytes: of each card.
         make: plans for a budget.
-        say: takes a line about how far it is.
+        report_status: called with each line on the progress.
 
     Raises:
         LaunchError: a dry run cannot be run here, or that of the first plan fails.

@@ -46,7 +46,10 @@ def run_workers(source: Path, config: Path, folder: Path, num_workers: int, repo
     Args:
         source: the user's file, which the nodes of a cluster must have as well.
         config: the configuration of this run.
-        folder, num_workers, say, cluster: where, how many, who hears of it, and on which nodes.
+        folder: where they run.
+        num_workers: over all nodes.
+        report_status: called with each line for the user.
+        cluster: the nodes of a Ray cluster to run on; None for this machine.
     """
     place = folder.absolute()
     num_local = num_workers // (cluster.num_nodes if cluster else 1)

@@ -17,7 +17,7 @@ LINEAR_CELLS = ("Linear", "ColumnParallelLinear", "RowParallelLinear")
 
 @rule(Level.WARNING)
 def gathered_weight(context: Context) -> Iterator[Finding]:
-    """An entry names only casts of weights that the parallel optimizer gathers, where that frees nothing.
+    r"""An entry names only casts of weights that the parallel optimizer gathers, where that frees nothing.
 
     With `enable_parallel_optimizer` and several data parallel ranks an AllGather makes a weight full, and backward
     reads the full weight. What a policy can do about it depends on the step (docs/rule_effects.md):
@@ -38,7 +38,7 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
         runner_config:    {gradient_accumulation_steps: 4}
         model:            {model_config: {param_init_type: float16, compute_dtype: bfloat16}}
         swap_config:      {swap: True, op_swap: []}
-        recompute_config: {select_recompute: {'feed_forward\\.w[123]\\.cast': True}}
+        recompute_config: {select_recompute: {'feed_forward\.w[123]\.cast': True}}
 
     FAIL (weights in float32):
         use_parallel:     True
@@ -47,7 +47,7 @@ def gathered_weight(context: Context) -> Iterator[Finding]:
         runner_config:    {gradient_accumulation_steps: 4}
         model:            {model_config: {param_init_type: float32, compute_dtype: bfloat16}}
         swap_config:      {swap: True, op_swap: []}
-        recompute_config: {select_recompute: {'feed_forward\\.w[123]\\.cast': True}}
+        recompute_config: {select_recompute: {'feed_forward\.w[123]\.cast': True}}
     """
     sharding, coverage = read_weight_sharding(context.document), context.coverage
     if coverage is None or sharding.num_ranks < 2:
@@ -121,15 +121,15 @@ def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def comm_recompute(context: Context) -> Iterator[Finding]:
-    """`select_comm_recompute` names no operator that gathers: in Llama that is the reshape of a linear layer.
+    r"""`select_comm_recompute` names no operator that gathers: in Llama that is the reshape of a linear layer.
 
     MindSpore 2.9.0 gathers in place of a reshape there, and asks this reshape alone whether the gather runs again. So
-    say dry runs of sequence parallel: `.*\\.norm`, which `True` stands for, changes nothing, with swap on or off
+    say dry runs of sequence parallel: `.*\.norm`, which `True` stands for, changes nothing, with swap on or off
     (docs/rule_effects.md).
 
     PASS:
         swap_config:      {swap: True}
-        recompute_config: {select_comm_recompute: ['attention\\.w[qkv]\\.reshape', 'feed_forward\\.w[13]\\.reshape']}
+        recompute_config: {select_comm_recompute: ['attention\.w[qkv]\.reshape', 'feed_forward\.w[13]\.reshape']}
 
     FAIL:
         swap_config:      {swap: True}
@@ -154,7 +154,7 @@ def comm_recompute(context: Context) -> Iterator[Finding]:
 
 @rule(Level.WARNING)
 def kept_by_reshape(context: Context) -> Iterator[Finding]:
-    """An entry of `select_recompute` names only operators whose output backward keeps as the output of a reshape.
+    r"""An entry of `select_recompute` names only operators whose output backward keeps as the output of a reshape.
 
     The linear layers of legacy models reshape what they read and what they make. A reshape copies nothing: its output
     is the same memory, and backward keeps it. So recompute of the operator before frees nothing, as long as the reshape
@@ -163,11 +163,11 @@ def kept_by_reshape(context: Context) -> Iterator[Finding]:
 
     PASS:
         model:            {model_config: {type: LlamaConfig, num_layers: 4}, arch: {type: LlamaForCausalLM}}
-        recompute_config: {select_recompute: {'feed_forward\\.mul': True, 'feed_forward\\.w2\\.reshape': True}}
+        recompute_config: {select_recompute: {'feed_forward\.mul': True, 'feed_forward\.w2\.reshape': True}}
 
     FAIL:
         model:            {model_config: {type: LlamaConfig, num_layers: 4}, arch: {type: LlamaForCausalLM}}
-        recompute_config: {select_recompute: {'feed_forward\\.mul': True}}
+        recompute_config: {select_recompute: {'feed_forward\.mul': True}}
     """
     coverage, applied = context.coverage, context.as_applied()
     if coverage is None or not context.settings.use_legacy:  # newer models recompute their reshapes themselves

@@ -111,7 +111,7 @@ NOT_AGAIN_IN_HALVES = (
 
 @rule(Level.WARNING)
 def interleaved_cell(context: Context) -> Iterator[Finding]:
-    """Recompute of a cell that `fine_grain_interleave: 2` computes in two halves: the compile stops.
+    r"""Recompute of a cell that `fine_grain_interleave: 2` computes in two halves: the compile stops.
 
     In MindSpore's dry run `feed_forward` does not compile ("Graph cycle exists") but in the last layer of a stage, and
     where the whole layer is swapped as well; `feed_forward.w1` and `feed_forward.w3` together do not ("need to
@@ -121,7 +121,7 @@ def interleaved_cell(context: Context) -> Iterator[Finding]:
         parallel_config:  {model_parallel: 8, use_seq_parallel: True}
         model:            {model_config: {fine_grain_interleave: 2}}
         swap_config:      {swap: True}
-        recompute_config: {select_recompute: ['feed_forward\\.mul', 'feed_forward\\.w[13]\\.matmul']}
+        recompute_config: {select_recompute: ['feed_forward\.mul', 'feed_forward\.w[13]\.matmul']}
 
     FAIL:
         parallel_config:  {model_parallel: 8, use_seq_parallel: True}

@@ -26,12 +26,12 @@ _TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?<=[\w)\]*+?}])(?P<dot>\.
 
 @rule(Level.ERROR)
 def bad_regex(context: Context) -> Iterator[Finding]:
-    """An operator name is not a regular expression, or one that takes too long to match.
+    r"""An operator name is not a regular expression, or one that takes too long to match.
 
-    The name is split at `\\.`, and each part is a regular expression of its own.
+    The name is split at `\.`, and each part is a regular expression of its own.
 
-    PASS: op_name: '.*\\.flash_attention'
-    FAIL (nothing before the star): op_name: '*\\.flash_attention'
+    PASS: op_name: '.*\.flash_attention'
+    FAIL (nothing before the star): op_name: '*\.flash_attention'
     """
     errors: dict[str, PatternError | None] = {}
     for statement in context.settings.statements:
@@ -64,11 +64,11 @@ def _error(context: Context, pattern: str) -> PatternError | None:
 
 @rule(Level.ERROR)
 def plain_dot(context: Context) -> Iterator[Finding]:
-    """A `.` joins two names where `\\.` is meant: it matches one character, and no level begins there.
+    r"""A `.` joins two names where `\.` is meant: it matches one character, and no level begins there.
 
     An error; a warning where the pattern matches something as it stands.
 
-    PASS: op_name: 'attention\\.flash_attention'
+    PASS: op_name: 'attention\.flash_attention'
     FAIL: op_name: 'attention.flash_attention'
     """
     for statement in context.settings.statements:
@@ -96,12 +96,12 @@ MAX_COMPARED_PATTERNS = 100
 
 @rule(Level.ERROR)
 def unmatched_pattern(context: Context) -> Iterator[Finding]:
-    """A pattern names no operator of the model in the layers it is meant for.
+    r"""A pattern names no operator of the model in the layers it is meant for.
 
     Of the patterns of a default (flash attention of the default strategy, the operators of
     `select_recompute: True`), one has to match: no model has all of them.
 
-    PASS: op_name: 'attention\\.flash_attention'
+    PASS: op_name: 'attention\.flash_attention'
     FAIL (a level is missing): op_name: 'flash_attention'
     """
     coverage = context.coverage
@@ -184,17 +184,17 @@ def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
 
 @rule(Level.WARNING)
 def exclude_select(context: Context) -> Iterator[Finding]:
-    """An exclude option contradicts a select option, or excludes what nothing selects.
+    r"""An exclude option contradicts a select option, or excludes what nothing selects.
 
     Excluded operators are not recomputed, whatever selects them.
 
     PASS:
         select_recompute: ['feed_forward']
-        select_recompute_exclude: ['feed_forward\\.mul']
+        select_recompute_exclude: ['feed_forward\.mul']
 
     FAIL (selected and excluded):
-        select_recompute: ['feed_forward\\.mul']
-        select_recompute_exclude: ['feed_forward\\.mul']
+        select_recompute: ['feed_forward\.mul']
+        select_recompute_exclude: ['feed_forward\.mul']
     """
     for option in ("select_recompute", "select_comm_recompute"):
         selected = context.settings.of(option)

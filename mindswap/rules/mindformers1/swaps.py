@@ -113,7 +113,7 @@ def _num_layer_operators(context: Context) -> int:
 
 @rule(Level.WARNING)
 def overlap(context: Context) -> Iterator[Finding]:
-    """Two entries swap the same operator; the message says which one acts.
+    r"""Two entries swap the same operator; the message says which one acts.
 
     op_swap overrides layer_swap. In op_swap, a later pattern overrides an earlier
     one. A pattern that names a cell concerns every operator in it.
@@ -126,7 +126,7 @@ def overlap(context: Context) -> Iterator[Finding]:
     FAIL (wq is in attention; there 10 acts):
         op_swap:
           - {op_name: attention, backward_prefetch: 20, layers: [0]}
-          - {op_name: 'attention\\.wq', backward_prefetch: 10, layers: [0]}
+          - {op_name: 'attention\.wq', backward_prefetch: 10, layers: [0]}
     """
     settings = context.settings
     op_swap = [statement for statement in settings.of("op_swap") if not statement.is_default]
@@ -162,17 +162,17 @@ def overlap_finding(weaker: Statement, stronger: Statement, overlap: StatementOv
 
 @rule(Level.WARNING)
 def recompute_wins(context: Context) -> Iterator[Finding]:
-    """A swapped operator, or every operator of a swapped cell, is recomputed: its swap has no effect.
+    r"""A swapped operator, or every operator of a swapped cell, is recomputed: its swap has no effect.
 
     Also found where several entries recompute the cell together. Operators that an exclude option takes out of
     recomputation do not count. Recompute of a part of a swapped cell is no finding: the rest of the cell is swapped.
 
     PASS (the rest of attention is swapped):
         swap_config:      {swap: True, op_swap: [{op_name: attention, backward_prefetch: 10, layers: [0]}]}
-        recompute_config: {select_recompute: {'attention\\.wq': [0]}}
+        recompute_config: {select_recompute: {'attention\.wq': [0]}}
 
     FAIL (wq is in attention):
-        swap_config:      {swap: True, op_swap: [{op_name: 'attention\\.wq', backward_prefetch: 10, layers: [0]}]}
+        swap_config:      {swap: True, op_swap: [{op_name: 'attention\.wq', backward_prefetch: 10, layers: [0]}]}
         recompute_config: {select_recompute: {attention: [0]}}
     """
     recompute = (*context.settings.of("recompute"), *context.settings.of("select_recompute"))

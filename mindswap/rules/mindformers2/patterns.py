@@ -47,12 +47,12 @@ def _error(target: Target, paths: tuple[str, ...]) -> PatternError | None:
 
 @rule(Level.WARNING)
 def crossing_pattern(context: Context2x) -> Iterator[Finding]:
-    """A pattern matches more than one reads in it: `.*` crosses levels, and a plain `.` is any character.
+    r"""A pattern matches more than one reads in it: `.*` crosses levels, and a plain `.` is any character.
 
     In MindFormers 1.9 each part matched one level. The message lists what is matched, methods of cells as well. What
     stands below another match of the same section is left out there.
 
-    PASS: op_swap: [{op_name: 'mlp\\.linear_fc1', layers: [0]}]
+    PASS: op_swap: [{op_name: 'mlp\.linear_fc1', layers: [0]}]
 
     FAIL (also `self_attention.linear_qkv` and everything else with this word in its path):
         op_swap: [{op_name: '.*linear.*', layers: [0]}]
@@ -75,11 +75,11 @@ def crossing_pattern(context: Context2x) -> Iterator[Finding]:
 
 @rule(Level.ERROR)
 def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
-    """A pattern names nothing in its layers. Upstream only warns; in part of the layers it says nothing at all.
+    r"""A pattern names nothing in its layers. Upstream only warns; in part of the layers it says nothing at all.
 
     Looked up where the model is in a table of mindswap. The pattern must match the whole dotted path.
 
-    PASS: op_swap: [{op_name: 'self_attention\\.core_attention', layers: [0]}]
+    PASS: op_swap: [{op_name: 'self_attention\.core_attention', layers: [0]}]
     FAIL (the cell of MindFormers 2.x is `self_attention`): op_swap: [{op_name: attention, layers: [0]}]
     """
     model = context.effect.model
@@ -156,9 +156,9 @@ def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutco
 
 @rule(Level.ERROR)
 def comm_cell(context: Context2x) -> Iterator[Finding]:
-    """`recompute_comm` names a cell; it takes operators only, and says so in one line at level INFO.
+    r"""`recompute_comm` names a cell; it takes operators only, and says so in one line at level INFO.
 
-    PASS: recompute_comm: {enable: True, select_module: {'self_attention\\.cat': [0]}}
+    PASS: recompute_comm: {enable: True, select_module: {'self_attention\.cat': [0]}}
     FAIL: recompute_comm: {enable: True, select_module: {mlp: [0]}}
     """
     for target in context.settings.of("comm"):

@@ -215,6 +215,7 @@ class RayNodes(Nodes):
         return NodeFacts(node.name, versions, config, clock_s - (before_s + time.time()) / 2)
 
     def ask(self, method: str, arguments: Given = lambda _: (), ranks: Sequence[int] | None = None) -> list[Any]:
+        """See `Nodes.ask`."""
         calls = {
             rank: getattr(node.actor, method).remote(*arguments(rank))
             for rank, node in enumerate(self._nodes)
@@ -236,6 +237,7 @@ class RayNodes(Nodes):
         return answer_of(self._ray, node.name, call)
 
     def reconnect_lost(self) -> list[str]:
+        """See `Nodes.reconnect_lost`."""
         said = []
         while self._lost:
             rank, name = min(self._lost.items())
@@ -256,12 +258,15 @@ class RayNodes(Nodes):
         return said
 
     def name_of(self, rank: int) -> str:
+        """See `Nodes.name_of`."""
         return f"node {self._nodes[rank].name} (node_rank {rank})"
 
     def master_address(self) -> str:
+        """See `Nodes.master_address`."""
         return self._nodes[0].name
 
     def close(self) -> None:
+        """See `Nodes.close`."""
         super().close()
         self._ray.shutdown()
 

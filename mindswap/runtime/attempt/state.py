@@ -147,7 +147,8 @@ def prepare_attempt(
 
     Args:
         folder: of the attempt.
-        yaml_text, config_path: the planned configuration, and the user's file which it came from.
+        yaml_text: the planned configuration.
+        config_path: the user's file which it came from.
         checkpoint: what to start from; None for the beginning.
         is_parallel: several processes, as MindFormers sees it.
 

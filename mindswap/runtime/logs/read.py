@@ -76,6 +76,7 @@ def read_worker_logs(
     takes no more memory than a small one.
 
     Args:
+        directory: the folder of the logs.
         progress: called after each log with the number of logs read and of all.
 
     Raises:

@@ -92,6 +92,7 @@ class LogScanner:
         self._log = WorkerLog(0)  # what is no list
 
     def feed(self, block: bytes) -> None:
+        """Scan the next block of the log, which may end in the middle of a line."""
         if b"\0" in block:
             block = block.replace(b"\0", b"")  # a file with holes
         if b"\n" not in block and len(self._carry) + len(block) < MAX_LINE_BYTES:
@@ -135,7 +136,6 @@ class LogScanner:
 
     def _scan(self, block: bytes, position: int, stop: int) -> None:
         """Look at the lines between two places of a block that hold a needle, and at the one after a broken line."""
-
         first = self._find(block, position, stop)
         while position < stop:
             if not self._pending:

@@ -58,6 +58,7 @@ class StepScanner:
         self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
 
     def feed(self, block: bytes) -> None:
+        """Read the next block of the log, which may end in the middle of a line."""
         block = self._carry + block
         end = block.rfind(b"\n") + 1
         self._carry = block[end:][-MAX_CARRY_BYTES:]

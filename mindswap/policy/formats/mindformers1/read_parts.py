@@ -123,6 +123,7 @@ class RecomputeReader:
     flags: list[tuple[str, bool]] = field(default_factory=list)
 
     def read_section(self, node: DocumentNode | None) -> None:
+        """Read `recompute_config`."""
         section = self.parts.section(node, "recompute_config")
         if section is None:
             return
@@ -141,6 +142,7 @@ class RecomputeReader:
                     self.parts.unread.add_invalid_value(path, entry.value, Expect.BOOL)
 
     def read_own_section(self, node: DocumentNode | None) -> None:
+        """Read `mindswap`, the section of this package."""
         section = self.parts.section(node, "mindswap")
         if section is None:
             return

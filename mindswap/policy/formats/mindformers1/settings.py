@@ -120,7 +120,7 @@ class LayerRef:
 
 @dataclass(frozen=True)
 class Statement:
-    """ "These operators, in these layers", as one place of the configuration says it."""
+    """One entry of the configuration: which operators, in which layers."""
 
     option: str  # the option it belongs to, e.g. `op_swap`
     path: str  # key path of the entry, e.g. `swap_config.op_swap[1]`
@@ -155,7 +155,9 @@ class PolicySettings:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
+        """Return all statements, those of swap first."""
         return self.swap + self.recompute
 
     def of(self, option: str) -> tuple[Statement, ...]:
+        """Return the statements of one option."""
         return tuple(statement for statement in self.statements if statement.option == option)

@@ -40,8 +40,11 @@ def to_2x(
     """A policy of MindFormers 1.9 in the sections of 2.x.
 
     Args:
-        policy, num_layers, num_stages: what 1.9 does, with how many layers of the model and pipeline stages.
-        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
+        policy: what 1.9 does.
+        num_layers: of the model.
+        num_stages: of the pipeline.
+        num_layer_ops: operators of a layer in backward, to convert the prefetch distance.
+        source: where that number is from, in words.
         names: what is known of the layers of both versions.
         by_tensor: given how many of the first layers can be swapped, what moves the tensors of the policy.
     """
@@ -149,7 +152,8 @@ def to_1_9(
 
     Args:
         effect: what 2.x makes of them.
-        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
+        num_layer_ops: operators of a layer in backward, to convert the prefetch distance.
+        source: where that number is from, in words.
         use_legacy: names of the legacy models, such as `feed_forward`.
         by_tensor: what moves the tensors that 2.x moves.
     """

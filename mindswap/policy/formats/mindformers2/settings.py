@@ -87,7 +87,7 @@ class Expect2x(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    r""" "These cells or operators, in these layers", as one place says it."""
+    """One entry of the configuration: which cells or operators, in which layers."""
 
     # key it stands under: `layer_swap`, `op_swap`, `full_recompute_layer`, `select_module`, `exclude_op`, or `comm` for
     # `recompute_comm.select_module`
