@@ -208,8 +208,10 @@ def compare(plans: list[Plan], others: dict[str, list[Evaluation]]) -> list[str]
 
 
 def off_bound(plans: list[Plan]) -> list[str]:
-    """Plans that a better one may beat by more than `MAX_GAP_PERCENT`, budgets without a plan that may have one, and
-    plans that are better than the bound says any can be.
+    """Return what does not agree with the bound, in words.
+
+    That are plans that a better one may beat by more than `MAX_GAP_PERCENT`, budgets without a plan that may have one,
+    and plans that are better than the bound says any can be.
     """
     return [
         f"above the bound at {format_bytes(plan.budget_bytes)}: {above_bound(plan)}, target {MAX_GAP_PERCENT} %"

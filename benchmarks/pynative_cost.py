@@ -52,6 +52,7 @@ class Layer(nn.Cell):
         self.add = ops.Add()
 
     def construct(self, x):
+        """Return x plus two products of it."""
         return self.add(x, self.w2(self.act(self.w1(x))))
 
 
@@ -63,6 +64,7 @@ class Network(nn.Cell):
         self.layers = nn.CellList([Layer() for _ in range(NUM_LAYERS)])
 
     def construct(self, x):
+        """Return the loss."""
         for layer in self.layers:
             x = layer(x)
         return ops.square(x).sum()

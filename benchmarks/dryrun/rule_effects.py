@@ -133,6 +133,7 @@ class Effect:
 
     @property
     def change_mib(self) -> int:
+        """Return the largest change of the peaks, in MiB."""
         changes = [a - b for a, b in zip(self.with_mib, self.without_mib, strict=True)]
         return max(changes, key=abs)
 

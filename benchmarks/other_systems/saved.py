@@ -91,8 +91,11 @@ def _gradient_cells(graph: Graph, names: set[str]) -> tuple[str, ...]:
 
 
 def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, BlockTensor, int, int]]:
-    """Tensors of a layer that backward reads: number among those that forward makes, last use in forward and first one
-    in backward, also by the next layer: before the backward of this one, at a negative position."""
+    """Tensors of a layer that backward reads, each with its number among those that forward makes and two uses.
+
+    The uses are the last one in forward and the first one in backward. One by the next layer is before the backward of
+    this one, at a negative position.
+    """
     section = layer_index + 1  # section 0 is what is before the layers
     sections = model.blocks(Policy())
     block, behind = sections[section], sections[section + 1]

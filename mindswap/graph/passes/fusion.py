@@ -115,7 +115,7 @@ def min_recompute_work(
         graph: the step without recompute.
         works: work of forward without fusion.
         users: from `readers_of_saved`.
-        is_read_twice: each recomputed operator has a second, recomputed reader, so its output is always written.
+        has_second_reader: each recomputed operator has a second, recomputed reader, so its output is always written.
     """
 
     def fused_input_bytes(name: str) -> int:

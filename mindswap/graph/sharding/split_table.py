@@ -170,6 +170,7 @@ class ForwardSplits:
         self.table = table
 
     def of(self, node: Node) -> NodeSplits:
+        """Return the split of each output of a forward operator; None where nothing is known of it."""
         if node.op in ORDERING_OPS:
             return [None] * len(node.outputs)
         if self.table.local.add(node, self.table.forward_names):
