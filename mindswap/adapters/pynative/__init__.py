@@ -1,1 +1,1 @@
-"""MindSpore in PyNative mode: hooks, storages, copies."""
+"""Swap in PyNative mode: recording of steps, and execution of schedules by hooks."""

@@ -1,8 +1,8 @@
-"""Copies between device and host: the only file that differs between devices.
+"""Copies between device and host; the only module that depends on the kind of device.
 
-`ThreadCopies` is for a CPU: a worker thread, and host memory that the kernel counts apart (`RssShmem`), so that
-what leaves the device leaves `RssAnon`. `StreamCopies` is for Ascend: a copy stream, events, pinned memory. **No
-device was there to run the second**; it is chosen only if asked for by name.
+`ThreadCopies` is for CPU: a worker thread, and host memory that the kernel counts separately (`RssShmem`), so that
+offloaded memory leaves `RssAnon`. `StreamCopies` is for Ascend: a copy stream, events, pinned memory. **It has never
+run on a device**, and must be requested by name.
 """
 
 import ctypes
@@ -23,19 +23,19 @@ POISON = 0xFF  # NaN in every floating point type
 
 @dataclass
 class PendingCopy:
-    """A storage on its way."""
+    """A storage during its copy."""
 
-    storage: Any  # its memory on the device (`UntypedStorage`); None while it is away
-    size_bytes: int  # of it
-    host: Any  # its memory on the host
-    pending: Any = None  # what the last copy is waited for with
+    storage: Any  # device memory (`UntypedStorage`); None while it is offloaded
+    size_bytes: int  # size of the storage
+    host: Any  # host memory
+    pending: Any = None  # handle to wait for the last copy
 
 
 class CopyEngine(ABC):
-    """Copies of a device, as an executor asks for them.
+    """Copies of one kind of device, as an executor requests them.
 
     Attributes:
-        host_bytes: on the host at this moment; memory that was given back is used again.
+        host_bytes: offloaded bytes on the host; freed host memory is reused.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,10 @@ class CopyEngine(ABC):
         self._free: dict[int, list[Any]] = {}
 
     def offload(self, storage, size_bytes: int) -> PendingCopy:
-        """Start the copy to the host; of memory that is gone now `release` copies what is there when it is back."""
+        """Start the copy to the host.
+
+        If the storage is empty at this time, `release` copies its content when it is available.
+        """
         self.host_bytes += size_bytes
         pool = self._free.get(size_bytes)
         copy = PendingCopy(storage, size_bytes, pool.pop() if pool else self._new_host(size_bytes))
@@ -52,17 +55,17 @@ class CopyEngine(ABC):
         return copy
 
     def release(self, copy: PendingCopy) -> None:
-        """Wait for the copy to the host, see that it has the values of now, and let go of the device memory."""
+        """Wait for the copy to the host, update it if the values changed, and drop the device memory."""
         self._finish(copy)
         self._renew(copy)
         copy.storage = None
 
     @abstractmethod
     def prefetch(self, copy: PendingCopy, storage, poison: bool = False) -> None:
-        """Start the copy from the host into other memory of the device, with `poison` filled with NaN before."""
+        """Start the copy from the host into new device memory; with `poison` fill that with NaN first."""
 
     def wait(self, copy: PendingCopy) -> None:
-        """Wait for the last copy, whichever way it goes, and give the host memory back."""
+        """Wait for the last copy in either direction, and free the host memory."""
         self._finish(copy)
         self.host_bytes -= copy.size_bytes
         self._free.setdefault(copy.size_bytes, []).append(copy.host)
@@ -76,17 +79,19 @@ class CopyEngine(ABC):
 
     @abstractmethod
     def _renew(self, copy: PendingCopy) -> None:
-        """Copy to the host again what was written since."""
+        """Repeat the copy to the host if the storage was written since."""
 
     @abstractmethod
     def _finish(self, copy: PendingCopy) -> None: ...
 
 
 def default_copies(device_target: str) -> CopyEngine:
-    """Copies that were run on a device: on a CPU, a thread. It reads device memory by its address, as only a CPU can.
+    """Return the copy engine for a device on which one has been tested: a thread on CPU.
+
+    It accesses device memory by address, which is possible only on a CPU.
 
     Raises:
-        ApplyError: there are none for this device.
+        ApplyError: if there is none for this device.
     """
     if device_target != "CPU":
         raise ApplyError(
@@ -98,9 +103,9 @@ def default_copies(device_target: str) -> CopyEngine:
 
 
 class ThreadCopies(CopyEngine):
-    """Copies by a thread; `np.copyto` lets Python go on meanwhile.
+    """Copies by a thread; `np.copyto` releases the GIL.
 
-    Memory that user code frees meanwhile stays mapped, as MindSpore's pool gives none back to the system.
+    Memory that the user's code frees during a copy stays mapped, because MindSpore's pool returns none to the system.
     """
 
     def __init__(self) -> None:
@@ -118,7 +123,7 @@ class ThreadCopies(CopyEngine):
         return mmap.mmap(-1, size)  # anonymous and shared
 
     def _copy_out(self, copy: PendingCopy) -> None:
-        # The address is asked for here, which waits for the kernel that makes the data.
+        # Reading the address here waits for the kernel that produces the data.
         copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(copy.storage))
 
     def _renew(self, copy: PendingCopy) -> None:
@@ -141,20 +146,20 @@ def _host_view(copy: PendingCopy) -> np.ndarray:
 
 
 def _device_view(storage) -> np.ndarray:
-    """The bytes of a storage: uint8, shape (size,)."""
+    """Return the bytes of a storage: uint8, shape (size,)."""
     size = storage.size()
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(storage.data_ptr()))
 
 
 class StreamCopies(CopyEngine):
-    """Copies on a stream of their own, to pinned memory. Written for Ascend, and never run: there was no device.
+    """Copies to pinned memory on a separate stream, written for Ascend and never run on a device.
 
-    Memory is taken and given back on the compute stream, which has waited for the copy to the host by then, as the pool
-    of MindSpore is ordered by stream.
+    Device memory is allocated and freed on the compute stream, after that has waited for the copy to the host, because
+    MindSpore's memory pool is ordered by stream.
 
     Args:
-        runtime: has streams as `mindspore.runtime` has them.
-        pinned: gives so many bytes of pinned memory as a tensor.
+        runtime: module with the streams of `mindspore.runtime`.
+        pinned: allocates a tensor of so many bytes in pinned memory.
     """
 
     def __init__(self, runtime: Any = None, pinned: Callable[[int], Any] | None = None) -> None:
@@ -172,7 +177,7 @@ class StreamCopies(CopyEngine):
         return self._pinned(size)
 
     def _renew(self, copy: PendingCopy) -> None:
-        """Nothing on a device tells cheaply whether something was written: all is copied again."""
+        """Repeat the copy in any case, because detecting a write is expensive on a device."""
         self._copy_out(copy)
         self._finish(copy)
 
@@ -180,7 +185,7 @@ class StreamCopies(CopyEngine):
         self._run(lambda: copy.host.untyped_storage().copy_(copy.storage, True), copy)
 
     def _run(self, start: Callable[[], object], copy: PendingCopy) -> None:
-        """On the copy stream, behind what compute has been given so far."""
+        """Run on the copy stream, after the work that the compute stream has so far."""
         self._stream.wait_stream(self._runtime.current_stream())
         with self._runtime.StreamCtx(self._stream):
             start()

@@ -1,9 +1,8 @@
-"""Cells for operators without a CPU kernel, made of other operators, at the same cell paths.
+"""CPU replacements for operators without a CPU kernel, for the newer models of MindFormers in PyNative mode.
 
-The newer models of MindFormers need them to run in PyNative mode on a CPU.
-
-They are on only where the YAML says `mindswap: {cpu_stand_ins: True}`, the device target is CPU and the mode PyNative;
-in graph mode such a network compiles as it is, and does not train. `hidden_dropout: 0` has to stand in the YAML.
+They keep the cell paths, and are active only with `mindswap: {cpu_stand_ins: True}` in the YAML, device target CPU and
+PyNative mode. In graph mode such a network compiles unchanged, and does not train. The YAML must contain
+`hidden_dropout: 0`.
 """
 
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from mindswap.adapters.graph.cpu_stand_ins import CpuFlashAttention
 
 
 class CpuFlashAttentionScore(CpuFlashAttention):
-    """Called as the primitive of MindSpore; of its four outputs only the attention is there."""
+    """Replacement with the signature of MindSpore's primitive; of its four outputs only attention is computed."""
 
     def __init__(self, head_num, scale_value=1.0, input_layout="BNSD", **_):
         super().__init__(head_num, scale_value, input_layout)
@@ -30,35 +29,35 @@ class CpuFlashAttentionScore(CpuFlashAttention):
     def construct(  # type: ignore[override]
         self, query, key, value, real_shift=None, drop_mask=None, padding_mask=None, attn_mask=None, *_
     ):
-        """In float32, as a CPU has no other; maxima, sums and the empty output are None."""
+        """Compute in float32, the only type of a CPU; maxima, sums and the empty output are None."""
         wide = [ops.cast(x, ms.float32) for x in (query, key, value)]
         return None, None, None, ops.cast(super().construct(*wide, attn_mask), query.dtype)
 
 
 class CpuOuter(nn.Cell):
-    """Every product of two vectors."""
+    """Outer product of two vectors."""
 
     def construct(self, x, y):
-        """Of shape (n,) and (m,)."""
+        """Multiply vectors of shape (n,) and (m,)."""
         return ops.mul(ops.reshape(x, (-1, 1)), ops.reshape(y, (1, -1)))
 
     def shard(self, *_):
-        """One rank only."""
+        """Do nothing: there is only one rank."""
         return self
 
 
 def _embedding(indices, weight):
-    """Rows of a matrix; that of `mindspore.mint` has no CPU kernel."""
+    """Look up rows of a matrix; `mindspore.mint` has no CPU kernel for it."""
     return ops.gather(weight, indices, 0)
 
 
 def _call_morph(morph, *args):
-    """A Morph is its function; it refuses PyNative mode only because nobody compiles it there."""
+    """Call the function of a Morph, which refuses PyNative mode only because nothing is compiled there."""
     return morph.__morph_fn__(*args)
 
 
 def replace_cpu_cells() -> None:
-    """Let MindFormers build its newer models from these, in this process."""
+    """Let MindFormers build its newer models from these replacements, in this process."""
     ops.operations.Morph.__call__ = _call_morph
     flash_attention.FlashAttentionScore = CpuFlashAttentionScore
     norm.FusedRMSNorm = norm.RMSNorm  # MindFormers' own, of single operators
@@ -69,51 +68,51 @@ def replace_cpu_cells() -> None:
     replace_expert_cells()
 
 
-# Experts: the operators of routing that only an NPU has, made of others. Shapes are those of the real ones and the same
-# in each step, whatever the router decides, so that a recorded pass is as the next. The grouped product multiplies each
-# row with all experts and takes the one that is meant. Only one rank: tokens stay where they are. Names are those of
-# mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
+# Experts: routing operators that only an NPU has. Shapes equal those of the real operators and are the same in each
+# step, whatever the router decides, so that every pass matches the recorded one. The grouped product multiplies each
+# row with all experts and selects the right one. There is only one rank, so tokens are not exchanged. Names are those
+# of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
 
 
 class _PrimitiveStandIn(nn.Cell):
-    """Stands where a primitive was: what a model sets on that one has no meaning here."""
+    """Cell in place of a primitive, which ignores the settings of the model for that primitive."""
 
     def recompute(self, mode=True, **options):
-        """As `Primitive.recompute`, which takes a mode; a cell is recomputed with the cell around it."""
+        """Do nothing: the cell is recomputed together with the enclosing cell."""
         return self
 
     def shard(self, *_, **__):
-        """One rank only."""
+        """Do nothing: there is only one rank."""
         return self
 
 
 class CpuOneHot(_PrimitiveStandIn):
-    """One-hot of the last axis."""
+    """One-hot encoding along the last axis."""
 
     def __init__(self, axis=-1):
         super().__init__()
         self.one_hot = ops.OneHot(axis)
 
     def construct(self, labels, num_classes, on_value, off_value):
-        """Labels of any shape."""
+        """Encode labels of any shape."""
         return self.one_hot(labels, num_classes, on_value, off_value)
 
 
 class CpuTopK(_PrimitiveStandIn):
-    """The largest of the last axis, and where they are."""
+    """Largest values along the last axis, with their indices."""
 
     def __init__(self):
         super().__init__()
         self.topk = ops.TopK(sorted=True)
 
     def construct(self, x, k):
-        """Indices are int64, as an NPU gives them."""
+        """Return indices as int64, as an NPU does."""
         values, indices = self.topk(x, k)
         return values, ops.cast(indices, ms.int64)
 
 
 class CpuSwiglu(_PrimitiveStandIn):
-    """SiLU of one half times the other."""
+    """SiLU of one half, times the other half."""
 
     def __init__(self):
         super().__init__()
@@ -121,7 +120,7 @@ class CpuSwiglu(_PrimitiveStandIn):
         self.mul = ops.Mul()
 
     def construct(self, x, dim):
-        """The halves are those of the last axis."""
+        """Split along the last axis."""
         half = x.shape[dim] // 2
         return self.mul(self.silu(x[..., :half]), x[..., half:])
 
@@ -137,15 +136,15 @@ class _TwoOutputsInterleaved(MLPInterleaved):
 
 
 class CpuSharedExpertMLP(shared_experts.SharedExpertMLP, _TwoOutputs):
-    """It takes two of the three outputs of an MLP, which only the compiler lets it do."""
+    """Shared experts that use two of the three outputs of an MLP, which otherwise only the compiler accepts."""
 
 
 class CpuSharedExpertMLPInterleaved(shared_experts.SharedExpertMLPInterleaved, _TwoOutputsInterleaved):
-    """As `CpuSharedExpertMLP`."""
+    """See `CpuSharedExpertMLP`."""
 
 
 class CpuDispatcher(token_dispatcher.MoEAlltoAllTokenDispatcher):
-    """Its counts are on the host already."""
+    """Token dispatcher whose counts are on the host already."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -159,7 +158,7 @@ def _keep_on_host(x, device, blocking):
 
 
 def _sort(x, dim=-1):
-    """Sort numbers of experts and of rows, without a gradient."""
+    """Sort indices of experts and rows, without a gradient."""
     values, indices = ops.Sort(axis=dim)(ops.stop_gradient(x))
     return values, ops.cast(indices, ms.int64)
 
@@ -169,7 +168,13 @@ def _select_rows(x, axis, index):
 
 
 def _grouped_product(rows, weights, *nothing_and_ends):
-    """Each row times the weight of its expert: (rows, in), (experts, in, out), and the row each expert ends at."""
+    """Multiply each row with the weight of its expert.
+
+    Args:
+        rows: list of one tensor (rows, in).
+        weights: list of one tensor (experts, in, out).
+        nothing_and_ends: unused arguments; the last one is the end row of each expert.
+    """
     (x,), (weight,), ends = rows, weights, nothing_and_ends[-1]
     num_rows, (num_experts, width, out_width) = x.shape[0], weight.shape
     places = ops.cast(ops.arange(num_rows).reshape((-1, 1)) >= ends.reshape((1, -1)), ms.int32)
@@ -180,7 +185,7 @@ def _grouped_product(rows, weights, *nothing_and_ends):
 
 
 def replace_expert_cells() -> None:
-    """Let MindFormers build experts from these, in this process."""
+    """Let MindFormers build experts from these replacements, in this process."""
     router.TopkExt = CpuTopK
     router.OneHotExt = token_dispatcher.OneHotExt = CpuOneHot
     token_dispatcher.SortExt = lambda: _sort

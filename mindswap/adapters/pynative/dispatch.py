@@ -1,4 +1,4 @@
-"""Tells a recorder of every operator of a thread, by `MsDispatchMode` (experimental in MindSpore 2.9.0)."""
+"""Observation of every operator of a thread by `MsDispatchMode` (experimental in MindSpore 2.9.0)."""
 
 import contextlib
 import threading
@@ -13,22 +13,23 @@ from mindswap.adapters.pynative.paths import CallPaths
 
 
 class OperatorObserver(Protocol):
-    """A recorder, as `recording` needs it."""
+    """Interface of a recorder for `recording`."""
 
     paths: CallPaths
-    thread: int | None  # whose operators it is told of; None for none
+    thread: int | None  # thread whose operators it observes; None if it observes none
 
     def begin_operator(self, name: str, args) -> None:
-        """An operator is about to run."""
+        """Observe the start of an operator."""
 
     def end_operator(self, outputs) -> None:
-        """It has run."""
+        """Observe the end of an operator."""
 
 
 class _ModeStack(list["_Dispatch"]):
     """Dispatch modes that a thread opened, the innermost last.
 
-    A thread that ends takes them off MindSpore's stack: that one is destroyed later, when no object of Python may be.
+    A thread removes them from MindSpore's stack when it ends, because that stack is destroyed when Python objects no
+    longer may be.
     """
 
     def __del__(self) -> None:
@@ -37,7 +38,7 @@ class _ModeStack(list["_Dispatch"]):
         self.leave_closed()
 
     def leave_closed(self) -> None:
-        """Take off what was closed. Not while one of the user's modes is above: only the innermost can be taken."""
+        """Remove the closed modes that are innermost; a mode of the user above them prevents that."""
         while self and self[-1].recorder is None and DispatchStack.depth() <= self[-1].depth:
             mode = self.pop()
             if DispatchStack.depth() == mode.depth:
@@ -55,21 +56,21 @@ _opened = _ThreadModes()
 
 
 class _Dispatch(ms.MsDispatchMode):
-    """Tells a recorder of every operator of the thread that opened it."""
+    """Reports every operator of the thread that opened it to a recorder."""
 
     def __init__(self, recorder: OperatorObserver):
         super().__init__()
         self.recorder: OperatorObserver | None = recorder
-        self.depth = 0  # of the modes of its thread, with it
+        self.depth = 0  # number of open modes of its thread, including itself
 
     def open(self) -> None:
-        """Begin, in this thread."""
+        """Start in this thread."""
         self.__enter__()
         self.depth = DispatchStack.depth()
         _opened.modes.append(self)
 
     def close(self) -> None:
-        """End, from any thread."""
+        """Stop, called from any thread."""
         self.recorder = None
         leave_closed_modes()
 
@@ -84,15 +85,15 @@ class _Dispatch(ms.MsDispatchMode):
 
 
 def leave_closed_modes() -> None:
-    """Take the modes of this thread off MindSpore's stack that were closed in another one."""
+    """Remove the modes of this thread from MindSpore's stack that another thread closed."""
     _opened.modes.leave_closed()
 
 
 @contextlib.contextmanager
 def recording(recorder: OperatorObserver) -> Iterator[None]:
-    """Tell a recorder of the operators of this thread, and of the cells in which they run; a `Watch` tells it the rest.
+    """Report the operators of this thread, and the cells that call them, to a recorder; a `Watch` reports the rest.
 
-    May be left in another thread: this one is told of no more operators then.
+    The block may end in another thread; operators of this thread are not reported any more then.
     """
     hooks: list[Hook] = []
     handles = []

@@ -1,13 +1,12 @@
-"""Runs a schedule while a network trains in PyNative mode: storages leave the device and come back.
+"""Execution of a swap schedule while a network trains in PyNative mode.
 
-Autograd keeps a `SavedTensor` instead of the tensor. When its values are on the host, and nobody else can reach its
-memory any more, the executor lets go of the tensor. Until then nothing is different from a pass without swap, whatever
-the user's code reads or writes; and what it can still reach when backward is about to need it stays for this pass.
-Backward gets a tensor with the same values in memory of its own.
+Autograd saves a `SavedTensor` in place of the tensor. Once the values are on the host and no other code references the
+memory, the executor drops the tensor; backward later receives a tensor with the same values in new memory. Until then
+the pass does not differ from one without swap, whatever the user's code reads or writes. A storage that is still
+referenced when backward is about to need it stays on the device for this pass.
 
-Each event of a pass is held against the trace that the schedule was made from. Where they differ (another shape,
-another way through the network) everything is brought back, the pass goes on without swap, and the next one is recorded
-anew.
+Each event of a pass is compared with the trace from which the schedule was made. If they differ (another shape, another
+path through the network), all storages are restored, the pass continues without swap, and the next pass is recorded.
 """
 
 import logging
@@ -34,18 +33,18 @@ class _LiveStorage:
 
     address: int
     itemsize: int
-    saves: list[SavedTensor] = field(default_factory=list)  # tensors on it that autograd keeps
+    saves: list[SavedTensor] = field(default_factory=list)  # saved tensors that use it
 
     @property
     def is_exclusive(self) -> bool:
-        """Nobody else can reach it, and no tensor on it was given other memory.
+        """Whether no other code references it, and all tensors still use this memory.
 
-        The second question waits for operators: MindSpore does not hold the memory of a copy between storages so long.
+        The second check waits for operators, because MindSpore holds the memory of copies between storages until then.
         """
         return is_exclusively_held([saved.tensor for saved in self.saves]) and all(s.is_unmodified for s in self.saves)
 
     def allocate(self, size_bytes: int):
-        """Memory of its own for all tensors on it, still without their values."""
+        """Move all tensors to new memory, without their values, and return it."""
         storage = ms.mint.empty((size_bytes // self.itemsize,), dtype=self.saves[0].dtype).untyped_storage()
         for saved in self.saves:
             saved.move_to(storage)
@@ -53,20 +52,20 @@ class _LiveStorage:
 
 
 class Executor:
-    """An observer that moves storages.
+    """Observer that swaps storages.
 
     Args:
         trace: the step.
-        schedule: made from it.
-        copies: how bytes move.
-        poison: fill memory that is taken for a copy back with NaN before, for tests.
-        on_pass: gets the totals of each pass that followed the schedule to its end.
+        schedule: made from the trace.
+        copies: engine that copies between device and host.
+        poison: fill memory for prefetched tensors with NaN first, for tests.
+        on_pass: receives the totals of each pass that followed the entire schedule.
 
     Attributes:
-        totals: what the last whole pass moved and held.
-        num_passes: passes that followed the schedule to their end.
+        totals: of the last pass that followed the entire schedule.
+        num_passes: passes that followed the entire schedule.
         num_deviations: passes that did not.
-        was_different: saves of the last pass were not those of the trace: a new trace is needed.
+        has_deviated: the saves of the last pass differed from the trace, so a new trace is needed.
     """
 
     def __init__(
@@ -87,14 +86,14 @@ class Executor:
 
     @property
     def device_bytes(self) -> tuple[int, int]:
-        """Memory that moved storages have at this moment, as the ledger says and as MindSpore says; for audits."""
+        """Device memory of swapped storages according to the ledger and according to MindSpore, for audits."""
         booked = sum(size for index, size in self._ledger.device.items() if index in self._moved)
         there = (live.saves[0].storage for index, live in self._live.items() if index not in self._pending_release)
         return booked, sum(storage.size() for storage in there if storage is not None)
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether the last pass has not come to its end."""
+        """Whether the last pass has not ended."""
         return 0 < self._position < len(self.schedule.events)
 
     def _start(self) -> None:
@@ -103,13 +102,13 @@ class Executor:
         self._is_following = True
         self._has_saved = False
         self._live: dict[int, _LiveStorage] = {}
-        self._pending_release: set[int] = set()  # on the host, to be let go of as soon as nobody else can reach them
+        self._pending_release: set[int] = set()  # on the host, to be dropped as soon as no other code references them
         self._ledger = Ledger()
 
-    # -- what the watch tells -------------------------------------------------------------------
+    # -- called by the watch ------------------------------------------------------------------------
 
     def begin(self, inputs) -> None:
-        """A new pass, or one more forward of this one; what is left of one without a backward pass is given up."""
+        """Start a pass, or one more forward of the same pass; a previous pass without backward is given up."""
         is_same_thread = self._thread == threading.get_ident()
         if is_same_thread and self._is_following and self._position > 0 and self._expects(*self.schedule.first_event):
             return
@@ -120,7 +119,7 @@ class Executor:
             self._deviate("gradients of gradients")
 
     def give_up(self) -> None:
-        """Bring back what is away; the pass goes on without swap."""
+        """Restore all offloaded storages and continue the pass without swap."""
         self._is_following = False
         while self._copies:
             index = next(iter(self._copies))
@@ -129,10 +128,10 @@ class Executor:
         self._live.clear()
 
     def end_forward(self, outputs) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
-        """A layer begins or ends."""
+        """Process the start or end of a layer."""
         if not self._is_following:
             return
         if self._expects(kind, layer_index):
@@ -141,7 +140,7 @@ class Executor:
             self._deviate(f"{kind.value} of layer {layer_index}")
 
     def save(self, tensor, layer_index: int) -> tuple[int, SavedTensor]:
-        """Number of the save, -1 where the schedule is not followed, and what stands for the tensor."""
+        """Return the number of the save (-1 if the schedule is not followed) and the replacement of the tensor."""
         self._has_saved = True
         saved = SavedTensor(tensor)
         if not self._is_following:
@@ -154,7 +153,7 @@ class Executor:
         return number, saved
 
     def read(self, kept):
-        """The tensor of a save, its memory there."""
+        """Return the tensor of a save, in device memory."""
         number, saved = kept
         if self._is_following:
             if number >= 0 and self._expects(EventKind.READ, number):
@@ -174,10 +173,10 @@ class Executor:
             )
         return saved.tensor
 
-    # -- following ------------------------------------------------------------------------------
+    # -- following the schedule ---------------------------------------------------------------------
 
     def _next(self, kind: EventKind) -> int | None:
-        """Index of the event that the schedule has next, if it is of this kind."""
+        """Return the index of the next event of the schedule, if it is of this kind."""
         ahead = self.schedule.events[self._position : self._position + 1]
         return ahead[0].index if ahead and ahead[0].kind is kind else None
 
@@ -185,14 +184,15 @@ class Executor:
         return self._next(kind) == index
 
     def _expected_save(self, saved: SavedTensor, layer_index: int) -> int | None:
-        """The save that the schedule has next, if this tensor is it."""
+        """Return the next save of the schedule, if this tensor matches it."""
         if (number := self._next(EventKind.SAVE)) is None:
             return None
         save, tensor = self.trace.saves[number], saved.tensor
         properties = (layer_index, tuple(tensor.shape), str(tensor.dtype).lower())
         if properties != (save.layer_index, save.shape, save.dtype):
             return None
-        if save.storage in self._moved:  # only of these the address matters, which waits for the kernel
+        # reading the address waits for the kernel, and it matters for swapped storages only
+        if save.storage in self._moved:
             storage = saved.storage
             live_storage = self._live.get(save.storage)
             if live_storage is None:
@@ -224,7 +224,7 @@ class Executor:
             self._pending_release.add(index)
         elif action.kind is ActionKind.PREFETCH:
             if index in self._pending_release:
-                pynative_executor.sync()  # operators that wait for their turn hold what they read
+                pynative_executor.sync()  # queued operators hold their inputs
                 self._try_release(index)
             if not self._restore(index):
                 self._ledger.held_bytes += size
@@ -248,10 +248,10 @@ class Executor:
         self._live.clear()
         self.on_pass(self.totals)
 
-    # -- otherwise ------------------------------------------------------------------------------
+    # -- deviations ---------------------------------------------------------------------------------
 
     def _deviate(self, reason: str) -> None:
-        """Give up the schedule for this pass. A pass without gradients saves nothing and is no other step."""
+        """Give up the schedule for this pass; one without gradients saves nothing and does not count as different."""
         self.give_up()
         if self._has_saved:
             self.has_deviated = True
@@ -259,7 +259,7 @@ class Executor:
             logger.warning("the step is not the one that was recorded (%s): it runs without swap", reason)
 
     def _restore(self, index: int) -> bool:
-        """False for what is there, as others could reach it all the time."""
+        """Restore a storage; return False if it was never dropped, because other code references it."""
         copy = self._copies[index]
         self._pending_release.discard(index)
         if copy.storage is None:

@@ -1,4 +1,4 @@
-"""Hooks on a network in PyNative mode that tell an observer what a step does."""
+"""Hooks on a network in PyNative mode that report the events of a step to an observer."""
 
 import dataclasses
 import logging
@@ -22,29 +22,29 @@ _HOOK_LOOPS = ("_run_forward_pre_hook", "_run_forward_hook")  # functions of Min
 
 
 class Observer(Protocol):
-    """Methods that a `Watch` calls."""
+    """Interface of an observer for `Watch`."""
 
     def begin(self, inputs) -> None:
-        """The network begins forward."""
+        """Observe the start of forward of the network."""
 
     def end_forward(self, outputs) -> None:
-        """The network has ended forward."""
+        """Observe the end of forward of the network."""
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
-        """A layer begins forward with some inputs, ends it with some outputs, or begins backward."""
+        """Observe a layer that begins forward with some inputs, ends it with some outputs, or begins backward."""
 
     def save(self, tensor, layer_index: int) -> Any:
-        """Autograd keeps a tensor; return what it shall keep instead."""
+        """Return what autograd saves in place of a tensor."""
 
     def read(self, kept):
-        """Backward takes what `save` returned; return the tensor."""
+        """Return the tensor for a result of `save`, when backward reads it."""
 
 
 class Hook:
-    """A hook on a cell. The one in a copy of the cell, by `copy.deepcopy` or `pickle`, does nothing.
+    """Hook on a cell; its copies (`copy.deepcopy`, `pickle`) do nothing.
 
     Args:
-        function: called by the hook; None for nothing.
+        function: called by the hook; None for no action.
     """
 
     def __init__(self, function: Callable[..., Any] | None = None):
@@ -59,14 +59,14 @@ class Hook:
 
 
 class SavedTensorHook(Hook):
-    """A hook on the tensors that autograd saves in a cell; a copy of the cell has None, which is no hook."""
+    """Hook on the tensors that autograd saves in a cell; a copy of the cell has None, which is no hook."""
 
     def __reduce__(self) -> Any:
         return type(None), ()
 
 
 def drop_idle_hooks(network: nn.Cell) -> None:
-    """Take hooks that do nothing off a network: a copy has them, and one whose swap was removed inside of a hook."""
+    """Remove hooks without action: those of copied cells, and of a swap that was removed inside a hook."""
     for _, cell in network.cells_and_names():
         for hooks, extra in ((cell._lazy_forward_pre_hook, cell._lazy_forward_pre_hook_with_kwargs),
                              (cell._lazy_forward_hook, cell._lazy_forward_hook_with_kwargs)):  # fmt: skip
@@ -77,16 +77,16 @@ def drop_idle_hooks(network: nn.Cell) -> None:
 
 @dataclasses.dataclass
 class _LayerCalls:
-    """A cell that is one layer, or several: then its n-th call in a pass is the n-th of these layers."""
+    """A cell that is one layer or several; its n-th call in a pass is the n-th of these layers."""
 
     cell: nn.Cell
     indices: list[int]  # layer indices, in order
-    index: int  # of the call that runs or ran last
-    num_calls: int = 0  # in this forward pass of the network
+    index: int  # layer of the current or last call
+    num_calls: int = 0  # calls in this forward pass of the network
 
 
 class _UnobservedSaves:
-    """Takes the saved tensors of a thread that no observer is told of."""
+    """Handles the saved tensors of a thread that is not observed."""
 
     def save(self, tensor, layer_index: int) -> SavedTensor:
         """See `Observer`."""
@@ -104,14 +104,14 @@ _UNOBSERVED = _UnobservedSaves()
 class Watch:
     """Hooks on a network and its layers, until `remove`.
 
-    The thread that called the network last is the one that is watched.
+    The thread that called the network last is observed.
 
     Args:
         network: the cell that is called for a step.
         layers: its transformer layers.
-        observer: who is told; may be replaced between steps.
-        hooked_layers: layers whose saved tensors are told; default all.
-        before_pass: called first, when the network begins forward; it may replace the observer.
+        observer: receives the events; may be replaced between steps.
+        hooked_layers: layers whose saved tensors are reported; default all.
+        before_pass: called before forward of the network; it may replace the observer.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class Watch:
 
     @property
     def has_shared_layers(self) -> bool:
-        """Return whether one cell stands for several layers."""
+        """Whether one cell is used as several layers."""
         return len(self._calls) < len(self.layers)
 
     def install(self) -> None:
-        """Put the hooks on the network.
+        """Add the hooks to the network.
 
         Raises:
-            ApplyError: a hook of a cell calls this, while MindSpore iterates over the hooks of that cell.
+            ApplyError: if called inside a hook of a cell, because MindSpore is iterating over the hooks.
         """
         if _is_in_hook():
             raise ApplyError("a swap cannot begin by a hook of a cell\n    fix:     mindswap.apply outside of the step")
@@ -157,7 +157,7 @@ class Watch:
         self.choose(self.hooked_layers)
 
     def choose(self, hooked_layers: Iterable[int]) -> None:
-        """Tell of the saved tensors of these layers only, and of others that are the same cell."""
+        """Report the saved tensors of these layers only, and of layers that share a cell with them."""
         self.hooked_layers = frozenset(hooked_layers)
         for calls in self._calls:
             if _has_foreign_hook(calls.cell):
@@ -165,17 +165,17 @@ class Watch:
             if self.hooked_layers.isdisjoint(calls.indices):
                 calls.cell.register_saved_tensors_hooks(None, None)
             else:
-                # Who was told of a save is told of its reads, also if another observer has come meanwhile.
+                # The observer of a save also receives its reads, even if it has been replaced since.
                 calls.cell.register_saved_tensors_hooks(
                     SavedTensorHook(lambda tensor, calls=calls: self._pack(tensor, calls)),
                     SavedTensorHook(lambda kept: kept[0].read(kept[1])),
                 )
 
     def remove(self) -> None:
-        """Leave the network as it was."""
+        """Remove the hooks from the network."""
         for hook in self._hooks:
             hook.function = None
-        if not _is_in_hook():  # else MindSpore would fail; idle ones go with the next `drop_idle_hooks`
+        if not _is_in_hook():  # MindSpore would fail otherwise; idle hooks are removed by the next `drop_idle_hooks`
             for handle in self._handles:
                 handle.remove()
         self._hooks, self._handles = [], []
@@ -200,10 +200,10 @@ class Watch:
             self.observer.end_forward(outputs)
 
     def _is_watched(self) -> bool:
-        """Return whether this thread called the network; not so in a step in the middle of which the hooks were put.
+        """Return whether this thread called the network; False in a step that began before the hooks were installed.
 
         Raises:
-            ApplyError: it did, and another thread runs a network meanwhile.
+            ApplyError: if it did, and another thread runs a network at the same time.
         """
         if self._thread.is_this:
             self._thread.require()
@@ -217,7 +217,7 @@ class Watch:
         return self.observer, self.observer.save(tensor, calls.index)
 
     def _hook(self, calls: _LayerCalls) -> None:
-        own = weakref.ref(self)  # MindSpore never forgets the hooks of the last step: they must hold nothing
+        own = weakref.ref(self)  # MindSpore keeps the hooks of the last step, so they must not hold references
 
         def begin(cell, args, kwargs):
             if self._is_watched():
@@ -237,7 +237,7 @@ class Watch:
                     watch._last_backward = waiting.pop()
                     watch.observer.pass_boundary(EventKind.BACKWARD_BEGIN, watch._last_backward)
 
-            # A backward hook of a cell puts a view around what goes in and out; one of a tensor does not.
+            # A backward hook of a cell would insert views around its inputs and outputs; one of a tensor does not.
             for tensor in tensors_in(outputs):
                 if tensor._requires_grad and not tensor._is_leaf:
                     tensor.register_hook(begin_backward)
@@ -246,7 +246,7 @@ class Watch:
         self._add(calls.cell.register_forward_hook, end)
 
     def _count(self, calls: _LayerCalls) -> None:
-        """Find out which layer a call of a cell is; a recomputed layer is the one that began backward."""
+        """Determine the layer of a call of a shared cell; a recomputed layer is the one that began backward."""
         if len(calls.indices) == 1:
             return
         if pynative_executor.get_current_autodiff_engine_id() != -1 and self._last_backward in calls.indices:
@@ -257,10 +257,10 @@ class Watch:
 
 
 def _is_in_hook() -> bool:
-    """Return whether a hook of a cell runs: MindSpore iterates over them."""
+    """Return whether a hook of a cell is running, so that MindSpore is iterating over hooks."""
     return any(frame.f_code.co_name in _HOOK_LOOPS for frame in frames(sys._getframe()))
 
 
 def _has_foreign_hook(cell: nn.Cell) -> bool:
-    """Return whether other code has put hooks on the saved tensors of a cell; MindSpore holds one pair of them."""
+    """Return whether other code has set saved tensor hooks on a cell; MindSpore supports one pair."""
     return not isinstance(cell._saved_tensors_pack_hook, SavedTensorHook | None)

@@ -1,8 +1,8 @@
-"""Swap by `hyper_parallel`, the engine that MindFormers 2.x swaps with, on a network in PyNative mode.
+"""Swap in PyNative mode by `hyper_parallel`, the engine of MindFormers 2.x.
 
-It is driven as MindFormers 2.1.0 drives it (`apply_swap` in pynative/distributed/activation_checkpoint.py:1100): cells
-are replaced by their wrappers, then layers are paired. **No device was there to run it**, and on a CPU it moves
-nothing; it is chosen only if asked for by name.
+The calls are those of MindFormers 2.1.0 (`apply_swap` in pynative/distributed/activation_checkpoint.py:1100): cells are
+replaced with wrappers, then layers are paired. **It has never run on a device**, and on a CPU it swaps nothing; it must
+be requested by name.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ INSTALL = (
 class HyperParallel:
     """Let `hyper_parallel` copy: `mindswap.apply(network, policy, copies=HyperParallel(), unit=Unit.LAYERS)`.
 
-    What moves of a cell is then what autograd saves inside of it, as in MindFormers 2.x. There is no ledger, no check
-    of each pass, and no way back: wrappers stay in the network.
+    A named cell then swaps everything that autograd saves inside it, as in MindFormers 2.x. There is no ledger and no
+    check of each pass, and it cannot be undone: wrappers stay in the network.
 
     Raises:
-        ApplyError: `hyper_parallel` cannot be imported, or is older than its swap for MindSpore.
+        ApplyError: if `hyper_parallel` cannot be imported, or is older than its swap for MindSpore.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class HyperParallel:
             raise ApplyError(f"{self._upstream.__file__} has no {', '.join(missing)}\n{INSTALL}")
 
     def check(self, network: nn.Cell) -> None:
-        """Refuse what it would not swap, before anything is changed.
+        """Refuse networks that it would not swap, before anything is changed.
 
         Raises:
-            ApplyError: on a CPU, and where something swaps in this network already.
+            ApplyError: on a CPU, or if a swap is active in this network.
         """
         if ms.get_context("device_target") == "CPU":
             raise ApplyError(
@@ -60,7 +60,7 @@ class HyperParallel:
             raise ApplyError("a swap runs on this network already\n    fix:     take a network that was just built")
 
     def wrap(self, network: nn.Cell, layers: Sequence[nn.Cell], calls: UpstreamCalls) -> None:
-        """Put the wrappers into the network, and pair its layers."""
+        """Wrap the cells of the network, and pair its layers."""
         cells = list(layers)
         keeps = {index: self._keep_inputs(cells[index]) for index in sorted({index for index, _ in calls.wraps})}
         for index, path in calls.wraps:
@@ -80,9 +80,9 @@ class HyperParallel:
 
 
 class _KeepInputs:
-    """Answers upstream's question about each tensor: masks and tables that a layer is given stay, as others read them.
+    """Policy function of hyper_parallel: keeps masks and tables that a layer receives, because other layers read them.
 
-    The first input of a layer is its hidden state, which may go.
+    The first input of a layer, its hidden state, may be swapped.
     """
 
     def __init__(self, keep: Any, swap: Any) -> None:
@@ -90,7 +90,7 @@ class _KeepInputs:
         self._addresses: set[int] = set()
 
     def note(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A layer begins forward."""
+        """Record the inputs of a layer that begins forward."""
         self._addresses = {address_of(tensor) for tensor in tensors_in((args[1:], kwargs))}
 
     def __call__(self, tensor: ms.Tensor) -> Any:
@@ -98,7 +98,7 @@ class _KeepInputs:
 
 
 def _replace(network: nn.Cell, old: nn.Cell, new: nn.Cell) -> None:
-    """Put a cell in the place of another, wherever a cell of the network holds it."""
+    """Replace a cell wherever a cell of the network holds it."""
     for parent, name in [(cell, name) for _, cell in network.cells_and_names() for name in cell._cells]:
         if parent._cells[name] is old:
             if isinstance(parent, nn.CellList | nn.SequentialCell):

@@ -1,7 +1,7 @@
 """Paths of the cells and primitives of a layer while it runs.
 
-A cell or primitive that a layer holds at several paths is told by its caller; where the caller holds it under several
-names, its n-th call is the one of the n-th name.
+If a layer holds a cell or primitive at several paths, the calling cell determines the path; if that cell holds it under
+several names, its n-th call belongs to the n-th name.
 """
 
 from collections import Counter
@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 
 class CallPaths:
-    """Which path of a layer a call is at.
+    """Maps calls to paths of a layer.
 
     Args:
         layers: the transformer layers of a network.
 
     Attributes:
-        layer_index: layer that runs; None outside of the layers.
+        layer_index: the running layer; None outside the layers.
     """
 
     def __init__(self, layers: Sequence[nn.Cell]):
         self.layer_index: int | None = None
-        self._cells: dict[int, nn.Cell] = {}  # below the layers, each once
+        self._cells: dict[int, nn.Cell] = {}  # cells below the layers, each once
         # (layer index or None for any, `id` of a cell or primitive) -> its paths
         self._paths: dict[tuple[int | None, int], list[Path]] = {}
-        # (layer index, cell path, primitive name) -> under which names the cell holds such primitives, and their `id`
+        # (layer index, cell path, type) -> names of such primitives in the cell, with their `id`
         self._names: dict[tuple[int | None, Path, str], dict[str, int]] = {}
         for index, layer in enumerate(layers):
             for path, cell in cells_below(layer):
@@ -40,8 +40,9 @@ class CallPaths:
             for path, primitive in iterate_primitives(layer):
                 self._add(index, path, primitive)
                 self._names.setdefault((index, path[:-1], primitive.name), {})[path[-1]] = id(primitive)
-        self._running: list[Path] = []  # of the cells that run, the innermost last
-        self._num_calls: Counter[tuple[Path, int]] = Counter()  # of what has several paths, by caller
+        self._running: list[Path] = []  # paths of the running cells, the innermost last
+        # calls by (calling cell, item), for items with several paths
+        self._num_calls: Counter[tuple[Path, int]] = Counter()
 
     def _add(self, index: int, path: Path, item: Any) -> None:
         for key in ((index, id(item)), (None, id(item))):
@@ -51,31 +52,31 @@ class CallPaths:
 
     @property
     def cells(self) -> Iterator[nn.Cell]:
-        """The cells below the layers, each once."""
+        """Yield the cells below the layers, each once."""
         yield from self._cells.values()
 
     def begin_layer(self, layer_index: int) -> None:
-        """A layer begins forward; what an exception left running is forgotten."""
+        """Start forward of a layer; cells that an exception left running are forgotten."""
         self.layer_index = layer_index
         self._running.clear()
         self._num_calls.clear()
 
     def enter(self, cell: nn.Cell) -> None:
-        """A cell below a layer begins."""
+        """Start a cell below a layer."""
         self._running.append(self._path_of(cell) or ())
 
     def leave(self) -> None:
-        """The innermost cell ends."""
+        """End the innermost cell."""
         if self._running:
             self._running.pop()
 
     def of_operator(self, name: str, primitive: Any | None, is_forward: bool) -> tuple[Path, list[str]]:
-        """Path of an operator, and other names under which its cell may hold it.
+        """Return the path of an operator, and alternative names that its cell has for such primitives.
 
         Args:
-            name: of the primitive.
-            primitive: its object; None where MindSpore does not show it.
-            is_forward: backward does not run in the cells of forward.
+            name: type of the primitive.
+            primitive: its object; None if MindSpore does not provide it.
+            is_forward: whether it runs in a cell; backward does not.
         """
         path = None if primitive is None else self._path_of(primitive)
         if path is not None:
@@ -97,7 +98,7 @@ class CallPaths:
         return self._next_call([path for path in paths if path[:-1] == caller] or paths, caller, id(item))
 
     def _next_call(self, choices: Sequence[T], caller: Path, item_id: int) -> T:
-        """Return the choice whose turn it is: one after the other in the calls of the same caller."""
+        """Return the choices in turn, one for each call of the same caller."""
         number = self._num_calls[caller, item_id]
         self._num_calls[caller, item_id] += 1
         return choices[number % len(choices)]

@@ -1,9 +1,9 @@
-"""One step in PyNative mode -> its trace: which operator makes, saves and reads which storage.
+"""Recording of one step in PyNative mode as a trace.
 
-Operators are seen by `MsDispatchMode` (experimental in MindSpore 2.9.0), so a recorded step is slower. What autograd
-saves comes right behind its operator. A storage is known by its address. So that none is used twice, what the operators
-of a layer give is held until the layer ends: a recorded step needs that much more memory. With `with_values` what
-operators take and give is written down, too, and all of it is held until the step ends.
+`MsDispatchMode` (experimental in MindSpore 2.9.0) observes the operators, which slows down a recorded step. Autograd
+saves the tensors of an operator right after it. Storages are identified by address. To keep addresses unique, the
+outputs of a layer's operators are held until the layer ends, so a recorded step needs more memory. With `with_values`
+the inputs and outputs of operators are recorded as well, and all of them are held until the step ends.
 """
 
 import gc
@@ -25,7 +25,7 @@ from mindswap.pynative.trace import BACKWARD_KINDS, HELD, Event, EventKind, Oper
 
 
 class _Storage:
-    """A saved storage while it is recorded; the tensor keeps its address from being used again."""
+    """A saved storage while it is recorded; holding the tensor prevents reuse of its address."""
 
     def __init__(self, tensor, maker: int | None, protection: str):
         self.tensor = tensor
@@ -36,12 +36,12 @@ class _Storage:
 
 
 class Recorder:
-    """An observer that writes down one forward and backward pass.
+    """Observer that records one forward and backward pass.
 
     Args:
         network: the cell whose call is the forward pass.
         layers: its transformer layers.
-        with_values: write down what operators take and give.
+        with_values: record the inputs and outputs of operators.
     """
 
     def __init__(self, network: nn.Cell, layers: Sequence[nn.Cell], with_values: bool = False):
@@ -50,8 +50,8 @@ class Recorder:
         self.num_layers = len(layers)
         self.paths = CallPaths(layers)
         self.trace: Trace | None = None
-        self.thread: int | None = None  # whose operators are told; None for none
-        self.foreign: set[int] = set()  # addresses of what the caller or a cell owns
+        self.thread: int | None = None  # observed thread; None for none
+        self.foreign: set[int] = set()  # addresses of memory owned by the caller or by a cell
         self._clear()
 
     def _clear(self) -> None:
@@ -59,24 +59,24 @@ class Recorder:
         self.storages: list[_Storage] = []
         self.saves: list[Save] = []
         self.events: list[Event] = []
-        self.by_address: dict[int, int] = {}  # of saved storages -> index
-        self.makers: dict[int, int] = {}  # address -> operator that made what is there
-        self.held: list[object] = []  # what operators gave since a layer began or ended
-        self.open_inputs: set[int] | None = None  # addresses that the operator reads that runs; None for no operator
-        self.num_before = 0  # storages that were saved before the layer at hand
-        self.packed: set[int] = set()  # `id` of the tensors that autograd keeps
-        self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
+        self.by_address: dict[int, int] = {}  # index of each saved storage
+        self.makers: dict[int, int] = {}  # address -> operator that produced its content
+        self.held: list[object] = []  # outputs of operators since a layer began or ended
+        self.open_inputs: set[int] | None = None  # addresses of inputs of the running operator; None if none is running
+        self.num_before = 0  # storages saved before the current layer
+        self.packed: set[int] = set()  # `id` of the tensors that autograd saves
+        self.viewed: set[int] = set()  # addresses in the current layer with more than one tensor
         self.is_forward = True
         self.pass_thread = threading.get_ident()
         self.paths.layer_index = None
         self.values = ValueBook()
 
-    # -- what the watch tells -------------------------------------------------------------------
+    # -- called by the watch ------------------------------------------------------------------------
 
     def begin(self, inputs) -> None:
-        """A new pass, or one more forward of this one: micro-batches that have one backward pass together.
+        """Start a pass, or one more forward of the same pass (micro-batches that share one backward pass).
 
-        A new one ends the one before. What had no backward pass is forgotten if it saved nothing, or broke off.
+        A new pass ends the previous one, which is discarded if it had no backward pass and saved nothing, or broke off.
         """
         self.finish()
         if self.is_forward or not self.saves or self.pass_thread != threading.get_ident():
@@ -86,7 +86,7 @@ class Recorder:
         self.foreign |= {address_of(tensor) for tensor in tensors_in(inputs)}
 
     def end_forward(self, outputs) -> None:
-        """Protect what the network returns: it is the caller's, and must not leave the device."""
+        """Protect the outputs of the network: the caller owns them, so they must stay on the device."""
         for tensor in tensors_in(outputs):
             index = self.by_address.get(address_of(tensor))
             if index is not None:
@@ -95,7 +95,7 @@ class Recorder:
         self.held = []
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
-        """A layer begins or ends. What goes in or out may be used by all of its operators."""
+        """Record the start or end of a layer, whose inputs and outputs may be read by all of its operators."""
         if kind is EventKind.BACKWARD_BEGIN:
             self._begin_backward()
         self.events.append(Event(kind, layer_index, len(self.operators)))
@@ -117,14 +117,14 @@ class Recorder:
             self.makers = {address: maker for address, maker in self.makers.items() if address in stays}
 
     def save(self, tensor, layer_index: int) -> tuple[int, object]:
-        """Number of the save, and what stands for the tensor."""
+        """Return the number of the save and the replacement of the tensor."""
         address = address_of(tensor)
         index = self.by_address.get(address)
         if index is None:
             index = len(self.storages)
             maker = self.makers.get(address)
             if maker is None and self.open_inputs is not None and address not in self.open_inputs:
-                maker = len(self.operators) - 1  # some operators have it saved before they return
+                maker = len(self.operators) - 1  # some operators save their output before they return
             protection = "weight" if getattr(tensor, "param_info", None) is not None else ""
             if maker is None and address in self.foreign:
                 protection = protection or "input"
@@ -139,41 +139,41 @@ class Recorder:
         return number, SavedTensor(tensor)
 
     def _begin_backward(self) -> None:
-        """The first event of backward looks who holds saved tensors; with values the recorder itself holds them all."""
+        """Protect referenced storages at the first event of backward; with values the recorder itself holds all."""
         if not self.with_values and not any(event.kind in BACKWARD_KINDS for event in self.events):
             self._protect_referenced()
 
     def _protect_referenced(self) -> None:
-        """Protect what a tensor of the user's still shows when forward is over: letting go of it would free nothing."""
+        """Protect storages that the user's tensors reference at the end of forward: dropping them frees nothing."""
         own = self.packed | {id(storage.tensor) for storage in self.storages}
         others = [found for found in gc.get_objects() if issubclass(type(found), ms.Tensor) and id(found) not in own]
         of_saved = {id(tensor): index for tensor in others if (index := self._index_of(tensor)) is not None}
         shown = [tensor for tensor in others if id(tensor) in of_saved]
-        # MindSpore itself holds some of them, too: what counts is an object of Python.
+        # MindSpore holds some of them, too; only references from Python objects count.
         for holder in gc.get_referrers(*shown) if shown else ():
             if holder is not others and holder is not shown:
                 for index in (of_saved[id(found)] for found in gc.get_referents(holder) if id(found) in of_saved):
                     self.storages[index].protection = self.storages[index].protection or HELD
 
     def _index_of(self, tensor) -> int | None:
-        """The saved storage that a tensor shows; None for none, and for a tensor that never was on the device."""
+        """Return the saved storage of a tensor; None if it has none, or was never on the device."""
         try:
             return self.by_address.get(address_of(tensor))
         except RuntimeError:
             return None
 
     def read(self, kept):
-        """The tensor of a save."""
+        """Return the tensor of a save."""
         number, saved = kept
         self._begin_backward()
         self.events.append(Event(EventKind.READ, number, len(self.operators)))
         saved.require_unmodified()
         return saved.tensor
 
-    # -- what the dispatch tells ----------------------------------------------------------------
+    # -- called by the dispatch mode ----------------------------------------------------------------
 
     def begin_operator(self, name: str, args) -> None:
-        """An operator is about to run."""
+        """Record the start of an operator."""
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
         path, alternative_names = self.paths.of_operator(name, primitive, self.is_forward)
         self.open_inputs = {address_of(tensor) for tensor in tensors_in(args)} if self.is_forward else set()
@@ -188,7 +188,7 @@ class Recorder:
         )
 
     def end_operator(self, outputs) -> None:
-        """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""
+        """Record the outputs of an operator, which did not produce those in the memory of an input (views)."""
         inputs = self.open_inputs or set()
         if self.with_values:
             values = self.values.of_outputs(self.operators[-1].inputs, outputs)
@@ -205,10 +205,10 @@ class Recorder:
         self.open_inputs = None
 
     def finish(self) -> None:
-        """The pass is over: its trace, if it had a backward pass."""
+        """Complete the trace, if the pass had a backward pass."""
         if not any(event.kind in BACKWARD_KINDS for event in self.events):
             return
-        memories = self.values.memories  # none without values
+        memories = self.values.memories  # empty without values
         storages = tuple(
             TracedStorage(s.size_bytes, s.maker, s.last_use, s.protection, memories.get(address_of(s.tensor)))
             for s in self.storages
@@ -221,9 +221,13 @@ class Recorder:
 
 
 def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object], with_values: bool = False) -> Trace:
-    """The trace of a step: `step` runs one forward and backward pass of `network`, which has these transformer layers.
+    """Record one step as a trace.
 
-    `with_values` writes down what operators take and give; `pynative.from_trace` needs it.
+    Args:
+        network: the cell whose call is the forward pass.
+        layers: its transformer layers.
+        step: runs one forward and backward pass of `network`.
+        with_values: record the inputs and outputs of operators, which `pynative.from_trace` needs.
 
     Raises:
         ApplyError: if the step has no backward pass through the layers.
@@ -242,6 +246,6 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
 
 
 def _constant_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:
-    """Constants that cells hold, such as masks and rotary tables; weights are in a dict."""
+    """Yield the constants that cells hold, such as masks and rotary tables; weights are in a dict."""
     for _, cell in network.cells_and_names():
         yield from tensors_in([value for value in vars(cell).values() if not isinstance(value, dict)])

@@ -1,9 +1,10 @@
-"""A tensor that autograd keeps, and whether anybody else can reach its memory.
+"""Saved tensors, and detection of other references to their memory.
 
-MindSpore does not say who holds a piece of memory, so the counts of its shared pointers are read. An object of Python
-points to a tensor of C++, that to an address, that to the memory. The user's object points to the same tensor as the
-one that autograd keeps; a view is another tensor on the same address, and so are an array of numpy and a storage;
-`set_` makes another address on the same memory. What nobody else points to, nobody can read or write any more.
+MindSpore does not tell who references memory, so the reference counts of its shared pointers are read. A Python object
+points to a C++ tensor, which points to an address object, which points to the memory. The user's object points to the
+same C++ tensor as the one saved by autograd; a view is another tensor with the same address object, and so are numpy
+arrays and storages; `set_` creates another address object on the same memory. Memory without other pointers can neither
+be read nor written any more.
 """
 
 import ctypes
@@ -22,49 +23,49 @@ from mindspore.ops import composite
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 
-# Functions of MindSpore: in that of ops/composite/base.py every gradient runs its forward, in that of nn/cell.py a cell
-# with `set_grad()`.
+# Functions of MindSpore in which forward runs: for a gradient (ops/composite/base.py), for a cell with `set_grad()`
+# (nn/cell.py).
 _GRADIENT, _GRADIENT_CELL = "_pynative_func_grad_forward", "_complex_call"
-_NUM_WORDS = 64  # of an object, in which a pointer is looked for
+_NUM_WORDS = 64  # searched size of an object, in words
 
 
 class SavedTensor:
-    """Stands for a tensor that autograd keeps; the tensor itself is None while its memory is away."""
+    """Replacement of a tensor that autograd saves; the tensor is None while its memory is offloaded."""
 
     __slots__ = ("dtype", "is_copy", "layout", "size_bytes", "storage", "tensor", "version")
 
     def __init__(self, tensor):
         self.tensor = tensor
-        self.storage = tensor.untyped_storage()  # stays what it is where other memory is given to the tensor
+        self.storage = tensor.untyped_storage()  # stays the same object when the tensor gets other memory
         self.size_bytes = self.storage.size()
         self.version = tensor._version
-        self.is_copy = False  # it came back: autograd does not know how it was made
+        self.is_copy = False  # prefetched: autograd does not know how it was computed
         self.dtype = tensor.dtype
         self.layout = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()))
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Drop all references."""
         self.tensor = self.storage = None
 
     def move_to(self, storage) -> None:
-        """The same tensor in other memory."""
+        """Replace the tensor with one in other memory."""
         tensor = ms.mint.empty((0,), dtype=self.dtype)
         tensor.set_(storage, *self.layout)
         self.tensor, self.storage, self.version, self.is_copy = tensor, storage, tensor._version, True
 
     @property
     def is_unmodified(self) -> bool:
-        """Nothing counted as a change in place, and it has its memory; values may have been written into that."""
+        """Whether no change in place was counted and the tensor has its original memory (its values may differ)."""
         if self.storage.size() != self.size_bytes:
             return False
         address = self.storage.data_ptr() + self.layout[0] * self.tensor.itemsize
         return self.tensor._version == self.version and (self.tensor.data_ptr() == address or not self.tensor.size)
 
     def require_unmodified(self) -> None:
-        """For what is not told of a change in place of what it saved: MindSpore looks only where there are no hooks.
+        """Require that the tensor was not changed in place; MindSpore checks that only without hooks.
 
         Raises:
-            ApplyError: backward would read other values than without swap.
+            ApplyError: if backward would read other values than without swap.
         """
         if not self.is_unmodified:
             raise ApplyError(
@@ -75,22 +76,22 @@ class SavedTensor:
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame of Python, and those that called it."""
+    """Yield a Python frame and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def is_nested() -> bool:
-    """Return whether the network runs for a gradient that itself is differentiated: it must not be swapped."""
+    """Return whether the network runs for a gradient that is itself differentiated, so that it must not be swapped."""
     return sum(frame.f_code.co_name == _GRADIENT for frame in frames(sys._getframe())) > 1
 
 
 def is_differentiated() -> bool:
-    """Return whether the backward pass that runs is a part of a function that is differentiated.
+    """Return whether the running backward pass belongs to a function that is itself differentiated.
 
-    MindSpore says so, too, but for good after an exception in a function that is differentiated: it does not end such
-    a function. So the functions that run are looked at; a cell with `set_grad()` is one.
+    MindSpore's own answer stays true after an exception in a differentiated function, because it does not end such a
+    function. The running functions are therefore inspected; a cell with `set_grad()` is one of them.
     """
     return pynative_executor.requires_grad() and any(
         frame.f_code.co_name == _GRADIENT
@@ -100,7 +101,7 @@ def is_differentiated() -> bool:
 
 
 def is_exclusively_held(tensors: Sequence[ms.Tensor]) -> bool:
-    """No one but these objects, which have all been asked for their storage, can reach their memory."""
+    """Return whether no other object references the memory of these tensors, whose storages have all been read."""
     return _has_expected_counts(tensors, pointer_offsets(), _words)
 
 
@@ -122,22 +123,22 @@ def _words(address: int, number: int) -> tuple[int, ...]:
 
 
 def _require_known_gradients() -> None:
-    """Raise ApplyError where this MindSpore differentiates by other functions than those that are watched."""
+    """Raise ApplyError if this MindSpore differentiates by functions other than the known ones."""
     if not hasattr(composite.base, _GRADIENT) or not hasattr(ms.nn.Cell, _GRADIENT_CELL):
         raise ApplyError(f"mindspore {ms.__version__} differentiates by other functions: swap would be unsafe")
 
 
 @functools.cache
 def pointer_offsets() -> tuple[int, ...]:
-    """How far from the begin of an object of Python, a tensor of C++, and an address the pointers to the next are.
+    """Find the offsets of the pointers in a Python object, a C++ tensor and an address object.
 
     Raises:
-        ApplyError: this MindSpore has them elsewhere, or other functions that differentiate.
+        ApplyError: if this MindSpore has another layout, or differentiates by other functions.
     """
     _require_known_gradients()
     tensor = ms.Tensor(ms.mint.ones((8,)) * 2)
     data = tensor.untyped_storage().data_ptr()
-    with Path("/proc/self/mem").open("rb", 0) as memory:  # reads what is no memory, too
+    with Path("/proc/self/mem").open("rb", 0) as memory:  # reading unmapped memory fails without a crash
 
         def words(address: int, number: int) -> tuple[int, ...]:
             try:
@@ -157,7 +158,7 @@ def pointer_offsets() -> tuple[int, ...]:
                             yield first, second, third
 
         def is_right(where) -> bool:
-            """True for a tensor that nobody else holds, false with each of four others, which come and go."""
+            """Return whether the offsets detect each of four temporary references, and their absence."""
             others = (
                 lambda: tensor.reshape((2, 4)), tensor.asnumpy,
                 lambda: ms.mint.empty((0,), dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, (8,), (1,)),

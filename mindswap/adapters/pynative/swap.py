@@ -1,4 +1,4 @@
-"""A policy on a network in PyNative mode: the first pass is recorded, all that follow swap."""
+"""Swap of a network in PyNative mode: the first pass is recorded, and all later passes swap."""
 
 import contextlib
 import threading
@@ -28,27 +28,29 @@ _running: "weakref.WeakKeyDictionary[nn.Cell, weakref.ref[Swap]]" = weakref.Weak
 class Swap:
     """Swap of one network.
 
-    A pass is one call of the network in forward and its backward. The first one is recorded and runs without swap,
-    and so does one behind a pass that was different (another shape of its inputs).
+    A pass is one call of the network in forward with its backward. The first pass is recorded and runs without swap,
+    and so does each pass after one that differed (another shape of the inputs, for example).
 
     Args:
         network: the cell that is called.
         layers: its transformer layers.
-        decisions: what the policy decides for each of them.
-        unit: what its prefetch distances count.
-        copies: how bytes move; default is a thread on a CPU, and an error on any other device.
-        poison: fill memory that is taken for a copy back with NaN before, for tests.
-        watch_all: see the saves of all layers, so that the ledger counts what stays, too.
+        decisions: of the policy, for each layer.
+        unit: unit of the prefetch distances.
+        copies: engine for copies; default is a thread on CPU, and an error on other devices.
+        poison: fill memory for prefetched tensors with NaN first, for tests.
+        watch_all: observe the saves of all layers, so that the ledger includes tensors that are not swapped.
 
     Attributes:
         watch: its hooks on the network.
-        trace, schedule, executor: of the passes that swap; None before.
-        predicted: what the schedule says of a pass; None before.
+        trace: recorded pass; None before.
+        schedule: made from the trace; None before.
+        executor: runs the schedule; None before.
+        predicted: totals of a pass by the schedule; None before.
         report: all passes so far.
 
     Raises:
-        ApplyError: if a swap runs on this network already, nothing is known to copy on this device, or this MindSpore
-            does not show who holds a tensor.
+        ApplyError: if a swap is active on this network, there is no copy engine for this device, or this MindSpore does
+            not expose references to tensors.
     """
 
     def __init__(
@@ -77,12 +79,12 @@ class Swap:
 
     @property
     def totals(self) -> Totals | None:
-        """Totals of the last pass; None before the first that swapped."""
+        """Totals of the last pass; None before the first pass with swap."""
         return self.executor.totals if self.executor is not None else None
 
     def finish(self) -> SwapReport:
-        """The training is over: what it did. What is still on the host comes back."""
-        if self.executor is not None and self.executor.is_unfinished:  # its last pass has no backward, or broke off
+        """End the training: restore what is still on the host, and return the report."""
+        if self.executor is not None and self.executor.is_unfinished:  # the last pass has no backward, or broke off
             self.executor.give_up()
         left = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
         last_pass_deviated = self.executor is not None and self.executor.has_deviated
@@ -90,7 +92,7 @@ class Swap:
         return replace(self.report, left_bytes=left, num_deviations=self.report.num_deviations + last_pass_deviated)
 
     def remove(self) -> None:
-        """Leave the network as it was before; what is on the host comes back."""
+        """Remove the swap from the network; storages on the host are restored."""
         self._stop()
         self.watch.remove()
         _running.pop(self.network, None)
@@ -101,7 +103,7 @@ class Swap:
             self.executor.give_up()
 
     def _before_pass(self) -> None:
-        """The network is about to run: from recording to swapping, and back if the last pass was different."""
+        """Prepare a pass: switch from recording to swapping, and back if the last pass differed."""
         leave_closed_modes()
         if self._recorder is not None:
             self._recorder.finish()
@@ -124,7 +126,7 @@ class Swap:
 
     def _follow(self, trace: Trace) -> None:
         self.trace, self._recorder = trace, None
-        # Calls of a cell that is several layers have the same hooks.
+        # Calls of a cell that is several layers share their hooks.
         watched = range(len(self.layers)) if self.watch_all or self.watch.has_shared_layers else ()
         named = find_distances(trace, self.decisions, self.unit)
         held = [trace.storages[index] for index in named if trace.storages[index].protection == HELD]
@@ -149,7 +151,7 @@ class Swap:
 
 @contextlib.contextmanager
 def swaps_paused(network: nn.Cell) -> Iterator[None]:
-    """A network and its cells without the hooks of swaps: a compiler would take them for a part of it."""
+    """Remove the hooks of swaps from a network and its cells inside the block; a compiler would compile them."""
     cells = {id(cell) for _, cell in network.cells_and_names()}
     found = [swap for cell, own in _running.items() if id(cell) in cells and (swap := own()) is not None]
     for swap in found:
@@ -162,6 +164,6 @@ def swaps_paused(network: nn.Cell) -> Iterator[None]:
 
 
 def running_swap(network: nn.Cell) -> Swap | None:
-    """The swap that runs on a network in PyNative mode; None if there is none."""
+    """Return the active swap of a network in PyNative mode; None if there is none."""
     own = _running.get(network)
     return own() if own is not None else None

@@ -1,8 +1,8 @@
-"""Refuse a pass during which another thread runs a network.
+"""Detection of other threads that run a network during a pass.
 
-MindSpore 2.9.0 records operators for autograd, and switches recording off while it calls a hook, by one state for all
-threads of a process. Operators of another thread get into that record, or some of this one are missing from it: losses
-and gradients are wrong without an error, with swap and without.
+MindSpore 2.9.0 records operators for autograd, and switches recording off while it calls a hook, in one state for all
+threads of a process. Operators of another thread may enter that record, or operators of this thread may be missing from
+it; losses and gradients are then wrong without an error, with swap and without.
 """
 
 import sys
@@ -14,28 +14,28 @@ from mindswap.adapters.pynative.saved_tensors import frames
 from mindswap.adapters.versions import pynative_executor
 from mindswap.errors import ApplyError
 
-_CALL, _GRADIENT_NAME = nn.Cell.__call__.__code__, "after_grad"  # of ops/composite/base.py: forward and backward
+_CALL, _GRADIENT_NAME = nn.Cell.__call__.__code__, "after_grad"  # forward; backward in ops/composite/base.py
 
-_disturbed: set[int] = set()  # `get_ident` of threads during whose pass another one ran a network
+_disturbed: set[int] = set()  # `get_ident` of threads during whose pass another thread ran a network
 
 
 class SoleThread:
-    """The thread of the pass that runs, which has to be the only one that runs a network."""
+    """The thread of the running pass, which must be the only one that runs a network."""
 
     def __init__(self) -> None:
-        self.ident: int | None = None  # of the thread that called the network last
-        self._is_recorded = True  # MindSpore recorded for autograd when the pass began
+        self.ident: int | None = None  # thread that called the network last
+        self._is_recorded = True  # whether MindSpore recorded for autograd when the pass began
 
     @property
     def is_this(self) -> bool:
-        """Return whether the pass is one of the thread that asks."""
+        """Whether the pass belongs to the calling thread."""
         return self.ident == threading.get_ident()
 
     def begin(self) -> None:
-        """A pass begins in this thread.
+        """Start a pass in this thread.
 
         Raises:
-            ApplyError: another thread runs a network.
+            ApplyError: if another thread runs a network.
         """
         _disturbed.discard(threading.get_ident())
         self._require_sole()
@@ -43,26 +43,26 @@ class SoleThread:
         self._is_recorded = pynative_executor.enable_grad()
 
     def require(self) -> None:
-        """Hold this thread against the others, where a layer begins or ends.
+        """Check the other threads when a layer begins or ends.
 
         Raises:
-            ApplyError: another thread runs a network, or ran one during this pass.
+            ApplyError: if another thread runs a network, or ran one during this pass.
         """
         self._require_sole()
         if threading.get_ident() in _disturbed:
             raise _refusal()
 
     def end_forward(self) -> None:
-        """Forward of the network is over: MindSpore has to record as it did when it began.
+        """Check at the end of forward that MindSpore still records as at its start.
 
         Raises:
-            ApplyError: another thread switched that off.
+            ApplyError: if another thread switched recording off.
         """
         if pynative_executor.enable_grad() != self._is_recorded:
             raise _refusal()
 
     def disturb(self) -> None:
-        """Another thread than that of the pass was seen in one of its layers."""
+        """Report that another thread runs one of the layers."""
         if self.ident is not None:
             _disturbed.add(self.ident)
 

@@ -1,4 +1,4 @@
-"""One step of a configuration, recorded in PyNative mode with random weights and tokens: only shapes matter."""
+"""Recording of one step of a configuration in PyNative mode; weights and tokens are random, only shapes matter."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -16,14 +16,16 @@ from mindswap.errors import ApplyError, GraphError
 from mindswap.policy.model import Policy
 from mindswap.pynative.trace import RecordedStep
 
-MAX_TOKEN = 32  # every vocabulary has so many
+MAX_TOKEN = 32  # minimum size of a vocabulary
 
 
 def record_config(config_path: str, is_legacy: bool, text: str) -> RecordedStep:
     """Record one forward and backward pass of one rank on this CPU, without swap and recompute.
 
-    The newer models (not `is_legacy`) are built of parts that a CPU can run. `text` is the configuration as the trace
-    shall have it.
+    Args:
+        config_path: MindFormers YAML.
+        is_legacy: whether it describes a legacy model; newer models are built with CPU replacements.
+        text: the configuration to store in the trace.
 
     Raises:
         GraphError: if MindFormers cannot build the network, or a CPU cannot run it.
@@ -54,7 +56,7 @@ def record_config(config_path: str, is_legacy: bool, text: str) -> RecordedStep:
 
 
 def fill_inputs(inputs: Mapping[str, ms.Tensor], random: np.random.Generator) -> dict[str, ms.Tensor]:
-    """The same tensors with values."""
+    """Return the same tensors with values."""
     filled = {}
     for name, tensor in inputs.items():
         made = make_input(name, tensor.shape, random, MAX_TOKEN)

@@ -1,4 +1,4 @@
-"""A training of MindFormers in PyNative mode: the swap begins with its network, and reports when it is over."""
+"""Swap of a MindFormers training in PyNative mode, from building the network to the report."""
 
 import contextlib
 import json
@@ -23,7 +23,11 @@ from mindswap.report.pynative import format_swap_report
 
 @contextlib.contextmanager
 def network_building(has_cpu_cells: bool) -> Iterator[None]:
-    """Around the building of a network; a newer model is built in graph mode, of parts that a CPU can run."""
+    """Prepare MindFormers for building a network inside the block.
+
+    Args:
+        has_cpu_cells: build a newer model, in graph mode and with CPU replacements.
+    """
     if not has_cpu_cells:
         yield
         return
@@ -41,7 +45,11 @@ def network_building(has_cpu_cells: bool) -> Iterator[None]:
 def start_swap(network: nn.Cell, policy: Policy, logger: logging.Logger, is_audited: bool) -> Swap:
     """Set a policy on a network of MindFormers, and swap from its second pass on.
 
-    An audited swap counts layers without swap, too, and fills memory with NaN before it is given back.
+    Args:
+        network: just built.
+        policy: with swap enabled.
+        logger: receives the log lines.
+        is_audited: also count layers without swap, and fill memory with NaN before it is reused.
     """
     set_policy(network, policy, logger)
     layers = list(find_layers(network))
@@ -51,7 +59,7 @@ def start_swap(network: nn.Cell, policy: Policy, logger: logging.Logger, is_audi
 
 
 def end_swap(swap: Swap, output_dir: str, logger: logging.Logger) -> None:
-    """Log what the swap of this rank did, and write it to `OUTPUT_DIR/swap/rank_N.json`."""
+    """Log the swap of this rank, and write it to `OUTPUT_DIR/swap/rank_N.json`."""
     report = swap.finish()
     for line in format_swap_report(report):
         logger.info("mindswap: %s", line)

@@ -1,4 +1,4 @@
-"""What operators take and give: types, and in which memory each value is."""
+"""Values of operators: types, and the memory that each tensor uses."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from mindswap.pynative.trace import Value
 
 
 class ValueBook:
-    """Numbers the memory of every tensor that it sees; all are held, so that no address is used twice."""
+    """Numbers the memory of every tensor; it holds all tensors, so that no address is reused."""
 
     def __init__(self) -> None:
         self.memories: dict[int, int] = {}  # address -> number
@@ -17,13 +17,13 @@ class ValueBook:
         self.views: dict[tuple[int, ...], list[tuple[ms.Tensor, int]]] = {}  # shape -> views and their memory
 
     def of(self, tensors, is_output: bool = False) -> tuple[Value, ...]:
-        """Types and memories."""
+        """Return types and memory of the tensors in a value."""
         found = []
         for tensor in tensors_in(tensors):
             self.held.append(tensor)
             storage = tensor.untyped_storage()
             size_bytes = storage.size()
-            # Nothing has no address of its own.
+            # Empty storages have no address of their own.
             key = storage.data_ptr() if size_bytes else -len(self.held)
             weight = getattr(getattr(tensor, "param_info", None), "name", "")
             copy_of = None if key in self.memories or weight or is_output else self._view_with_bytes_of(tensor)
@@ -32,13 +32,13 @@ class ValueBook:
         return tuple(found)
 
     def _view_with_bytes_of(self, tensor) -> int | None:
-        """Memory of the last view with this content: a CPU kernel is given a copy, only bytes tell."""
+        """Return the memory of the last view with equal content; only the content identifies a copy by a CPU kernel."""
         views = self.views.get(tuple(tensor.shape), ())
         content = tensor.asnumpy().tobytes() if views else b""
         return next((m for view, m in reversed(views) if view.asnumpy().tobytes() == content), None)
 
     def of_outputs(self, inputs: tuple[Value, ...], outputs) -> tuple[Value, ...]:
-        """Of what an operator gives; what is in the memory of an input is a view of it."""
+        """Return the values of an operator's outputs; an output in the memory of an input is a view of it."""
         memories = {value.memory for value in inputs}
         values = self.of(outputs, is_output=True)
         for tensor, value in zip(tensors_in(outputs), values, strict=True):
@@ -48,7 +48,7 @@ class ValueBook:
 
 
 def tensors_in(values) -> Iterator[ms.Tensor]:
-    """Tensors in a value: also in tuples, lists, sets, mappings and dataclasses, however nested."""
+    """Yield the tensors in a value, inside tuples, lists, sets, mappings and dataclasses of any depth."""
     if isinstance(values, ms.Tensor):
         yield values
     elif isinstance(values, Mapping):
@@ -61,5 +61,5 @@ def tensors_in(values) -> Iterator[ms.Tensor]:
 
 
 def address_of(tensor) -> int:
-    """Address at which the storage of a tensor begins."""
+    """Return the start address of the storage of a tensor."""
     return tensor.untyped_storage().data_ptr()
