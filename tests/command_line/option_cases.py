@@ -215,7 +215,7 @@ ONE_MODEL = (
 
 # Options whose command takes long, and the test that runs them: its file has the words of the option.
 PROVE, RAY = "tests/features/prove/test_cli.py::", "tests/runtime/attempt/test_ray.py::"
-BATCHES, SPREAD = "tests/features/plan/test_batches_cli.py::", "tests/features/plan/test_spread.py::"
+BATCHES, SPREAD = "tests/features/plan/test_batches_cli.py::", "tests/features/plan/test_worker_pool.py::"
 SUPERVISE = "tests/runtime/attempt/test_supervise.py::"
 REAL_PROOF = f"{PROVE}test_a_proof_on_cpu_runs_for_real_and_says_what_it_cannot_show"
 A_NODE_IS_LOST = f"{RAY}test_a_lost_node_is_named_and_a_spare_one_takes_its_place"

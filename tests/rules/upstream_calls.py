@@ -153,7 +153,7 @@ NAMED: dict[str, Callable[[Any, Any], None]] = {
 
 
 def layers(config: Any) -> None:
-    """Spread the layers over pipeline stages."""
+    """WorkerPool the layers over pipeline stages."""
     build_parallel_config(config)
     values, utils = config.model.model_config, "mindformers.parallel_core.training_graph.transformer.utils"
     with parallel(config), mock.patch(f"{utils}.is_legacy_model", return_value=True):

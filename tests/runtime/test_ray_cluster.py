@@ -1,4 +1,4 @@
-"""What nodes have in common, and addresses without a cluster. Functions on nodes: features/plan/test_spread.py."""
+"""What nodes have in common, and addresses without a cluster. Functions on nodes: features/plan/test_worker_pool.py."""
 
 import pytest
 

@@ -26,13 +26,13 @@ if __name__ == "__main__":
 PARENT = """
 import json, subprocess
 import probe
-from mindswap.features.plan.spread import Spread
+from mindswap.features.plan.worker_pool import WorkerPool
 from mindswap.system.children import ask, module_command
 if __name__ == "__main__":
     asked = ask([], module="probe").require("probe")
     plain = json.loads(subprocess.check_output(module_command("probe")))
-    with Spread(2) as spread:
-        spread_out = list(spread.map(probe.places, [1]))
+    with WorkerPool(2) as pool:
+        spread_out = list(pool.map(probe.places, [1]))
     print(json.dumps([probe.places(), asked, plain, *spread_out]))
 """
 

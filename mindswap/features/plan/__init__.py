@@ -1,4 +1,4 @@
-"""Plans for a step: asked for, printed, written into the configuration and read back."""
+"""`mindswap plan`: search a swap and recompute policy for a step, print it and write it into the configuration."""
 
 import functools
 import os
@@ -42,14 +42,14 @@ from mindswap.units import format_bytes, format_time, parse_bytes
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """A plan for a step; all figures are simulated. `print` shows it.
+    """A plan for a step. All times and sizes are simulated. `print` shows it.
 
     Attributes:
-        step: what it is for.
-        problem: what was asked.
-        plan: the answer.
-        budget_source: where the budget is from, in words; "" where the user named it.
-        memory: memory of a card with its margin, for simulated peaks; None for a budget without a margin.
+        step: the planned step.
+        problem: budget, objective and allowed means of the search.
+        plan: the policy that the search found, with its simulated time and memory.
+        budget_source: origin of the budget in words; "" if the user gave the budget.
+        memory: memory budget of a card with its safety margin, compared with simulated peaks; None without a margin.
     """
 
     step: LoadedStep
@@ -60,17 +60,17 @@ class StepPlan:
 
     @property
     def fits(self) -> bool:
-        """True if any policy was found that fits; if not, the plan is the one that comes nearest."""
+        """Return whether the plan fits the budget. If no policy fits, the plan is the one closest to the budget."""
         return self.plan.fits
 
     @property
     def policy(self) -> Policy:
-        """In layer indices."""
+        """The policy of the plan; layers are given by index."""
         return self.plan.policy
 
     @property
     def sections(self) -> dict[str, Any]:
-        """The policy as sections of the configuration."""
+        """The policy as sections of the configuration, by section name."""
         if is_2x(self.step.document):
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
         no_recompute: dict[str, Any] = {"recompute_config": {"recompute": False}}  # of a disabled policy
@@ -78,69 +78,76 @@ class StepPlan:
 
     @property
     def step_time_ns(self) -> int:
-        """One step under the plan."""
+        """Simulated step time in ns."""
         return self.plan.step_time_ns
 
     @property
     def peak_bytes(self) -> int:
-        """Highest device memory of any pipeline stage."""
+        """Simulated peak device memory in bytes, the highest of all pipeline stages."""
         return self.plan.peak_bytes
 
     @property
     def step_time_s(self) -> float:
-        """The same in seconds."""
+        """Simulated step time in seconds."""
         return self.step_time_ns / 1e9
 
     @property
     def peak_gib(self) -> float:
-        """Highest device memory in GiB."""
+        """Simulated peak device memory in GiB."""
         return self.peak_bytes / 2**30
 
     def within(self, budget_bytes: int) -> "StepPlan":
-        """The same plan as one for another budget, which is then written beside it."""
+        """Return the same plan with another budget, which reports then show."""
         return replace(self, plan=replace(self.plan, budget_bytes=budget_bytes))
 
-    def without_swaps(self, idle: Mapping[int, Set[str]]) -> "StepPlan | None":
-        """The plan without some swaps; None where an entry is none of a swap, or the plan no longer fits.
+    def without_swaps(self, ineffective: Mapping[int, Set[str]]) -> "StepPlan | None":
+        """Return the plan without some swaps, simulated again.
 
         Args:
-            idle: layer -> patterns of its swaps.
+            ineffective: layer index -> patterns of `op_swap` to remove in that layer.
+
+        Returns:
+            The smaller plan; None if it no longer fits or if a pattern is not one of `op_swap`.
         """
         entries = []
         for entry in self.policy.op_swap:
-            where = entry.layers.resolve(self.step.model.captured.num_layers)
-            left = tuple(layer for layer in where if entry.pattern not in idle.get(layer, ()))
-            entries += [entry] if left == where else [replace(entry, layers=Layers(left))] if left else []
-        if not {name for names in idle.values() for name in names} <= {entry.pattern for entry in self.policy.op_swap}:
+            layers = entry.layers.resolve(self.step.model.captured.num_layers)
+            remaining = tuple(layer for layer in layers if entry.pattern not in ineffective.get(layer, ()))
+            if remaining == layers:
+                entries.append(entry)
+            elif remaining:
+                entries.append(replace(entry, layers=Layers(remaining)))
+        removed = set().union(*ineffective.values())
+        if not removed <= {entry.pattern for entry in self.policy.op_swap}:
             return None
         policy = replace(self.policy, op_swap=tuple(entries))
-        judged = evaluate(self.problem, policy)
-        if not judged.fits:
+        evaluation = evaluate(self.problem, policy)
+        if not evaluation.fits:
             return None
         changed = replace(
             self.plan,
             policy=policy,
-            step_time_ns=judged.step_time_ns,
-            stage_peak_bytes=judged.stage_peak_bytes,
-            host_bytes=judged.host_bytes,
+            step_time_ns=evaluation.step_time_ns,
+            stage_peak_bytes=evaluation.stage_peak_bytes,
+            host_bytes=evaluation.host_bytes,
         )
         return replace(self, plan=changed)
 
     def run(self) -> Run:
-        """The step under the plan."""
+        """Simulate the step under the plan."""
         simulated = evaluate(self.problem, self.policy).step
         return Run(self.step.model, self.policy, simulated, f"{self.step.title}, planned")
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write the configuration with the plan, comments and all else as they were; it is read back before.
+        """Write the configuration with the plan. Comments and all other keys stay; the text is read back first.
 
         Args:
-            path: where; may be the configuration itself, with `overwrite`.
-            overwrite: replace a file that is there.
+            path: output file; may be the configuration itself with `overwrite`.
+            overwrite: replace an existing file.
 
         Raises:
-            PlanError: nothing fits, or what is read back is another policy.
-            DataError: it cannot be written, or already exists.
+            PlanError: no policy fits, or the text read back gives another policy.
+            DataError: the file cannot be written, or already exists.
         """
         if not self.fits:
             raise PlanError(f"nothing fits, so there is no plan to write to {path}\n    fix:     more memory")
@@ -171,22 +178,30 @@ def make_plan(
     simple: bool = False,
     pins: Sequence[Pin] = (),
 ) -> StepPlan:
-    """The plan for one budget.
+    """Search the policy with the shortest step time, or the least memory, within a memory budget.
 
     Args:
-        step: what to plan for.
-        memory: of each card, `"40GiB"` or bytes; default is what may be used of the device.
-        allow: what the plan may do.
-        objective: what shall be least.
-        progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
-        simple: a plan of at most 4 entries: whole layers or the cells of attention and feed-forward, one distance. Not
-            for MindFormers 2.x, whose plans have no more.
-        pins: what is decided already, in every layer; `planner.pins.read_pin` reads them.
+        step: the step to plan.
+        memory: budget of each card, `"40GiB"` or bytes; default is the usable memory of the device.
+        allow: means that the plan may use: swap, recompute or both.
+        objective: quantity to minimize.
+        progress: called after each simulation; if it raises `Stop`, the best policy so far is the plan.
+        simple: limit the plan to 4 entries: full layers, or the cells of attention and feed-forward, with one prefetch
+            distance. No effect for MindFormers 2.x, whose plans are that simple anyway.
+        pins: decisions of the user for all layers, read by `planner.pins.read_pin`.
+
+    Returns:
+        The plan; its `fits` is False if no policy fits the budget.
 
     Raises:
-        PlanError: if the memory cannot be read, or a pin has no effect or contradicts another one.
+        PlanError: the memory cannot be parsed, or a pin has no effect or contradicts another one.
+
+    Example:
+        >>> step = mindswap.load_step("llama2_7b.yaml")
+        >>> plan = make_plan(step, "40GiB")
+        >>> plan.save("planned.yaml")
     """
-    own, step, allow = step, step.with_swap(), restrict_to_compilable(step, allow)
+    file_step, step, allow = step, step.with_swap(), restrict_to_compilable(step, allow)
     if pins:
         step = _pinned(step, tuple(pins), allow)
         allow = replace(allow, pinned=tuple(pin.pattern for pin in pins))
@@ -199,13 +214,13 @@ def make_plan(
         plan = compact(step, planner.plan(problem, progress))
         if simple:
             plan = compact(step, planner.plan_simple(problem, plan, progress))
-    plan = replace(plan, compared=(*evaluate_file_policy(problem, own), *plan.compared))
+    plan = replace(plan, compared=(*evaluate_file_policy(problem, file_step), *plan.compared))
     device = step.device
     if device.leaves_fragments:
-        lost = (
+        fragmentation = (
             f"fragments of the pool, which maps no pages, counted as {device.fragments_permille / 10:g} % of the peak"
         )
-        source = f"{source}; {lost}" if source else lost
+        source = f"{source}; {fragmentation}" if source else fragmentation
     plan = replace(
         plan,
         budget_bytes=budget_bytes,
@@ -217,27 +232,28 @@ def make_plan(
 
 @functools.lru_cache(maxsize=1)
 def _pinned(step: LoadedStep, pins: tuple[Pin, ...], allow: Allow) -> LoadedStep:
-    """The step with what is decided already; made once, as its model keeps what it found."""
+    """Return the step with the pinned decisions. Cached, because its model caches simulations."""
     fixed = pinned_policy(pins, step.model, allow, step.known_layers)
     return replace(step, model=step.model.remade(fixed=fixed))
 
 
-@functools.lru_cache(maxsize=1)  # a plan is never slower than one that was made before for less memory
-def _planner(model: StepModel, allow: Allow, known: tuple[CellNode, ...] | None) -> Planner:
-    return Planner(model, allow, known)
+# One planner for all budgets of a step: a plan for more memory starts from plans for less, so it is never slower.
+@functools.lru_cache(maxsize=1)
+def _planner(model: StepModel, allow: Allow, trees: tuple[CellNode, ...] | None) -> Planner:
+    return Planner(model, allow, trees)
 
 
 def find_lower_bound_ns(step: LoadedStep, allow: Allow = DEFAULT_ALLOW) -> int | None:
-    """Step time that no policy within the budget can beat, found without a search; None if none can be within it."""
+    """Return a lower bound in ns on the step time of all policies that fit; None if the bound shows that none fits."""
     step, allow = step.with_swap(), restrict_to_compilable(step, allow)
     return _planner(step.model, allow, step.known_layers).bound_ns(make_problem(step, None, allow))
 
 
 def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:
-    """The means that MindSpore compiles: nothing is swapped where it does not inline the layers.
+    """Return the allowed means without swap if MindSpore cannot compile swap, because it does not inline the layers.
 
     Raises:
-        PlanError: if nothing but swap may be used.
+        PlanError: only swap is allowed.
     """
     if not allow.swap or is_2x(step.document) or step.model.settings.inlines_layers:
         return allow
@@ -251,14 +267,14 @@ def restrict_to_compilable(step: LoadedStep, allow: Allow) -> Allow:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Plans for many budgets, from all that is kept to the least."""
+    """Plans for a range of budgets, from keeping all activations down to the least possible memory."""
 
     planner: Planner
     problem: PlanProblem
     plans: tuple[Plan, ...]
 
     def bound(self) -> list[tuple[int, int]]:
-        """Bytes of device memory, and the time in ns below which no policy was found to be possible."""
+        """Return points of the lower bound: device memory in bytes, and the least possible step time in ns."""
         return list(bound_curve(self.planner, self.problem, list(self.plans)))
 
 
@@ -268,7 +284,7 @@ def sweep(
     objective: Objective = Objective.TIME,
     progress: Progress = lambda: None,
 ) -> Sweep:
-    """Plans for many budgets; arguments as of `make_plan`."""
+    """Plan for a range of budgets. Arguments as for `make_plan`."""
     step, allow = step.with_swap(), restrict_to_compilable(step, allow)
     problem = make_problem(step, None, allow, objective)
     planner = _planner(step.model, allow, step.known_layers)
@@ -276,14 +292,14 @@ def sweep(
 
 
 def evaluate_file_policy(problem: PlanProblem, step: LoadedStep) -> tuple[Compared, ...]:
-    """The step under the policy that the configuration has; nothing where there is none, or it cannot be simulated."""
+    """Simulate the policy of the configuration, for comparison. Empty without one, or if it cannot be simulated."""
     if step.path is None or isinstance(step.model, LayerSwapModel):
         return ()
     try:
-        judged = evaluate(replace(problem, model=step.model), step.policy)
-    except SimulationError:  # `simulate` says why; a plan replaces it in any case
+        evaluation = evaluate(replace(problem, model=step.model), step.policy)
+    except SimulationError:  # `simulate` reports the reason; the plan replaces this policy in any case
         return ()
-    return (Compared(YOURS, judged.step_time_ns, judged.peak_bytes, judged.fits),)
+    return (Compared(YOURS, evaluation.step_time_ns, evaluation.peak_bytes, evaluation.fits),)
 
 
 def make_problem(
@@ -292,27 +308,27 @@ def make_problem(
     allow: Allow = DEFAULT_ALLOW,
     objective: Objective = Objective.TIME,
 ) -> PlanProblem:
-    """The problem that a planner is given; arguments as of `make_plan`."""
+    """Build the input of the planner. Arguments as for `make_plan`."""
     device = step.device
     return PlanProblem(
-        step.model,
-        without_fragments(device, find_budget(step, memory)[0]),
-        pinnable_bytes(device.host_memory_bytes),
-        device.num_cards_per_node,
-        allow,
-        objective,
-        step.policy,
+        model=step.model,
+        budget_bytes=without_fragments(device, find_budget(step, memory)[0]),
+        host_bytes=pinnable_bytes(device.host_memory_bytes),
+        num_cards_per_node=device.num_cards_per_node,
+        allow=allow,
+        objective=objective,
+        settings=step.policy,
     )
 
 
 def find_budget(step: LoadedStep, memory: str | int | None = None) -> tuple[int, str]:
-    """Memory of each card for a plan, and where the figure is from, in words; "" where the user named it.
+    """Return the memory budget of a card in bytes, and its origin in words ("" if the user gave it).
 
-    A budget that is named is taken as it is. What the device or the configuration lets MindSpore take is not filled to
-    the last byte: a margin stays, for what is not simulated.
+    A budget given by the user is used in full. A limit of the device or of the configuration is reduced by a safety
+    margin, because the simulation does not model all memory.
 
     Raises:
-        PlanError: if the memory cannot be read.
+        PlanError: the memory cannot be parsed, or is more than the device has.
     """
     device = step.device
     try:
@@ -324,10 +340,10 @@ def find_budget(step: LoadedStep, memory: str | int | None = None) -> tuple[int,
         if named_bytes < 1:
             raise PlanError(f"memory: {named_bytes} bytes\n    allowed: 1 or more")
         if named_bytes > device.memory_bytes:
-            whole = format_bytes(device.memory_bytes)
+            device_memory = format_bytes(device.memory_bytes)
             raise PlanError(
-                f"memory: {format_bytes(named_bytes)} is more than the {whole} of the device\n"
-                f"    allowed: up to {whole}\n    fix:     a smaller budget, or another device"
+                f"memory: {format_bytes(named_bytes)} is more than the {device_memory} of the device\n"
+                f"    allowed: up to {device_memory}\n    fix:     a smaller budget, or another device"
             )
         return named_bytes, ""
     budget = budget_of_device(device)
@@ -344,13 +360,13 @@ def find_budget(step: LoadedStep, memory: str | int | None = None) -> tuple[int,
 
 
 def usable_budget(step: LoadedStep, memory: str | int | None = None) -> MemoryBudget:
-    """Memory that simulated peaks are compared with; arguments as of `find_budget`."""
+    """Return the budget that simulated peaks are compared with. Arguments as for `find_budget`."""
     budget = budget_of_device(step.device) if memory is None else MemoryBudget(find_budget(step, memory)[0])
     return budget.without_fragments(step.device)
 
 
 def objective_warning(plan: Plan, objective: Objective) -> str:
-    """Reason for which a plan for least memory costs more than it may; "" if it does not."""
+    """Return a warning if a plan for least memory is slower than its limit allows; "" otherwise."""
     if objective is not Objective.MEMORY or not plan.fits or plan.slowdown <= LOSS_PERMILLE / 1000:
         return ""
     return (
@@ -360,7 +376,7 @@ def objective_warning(plan: Plan, objective: Objective) -> str:
 
 
 def budget_warning(step: LoadedStep, budget_bytes: int) -> str:
-    """Reason for which a training under the plan would run out of memory although it fits; "" if none is known."""
+    """Return a warning if the configuration limits device memory to less than the budget; "" otherwise."""
     limit = read_device_memory(step.document)
     if limit is None or limit.size_bytes >= budget_bytes:
         return ""
@@ -368,38 +384,43 @@ def budget_warning(step: LoadedStep, budget_bytes: int) -> str:
 
 
 def require_writable(document: Document) -> None:
-    """Refuse a configuration that would have errors with any plan in it, before the plan is made.
+    """Reject a configuration that has errors with any plan written into it, before the search starts.
 
     Raises:
-        PolicyError: with every error, at its place in the user's file.
+        PolicyError: with every error and its location in the user's file.
     """
     if is_2x(document):
-        return  # was checked before its step was made
+        return  # `load_step_2x` has checked it
     errors = check_document(document).errors or check_document(with_swap_enabled(document)).errors
     if errors:
         raise PolicyError(errors)
 
 
 def compact(step: LoadedStep, plan: Plan) -> Plan:
-    """The plan in as few entries as it takes."""
+    """Return the plan with its policy merged into as few entries as possible."""
     return replace(plan, policy=compact_policy(plan.policy, step.model.captured.trees))
 
 
 def planned_text(step: LoadedStep, plan: Plan, target: str) -> str:
-    """The configuration of a step with a plan that `compact` has seen, after it has been read back.
+    """Return the text of the configuration with a plan, after reading it back.
 
-    Without a file, the text is that of the policy alone; bytes that are no UTF-8 are surrogates. `target` is what
-    messages call it.
+    Args:
+        step: the planned step; without a file, the text has the sections of the policy only.
+        plan: a plan from `compact`.
+        target: name of the output file for messages.
+
+    Returns:
+        The text; bytes that are not UTF-8 are surrogates.
 
     Raises:
-        PlanError: what is read back is another policy, or has errors.
+        PlanError: the text read back gives another policy, or has errors.
     """
     if is_2x(step.document):
         return planned_text_2x(step, plan, target)
     text, policy = step.config_text(), written_policy(plan.policy)
     if policy.is_swap_enabled:
-        own = parse_document(text, step.document.file)
-        text = rewrite_for_swap(text, own, step.document)
+        file_document = parse_document(text, step.document.file)
+        text = rewrite_for_swap(text, file_document, step.document)
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
     checked = check_document(parse_document(text, target), num_layers)

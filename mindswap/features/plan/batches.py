@@ -1,4 +1,8 @@
-"""Plans for a configuration with other batches or strategies: all but what cannot fit or cannot be the fastest."""
+"""Search over batches and parallel strategies: plan each candidate whose lower bound may still beat the best plan.
+
+Each candidate is captured, bounded and planned. Candidates that the bound shows to be infeasible, or slower than the
+best plan so far, are not planned.
+"""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,7 +17,6 @@ from mindswap.config.source import BASE_CONFIG, load_document, with_model_of_fol
 from mindswap.config.step_settings import StepSettings
 from mindswap.errors import MindswapError
 from mindswap.features.plan import StepPlan, make_problem, require_writable
-from mindswap.features.plan.spread import Spread, Tick
 from mindswap.features.plan.strategies import (
     capture_key,
     file_batch,
@@ -34,6 +37,7 @@ from mindswap.features.plan.tasks import (
     run_plan_task,
     summarize_error,
 )
+from mindswap.features.plan.worker_pool import Tick, WorkerPool
 from mindswap.features.step import settings_of
 from mindswap.graph.capture_cache import open_data_cache
 from mindswap.planner.balance import balance_stages, busy_of
@@ -53,33 +57,33 @@ from mindswap.rules.checker import check_document
 from mindswap.simulator.captured_step import CapturedStep
 from mindswap.units import format_bytes, format_time
 
-# A bound on the capture of other data parallel ranks differs by up to 0.02 % (constants of more samples).
+# The bound of a capture with another number of data parallel ranks differs by up to 0.02 % (merged constants).
 SHAPE_TOLERANCE_PPM = 1000
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Batches, strategies and stages to look at."""
+    """Batches, strategies and layer assignments to search."""
 
-    sizes: tuple[int, ...] | None = None  # samples of a micro-batch; None for all that come into question
-    counts: tuple[int, ...] | None = None  # micro-batches of a step; None likewise
-    keeps_samples: bool = True  # a step has as many samples as now
-    cards: int | None = None  # over which other strategies spread the step; None keeps the strategy
-    cards_per_node: int = 8  # tensor parallel stays in a node
-    moves_layers: bool = False  # other numbers of layers on the stages of the best, too
+    sizes: tuple[int, ...] | None = None  # samples of a micro-batch; None for all divisors
+    counts: tuple[int, ...] | None = None  # micro-batches of a step; None for all divisors
+    keeps_samples: bool = True  # keep the global batch size
+    cards: int | None = None  # number of cards for other strategies; None keeps the strategy of the file
+    cards_per_node: int = 8  # limit of tensor parallel, which must not cross nodes
+    moves_layers: bool = False  # also move layers between the pipeline stages of the best plan
 
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """A batch, with its strategy, and the plan for it or why there is none; all figures are simulated."""
+    """A batch with its strategy, and either its plan or the reason for having none. All figures are simulated."""
 
     batch: Batch
     strategy: Strategy
-    found: StepPlan | None = None
+    step_plan: StepPlan | None = None
     reason: str = ""
-    layout: Layout | None = None  # of a pipeline, where other numbers of layers on its stages are looked for
-    is_simulated: bool = False  # a search was made
-    is_on_front: bool = False  # nothing else is as fast with less memory
+    layout: Layout | None = None  # layers of each stage, if the search moves layers
+    is_simulated: bool = False  # planned, not only bounded
+    is_on_front: bool = False  # Pareto optimal: no other plan is as fast with less memory
 
     @property
     def setup(self) -> tuple[Strategy, Batch]:
@@ -88,219 +92,249 @@ class BatchPlan:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one card; 0 without a plan that fits."""
-        return tokens_per_s(self.found.step.model.settings, self.found.step_time_ns) if self.found else 0.0
+        """Tokens per second and card; 0 without a plan."""
+        return tokens_per_s(self.step_plan.step.model.settings, self.step_plan.step_time_ns) if self.step_plan else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    plan: BatchPlan  # as it is written if nothing is found
+    plan: BatchPlan  # without a step plan so far
     task: StepTask
     settings: StepSettings
-    is_own: bool  # the configuration as it is, which is planned in any case: all others are held against it
-    capture_id: Hashable  # with it in common steps have the same network
-    shape_id: Hashable  # networks that are alike up to constants
+    is_own: bool  # the configuration of the file, which is always planned, for comparison
+    capture_id: Hashable  # equal for steps with the same captured network
+    shape_id: Hashable  # equal for networks that differ in constants only
 
 
 def plan_batches(
     config: str,
-    asked: BatchOptions,
+    requested: BatchOptions,
     options: StepOptions,
     folder: Path,
-    spread: Spread,
+    pool: WorkerPool,
     report_status: Callable[[str], None] = lambda text: None,
     tick: Tick = lambda: None,
 ) -> tuple[BatchPlan, ...]:
-    """The batches of a configuration, the fastest first: captured, bounded, and planned until no bound beats a plan.
+    """Plan the requested batches and strategies of a configuration.
 
     Args:
-        config: YAML of MindFormers 1.9.
-        asked: which batches.
-        options: of each step.
-        folder: for the changed configurations, from which plans are written; as long as they are needed.
-        spread: where captures, bounds and plans are made; the answer does not depend on it.
-        report_status: called with a line on each capture and plan.
-        tick: called now and then; may raise `Stop`, and the best so far counts.
+        config: path of a MindFormers 1.9 YAML file.
+        requested: batches and strategies to search.
+        options: options of every step.
+        folder: folder for the changed configurations; it must exist as long as the plans are used.
+        pool: processes that capture, bound and plan; the result does not depend on their number.
+        report_status: called with one line per capture and plan.
+        tick: called regularly; if it raises `Stop`, the search ends with the plans so far.
+
+    Returns:
+        Candidates with a plan, fastest first, then those without one.
 
     Raises:
-        PlanError: a number does not divide the samples of a step, or no strategy has as many cards.
-        PolicyError: the configuration itself is wrong.
+        PlanError: a size does not divide the samples of a step, or no strategy fits the number of cards.
+        PolicyError: the configuration has errors.
     """
     document = load_document(config)
     require_writable(document)
     raw = Path(config).read_bytes()
     text = raw.decode("utf-8", "surrogatepass")
-    if parse_document(raw, config).get(BASE_CONFIG) is not None:  # which stands beside this file alone
+    if parse_document(raw, config).get(BASE_CONFIG) is not None:  # a path relative to the folder of this file
         text = "\n".join(block_lines(document.data(), 0, 2)) + "\n"
     batch = file_batch(document)
-    if asked.cards is None:
-        batches = list_batches(batch, asked.sizes, asked.counts, asked.keeps_samples)
-        wanted = tuple((file_strategy(document), one) for one in batches)
+    if requested.cards is None:
+        batches = list_batches(batch, requested.sizes, requested.counts, requested.keeps_samples)
+        setups = tuple((file_strategy(document), each) for each in batches)
     else:
-        space = strategy_space(document, batch, asked.sizes, asked.counts, asked.cards_per_node)
-        wanted = list_strategies(asked.cards, space)
+        space = strategy_space(document, batch, requested.sizes, requested.counts, requested.cards_per_node)
+        setups = list_strategies(requested.cards, space)
     if options.use_cache:
-        open_data_cache()  # where it is unfit, this process tells it, and those of a pool do not
-    search = _BatchSearch(document, text, options, folder, spread, report_status, tick, asked.moves_layers)
-    list(search.evaluate_candidates([search.candidate(*one) for one in wanted]))
-    if asked.moves_layers:
+        open_data_cache()  # this process warns about an unusable cache; the processes of the pool do not
+    search = _BatchSearch(
+        document=document,
+        text=text,
+        options=options,
+        folder=folder,
+        pool=pool,
+        report_status=report_status,
+        tick=tick,
+        has_layouts=requested.moves_layers,
+    )
+    list(search.evaluate_candidates([search.make_candidate(*setup) for setup in setups]))
+    if requested.moves_layers:
         _move_layers(search)
-    plans = search.plans
-    fits = [one for one in plans if one.found is not None]
-    front = pareto_front([(one.tokens_per_s, one.found.peak_bytes) for one in fits if one.found is not None])
-    marked = [replace(one, is_on_front=is_front) for one, is_front in zip(fits, front, strict=True)]
-    return (*sorted(marked, key=lambda one: -one.tokens_per_s), *(one for one in plans if one.found is None))
+    with_plan = [plan for plan in search.plans if plan.step_plan is not None]
+    front = pareto_front([(p.tokens_per_s, p.step_plan.peak_bytes) for p in with_plan if p.step_plan is not None])
+    marked = [replace(plan, is_on_front=is_front) for plan, is_front in zip(with_plan, front, strict=True)]
+    without_plan = (plan for plan in search.plans if plan.step_plan is None)
+    return (*sorted(marked, key=lambda plan: -plan.tokens_per_s), *without_plan)
 
 
 def _move_layers(search: "_BatchSearch") -> None:
-    """Hands layers of the busiest stage of the best plan to others, as long as a plan gets faster."""
-    best = max(search.plans, key=lambda one: one.tokens_per_s)
-    if best.found is None:
+    """Move layers of the busiest stage of the best plan to other stages until no plan gets faster."""
+    best = max(search.plans, key=lambda plan: plan.tokens_per_s)
+    if best.step_plan is None:
         return
 
     def faster(best: BatchPlan, layouts: Sequence[Layout]) -> BatchPlan | None:
-        found = search.evaluate_candidates([search.candidate(best.strategy, best.batch, layout) for layout in layouts])
-        return next((one for one in found if one.tokens_per_s > best.tokens_per_s), None)
+        plans = search.evaluate_candidates(
+            [search.make_candidate(best.strategy, best.batch, layout) for layout in layouts]
+        )
+        return next((plan for plan in plans if plan.tokens_per_s > best.tokens_per_s), None)
 
-    def busy_ns(one: BatchPlan) -> Sequence[int]:
-        return busy_of(one.found.run().simulated.timeline) if one.found else ()
+    def busy_ns(plan: BatchPlan) -> Sequence[int]:
+        return busy_of(plan.step_plan.run().simulated.timeline) if plan.step_plan else ()
 
-    balance_stages(best, lambda one: one.layout, busy_ns, faster)
+    balance_stages(best, lambda plan: plan.layout, busy_ns, faster)
 
 
 @dataclass(eq=False)
 class _BatchSearch:
-    """Captures, bounds and plans of candidates, each made once."""
+    """Captures, lower bounds and plans of candidates; each is computed once.
+
+    Attributes:
+        captured: networks by `capture_id` and by `shape_id`.
+        bounds_ns: lower bound of the step time of each candidate.
+        infeasible: setups that do not fit by the bound; larger ones are skipped.
+        plans: results so far, also of candidates without a plan.
+        is_over: the search was interrupted.
+    """
 
     document: Document
     text: str
     options: StepOptions
     folder: Path
-    spread: Spread
+    pool: WorkerPool
     report_status: Callable[[str], None]
     tick: Tick
     has_layouts: bool
     captured: dict[Hashable, CapturedStep] = field(default_factory=dict)
     bounds_ns: "dict[_Candidate, int]" = field(default_factory=dict)
-    infeasible: list[tuple[Strategy, Batch]] = field(default_factory=list)  # for which nothing fits
+    infeasible: list[tuple[Strategy, Batch]] = field(default_factory=list)
     plans: list[BatchPlan] = field(default_factory=list)
-    is_over: bool = False  # interrupted
+    is_over: bool = False
 
-    def candidate(self, strategy: Strategy, batch: Batch, layout: Layout | None = None) -> _Candidate | BatchPlan:
-        """Candidate to plan for, or the reason for which there is none."""
-        bare = BatchPlan(batch, strategy, layout=layout)
+    def make_candidate(self, strategy: Strategy, batch: Batch, layout: Layout | None = None) -> _Candidate | BatchPlan:
+        """Return a candidate to plan, or a result with the reason if its configuration has errors."""
+        unplanned = BatchPlan(batch, strategy, layout=layout)
         try:
             text = with_batch(with_strategy(self.text, self.document, strategy), self.document, batch)
             text = with_layout(text, self.document, layout) if layout else text
-            read = with_model_of_folder(parse_document(text, self.document.file))
-            checked = check_document(read)
-            if errors := checked.errors or check_document(with_swap_enabled(read)).errors:
-                return replace(bare, reason=f"check: {errors[0].message}")
-            settings = settings_of(read)
+            changed = with_model_of_folder(parse_document(text, self.document.file))
+            checked = check_document(changed)
+            if errors := checked.errors or check_document(with_swap_enabled(changed)).errors:
+                return replace(unplanned, reason=f"check: {errors[0].message}")
+            settings = settings_of(changed)
         except MindswapError as error:
-            return replace(bare, reason=summarize_error(error))
+            return replace(unplanned, reason=summarize_error(error))
         if self.has_layouts and layout is None and settings.pipeline.num_stages > 1 and checked.num_layers is not None:
-            bare = replace(bare, layout=settings.pipeline.layout(checked.num_layers))
-        has_sequence = read.value("parallel_config", "use_seq_parallel") is True
+            unplanned = replace(unplanned, layout=settings.pipeline.layout(checked.num_layers))
+        has_sequence = changed.value("parallel_config", "use_seq_parallel") is True
         capture_id, shape_id = (make(settings, has_sequence) for make in (capture_key, shape_key))
         is_own = layout is None and (strategy, batch) == (file_strategy(self.document), file_batch(self.document))
         task = StepTask(Path(self.document.file).name, text, self.options)
-        return _Candidate(bare, task, settings, is_own, capture_id, shape_id)
+        return _Candidate(unplanned, task, settings, is_own, capture_id, shape_id)
 
     def evaluate_candidates(self, candidates: Sequence[_Candidate | BatchPlan]) -> Iterator[BatchPlan]:
-        """The plans of candidates, that of the configuration first, then the fastest bound; then those without one."""
-        self.plans += [one for one in candidates if isinstance(one, BatchPlan)]
-        ready = [one for one in candidates if isinstance(one, _Candidate)]
-        left = dict.fromkeys(ready, "interrupted")
+        """Bound and plan candidates: the file's own first, then by bound. Yields each plan; the others get a reason."""
+        self.plans += [result for result in candidates if isinstance(result, BatchPlan)]
+        ready = [candidate for candidate in candidates if isinstance(candidate, _Candidate)]
+        reasons = dict.fromkeys(ready, "interrupted")
         try:
-            for demand in sorted({demand_of(*one.plan.setup) for one in ready}):  # what needs less first
-                left |= self._compute_bounds([one for one in ready if demand_of(*one.plan.setup) == demand])
-            for one, plan in self._plan_candidates([one for one in ready if one in self.bounds_ns]):
-                del left[one]
+            for demand in sorted({demand_of(*candidate.plan.setup) for candidate in ready}):  # least memory first
+                reasons |= self._compute_bounds([each for each in ready if demand_of(*each.plan.setup) == demand])
+            for candidate, plan in self._plan_candidates([each for each in ready if each in self.bounds_ns]):
+                del reasons[candidate]
                 self.plans.append(plan)
                 yield plan
         except Stop:
             self.is_over = True
-        for one, reason in left.items():
-            if one in self.bounds_ns and not self._can_beat_best(one):
-                reason = f"no policy is faster than {format_time(self.bounds_ns[one])} by the bound"
-            self.plans.append(replace(one.plan, reason=reason))
+        for candidate, reason in reasons.items():
+            if candidate in self.bounds_ns and not self._can_beat_best(candidate):
+                reason = f"no policy is faster than {format_time(self.bounds_ns[candidate])} by the bound"
+            self.plans.append(replace(candidate.plan, reason=reason))
 
-    def _compute_bounds(self, ones: Sequence[_Candidate]) -> dict[_Candidate, str]:
-        """Why some of these have no bound. Where what needs less does not fit, what needs more does not."""
-        found = {}
-        for one in ones:
-            less = next((other for other in self.infeasible if needs_more(one.plan.setup, other)), None)
-            if less is not None:
-                of_which = f" of {less[0]}" if less[0] != one.plan.strategy else ""
-                found[one] = f"no policy fits micro-batches of {less[1].size}{of_which}, by the bound"
-        ones = [one for one in ones if one not in found]
-        self._capture_networks(ones)
-        tasks = (replace(one.task, captured=self._find_capture(one)) for one in ones)
-        for one, bound in zip(ones, self.spread.map(run_bound_task, tasks, self.tick), strict=True):
+    def _compute_bounds(self, candidates: Sequence[_Candidate]) -> dict[_Candidate, str]:
+        """Bound candidates, and return the reason for each that has no bound.
+
+        Candidates that need more memory than an infeasible one are infeasible without a bound of their own.
+        """
+        reasons = {}
+        for candidate in candidates:
+            smaller = next((setup for setup in self.infeasible if needs_more(candidate.plan.setup, setup)), None)
+            if smaller is not None:
+                of_which = f" of {smaller[0]}" if smaller[0] != candidate.plan.strategy else ""
+                reasons[candidate] = f"no policy fits micro-batches of {smaller[1].size}{of_which}, by the bound"
+        candidates = [candidate for candidate in candidates if candidate not in reasons]
+        self._capture_networks(candidates)
+        tasks = (replace(candidate.task, captured=self._find_capture(candidate)) for candidate in candidates)
+        bounds = self.pool.map(run_bound_task, tasks, self.tick)
+        for candidate, bound in zip(candidates, bounds, strict=True):
             if isinstance(bound, int):
-                self.bounds_ns[one] = bound
+                self.bounds_ns[candidate] = bound
                 continue
-            found[one] = bound
+            reasons[candidate] = bound
             if isinstance(bound, Infeasible):
-                self.infeasible.append(one.plan.setup)
-        return found
+                self.infeasible.append(candidate.plan.setup)
+        return reasons
 
-    def _can_beat_best(self, one: _Candidate) -> bool:
-        return one.is_own or self._max_tokens_per_s(one) > max((one.tokens_per_s for one in self.plans), default=0.0)
+    def _can_beat_best(self, candidate: _Candidate) -> bool:
+        best = max((plan.tokens_per_s for plan in self.plans), default=0.0)
+        return candidate.is_own or self._max_tokens_per_s(candidate) > best
 
-    def _max_tokens_per_s(self, one: _Candidate) -> float:
-        return tokens_per_s(one.settings, self.bounds_ns[one]) * (1 + SHAPE_TOLERANCE_PPM / 1e6)
+    def _max_tokens_per_s(self, candidate: _Candidate) -> float:
+        return tokens_per_s(candidate.settings, self.bounds_ns[candidate]) * (1 + SHAPE_TOLERANCE_PPM / 1e6)
 
-    def _find_capture(self, one: _Candidate) -> CapturedStep | None:
-        return self.captured.get(one.capture_id, self.captured.get(one.shape_id))
+    def _find_capture(self, candidate: _Candidate) -> CapturedStep | None:
+        return self.captured.get(candidate.capture_id, self.captured.get(candidate.shape_id))
 
     def _capture_networks(self, ready: Sequence[_Candidate]) -> None:
-        """One network of those that are alike."""
-        ones = list({one.shape_id: one for one in reversed(ready) if self._find_capture(one) is None}.values())[::-1]
+        """Capture one network for each `shape_id` that has none: that of the first candidate."""
+        missing = (candidate for candidate in reversed(ready) if self._find_capture(candidate) is None)
+        candidates = list({candidate.shape_id: candidate for candidate in missing}.values())[::-1]
 
         def tasks() -> Iterator[StepTask]:
-            for number, one in enumerate(ones, 1):
-                self.report_status(
-                    f"capture {number} of {len(ones)}: {one.plan.strategy}; samples: {one.plan.batch.size}"
-                )
-                yield one.task
+            for number, candidate in enumerate(candidates, 1):
+                batch_plan = candidate.plan
+                progress = f"capture {number} of {len(candidates)}"
+                self.report_status(f"{progress}: {batch_plan.strategy}; samples: {batch_plan.batch.size}")
+                yield candidate.task
 
-        for one, captured in zip(ones, self.spread.map(run_capture_task, tasks(), self.tick), strict=True):
-            if isinstance(captured, CapturedStep):  # else each says for itself why not
-                self.captured[one.capture_id] = self.captured[one.shape_id] = captured
+        captures = self.pool.map(run_capture_task, tasks(), self.tick)
+        for candidate, captured in zip(candidates, captures, strict=True):
+            if isinstance(captured, CapturedStep):  # after a failure each candidate reports its own reason
+                self.captured[candidate.capture_id] = self.captured[candidate.shape_id] = captured
 
-    def _plan_candidates(self, ones: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, BatchPlan]]:
-        begun: deque[_Candidate] = deque()
+    def _plan_candidates(self, candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, BatchPlan]]:
+        started: deque[_Candidate] = deque()
 
         def tasks() -> Iterator[StepTask]:
-            for one in sorted(ones, key=lambda one: (not one.is_own, -self._max_tokens_per_s(one))):
-                if self._can_beat_best(one) and not self.is_over:
-                    layers = f"; layers {one.plan.layout}" if one.plan.layout else ""
-                    batch = f"{one.plan.batch.count} of {one.plan.batch.size}"
-                    self.report_status(f"plan {one.plan.strategy}; micro-batches: {batch}{layers}")
-                    begun.append(one)
-                    yield replace(one.task, captured=self.captured.get(one.capture_id))
+            for candidate in sorted(candidates, key=lambda each: (not each.is_own, -self._max_tokens_per_s(each))):
+                if self._can_beat_best(candidate) and not self.is_over:
+                    batch_plan = candidate.plan
+                    layers = f"; layers {batch_plan.layout}" if batch_plan.layout else ""
+                    batch = f"{batch_plan.batch.count} of {batch_plan.batch.size}"
+                    self.report_status(f"plan {batch_plan.strategy}; micro-batches: {batch}{layers}")
+                    started.append(candidate)
+                    yield replace(candidate.task, captured=self.captured.get(candidate.capture_id))
 
-        for found in self.spread.map(run_plan_task, tasks(), self.tick):
-            one = begun.popleft()
-            if self._can_beat_best(one):  # else it was begun before a faster plan was there
-                yield one, self._to_batch_plan(one, found)
+        for planned in self.pool.map(run_plan_task, tasks(), self.tick):
+            candidate = started.popleft()
+            if self._can_beat_best(candidate):  # a faster plan may have come in since it was started
+                yield candidate, self._to_batch_plan(candidate, planned)
 
-    def _to_batch_plan(self, one: _Candidate, found: tuple[CapturedStep, Plan] | str) -> BatchPlan:
-        if isinstance(found, str):
-            return replace(one.plan, reason=found)
-        captured, plan = found
-        self.captured[one.capture_id] = captured
+    def _to_batch_plan(self, candidate: _Candidate, planned: tuple[CapturedStep, Plan] | str) -> BatchPlan:
+        if isinstance(planned, str):
+            return replace(candidate.plan, reason=planned)
+        captured, plan = planned
+        self.captured[candidate.capture_id] = captured
         self.is_over = self.is_over or plan.is_interrupted
         if not plan.fits:
             reason = f"nothing found fits; the least is {format_bytes(plan.smallest_budget_bytes)}"
-            return replace(one.plan, reason=reason, is_simulated=True)
-        step = load_task(replace(one.task, captured=captured), self.folder / str(len(self.plans))).with_swap()
-        planned = StepPlan(step, make_problem(step, None, self.options.allow), plan)
-        return replace(one.plan, found=planned, is_simulated=True)
+            return replace(candidate.plan, reason=reason, is_simulated=True)
+        step = load_task(replace(candidate.task, captured=captured), self.folder / str(len(self.plans))).with_swap()
+        step_plan = StepPlan(step, make_problem(step, None, self.options.allow), plan)
+        return replace(candidate.plan, step_plan=step_plan, is_simulated=True)
 
 
 def tokens_per_s(settings: StepSettings, step_time_ns: int) -> float:
-    """Tokens that one card trains in a second."""
+    """Return the tokens that one card trains per second."""
     return settings.num_tokens / settings.num_cards * 1e9 / max(step_time_ns, 1)

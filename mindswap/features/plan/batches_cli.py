@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from textwrap import wrap
+from typing import NamedTuple
 
 from mindswap.command_line.options import MAX_NUMBER, device_overrides, refuse_given
 from mindswap.command_line.progress import PhaseLines, SearchBar
@@ -24,9 +25,9 @@ from mindswap.features.plan.dry_runs import (
     verify_plan,
 )
 from mindswap.features.plan.pynative import is_2x
-from mindswap.features.plan.spread import Spread
 from mindswap.features.plan.strategies import file_batch, file_strategy
 from mindswap.features.plan.tasks import StepOptions
+from mindswap.features.plan.worker_pool import WorkerPool
 from mindswap.planner.balance import Bubble, split_bubble
 from mindswap.planner.problem import Allow
 from mindswap.planner.strategies import AUTO, Batch, Strategy
@@ -39,10 +40,16 @@ from mindswap.system.scratch import scratch_folder
 from mindswap.system.streams import print_text
 from mindswap.units import format_bytes, format_time
 
-# Strategy, batch, and layers of the stages that a file has.
-FileSetup = tuple[Strategy, Batch, Layout | None]
 
-WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # of lines of names, in none of which a line ends
+class FileSetup(NamedTuple):
+    """Strategy, batch and layers per stage of the configuration; `layout` is None without a pipeline."""
+
+    strategy: Strategy
+    batch: Batch
+    layout: Layout | None
+
+
+WIDTH, NO_BREAK = 110, "\N{NO-BREAK SPACE}"  # names in a line must not be broken
 HEADER = ("micro-batches x samples", "samples/step", "step time", "tokens/s/card", "peak memory", "")
 
 
@@ -60,15 +67,15 @@ def numbers_or_auto(text: str) -> tuple[int, ...]:
 
 
 def has_batch_options(args: argparse.Namespace) -> bool:
-    """True if other batches or strategies are asked for."""
+    """Return whether an option asks for other batches, strategies or stages."""
     return any(given is not None for given in (args.batch_size, args.micro_batches, args.strategy, args.stages))
 
 
 def reject_conflicting_options(args: argparse.Namespace) -> None:
-    """Refuse what is for one plan, or needs other batches.
+    """Reject options that do not combine: those for a single plan, and those that need several batches.
 
     Raises:
-        PlanError: with the option.
+        PlanError: naming the option.
     """
     if args.strategy is None:
         refuse_given(args, "--cards", "{}: the strategy stays", "--strategy auto, or leave it out")
@@ -96,17 +103,19 @@ def _has_one_stage(config: str) -> bool:
 
 
 def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) -> int:
-    """Plan for each batch; 1 if nothing fits."""
+    """Plan every batch and strategy, and write the best. Returns the exit code, 1 if nothing fits."""
     document = load_document(args.config)
-    own = (file_strategy(document), file_batch(document), _file_layout(document))
+    file_setup = FileSetup(file_strategy(document), file_batch(document), _file_layout(document))
     asked = BatchOptions(args.batch_size or None, args.micro_batches or None, not args.any_global_batch)
     if args.stages is not None:
         asked = replace(asked, moves_layers=True)
         if args.batch_size is None and args.micro_batches is None:
-            asked = replace(asked, sizes=(own[1].size,), counts=None if args.strategy else (own[1].count,))
+            asked = replace(
+                asked, sizes=(file_setup.batch.size,), counts=None if args.strategy else (file_setup.batch.count,)
+            )
     if args.strategy is not None:
         device = find_costs([document], args.device, device_overrides(args)).device
-        sizes = (own[1].size,) if args.batch_size is None else asked.sizes
+        sizes = (file_setup.batch.size,) if args.batch_size is None else asked.sizes
         cards = args.cards or read_step_settings(document).num_cards
         asked = replace(asked, sizes=sizes, cards=cards, cards_per_node=device.num_cards_per_node)
     report_status = PhaseLines(time.monotonic(), sys.stderr)
@@ -114,28 +123,28 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
         args.device, device_overrides(args), not args.no_cache, args.expert_skew, allowed, args.simple
     )
     with scratch_folder("batches") as folder, SearchBar() as bar:
-        with Spread(args.jobs, args.ray) as spread:
-            tick = bar if spread.width == 1 else bar.raise_if_interrupted
-            plans = plan_batches(args.config, asked, options, folder, spread, report_status, tick)
-        best = next((one for one in plans if one.found is not None), None)
+        with WorkerPool(args.jobs, args.ray) as pool:
+            tick = bar if pool.width == 1 else bar.raise_if_interrupted
+            plans = plan_batches(args.config, asked, options, folder, pool, report_status, tick)
+        best = next((batch_plan for batch_plan in plans if batch_plan.step_plan is not None), None)
         if not args.json:
-            print_text(format_batches(plans, own))
+            print_text(format_batches(plans, file_setup))
         data: dict[str, object] = {}
-        is_ok = best is not None and best.found is not None
-        if best is not None and best.found is not None:
-            first, budget_bytes = best.found, best.found.plan.budget_bytes
+        is_ok = best is not None and best.step_plan is not None
+        if best is not None and best.step_plan is not None:
+            first, budget_bytes = best.step_plan, best.step_plan.plan.budget_bytes
 
             def make(requested_bytes: int) -> StepPlan:
-                """With less memory for its strategy and batch, until it fits on the Ascend backend."""
+                """Plan the best candidate for less memory, until it fits on the Ascend backend."""
                 if requested_bytes == budget_bytes:
                     return first
                 return make_plan(first.step, requested_bytes, allowed, progress=bar, simple=args.simple)
 
             attempts = plan_with_dry_runs(budget_bytes, make, report_status) if args.dry_run else ()
-            line = f"written: {target}, {_words(best)}; next: mindswap dryrun {target}"
+            line = f"written: {target}, {_describe(best)}; next: mindswap dryrun {target}"
             data, _, is_ok = finish_plan(args, first, attempts, target, line)
     if args.json:
-        batches: dict[str, object] = {"batches": [batch_to_json(one, own) for one in plans]}
+        batches: dict[str, object] = {"batches": [batch_to_json(batch_plan, file_setup) for batch_plan in plans]}
         print_text(answer_text("plan", batches | data, is_ok))
     return 0 if is_ok else 1
 
@@ -143,10 +152,19 @@ def run_batches(args: argparse.Namespace, allowed: Allow, target: str | None) ->
 def finish_plan(
     args: argparse.Namespace, found: StepPlan, attempts: Sequence[DryRunPlan], target: str | None, line: str
 ) -> tuple[dict[str, object], StepPlan, bool]:
-    """Say what dry runs showed, verify the plan, and write it where it is asked for; says so with `line`.
+    """Print the dry runs, verify the plan and write it.
 
-    What does not fit on the backend, or is refused by the compiler, is not written. Gives the same for `--json`, the
-    plan in the end, and whether it is good.
+    A plan that does not fit on the backend, or that the compiled graph does not follow, is not written.
+
+    Args:
+        args: options of the command.
+        found: the plan, if there were no dry runs.
+        attempts: plans with their dry runs; the last batch_plan replaces `found`.
+        target: output file; None writes nothing.
+        line: line to print after writing.
+
+    Returns:
+        The part of the JSON output about dry runs and verification, the final plan, and whether it is good.
     """
     data: dict[str, object] = {"dry_runs": attempts_to_json(attempts)} if attempts else {}
     if attempts:
@@ -177,83 +195,96 @@ def _file_layout(document: Document) -> Layout | None:
     return pipeline.layout(num_layers) if num_layers is not None and pipeline.num_stages > 1 else None
 
 
-def _is_file_setup(one: BatchPlan, own: FileSetup) -> bool:
-    return (one.strategy, one.batch) == own[:2] and one.layout in (None, own[2])
+def _is_file_setup(batch_plan: BatchPlan, file_setup: FileSetup) -> bool:
+    return (batch_plan.strategy, batch_plan.batch) == (file_setup.strategy, file_setup.batch) and batch_plan.layout in (
+        None,
+        file_setup.layout,
+    )
 
 
-def format_batches(plans: Sequence[BatchPlan], own: FileSetup) -> str:
-    """A table, the fastest first; what has no plan below it, by the reason."""
+def format_batches(plans: Sequence[BatchPlan], file_setup: FileSetup) -> str:
+    """Format a table of plans, fastest first; below it the candidates without a plan, grouped by reason."""
     rows = []
     reasons: dict[str, list[str]] = {}
-    has_strategies = any(one.strategy != own[0] for one in plans)
-    for one in plans:
-        name = f"{one.strategy}: " if has_strategies else ""
-        name += f"{one.batch.count} x {one.batch.size}" + (f", layers {one.layout}" if one.layout else "")
-        name += " (your file)" if _is_file_setup(one, own) else ""
-        if one.found is None:
-            reasons.setdefault(one.reason, []).append(name)
+    has_strategies = any(batch_plan.strategy != file_setup.strategy for batch_plan in plans)
+    for batch_plan in plans:
+        name = f"{batch_plan.strategy}: " if has_strategies else ""
+        name += f"{batch_plan.batch.count} x {batch_plan.batch.size}" + (
+            f", layers {batch_plan.layout}" if batch_plan.layout else ""
+        )
+        name += " (your file)" if _is_file_setup(batch_plan, file_setup) else ""
+        if batch_plan.step_plan is None:
+            reasons.setdefault(batch_plan.reason, []).append(name)
             continue
-        figures = (format_time(one.found.step_time_ns), f"{one.tokens_per_s:.0f}", format_bytes(one.found.peak_bytes))
-        rows.append((name, str(one.batch.num_samples), *figures, "*" if one.is_on_front else ""))
-    what = "strategies and batches" if has_strategies else "batches"
-    searched = sum(one.is_simulated for one in plans)
-    fits = [one for one in plans if one.found is not None]
-    budget = f" for {format_bytes(fits[0].found.plan.budget_bytes)} per card" if fits and fits[0].found else ""
+        figures = (
+            format_time(batch_plan.step_plan.step_time_ns),
+            f"{batch_plan.tokens_per_s:.0f}",
+            format_bytes(batch_plan.step_plan.peak_bytes),
+        )
+        rows.append((name, str(batch_plan.batch.num_samples), *figures, "*" if batch_plan.is_on_front else ""))
+    subject = "strategies and batches" if has_strategies else "batches"
+    searched = sum(batch_plan.is_simulated for batch_plan in plans)
+    fits = [batch_plan for batch_plan in plans if batch_plan.step_plan is not None]
+    budget = f" for {format_bytes(fits[0].step_plan.plan.budget_bytes)} per card" if fits and fits[0].step_plan else ""
     lines = [
         f"plans{budget}, each simulated; samples are of one data parallel rank",
         "",
         *([format_table(HEADER, rows), ""] if rows else []),
     ]
     for reason, names in reasons.items():
-        whole = "; ".join(name.replace(" ", NO_BREAK) for name in names)
-        lines += [f"no plan, {reason}:", *(f"    {line.replace(NO_BREAK, ' ')}" for line in wrap(whole, WIDTH))]
+        joined = "; ".join(name.replace(" ", NO_BREAK) for name in names)
+        lines += [f"no plan, {reason}:", *(f"    {line.replace(NO_BREAK, ' ')}" for line in wrap(joined, WIDTH))]
     lines += [""] if reasons else []
-    lines.append(f"{len(plans)} {what}, {searched} searched, {len(plans) - searched} left out before")
+    lines.append(f"{len(plans)} {subject}, {searched} searched, {len(plans) - searched} left out before")
     if fits:
         lines.append("*: nothing else is as fast with less memory")
-        if not _is_file_setup(fits[0], own):
-            lines.append(f"fastest: {_words(fits[0])}")
-        shown = [one for one in fits if one.layout is not None and (one is fits[0] or _is_file_setup(one, own))]
-        lines += [f"bubble of layers {one.layout}: {_bubble(one)}" for one in shown]
+        if not _is_file_setup(fits[0], file_setup):
+            lines.append(f"fastest: {_describe(fits[0])}")
+        shown = [
+            batch_plan
+            for batch_plan in fits
+            if batch_plan.layout is not None and (batch_plan is fits[0] or _is_file_setup(batch_plan, file_setup))
+        ]
+        lines += [f"bubble of layers {batch_plan.layout}: {_bubble(batch_plan)}" for batch_plan in shown]
     else:
         lines.append("nothing fits")
     return "\n".join(lines)
 
 
-def _words(one: BatchPlan) -> str:
-    words = f"{one.strategy}; batch_size {one.batch.size}, micro-batches {one.batch.count}"
-    return words + (f", layers {one.layout}" if one.layout else "")
+def _describe(batch_plan: BatchPlan) -> str:
+    words = f"{batch_plan.strategy}; batch_size {batch_plan.batch.size}, micro-batches {batch_plan.batch.count}"
+    return words + (f", layers {batch_plan.layout}" if batch_plan.layout else "")
 
 
-def _bubble(one: BatchPlan) -> Bubble:
-    if one.found is None:
+def _bubble(batch_plan: BatchPlan) -> Bubble:
+    if batch_plan.step_plan is None:
         raise AssertionError("a bubble of a batch without a plan")
-    run = one.found.run()
+    run = batch_plan.step_plan.run()
     return split_bubble(run.simulated.timeline, run.model.layout)
 
 
-def batch_to_json(one: BatchPlan, own: FileSetup) -> dict[str, object]:
-    """For machines; times in ns, sizes in bytes."""
+def batch_to_json(batch_plan: BatchPlan, file_setup: FileSetup) -> dict[str, object]:
+    """Return a candidate as plain data for `--json`; times in ns, sizes in bytes."""
     data: dict[str, object] = {
-        "batch_size": one.batch.size,
-        "num_micro_batches": one.batch.count,
-        "data_parallel": one.strategy.data,
-        "model_parallel": one.strategy.tensor,
-        "pipeline_stage": one.strategy.stages,
-        "expert_parallel": one.strategy.experts,
-        "use_seq_parallel": one.strategy.has_sequence,
-        "layers": one.layout and one.layout.sizes,
-        "is_own": _is_file_setup(one, own),
-        "fits": one.found is not None,
-        "reason": one.reason,
-        "is_searched": one.is_simulated,
-        "is_on_front": one.is_on_front,
+        "batch_size": batch_plan.batch.size,
+        "num_micro_batches": batch_plan.batch.count,
+        "data_parallel": batch_plan.strategy.data,
+        "model_parallel": batch_plan.strategy.tensor,
+        "pipeline_stage": batch_plan.strategy.stages,
+        "expert_parallel": batch_plan.strategy.experts,
+        "use_seq_parallel": batch_plan.strategy.has_sequence,
+        "layers": batch_plan.layout and batch_plan.layout.sizes,
+        "is_own": _is_file_setup(batch_plan, file_setup),
+        "fits": batch_plan.step_plan is not None,
+        "reason": batch_plan.reason,
+        "is_searched": batch_plan.is_simulated,
+        "is_on_front": batch_plan.is_on_front,
     }
-    if one.found is not None:
+    if batch_plan.step_plan is not None:
         data |= {
-            "step_time_ns": one.found.step_time_ns,
-            "peak_bytes": one.found.peak_bytes,
-            "tokens_per_s_per_card": one.tokens_per_s,
+            "step_time_ns": batch_plan.step_plan.step_time_ns,
+            "peak_bytes": batch_plan.step_plan.peak_bytes,
+            "tokens_per_s_per_card": batch_plan.tokens_per_s,
         }
-        data |= {"bubble": asdict(_bubble(one))} if one.layout is not None else {}
+        data |= {"bubble": asdict(_bubble(batch_plan))} if batch_plan.layout is not None else {}
     return data

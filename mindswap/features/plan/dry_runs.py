@@ -1,4 +1,9 @@
-"""Plans that MindSpore's Ascend backend has seen: plan, dry run, budget corrected by the difference, and again."""
+"""`plan --dry-run` and the verification of a plan.
+
+`plan_with_dry_runs` alternates between a plan and its dry run on MindSpore's Ascend backend, and corrects the budget of
+the next plan by the difference between simulated and measured peak. `verify_plan` compiles the network under a plan and
+compares the graph with the policy, in a child process with a time limit.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,56 +29,59 @@ MAX_ATTEMPTS = 3
 
 @dataclass(frozen=True, eq=False)
 class DryRunPlan:
-    """A plan, and what the backend makes of it."""
+    """A plan and its dry run on the Ascend backend."""
 
-    requested_bytes: int  # budget that the planner was given
+    requested_bytes: int  # budget of the planner
     plan: StepPlan
-    dry_run: DryRunReport | None  # None where nothing fits in the simulation, or the backend fails
-    failure: str = ""  # of the backend
+    dry_run: DryRunReport | None  # None if the plan does not fit in the simulation, or the backend failed
+    failure: str = ""  # error of the backend
 
     @property
     def fits(self) -> bool:
-        """True if it fits on the backend, too."""
+        """Return whether the plan also fits on the backend."""
         return self.dry_run is not None and self.dry_run.fits
 
 
 def plan_with_dry_runs(
     budget_bytes: int, make: Callable[[int], StepPlan], report_status: StatusCallback = lambda line: None
 ) -> tuple[DryRunPlan, ...]:
-    """Plans, each within a budget that is corrected by what the dry run of the one before it needed more or less.
+    """Plan and dry run until a plan fits on the backend.
 
-    The last of them fits on the backend (`DryRunReport.fits`), or is the last of `MAX_ATTEMPTS`, or is one that
-    does not fit in the simulation either.
+    After each dry run, the budget of the next plan is corrected by the difference between measured and simulated peak.
 
     Args:
-        budget_bytes: of each card.
-        make: plans for a budget.
-        report_status: called with each line on the progress.
+        budget_bytes: memory budget of each card.
+        make: returns the plan for a budget in bytes.
+        report_status: called with one line of progress.
+
+    Returns:
+        All attempts. The last one fits on the backend, or does not fit in the simulation, or is number `MAX_ATTEMPTS`,
+        or its dry run failed.
 
     Raises:
-        LaunchError: a dry run cannot be run here, or that of the first plan fails.
+        LaunchError: a dry run is not possible here, or that of the first plan fails.
     """
     attempts: list[DryRunPlan] = []
     requested_bytes = budget_bytes
     while len(attempts) < MAX_ATTEMPTS:
-        found = make(requested_bytes)
-        if not found.fits:
-            return (*attempts, DryRunPlan(requested_bytes, found, None))
+        plan = make(requested_bytes)
+        if not plan.fits:
+            return (*attempts, DryRunPlan(requested_bytes, plan, None))
         try:
-            report = dry_run_plan(found, budget_bytes, report_status)
+            report = dry_run_plan(plan, budget_bytes, report_status)
         except LaunchError as error:
             if not attempts:
                 raise
-            return (*attempts, DryRunPlan(requested_bytes, found, None, str(error)))
-        attempts.append(DryRunPlan(requested_bytes, found, report))
+            return (*attempts, DryRunPlan(requested_bytes, plan, None, str(error)))
+        attempts.append(DryRunPlan(requested_bytes, plan, report))
         if report.fits:
             break
-        requested_bytes = min(requested_bytes - 1, budget_bytes - (report.peak_bytes - found.peak_bytes))
+        requested_bytes = min(requested_bytes - 1, budget_bytes - (report.peak_bytes - plan.peak_bytes))
     return tuple(attempts)
 
 
 def dry_run_plan(plan: StepPlan, budget_bytes: int, report_status: StatusCallback = lambda line: None) -> DryRunReport:
-    """The dry run of a step under a plan, beside its simulation; errors as of `run_stages`."""
+    """Dry run a step under a plan. Raises as `run_stages`."""
     step = replace(plan.step, policy=replace(plan.policy, is_swap_enabled=True))
     data = step.document.data()
     sections = policy_sections(step.policy, data, step.model.captured.num_layers)
@@ -83,7 +91,7 @@ def dry_run_plan(plan: StepPlan, budget_bytes: int, report_status: StatusCallbac
 
 
 def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
-    """A row for each plan: simulated, and on the Ascend backend."""
+    """Format a table with a row per attempt: simulated figures and those of the Ascend backend."""
     header = ("plan for", "step time", "planned peak", "dry run", "with fragments", "and workspace", "fits")
     rows = []
     for attempt in attempts:
@@ -106,7 +114,7 @@ def format_attempts(attempts: Sequence[DryRunPlan]) -> str:
 
 
 def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
-    """The same as plain data."""
+    """Return the attempts as plain data for `--json`."""
     return [
         {
             "asked_bytes": attempt.requested_bytes,
@@ -120,74 +128,75 @@ def attempts_to_json(attempts: Sequence[DryRunPlan]) -> list[dict[str, Any]]:
     ]
 
 
-# A plan held against the compiler before it is handed out, in a process of its own and within a time.
+# Verification of a plan before it is written, in a child process with a time limit.
 
 VERIFY_LIMIT_S = 300.0
 KEEP = "--pin 'PATTERN=keep' for what the plan recomputes, one after the other"
-# Findings of `verify --json` on a layer, beside entries without effect.
+# Findings per layer of `verify --json`, other than entries without effect.
 OTHER_FAULTS = ("missing", "unasked", "wrong_prefetch", "one_way")
 
 
 @dataclass(frozen=True)
 class PlanVerdict:
-    """Verdict of the compiler on a plan."""
+    """The result of verifying a plan in the compiled graph."""
 
-    is_as_asked: bool | None  # None where nobody could tell
-    text: str  # one line for people
-    plan: StepPlan | None = None  # what was verified, where that is another one
+    is_as_asked: bool | None  # None if the plan could not be verified
+    text: str  # one line for the terminal
+    plan: StepPlan | None = None  # the reduced plan, if that was verified instead
 
     @property
     def is_refused(self) -> bool:
-        """The compiler does something else."""
+        """Return whether the compiled graph differs from the plan."""
         return self.is_as_asked is False
 
 
 def verify_plan(plan: StepPlan, use_cache: bool = True, limit_s: float = VERIFY_LIMIT_S) -> PlanVerdict:
-    """Hold the compiled network against what a plan asks, all of it and no more.
+    """Compile the network under a plan and compare the graph with the policy.
 
-    Layers under unlike settings can leave a swap between them without effect, which no simulation of one layer shows:
-    such entries are left out, and what is left is verified again, if it still fits.
+    A swap can be without effect between layers with different settings, which the simulation of a single layer does
+    not show. Such entries are removed, and the reduced plan is verified if it still fits.
 
     Args:
-        plan: one that fits.
-        use_cache: False compiles again and keeps nothing.
-        limit_s: the compile may take so long; after that nobody can tell.
+        plan: a plan that fits.
+        use_cache: whether to read and write the cache of compiled graphs.
+        limit_s: time limit of the compile; the result is unknown after that.
     """
     path = plan.step.path
     if path is None or is_trace_path(str(path)) or is_2x(plan.step.document):
         return PlanVerdict(None, "not verified: there is no network to compile")
-    verdict, idle = _verify_in_subprocess(plan, path, use_cache, limit_s)
-    mended = plan.without_swaps(idle) if idle else None
-    if mended is None:
+    verdict, ineffective = _verify_in_subprocess(plan, path, use_cache, limit_s)
+    reduced = plan.without_swaps(ineffective) if ineffective else None
+    if reduced is None:
         return verdict
-    again, _ = _verify_in_subprocess(mended, path, use_cache, limit_s)
-    if again.is_refused:
+    second, _ = _verify_in_subprocess(reduced, path, use_cache, limit_s)
+    if second.is_refused:
         return verdict
-    left_out = ", ".join(
-        f"{name} in {name_indices('layer', [layer for layer, names in idle.items() if name in names])}"
-        for name in dict.fromkeys(name for names in idle.values() for name in names)
-    )
-    text = f"{again.text}; left out, as the compiler gives them no effect: swap of {left_out}"
-    return PlanVerdict(again.is_as_asked, f"{text}; peak memory then {format_bytes(mended.peak_bytes)}", mended)
+    layers_of: dict[str, list[int]] = {}
+    for layer, patterns in ineffective.items():
+        for pattern in patterns:
+            layers_of.setdefault(pattern, []).append(layer)
+    removed = ", ".join(f"{pattern} in {name_indices('layer', layers)}" for pattern, layers in layers_of.items())
+    text = f"{second.text}; left out, as the compiler gives them no effect: swap of {removed}"
+    return PlanVerdict(second.is_as_asked, f"{text}; peak memory then {format_bytes(reduced.peak_bytes)}", reduced)
 
 
 def _verify_in_subprocess(
     plan: StepPlan, path: Path, use_cache: bool, limit_s: float
 ) -> tuple[PlanVerdict, dict[int, set[str]]]:
-    """The verdict, and where nothing else is wrong the patterns without effect in each layer."""
+    """Return the verdict, and per layer the patterns without effect if there is no other fault."""
     with scratch_folder("plan") as folder:
         file = folder / path.name
         plan.save(file)
-        words = ["verify", "--brief", "--json", str(file), *([] if use_cache else ["--no-cache"])]
+        arguments = ["verify", "--brief", "--json", str(file), *([] if use_cache else ["--no-cache"])]
         try:
             with progress_reporting("verifying the plan: compiling the network under it"):
-                answer = ask(words, limit_s)
+                answer = ask(arguments, limit_s)
         except LaunchError as error:
             text = f"not verified: {error}; mindswap verify takes the time that it needs"
             return PlanVerdict(None, text), {}
     if answer.data is None:
         first = answer.error.partition("\n")[0]
-        if first.startswith(NOT_COMPILED):  # a plan of a step that was compiled when it was captured
+        if first.startswith(NOT_COMPILED):  # without the plan it did compile, when it was captured
             return PlanVerdict(False, f"{first}; without the plan it compiles\n    fix: {KEEP}"), {}
         log = next((f" ({line.strip()})" for line in answer.error.splitlines() if "full log: " in line), "")
         return PlanVerdict(None, f"not verified: {first}{log}"), {}
@@ -196,12 +205,15 @@ def _verify_in_subprocess(
     layers = answer.data["layers"]
     faults = dict.fromkeys(text for layer in layers for text in _faults_of(layer))
     verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))
-    idle = {layer["layer"]: {entry["entry"] for entry in layer["without_effect"]} for layer in layers}
+    ineffective: dict[int, set[str]] = {}
+    for layer in layers:
+        if layer["without_effect"]:
+            ineffective[layer["layer"]] = {entry["entry"] for entry in layer["without_effect"]}
     has_others = any(layer[key] for layer in layers for key in OTHER_FAULTS)
-    return verdict, {} if has_others else {layer: names for layer, names in idle.items() if names}
+    return verdict, {} if has_others else ineffective
 
 
 def _faults_of(layer: Mapping[str, Any]) -> list[str]:
-    """Findings of `verify --json` on a layer."""
-    found = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in layer[key]]
-    return found + [f"without effect: {entry['entry']}" for entry in layer["without_effect"]]
+    """Format the findings of `verify --json` on a layer."""
+    faults = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in layer[key]]
+    return faults + [f"without effect: {entry['entry']}" for entry in layer["without_effect"]]

@@ -1,4 +1,4 @@
-"""Batch and parallel strategy of a configuration, and the configuration with others."""
+"""Read the batch and parallel strategy of a configuration, and write others into its text."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -13,28 +13,28 @@ from mindswap.errors import PlanError
 from mindswap.planner.strategies import Batch, Strategy, StrategySpace
 from mindswap.policy.formats.mindformers1.read import find_num_layers
 
-# What tensor parallel cuts, by the names that models have for it. Keys and values take as many heads as there are,
-# where nothing is said.
+# Sizes that tensor parallelism must divide, by their keys in different models. Without a key of their own, key and
+# value heads are as many as the attention heads.
 SHARDED_SIZE_KEYS = ("num_heads", "num_attention_heads", "n_kv_heads", "num_key_value_heads", "vocab_size")
 COUNTED_KEYS = ("recompute", "select_recompute", "select_comm_recompute")  # of recompute_config
 EXPERT_KEYS = ("n_routed_experts", "num_experts", "num_routed_experts")
 
 
 def file_strategy(document: Document) -> Strategy:
-    """The strategy that a configuration has."""
+    """Read the parallel strategy of a configuration."""
     settings = read_step_settings(document)
     has_sequence = document.value("parallel_config", "use_seq_parallel") is True and settings.model_parallel > 1
     return Strategy(
-        settings.data_parallel,
-        settings.model_parallel,
-        settings.pipeline.num_stages,
-        settings.expert_parallel,
-        has_sequence,
+        data=settings.data_parallel,
+        tensor=settings.model_parallel,
+        stages=settings.pipeline.num_stages,
+        experts=settings.expert_parallel,
+        has_sequence=has_sequence,
     )
 
 
 def file_batch(document: Document) -> Batch:
-    """The batch that a configuration has."""
+    """Read the batch size and the number of micro-batches of a configuration."""
     return Batch(document.count("runner_config", "batch_size"), document.count(*_count_path(document)))
 
 
@@ -45,18 +45,18 @@ def _count_path(document: Document) -> tuple[str, str]:
 
 
 def with_batch(text: str, document: Document, batch: Batch) -> str:
-    """The configuration with another batch, all else as it was.
+    """Return the text of a configuration with another batch; all other text is unchanged.
 
     Raises:
-        PolicyError: the text cannot be changed the way it is written.
+        PolicyError: the text cannot be edited in place.
     """
     document = parse_document(text, document.file)
-    wanted = {("runner_config", "batch_size"): batch.size, _count_path(document): batch.count}
-    return _with_values(text, document, {path: n for path, n in wanted.items() if document.count(*path) != n})
+    values = {("runner_config", "batch_size"): batch.size, _count_path(document): batch.count}
+    return _with_values(text, document, {path: n for path, n in values.items() if document.count(*path) != n})
 
 
 def _with_values(text: str, document: Document, changes: Mapping[tuple[str, ...], Any]) -> str:
-    """The text of a configuration with these values at key paths, all else as it was."""
+    """Return the text of a configuration with new values at key paths; all other text is unchanged."""
     data: Any = document.data()
     for (*parents, last), value in changes.items():
         node = data
@@ -69,19 +69,19 @@ def _with_values(text: str, document: Document, changes: Mapping[tuple[str, ...]
 
 
 def capture_key(settings: StepSettings, has_sequence: bool) -> Hashable:
-    """Key of the network of one rank: steps that have this in common share a capture.
+    """Return a key that is equal for steps with the same captured network.
 
-    Layers are captured in one stage whatever the pipeline. Where nothing is cut each data parallel rank has a network
-    of its own; else one network of all samples is cut, whose merged constants depend on their number.
+    The capture does not depend on the pipeline. If ranks shard the network, MindSpore compiles one network with the
+    samples of all data parallel ranks, and constants that it merges depend on their number.
     """
-    of_all = settings.data_parallel if settings.num_parts > 1 else None
-    return *shape_key(settings, has_sequence), of_all
+    num_data_parallel = settings.data_parallel if settings.num_parts > 1 else None
+    return *shape_key(settings, has_sequence), num_data_parallel
 
 
 def shape_key(settings: StepSettings, has_sequence: bool) -> tuple[Hashable, ...]:
-    """Key of the network of one rank but for those constants."""
-    cut = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
-    return settings.batch_size, cut, settings.num_parts > 1 and has_sequence
+    """Return a key that is equal for networks with the same shapes; merged constants may differ."""
+    sharding = (settings.model_parallel, settings.context_parallel, settings.expert_parallel)
+    return settings.batch_size, sharding, settings.num_parts > 1 and has_sequence
 
 
 def strategy_space(
@@ -91,10 +91,17 @@ def strategy_space(
     counts: tuple[int, ...] | None,
     cards_per_node: int,
 ) -> StrategySpace:
-    """Limits that strategies of a configuration have to keep to.
+    """Collect the limits of the strategies that a configuration can use.
+
+    Args:
+        document: the configuration.
+        batch: its batch; the global batch size stays.
+        sizes: samples of a micro-batch; None for all divisors.
+        counts: micro-batches of a step; None for all divisors.
+        cards_per_node: limit of tensor parallelism.
 
     Raises:
-        PlanError: the configuration trains without strategies, or says nothing of its layers.
+        PlanError: the configuration trains without strategies, or has no number of layers.
     """
     if not is_split(document):
         raise PlanError(
@@ -106,49 +113,52 @@ def strategy_space(
         raise PlanError(
             f"--strategy: {document.file}: num_layers is missing\n    fix:     model.model_config.num_layers"
         )
-    settings, own = read_step_settings(document), file_strategy(document)
-    own_experts = own.experts if own.experts > 1 else 0
-    cut = [document.value("model", "model_config", key) for key in SHARDED_SIZE_KEYS]
+    settings, strategy = read_step_settings(document), file_strategy(document)
+    num_expert_ranks = strategy.experts if strategy.experts > 1 else 0
+    sharded_sizes = [document.value("model", "model_config", key) for key in SHARDED_SIZE_KEYS]
     experts = [document.value("model", "model_config", key) for key in EXPERT_KEYS]
     experts.append(document.value("moe_config", "expert_num"))
     return StrategySpace(
-        own=own,
+        own=strategy,
         context=settings.context_parallel,
-        num_samples=batch.num_samples * own.data,
+        num_samples=batch.num_samples * strategy.data,
         sizes=sizes,
         counts=counts,
         num_layers=num_layers,
         num_chunks=settings.pipeline.num_chunks,
-        divisible=tuple(number for number in cut if is_whole_number(number) and number > 0),
-        # Where the class of the model says how many, those that share them divide them.
-        num_experts=next((number for number in experts if is_whole_number(number) and number > 1), own_experts),
+        divisible=tuple(number for number in sharded_sizes if is_whole_number(number) and number > 0),
+        # Expert parallelism must divide the number of experts. If only the class of the model has it, the file's
+        # expert parallelism stands for it.
+        num_experts=next((number for number in experts if is_whole_number(number) and number > 1), num_expert_ranks),
         max_tensor=cards_per_node,
     )
 
 
 def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
-    """The configuration with another strategy, all else as it was; layers go evenly over other stages.
+    """Return the text of a configuration with another strategy; all other text is unchanged.
+
+    With another number of stages, the layers are distributed evenly.
 
     Raises:
-        PolicyError: the text cannot be changed the way it is written.
+        PolicyError: the text cannot be edited in place.
     """
-    own = file_strategy(document)
-    if strategy == own:
+    before = file_strategy(document)
+    if strategy == before:
         return text
     data = document.data()
-    wanted = {
+    values = {
         ("parallel_config", "data_parallel"): strategy.data,
         ("parallel_config", "model_parallel"): strategy.tensor,
         ("parallel_config", "pipeline_stage"): strategy.stages,
         ("parallel_config", "expert_parallel"): strategy.experts,
     }
-    changes: dict[tuple[str, ...], Any] = {path: n for path, n in wanted.items() if document.count(*path) != n}
-    if strategy.has_sequence != own.has_sequence:
+    changes: dict[tuple[str, ...], Any] = {path: n for path, n in values.items() if document.count(*path) != n}
+    if strategy.has_sequence != before.has_sequence:
         changes["parallel_config", "use_seq_parallel"] = strategy.has_sequence
     rows = (data.get("parallel") or {}).get("dataset_strategy")
-    if strategy.data != own.data and isinstance(rows, list):  # how samples go to the ranks, input by input
-        changes["parallel", "dataset_strategy"] = [_with_data_parallel(row, own.data, strategy.data) for row in rows]
-    if strategy.stages != own.stages:
+    if strategy.data != before.data and isinstance(rows, list):  # one row per input: the shards of each dimension
+        changes["parallel", "dataset_strategy"] = [_with_data_parallel(row, before.data, strategy.data) for row in rows]
+    if strategy.stages != before.stages:
         if strategy.stages > 1 and document.count("runner_config", "gradient_accumulation_steps") > 1:
             changes["runner_config", "gradient_accumulation_steps"] = 1
         num_chunks = read_step_settings(document).pipeline.num_chunks
@@ -160,7 +170,11 @@ def with_strategy(text: str, document: Document, strategy: Strategy) -> str:
 
 
 def balanced_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | list[int] | list[list[int]]:
-    """Layers as evenly as they go, one more on cells next to the last: fewer micro-batches wait there, and no head."""
+    """Return the `offset` of an even distribution of layers.
+
+    Remaining layers go to the cells before the last one: late stages hold fewer micro-batches in flight, and the last
+    one also has the head.
+    """
     cells = num_stages * num_chunks
     rest = num_layers % cells
     if rest == 0:
@@ -171,10 +185,10 @@ def balanced_offset(num_layers: int, num_stages: int, num_chunks: int) -> int | 
 
 
 def with_layout(text: str, document: Document, layout: Layout) -> str:
-    """The configuration with other numbers of layers on its stages, all else as it was.
+    """Return the text of a configuration with another assignment of layers to stages; all other text is unchanged.
 
     Raises:
-        PolicyError: the text cannot be changed the way it is written.
+        PolicyError: the text cannot be edited in place.
     """
     document = parse_document(text, document.file)
     offset = read_step_settings(document).pipeline.offset_of(layout)
@@ -183,7 +197,7 @@ def with_layout(text: str, document: Document, layout: Layout) -> str:
 
 
 def _without_counts(data: Mapping[Any, Any]) -> dict[tuple[str, ...], Any]:
-    """Changes without counts of layers to recompute, which may not go with other stages; a plan replaces them."""
+    """Return changes that remove recompute counts per stage, which may not match other stages; a plan replaces them."""
     section = data.get("recompute_config")
     counts = section if isinstance(section, dict) else {}
     return {("recompute_config", key): False for key in COUNTED_KEYS if counts.get(key)}

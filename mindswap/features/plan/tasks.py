@@ -1,4 +1,4 @@
-"""Questions about a configuration as tasks that may run anywhere: its network, its bound, its plan."""
+"""Tasks for `WorkerPool`: capture, lower bound and plan of one configuration."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import TypeVar
 from mindswap.config.source import given_folder, use_folder
 from mindswap.errors import MindswapError
 from mindswap.features.plan import find_lower_bound_ns, make_plan, make_problem
-from mindswap.features.plan.spread import Tick
+from mindswap.features.plan.worker_pool import Tick
 from mindswap.features.simulate import LoadedStep
 from mindswap.features.step import load_step
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Plan
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How each step is loaded and planned; most fields are arguments of `load_step` and `make_plan`."""
+    """Options of loading and planning a step; most are arguments of `load_step` and `make_plan`."""
 
     device: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -29,25 +29,25 @@ class StepOptions:
     expert_skew: str | None = None
     allow: Allow = DEFAULT_ALLOW
     is_simple: bool = False
-    model_folder: str | None = field(default_factory=given_folder)  # of `--pretrained_model_dir`
+    model_folder: str | None = field(default_factory=given_folder)  # value of `--pretrained_model_dir`
 
 
 class Infeasible(str):
-    """Why nothing fits."""
+    """The reason why no policy fits; returned in place of a lower bound."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepTask:
-    """A configuration to capture, to bound or to plan: all that the answer follows from."""
+    """A configuration to capture, bound or plan, with everything that the result depends on."""
 
-    name: str  # of its file
-    text: str
+    name: str  # file name
+    text: str  # YAML text
     options: StepOptions
-    captured: CapturedStep | None = None  # of a configuration with the same network, or one like it
+    captured: CapturedStep | None = None  # capture of an equal or similar network; None captures this one
 
 
 def load_task(task: StepTask, folder: Path) -> LoadedStep:
-    """The step of a task, its configuration in a folder."""
+    """Write the configuration of a task into a folder and load its step."""
     path = folder / task.name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(task.text.encode("utf-8", "surrogatepass"))
@@ -64,20 +64,20 @@ def load_task(task: StepTask, folder: Path) -> LoadedStep:
 
 
 def summarize_error(error: MindswapError) -> str:
-    """The first line of an error, for a table."""
+    """Return the first line of an error, for tables."""
     return str(error).splitlines()[0]
 
 
-# Each gives why there is no answer in its place.
+# These return the reason as a string if there is no result.
 
 
 def run_capture_task(task: StepTask, tick: Tick) -> CapturedStep | str:
-    """The network of a configuration."""
+    """Capture the network of a configuration."""
     return _with_step(task, lambda step: step.model.layers.source)
 
 
 def run_bound_task(task: StepTask, tick: Tick) -> int | str:
-    """Step time that no policy within the budget can beat."""
+    """Compute a lower bound in ns on the step time of all policies that fit."""
 
     def bound(step: LoadedStep) -> int | str:
         static_bytes = max(stage.total_bytes for stage in step.model.static)
@@ -90,19 +90,20 @@ def run_bound_task(task: StepTask, tick: Tick) -> int | str:
 
 
 def run_plan_task(task: StepTask, tick: Tick) -> tuple[CapturedStep, Plan] | str:
-    """The plan, and the network that it is for."""
+    """Plan a configuration. Returns the captured network and the plan."""
 
     def planned(step: LoadedStep) -> tuple[CapturedStep, Plan]:
-        found = make_plan(step, None, task.options.allow, progress=tick, simple=task.options.is_simple)
-        return step.model.layers.source, found.plan
+        step_plan = make_plan(step, None, task.options.allow, progress=tick, simple=task.options.is_simple)
+        return step.model.layers.source, step_plan.plan
 
     return _with_step(task, planned)
 
 
-def _with_step(task: StepTask, find: Callable[[LoadedStep], R | str]) -> R | str:
+def _with_step(task: StepTask, compute: Callable[[LoadedStep], R | str]) -> R | str:
+    """Call a function with the loaded step of a task, and turn errors into their first line."""
     try:
         with scratch_folder("step") as folder:
-            return find(load_task(task, folder))
+            return compute(load_task(task, folder))
     except MindswapError as error:
-        remove_kept_folders()  # the reason names no log
+        remove_kept_folders()  # the summary does not mention the log folders
         return summarize_error(error)

@@ -9,8 +9,8 @@ import pytest
 from mindswap.features.plan import batches as api
 from mindswap.features.plan import make_plan
 from mindswap.features.plan.batches import BatchOptions, plan_batches
-from mindswap.features.plan.spread import Spread
 from mindswap.features.plan.tasks import StepOptions
+from mindswap.features.plan.worker_pool import WorkerPool
 from mindswap.features.step import load_step
 from mindswap.planner.strategies import Batch
 from tests.simulator.steps import captured
@@ -38,7 +38,7 @@ def planned(monkeypatch, tmp_path):
         config.write_text(text)
         said = []
         options = StepOptions("generic", dict(overrides))
-        found = plan_batches(str(config), asked, options, Path(tmp_path), Spread(), said.append)
+        found = plan_batches(str(config), asked, options, Path(tmp_path), WorkerPool(), said.append)
         return found, said
 
     return plan
@@ -48,8 +48,8 @@ def test_the_fastest_batch_comes_first_and_what_cannot_be_faster_is_not_searched
     """Batches of 2 samples: two at once, or one after the other, which takes the fixed parts of a step twice."""
     (best, other), said = planned(ONE_STAGE, BatchOptions())
     assert (best.batch, other.batch) == (Batch(2, 1), Batch(1, 2))
-    assert best.found is not None and best.layout is None and best.is_on_front and best.tokens_per_s > 0
-    assert other.found is None and "by the bound" in other.reason and other.tokens_per_s == 0
+    assert best.step_plan is not None and best.layout is None and best.is_on_front and best.tokens_per_s > 0
+    assert other.step_plan is None and "by the bound" in other.reason and other.tokens_per_s == 0
     assert sum(line.startswith("capture") for line in said) == 2 and sum(line.startswith("plan") for line in said) == 1
 
 
@@ -76,12 +76,12 @@ def test_layers_move_from_the_stage_with_more_work_only_where_that_is_wanted(pla
 def test_where_no_plan_is_found_no_layers_move(planned):
     asked = BatchOptions(sizes=(2,), counts=(4,), moves_layers=True)
     (failed,), _ = planned(TWO_STAGES, asked, overrides={"memory": "1KiB"})
-    assert (failed.found, failed.layout.sizes) == (None, ((3, 3),)) and "alone need 4.0 KiB" in failed.reason
+    assert (failed.step_plan, failed.layout.sizes) == (None, ((3, 3),)) and "alone need 4.0 KiB" in failed.reason
 
 
 def test_one_stage_has_no_layers_to_move(planned):
     found, said = planned(ONE_STAGE, BatchOptions(sizes=(2,), counts=(1,), moves_layers=True))
-    assert [(one.layout, one.found is not None) for one in found] == [(None, True)]
+    assert [(one.layout, one.step_plan is not None) for one in found] == [(None, True)]
     assert not any("layers" in line for line in said)
 
 
@@ -102,5 +102,5 @@ def test_what_cannot_be_captured_is_behind_the_plans_with_its_reason(planned):
         return captured(NUM_LAYERS) if "batch_size: 2" in task.text else "it does not compile"
 
     found, _ = planned(ONE_STAGE, BatchOptions(), capture)
-    assert [(one.batch, one.found is not None) for one in found] == [(Batch(2, 1), True), (Batch(1, 2), False)]
+    assert [(one.batch, one.step_plan is not None) for one in found] == [(Batch(2, 1), True), (Batch(1, 2), False)]
     assert found[1].reason

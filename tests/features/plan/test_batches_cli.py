@@ -9,7 +9,7 @@ from mindswap import cli
 from mindswap.config.parse import parse_document
 from mindswap.config.pipeline_layout import read_pipeline
 from mindswap.features.plan.batches import BatchPlan
-from mindswap.features.plan.batches_cli import format_batches
+from mindswap.features.plan.batches_cli import FileSetup, format_batches
 from mindswap.features.plan.strategies import with_batch
 from mindswap.planner.strategies import Batch, Strategy
 
@@ -69,9 +69,9 @@ def test_cards_without_a_strategy_are_an_error_with_the_nearest(capsys):
 
 
 def test_what_has_no_plan_is_below_the_table_by_the_reason():
-    own = (Strategy(1, 1, 2), Batch(1, 2), None)
+    own = FileSetup(Strategy(1, 1, 2), Batch(1, 2), None)
     others = [BatchPlan(Batch(1, 4), Strategy(ranks, 1, 1), reason="it is too large") for ranks in range(2, 8)]
-    lines = format_batches([*others, BatchPlan(own[1], own[0], reason="no policy fits")], own).splitlines()
+    lines = format_batches([*others, BatchPlan(own.batch, own.strategy, reason="no policy fits")], own).splitlines()
     assert lines[2] == "no plan, it is too large:"
     assert lines[3].startswith("    data 2, tensor 1, stages 1: 4 x 1; data 3, ") and max(map(len, lines)) < 120
     names = " ".join(line.strip() for line in lines[3 : lines.index("no plan, no policy fits:")])

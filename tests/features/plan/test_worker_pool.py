@@ -11,7 +11,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.errors import LaunchError, PlanError
-from mindswap.features.plan.spread import Spread
+from mindswap.features.plan.worker_pool import WorkerPool
 from mindswap.planner.solver.search import Stop
 from mindswap.system.scratch import scratch_folder
 
@@ -72,8 +72,8 @@ def test_answers_come_in_order_and_tasks_may_depend_on_those_before(num_jobs):
                 return
             yield number
 
-    with Spread(num_jobs) as spread:
-        found.extend(spread.map(square, tasks()))
+    with WorkerPool(num_jobs) as pool:
+        found.extend(pool.map(square, tasks()))
     # Two at a time: 5 was begun while 9 was waited for.
     assert found == [0, 1, 4, 9] + [16] * (num_jobs - 1)
 
@@ -83,14 +83,17 @@ def test_who_waits_is_asked_now_and_then_and_may_end_it(tmp_path):
     def tick():
         raise Stop
 
-    with Spread(2) as spread, pytest.raises(Stop):
-        list(spread.map(slow_square, [(number, tmp_path) for number in range(9)], tick))
+    with WorkerPool(2) as pool, pytest.raises(Stop):
+        list(pool.map(slow_square, [(number, tmp_path) for number in range(9)], tick))
     assert len(list(tmp_path.iterdir())) <= 4  # what was begun; it ended with the rest
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_what_to_do():
-    with Spread(2) as spread, pytest.raises(LaunchError, match=r"was killed, maybe for want of memory\n.*fewer --jobs"):
-        list(spread.map(killed, [1]))
+    with (
+        WorkerPool(2) as pool,
+        pytest.raises(LaunchError, match=r"was killed, maybe for want of memory\n.*fewer --jobs"),
+    ):
+        list(pool.map(killed, [1]))
 
 
 @pytest.fixture
@@ -112,17 +115,17 @@ def test_tasks_of_a_node_that_is_killed_run_again_on_the_others(cluster, tmp_pat
         wait_for(lambda: len(list(tmp_path.iterdir())) == 3)  # one on each node
         cluster.remove_node(cluster.others[1], allow_graceful=False)
 
-    with Spread(ray=cluster.address) as spread:  # whose nodes have one version
-        assert spread.width == 3
+    with WorkerPool(ray=cluster.address) as pool:  # whose nodes have one version
+        assert pool.width == 3
         killer = threading.Thread(target=kill)
         killer.start()
-        answers = list(spread.map(slow_square, [(number, tmp_path) for number in range(7)]))
+        answers = list(pool.map(slow_square, [(number, tmp_path) for number in range(7)]))
         killer.join()
     assert answers == [number * number for number in range(7)]
     begun = [path.name.split("_")[0] for path in tmp_path.iterdir()]
     assert set(begun) == set("0123456") and len(begun) == 8  # one of them twice
-    with Spread(ray=cluster.address) as spread, pytest.raises(PlanError, match="no square"):
-        list(spread.map(refused, [1]))
+    with WorkerPool(ray=cluster.address) as pool, pytest.raises(PlanError, match="no square"):
+        list(pool.map(refused, [1]))
 
 
 def planned(capsys, *options):
@@ -172,7 +175,7 @@ def test_a_search_over_nodes_of_which_one_is_killed_gives_what_one_gives(capsys,
 
 
 def test_without_jobs_or_a_cluster_tasks_run_in_this_process():
-    with Spread() as here:
+    with WorkerPool() as here:
         assert here.width == 1
         assert list(here.map(lambda task, tick: (task, os.getpid()), [7])) == [(7, os.getpid())]
 
@@ -183,14 +186,14 @@ def test_a_process_that_a_signal_ends_leaves_no_folder_and_is_no_signal_here(num
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("ignored by all that nohup starts")
-    with Spread(2) as spread, pytest.raises(LaunchError, match="a process that planned was killed"):
-        list(spread.map(ended, [number]))
+    with WorkerPool(2) as pool, pytest.raises(LaunchError, match="a process that planned was killed"):
+        list(pool.map(ended, [number]))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
 def test_what_runs_when_the_pool_is_left_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with Spread(2) as spread, pytest.raises(Stop):
-        list(spread.map(sleeping, [0, 1], lambda: stop_when(list(tmp_path.glob("mindswap-task-*/*")))))
+    with WorkerPool(2) as pool, pytest.raises(Stop):
+        list(pool.map(sleeping, [0, 1], lambda: stop_when(list(tmp_path.glob("mindswap-task-*/*")))))
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Independent tasks in this process, in several, or on the nodes of a Ray cluster: the same answers, in their order."""
+"""Map independent tasks over this process, a process pool or a Ray cluster, with results in the order of the tasks."""
 
 import multiprocessing
 import os
@@ -22,22 +22,25 @@ from mindswap.system.signals import LIFELINE, held_signals, signals_raise
 T = TypeVar("T")
 R = TypeVar("R")
 Tick = Callable[[], None]
-# How often `tick` is called while an answer is waited for.
+# Interval of `tick` while waiting for a result.
 TICK_S = 0.2
-# What decides an answer, and is taken along to other machines: variables that begin so.
+# Environment variables that change results are copied to the nodes of a cluster: those with these prefixes.
 _COPIED_PREFIXES = ("ENABLE_", "HCCL_", "MS_")
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
-class Spread:
-    """Where tasks run: here, or in `num_jobs` processes, or on every CPU of a Ray cluster.
+class WorkerPool:
+    """A pool of workers: this process, `num_jobs` processes, or every CPU of a Ray cluster.
 
-    A task is a function of a module and what it is given, both of which can be pickled, and its answer follows from
-    these alone: so it may run anywhere, and again where a node was lost.
+    A task is a module-level function and its argument; both must be picklable. The result may depend on these only, so
+    that a task can run on any worker, and run a second time if a node fails.
 
     Args:
-        num_jobs: processes; 1 for this one.
-        ray: address of a cluster, or `"auto"`; its nodes have this package.
+        num_jobs: number of processes; 1 runs the tasks in this process.
+        ray: address of a cluster, or `"auto"`; mindswap must be installed on its nodes.
+
+    Attributes:
+        width: number of tasks that run at the same time.
 
     Raises:
         LaunchError: Ray is not installed, or there is no cluster.
@@ -46,7 +49,7 @@ class Spread:
     def __init__(self, num_jobs: int = 1, ray: str | None = None):
         self._pool: ProcessPoolExecutor | None = None
         self._ray: Any = None
-        self.width = num_jobs  # tasks at a time
+        self.width = num_jobs
         if ray is not None:
             variables = {
                 name: text for name, text in package_environment().items() if name.startswith(_COPIED_PREFIXES)
@@ -54,32 +57,32 @@ class Spread:
             self._ray = connect(ray, runtime_env={"env_vars": variables})
             require_same_versions(self._ray)
             self.width = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        elif num_jobs > 1:  # MindSpore has threads, which a fork would not take along
+        elif num_jobs > 1:  # spawn, because threads of MindSpore do not survive a fork
             spawn = multiprocessing.get_context("spawn")
             self._line = ExitStack()
             self._pool = ProcessPoolExecutor(num_jobs, spawn, _init_worker, (self._line.enter_context(lifeline()),))
 
-    def __enter__(self) -> "Spread":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._ray is not None:
-            self._ray.shutdown()  # ends the tasks, too
+            self._ray.shutdown()  # also ends the tasks
         if self._pool is not None:
             with held_signals():
                 _terminate(self._pool)
                 self._line.close()
 
     def map(self, function: Callable[[T, Tick], R], tasks: Iterable[T], tick: Tick = lambda: None) -> Iterator[R]:
-        """The answers, in the order of the tasks, of which no more are taken ahead than run at a time.
+        """Yield the results in the order of the tasks.
 
         Args:
-            function: of a task, and of what it may call now and then; that is `tick` in this process only.
-            tasks: may depend on the answers before them.
-            tick: called now and then; what it raises ends the map.
+            function: called with a task and a callback, which is `tick` if the task runs in this process.
+            tasks: taken lazily, at most `width` ahead, so that a task may depend on earlier results.
+            tick: called regularly while waiting; an exception that it raises ends the map.
 
         Raises:
-            LaunchError: a process was killed.
+            LaunchError: a worker process was killed.
         """
         if self._pool is None and self._ray is None:
             yield from (function(task, tick) for task in tasks)
@@ -111,7 +114,7 @@ class Spread:
 
     def _submit(self, function: Callable[[T, Tick], R], task: T) -> "Future[R]":
         if self._pool is not None:
-            with _safe_path():  # this starts the process
+            with _safe_path():  # `submit` starts the process
                 return self._pool.submit(_run, function, task)
         return begin(self._ray, function, task, _ignore_tick)
 
@@ -122,17 +125,17 @@ def _wait_for_result(future: "Future[R]", tick: Tick) -> R:
             return future.result(TICK_S)
         except futures.TimeoutError:  # the built-in one from Python 3.11 on
             if future.done():
-                raise  # of the task itself
+                raise  # a TimeoutError of the task itself
             tick()
 
 
 def _ignore_tick() -> None:
-    """For tasks that nobody watches."""
+    """The `tick` of tasks in other processes."""
 
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """While this lasts, a process that is started imports no module of the working folder (from Python 3.11 on)."""
+    """Set PYTHONSAFEPATH, so that started processes import no module from the working directory (Python 3.11)."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
@@ -145,25 +148,25 @@ def _safe_path() -> Iterator[None]:
 
 
 def _run(function: Callable[[T, Tick], R], task: T) -> R:
-    """Run a task in a process of the pool, which a signal ends."""
+    """Run a task in a worker process; a signal ends the process."""
     try:
         return function(task, _ignore_tick)
     except StoppedBySignal as stop:
-        os._exit(stop.exit_code)  # an answer would be the signal of the process that asked
+        os._exit(stop.exit_code)  # raising would deliver the signal to the parent process
 
 
-_worker_resources = ExitStack()  # what a process of the pool has open until its end
+_worker_resources = ExitStack()  # context managers that a worker process keeps open until it ends
 
 
-def _init_worker(line: str) -> None:
-    """Prepare a process of the pool, which ends with the one that started it; Ctrl-C is for that one."""
+def _init_worker(lifeline_address: str) -> None:
+    """Prepare a worker process: it ends with its parent and leaves Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker_resources.enter_context(signals_raise())
-    hold_lifeline({LIFELINE: line}, signal.SIGTERM)
+    hold_lifeline({LIFELINE: lifeline_address}, signal.SIGTERM)
 
 
 def _terminate(pool: ProcessPoolExecutor) -> None:
-    """End what runs, whose answers nobody waits for."""
+    """Terminate the worker processes without waiting for results."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
@@ -171,9 +174,9 @@ def _terminate(pool: ProcessPoolExecutor) -> None:
     limit_s = time.monotonic() + STOP_GRACE_S
     for process in processes:
         process.join(max(0.0, limit_s - time.monotonic()))
-    late = [process for process in processes if process.is_alive()]
-    for process in late:
+    alive = [process for process in processes if process.is_alive()]
+    for process in alive:
         process.kill()
         process.join(STOP_LIMIT_S)
-    if late:
+    if alive:
         remove_abandoned()
