@@ -1,6 +1,6 @@
-"""Decisions -> attributes on cells and primitives, through MindSpore's own calls.
+"""Application of decisions to cells and primitives, through MindSpore's own methods.
 
-Nothing is imported from MindSpore here: the cells bring their methods along.
+Nothing is imported from MindSpore here; the methods belong to the cells.
 """
 
 import ast
@@ -20,7 +20,7 @@ from mindswap.policy.formats.mindformers1.schema import RECOMPUTE_FLAGS, SELECT_
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, Treatment, resolve_layer, unique_matches
 
-# `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
+# Name under which `Cell.recompute` adds a cell of its own, which is not part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
 
 
@@ -28,22 +28,23 @@ def apply_policy(
     layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None,
     is_swap_per_call: bool = False,
 ) -> tuple[LayerDecisions, ...]:  # fmt: skip
-    """Set a policy on the layers of a network, before its first compile; one with swap disabled changes nothing.
+    """Set a policy on the layers of a network, before its first compile; without swap nothing is changed.
 
     Args:
         layers: in order (`CellList` or any sequence of cells).
-        policy: normalised.
-        logger: gets the lines of the specification; default is this module's logger.
-        indices: layer index of each, where they are some of a model that `check_layers` has seen; default all layers.
-        is_swap_per_call: swap may differ between the layers that share a cell, as in PyNative mode.
+        policy: in normal form.
+        logger: receives the log lines of the specification; default is the logger of this module.
+        indices: index in the model of each layer, if `layers` are some of the layers of a model that passed
+            `check_layers`; default all layers.
+        is_swap_per_call: swap may differ between layers that share a cell, as in PyNative mode.
 
     Returns:
-        What was set, one entry per layer.
+        The decisions for each layer.
 
     Raises:
-        ApplyError: if a pattern names nothing in any layer it is meant for, or layers share a cell and the policy
-            treats it in two ways.
-        PatternError: if a pattern is not a regular expression.
+        ApplyError: if a pattern matches nothing in any of its layers, or the policy treats a cell shared by several
+            layers in two ways.
+        PatternError: if a pattern is no regular expression.
     """
     if not policy.is_swap_enabled:
         return ()
@@ -64,10 +65,10 @@ def apply_policy(
 
 
 def check_layers(policy: Policy, num_layers: int) -> None:
-    """Refuse layers that the network does not have: what is asked of them would have no effect.
+    """Check that the network has all layers that the policy names.
 
     Raises:
-        ApplyError: there are such.
+        ApplyError: if it does not.
     """
     layers = [policy.layer_recompute, policy.output_recompute]
     for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
@@ -78,8 +79,8 @@ def check_layers(policy: Policy, num_layers: int) -> None:
 
 
 def read_tree(cell, name: str = "") -> CellNode:
-    """The cells and primitives below `cell` as plain data."""
-    # Two tables of MindSpore's Cell; public calls give primitives only without their names.
+    """Return the cells and primitives below `cell` as plain data."""
+    # Private tables of MindSpore's Cell; public methods return primitives without their names.
     primitives = getattr(cell, "_primitives", {})
     children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
     uncalled = find_uncalled(cell.__class__)
@@ -88,14 +89,14 @@ def read_tree(cell, name: str = "") -> CellNode:
 
 
 def cells_below(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every cell below another with its path from there, parents first."""
+    """Yield every cell below another with its path from there, parents first."""
     for name, child in _children(cell):
         yield (name,), child
         yield from (((name, *path), inner) for path, inner in cells_below(child))
 
 
 def iterate_primitives(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every primitive in a cell and below it, with its path."""
+    """Yield every primitive in a cell and below it, with its path."""
     for path, holder in (((), cell), *cells_below(cell)):
         for name, primitive in holder._primitives.items():
             if primitive is not None:
@@ -107,15 +108,15 @@ def _children(cell) -> Iterator[tuple[str, Any]]:
 
 
 def _unshare_primitives(layers: Sequence[Any]) -> None:
-    """Of a primitive that several layers share, a copy for each: what is set on one would act in all of them.
+    """Replace primitives that several layers share with copies, so that settings of one layer do not affect another.
 
-    MindFormers 1.9.0 has one for the gating of all its routers (`GATING_ACTIVATION` of moe/router.py).
+    The routers of MindFormers 1.9.0 share one primitive for their gating (`GATING_ACTIVATION` of moe/router.py).
     """
     seen: set[int] = set()
     for layer in layers:
         layer_ids = set()
         for _, cell in layer.cells_and_names():
-            if id(cell) in seen:  # a cell that layers share keeps its primitives
+            if id(cell) in seen:  # a cell shared by layers keeps its primitives
                 continue
             layer_ids.add(id(cell))
             for name, primitive in list(cell._primitives.items()):
@@ -136,10 +137,10 @@ def _clone_primitive(primitive: Any) -> Any:
 
 
 def _check_shared(layers: Sequence[Any], decisions: Sequence[LayerDecisions], is_swap_per_call: bool) -> None:
-    """Refuse a policy that treats a cell otherwise in one layer than in another, where both layers are or hold it.
+    """Refuse a policy that treats a shared cell differently in two layers.
 
     Raises:
-        ApplyError: what is set on the cell would act in all of them.
+        ApplyError: because a setting of the cell would apply to both layers.
     """
     uses: dict[int, list[tuple[LayerDecisions, tuple[str, ...]]]] = {}
     for layer, decisions_of_layer in zip(layers, decisions, strict=True):
@@ -168,9 +169,9 @@ def _check_shared(layers: Sequence[Any], decisions: Sequence[LayerDecisions], is
 
 
 def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[CellNode], logger: logging.Logger) -> None:
-    """Refuse patterns that name nothing in any layer they are for; of default patterns, one has to name something.
+    """Refuse patterns that match nothing in any of their layers; of the default patterns, one must match.
 
-    As in `mindswap check`, the default strategy has to find something, and default operators to recompute need not:
+    As in `mindswap check`, the default strategy must match something, whereas default operators to recompute need not;
     that is a warning.
     """
     for option in ("op_swap", *SELECT_OPTIONS):
@@ -190,13 +191,13 @@ def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[Cell
 
 
 def _has_match(entry: OpSwap | OpRecompute, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
-    """True if it names something in one of its layers, or none of them is here: not all may have been built."""
+    """Return whether an entry matches in one of its layers, or none of them is built."""
     layers = {tree for index, tree in zip(indices, trees, strict=True) if index in entry.layers}
     return not layers or any(match_pattern(entry.pattern, tree) for tree in layers)
 
 
 def _has_defaults(policy: Policy, option: str) -> bool:
-    """True if the patterns of an option are those that `True` stands for."""
+    """Return whether the patterns of an option are those that `True` represents."""
     if option == "op_swap":
         return policy.default_prefetch is not None
     patterns = {entry.pattern for entry in getattr(policy, option)}
@@ -229,25 +230,25 @@ def _apply_layer(layer, decisions_of_layer: LayerDecisions, policy: Policy) -> N
 
 
 def _recompute_primitive(primitive, mode: bool = True) -> None:
-    """Through the class: a primitive that was set before has its own attribute `recompute`, a bool."""
+    """Call the method of the class, because a primitive with settings has an attribute `recompute` of type bool."""
     type(primitive).recompute(primitive, mode)
 
 
 def _recompute_options(policy: Policy) -> dict[str, bool]:
-    """Only what differs from the defaults, which MindSpore shares: each option set touches every primitive."""
+    """Return the options that differ from MindSpore's defaults; each option set modifies every primitive."""
     flags = {name: bool(getattr(policy, name)) for name in RECOMPUTE_FLAGS}
     return {name: value for name, value in flags.items() if value != RECOMPUTE_FLAGS[name]}
 
 
 def resolve_path(cell, path: tuple[str, ...]) -> Any:
-    """The cell or primitive at a path below a cell."""
+    """Return the cell or primitive at a path below a cell."""
     for name in path:
         cell = getattr(cell, name) if not name.isdecimal() else cell._cells[name]
     return cell
 
 
 def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
-    """The primitives that the matches name, those below a matched cell included."""
+    """Yield the matched primitives, including those below a matched cell."""
     for match in matches:
         target = resolve_path(layer, match.path)
         if match.node.is_primitive:
@@ -258,14 +259,13 @@ def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
 
 # Cells of which a model calls only methods: `self.attention.cal_attn(...)` of interleaved Llama and TeleChat2.
 #
-# With lazy_inline MindSpore recomputes what the function of a marked cell runs (`FUNC_GRAPH_RECOMPUTE_K_GRAPH`), and
-# such a cell has no function in the graph: recompute of it does nothing, while cells in it that are called can be
-# recomputed.
+# With lazy_inline, MindSpore recomputes the function of a marked cell (`FUNC_GRAPH_RECOMPUTE_K_GRAPH`). Such a cell has
+# no function in the graph, so recompute of it has no effect, whereas the cells that it calls can be recomputed.
 
 
 @functools.cache
 def find_uncalled(cell_type: Any) -> frozenset[str]:
-    """Attributes of which a class of cells uses nothing but methods, outside `__init__`; where its code can be read."""
+    """Return the attributes of a class of which only methods are used outside `__init__`, as far as source exists."""
     methods: set[str] = set()
     others: set[str] = set()
     for node, parent in _reads_of_self(cell_type):
@@ -274,13 +274,13 @@ def find_uncalled(cell_type: Any) -> frozenset[str]:
 
 
 def _reads_of_self(cell_type: type) -> Iterator[tuple[ast.Attribute, ast.AST]]:
-    """Every `self.name` with what it is a part of."""
+    """Yield every `self.name` with its parent in the syntax tree."""
     for owner in cell_type.__mro__:
         if owner.__module__.partition(".")[0] in ("builtins", "mindspore"):
             continue
         try:
             source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-        except (OSError, TypeError, SyntaxError):  # a class that was typed in, or made by a program
+        except (OSError, TypeError, SyntaxError):  # a class defined interactively or generated by a program
             continue
         for function in ast.walk(source):
             if isinstance(function, ast.FunctionDef) and function.name != "__init__":

@@ -1,4 +1,4 @@
-"""Networks of MindFormers, built from a YAML file without weights, without device, without workers."""
+"""Construction of MindFormers networks from a YAML file, without weights, device or other processes."""
 
 import contextlib
 import importlib
@@ -32,15 +32,15 @@ from mindswap.policy.formats.mindformers1.read import NUM_LAYERS_KEYS
 from mindswap.policy.model import Policy
 from mindswap.runtime.text.samples import TAKES_COLUMNS
 
-# One rank of many without any other, so that models of MindFormers set their strategies while they are built.
+# One rank of many in a single process, so that models of MindFormers set their strategies during construction.
 #
-# The newer models ask for their rank and make groups of ranks meanwhile. Nothing is ever sent: the network is built
-# and compiled as far as the frontend goes. Names are those of mindspore 2.9.0 and mindformers 1.9.0.
+# The newer models query their rank and create groups of ranks meanwhile. Nothing is ever sent, because the network is
+# only built and compiled by the frontend. Names are those of mindspore 2.9.0 and mindformers 1.9.0.
 
 GPT = "mindformers.parallel_core.training_graph"
 PARALLEL_STATE = "mindformers.parallel_core.inference.parallel_state"
-MANAGEMENT = "mindspore.communication.management"  # what `get_rank`, `get_group_size`, `create_group` ask
-# Where MindFormers remembers groups and splits, for the whole process.
+MANAGEMENT = "mindspore.communication.management"  # used by `get_rank`, `get_group_size`, `create_group`
+# Process-wide caches of MindFormers for groups and splits.
 GROUP_CACHES = (
     (f"{GPT}.device_matrix", "layout"),
     (f"{GPT}.device_matrix", "layout_moe"),
@@ -54,13 +54,15 @@ GROUP_CACHES = (
 
 @contextlib.contextmanager
 def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
-    """While this lasts, models are built as on one of the ranks of a pipeline stage, in semi-auto parallel mode.
+    """Build models as on one rank of a pipeline stage, in semi-auto parallel mode, inside the block.
 
-    `rank` is its number in the training: the stages number their ranks alike.
+    Args:
+        rank: rank in the training; all stages number their ranks alike.
+        num_ranks: ranks of a stage.
     """
     rank %= num_ranks
     environ = dict(os.environ)
-    os.environ.update(RANK_SIZE=str(num_ranks), RANK_ID=str(rank))  # what the models check
+    os.environ.update(RANK_SIZE=str(num_ranks), RANK_ID=str(rank))  # checked by the models
     ms.set_auto_parallel_context(
         parallel_mode="semi_auto_parallel", device_num=num_ranks, global_rank=rank, full_batch=True
     )
@@ -70,13 +72,13 @@ def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(environ)
-        # semi_auto_parallel cannot be compiled for a CPU. The strategies are on the primitives by now.
+        # semi_auto_parallel cannot be compiled for a CPU. The strategies are set on the primitives by now.
         ms.reset_auto_parallel_context()
 
 
 @contextlib.contextmanager
 def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
-    """Answers in place of the communication library, which remember the groups that are made."""
+    """Replace the communication library with answers from a table of the created groups."""
     groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
     management, state = importlib.import_module(MANAGEMENT), importlib.import_module(PARALLEL_STATE)
     group_names = [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]
@@ -94,32 +96,35 @@ def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
 
 
 def _empty_cache(undo: contextlib.ExitStack, group_cache: object) -> None:
-    """Empty a dict, or the attributes of an object, until the end."""
+    """Empty a dict, or the attributes of an object, and restore the content at the end."""
     entries = group_cache if isinstance(group_cache, dict) else vars(group_cache)
     undo.callback(entries.update, dict(entries))
     undo.callback(entries.clear)  # runs before the update
     entries.clear()
 
 
-# Virtual chunks of each pipeline stage in model_config.
+# Keys of model_config for the virtual chunks of each pipeline stage.
 CHUNKS_KEYS = ("pp_interleave_num", "virtual_pipeline_model_parallel_size")
-# Where `_build` leaves its notes in the configuration.
+# Key of the configuration under which `_build` stores its notes.
 NOTES_KEY = "mindswap_notes"
 
 
 def build_network(
     config_path: str, policy: Policy, layers: Sequence[int] | None = None, placement: RankPlacement | None = None
 ):
-    """The training network of a YAML file without weights, and the configuration as MindFormers completed it.
+    """Build the training network of a YAML file without weights.
 
     Args:
         config_path: MindFormers YAML.
-        policy: when it has swap enabled, MindFormers' own swap and recompute stay off.
+        policy: if swap is enabled, MindFormers' own swap and recompute are disabled.
         layers: build only these layers of the model, on one pipeline stage; default all.
-        placement: let the model set its strategies, as on this rank; default is one rank without splits.
+        placement: let the model set its strategies as on this rank; default is one rank without splits.
+
+    Returns:
+        The network, and the configuration as completed by MindFormers.
 
     Raises:
-        GraphError: if MindFormers refuses the configuration; the text is its own.
+        GraphError: if MindFormers refuses the configuration, with its message.
     """
     try:
         return _build(config_path, policy, layers, placement)
@@ -140,13 +145,13 @@ def _build(config_path, policy, layers, placement):
     if not config.get("use_legacy", True):
         if layers is None and not policy.is_swap_enabled:
             keep_stages = recompute_by_stage(**_stage_arguments(config))
-        _use_one_stage(config)  # they hold the stages against the ranks that there are: those of one stage
+        _use_one_stage(config)  # the models compare the number of stages with the ranks of one stage
         if not is_sharded:
             _use_one_rank(config)
-    # One process without workers: the newer models start communication in any other mode.
+    # One process without communication: in any other mode the newer models initialize it.
     config.use_parallel = False
     config.context.device_target = "CPU"
-    config.context.mode = ms.GRAPH_MODE  # in PyNative the newer models ask for hyper_parallel; the cells are the same
+    config.context.mode = ms.GRAPH_MODE  # in PyNative mode the newer models need hyper_parallel; the cells are the same
     config.context.pop("ascend_config", None)
     config.context.pop("max_device_memory", None)
     build_context(config)
@@ -180,7 +185,7 @@ def _build(config_path, policy, layers, placement):
 
 
 def _leave_out_checkpoint(config) -> None:
-    """Let a network be built without weights: legacy models look for the file, which need not be on this machine.
+    """Remove the checkpoint, because legacy models read the file, which may not exist on this machine.
 
     `load_checkpoint` of `PreTrainedModel` in modeling_utils.py of mindformers 1.9.0 reads nothing if the name is empty.
     """
@@ -190,7 +195,7 @@ def _leave_out_checkpoint(config) -> None:
 
 
 def _read_model_folder(config) -> None:
-    """Lay the model of the YAML over the `config.json` of `pretrained_model_dir`, as its trainer does."""
+    """Merge the model of the YAML into the `config.json` of `pretrained_model_dir`, as its trainer does."""
     folder = given_folder() or config.get("pretrained_model_dir")
     if folder:
         model = config.get("model") or MindFormerConfig()
@@ -199,7 +204,7 @@ def _read_model_folder(config) -> None:
 
 
 def _set_pipeline(config, has_all_layers: bool) -> None:
-    """Let MindFormers spread the layers over stages and chunks as in the training, if they are all there."""
+    """Let MindFormers assign layers to stages and chunks as in the training, if all layers are built."""
     settings = (config.get("parallel") or {}).get("pipeline_config") if has_all_layers else None
     ms.set_auto_parallel_context(
         pipeline_config=dict(settings or {"pipeline_interleave": False, "pipeline_scheduler": "1f1b"})
@@ -207,7 +212,7 @@ def _set_pipeline(config, has_all_layers: bool) -> None:
 
 
 def _truncate_layers(config, layers: Sequence[int]) -> int:
-    """Layers that the model has without the cut."""
+    """Truncate the model to some layers, and return its original number of layers."""
     model = config.model.model_config
     keys = [key for key in NUM_LAYERS_KEYS if key in model]
     before = max((model[key] for key in keys), default=len(layers))
@@ -218,9 +223,10 @@ def _truncate_layers(config, layers: Sequence[int]) -> int:
 
 
 def _truncate_layer_kinds(model, layers: Sequence[int]) -> None:
-    """Which layers have experts, told of all layers of the model, told of these alone.
+    """Adapt the settings that determine which layers have experts to the remaining layers.
 
-    The first `first_k_dense_replace` have none; `moe_layer_freq` is of how many one has some, or a list of 0 and 1.
+    The first `first_k_dense_replace` layers have none; `moe_layer_freq` is the distance between layers with experts, or
+    a list of 0 and 1.
     """
     num_dense, frequency = model.get("first_k_dense_replace"), model.get("moe_layer_freq")
     if num_dense:
@@ -232,7 +238,7 @@ def _truncate_layer_kinds(model, layers: Sequence[int]) -> None:
 
 
 def _stage_arguments(config) -> dict[str, Any]:
-    """Arguments of `recompute_by_stage` that the configuration has."""
+    """Return the arguments of `recompute_by_stage` from the configuration."""
     model = config.model.model_config
     chunks = next((model[key] for key in CHUNKS_KEYS if model.get(key)), 1)
     return {"num_stages": config.parallel_config.pipeline_stage or 1, "num_chunks": chunks, "offset": model.offset or 0}
@@ -241,13 +247,13 @@ def _stage_arguments(config) -> dict[str, Any]:
 def _use_one_stage(config) -> None:
     model = config.model.model_config
     model.offset = 0
-    # MindFormers spreads layers over chunks on one stage too.
+    # MindFormers assigns layers to chunks on a single stage, too.
     model.update({key: 1 for key in CHUNKS_KEYS if key in model})
     config.parallel_config.pipeline_stage = 1
 
 
 def _set_exchange(network, config, placement) -> list[str]:
-    """Set the tokens that the rank has and exchanges; nothing without experts. Gives notes for the user."""
+    """Set the number of tokens that the rank has and exchanges, if there are experts; return notes for the user."""
     experts = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
     if experts is None:
         return []
@@ -257,23 +263,24 @@ def _set_exchange(network, config, placement) -> list[str]:
 
 
 def _use_one_rank(config) -> None:
-    """The newer models ask for communication groups in any mode as soon as they are cut."""
+    """Disable all splits, because the newer models create communication groups for them in any mode."""
     for key in ("data_parallel", "model_parallel", "context_parallel", "expert_parallel"):
         if key in config.parallel_config:
             config.parallel_config[key] = 1
     if "use_seq_parallel" in config.parallel_config:
         config.parallel_config.use_seq_parallel = False
-    if "moe_token_dispatcher_type" in config.model.model_config:  # tokens stay where they are; the only one it takes
+    # tokens are not exchanged; the only dispatcher for one rank
+    if "moe_token_dispatcher_type" in config.model.model_config:
         config.model.model_config.moe_token_dispatcher_type = "alltoall"
 
 
 def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
-    """The columns of the data set as the network takes them, without values; one micro-batch of all ranks."""
+    """Return the columns of the data set as tensors without values: one micro-batch of all ranks."""
     batch = (config.runner_config.batch_size or 1) * data_parallel
     is_legacy = config.get("use_legacy", True)
     default_length = DEFAULT_SEQ_LENGTHS["legacy" if is_legacy else "newer"]
     seq_length = config.model.model_config.get("seq_length") or default_length
-    seq_length //= config.parallel_config.seq_split_num  # a piece, as modules/seq_pipe.py cuts it
+    seq_length //= config.parallel_config.seq_split_num  # a piece, as in modules/seq_pipe.py
     takes_columns = config.model.model_config.get("type") in TAKES_COLUMNS or not is_legacy
     if not takes_columns and not config.model.model_config.get("input_sliced_sig"):
         return {"input_ids": _tensor_without_values((batch, seq_length + 1), ms.int32)}
@@ -292,7 +299,7 @@ def _tensor_without_values(shape, dtype):
 
 
 def make_input(name: str, shape: tuple[int, ...], random: np.random.Generator, vocab_size: int) -> np.ndarray:
-    """Values of a column of the data set: tokens below the size of the vocabulary, masks, positions."""
+    """Return values of a column: tokens below the size of the vocabulary, masks, positions."""
     if name == "position_ids":
         return np.broadcast_to(np.arange(shape[-1]), shape)
     if name == "loss_mask":

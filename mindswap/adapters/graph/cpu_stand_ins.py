@@ -1,7 +1,7 @@
-"""Stand-ins for the parts of MindFormers that have no CPU kernel.
+"""CPU replacements for parts of MindFormers without a CPU kernel.
 
-They let the documented cases train on a machine without Ascend, at the same cell paths. They
-are on only where the YAML says `mindswap: {cpu_stand_ins: True}` and the device target is CPU.
+They allow the documented cases to train without Ascend, at the same cell paths, and are active only with `mindswap:
+{cpu_stand_ins: True}` in the YAML and device target CPU.
 """
 
 import mindspore as ms
@@ -14,11 +14,11 @@ from mindspore import nn, ops
 
 
 class CpuFlashAttention(nn.Cell):
-    """Attention from single operators, called as MindFormers calls its `FlashAttention`.
+    """Attention from single operators, with the signature of MindFormers' `FlashAttention`.
 
-    Takes query, key and value of shape (batch, heads, seq, head_dim), or (batch, seq, hidden) with
-    `input_layout="BSH"`, and a mask of shape (batch, 1, seq, seq) or (seq, seq) that is 1 where
-    attention is not allowed. Gives the output in the layout of the query.
+    Query, key and value have the shape (batch, heads, seq, head_dim), or (batch, seq, hidden) with
+    `input_layout="BSH"`. The mask has the shape (batch, 1, seq, seq) or (seq, seq) and is 1 where attention is not
+    allowed. The output has the layout of the query.
     """
 
     def __init__(self, head_num, scale_value=1.0, input_layout="BSH", **_):
@@ -39,7 +39,7 @@ class CpuFlashAttention(nn.Cell):
         self.tile = ops.Tile()
 
     def construct(self, query, key, value, attn_mask=None, *_):
-        """Softmax(query key^T * scale + mask) value."""
+        """Compute softmax(query key^T * scale + mask) value."""
         query_heads = self._split_heads(query)
         scores = self.scores_matmul(query_heads, self._match_heads(self._split_heads(key)))
         scores = self.mul(scores, self.scale_value)
@@ -67,23 +67,23 @@ class CpuFlashAttention(nn.Cell):
 
 
 class CpuTrainOneStepCell(MFTrainOneStepCell):
-    """MindFormers' training step without the overflow flag that only an NPU has."""
+    """MindFormers' training step without the overflow flag, which only an NPU has."""
 
     def process_loss_scale(self, overflow):
         """Keep the loss scale."""
         return overflow
 
     def get_overflow_status(self, status, compute_output):
-        """Never an overflow: the CPU has no such register."""
+        """Report no overflow, because a CPU has no such register."""
         return ms.Tensor(False)
 
     def start_overflow_check(self, pre_cond, compute_input):
-        """Nothing to clear."""
+        """Do nothing."""
         return ms.Tensor(False), compute_input
 
 
 class CpuBarrier(ops.Primitive):
-    """Waits for all workers of a group, by way of a sum: loading a checkpoint under msrun needs it."""
+    """Barrier of a group by an AllReduce, needed to load a checkpoint under msrun."""
 
     def __init__(self, group="hccl_world_group"):
         super().__init__("CpuBarrier")
@@ -95,7 +95,7 @@ class CpuBarrier(ops.Primitive):
 
 
 def replace_cpu_stand_ins(is_wanted: bool) -> None:
-    """Let MindFormers build these cells where the YAML asks for its own, or its own again."""
+    """Let MindFormers build these cells if the YAML requests them, otherwise its own."""
     llama_transformer.FlashAttention = CpuFlashAttention if is_wanted else FlashAttention
     ops.operations.Barrier = CpuBarrier if is_wanted else ops.Barrier
     wrappers = MindFormerRegister.registry[MindFormerModuleType.WRAPPER]

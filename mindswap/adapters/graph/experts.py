@@ -1,9 +1,9 @@
-"""Experts of the newer models: what the frontend compiles for them, on one rank and on one of several.
+"""Experts of the newer models: layers that the frontend can compile for one of several ranks.
 
-MindFormers writes the exchange of tokens between ranks in `Morph`s, functions for what one rank has. Here the layer
-of experts stays so: `ToLocal` takes a tensor of all ranks to the part of one, `FromLocal` back, and what is between
-them has the sizes of a rank. `expert_exchange` has the communication. `graph.sharding.experts` takes them out again.
-Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
+MindFormers implements the exchange of tokens between ranks in `Morph`s, functions with the tensor sizes of one rank.
+Here the layer of experts keeps these sizes: `ToLocal` converts a tensor of all ranks to the shard of one, `FromLocal`
+converts back. `expert_exchange` contains the communication. `graph.sharding.experts` removes these operators from the
+graph. Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ STRATEGY_ATTRIBUTES = ("in_strategy", "out_strategy", "in_layout", "out_layout")
 
 
 class _Shaped(PrimitiveWithInfer):
-    """Gives its first operand the shape of its last."""
+    """Primitive whose output has the dtype of its first and the shape of its last operand."""
 
     def __infer__(self, x, *rest):
         return {"shape": rest[-1]["value"], "dtype": x["dtype"], "value": None}
 
 
 class ToLocal(_Shaped):
-    """The part of one rank; `parts` cut the first dimension, where no strategy before says how it is cut."""
+    """Shard of one rank; `parts` splits the first dimension if no strategy of a producer defines its split."""
 
     @prim_attr_register
     def __init__(self, parts=1):
@@ -45,7 +45,7 @@ class ToLocal(_Shaped):
 
 
 class FromLocal(_Shaped):
-    """The tensor of all ranks that a part belongs to."""
+    """Tensor of all ranks to which a shard belongs."""
 
     @prim_attr_register
     def __init__(self):
@@ -53,7 +53,7 @@ class FromLocal(_Shaped):
 
 
 def _gradient_is(kind):
-    """The gradient of one is the other, to the shape that came in."""
+    """Return a gradient function that applies `kind` to the shape of the input."""
 
     def make(self):
         back = kind()
@@ -71,7 +71,7 @@ bprop_getters.register(FromLocal)(_gradient_is(ToLocal))
 
 
 def globalize_moe_layer(cell: nn.Cell) -> None:
-    """The layer of experts: router and experts work on what a rank has."""
+    """Embed the layer of experts in a graph of unsharded tensors: router and experts work on the shard of a rank."""
     config = cell.config
     cell.mindswap_ranks = config.data_parallel_size * config.tensor_model_parallel_size * config.context_parallel_size
     _replace(cell, "local_reshape_permute", _to_tokens, _to_tokens_shape)
@@ -87,13 +87,13 @@ def globalize_moe_layer(cell: nn.Cell) -> None:
 
 
 def globalize_experts(cell: nn.Cell) -> None:
-    """The experts: a rank has its part of their weights."""
+    """Embed the experts in a graph of unsharded tensors: a rank uses its shard of their weights."""
     use_fixed_sizes(cell)
     _replace(cell, "morphed_forward", _forward_with_local_weights, _first)
 
 
 def _replace(cell, name, function, infer_shape):
-    """Another function for a Morph, under the same name."""
+    """Replace the function of a Morph under the same name."""
     bound, shape = types.MethodType(function, cell), types.MethodType(infer_shape, cell)
     delattr(cell, name)
     setattr(cell, name, Morph(bound, shape, types.MethodType(_first, cell)))
@@ -125,22 +125,20 @@ def _forward_with_local_weights(self, tokens, probs, routing_map, w1, w2, num_to
     return self.forward_func(tokens, probs, routing_map, own1, own2, num_tokens_per_expert)
 
 
-# Layers of `fine_grain_interleave`, which compute in two halves so that communication of one hides behind the other.
+# Layers of `fine_grain_interleave`, which compute in two halves so that communication of one half overlaps computation
+# of the other.
 #
-# They differ by their place in the model: the first makes query, key and value of the whole, the last computes the
-# whole behind attention, and the last but one hands on what is gathered. Names are those of mindformers 1.9.0,
+# Their position in the model matters: the first computes query, key and value of both halves together, the last
+# everything after attention, and the last but one outputs a gathered tensor. Names are those of mindformers 1.9.0,
 # models/llama/llama_interleave.py.
 
 CLASS_NAME = "LLamaDecodeLayerInterleave"
-# Layers from the end that are unlike those before them.
+# Number of layers at the end that differ from those before them.
 NUM_LAST = 2
 
 
 def layer_position(layer: nn.Cell) -> int:
-    """Kind of the place of a layer: 0 any, 1 it is the first, -1 the last, -2 the last but one.
-
-    Layers that do not interleave are alike everywhere.
-    """
+    """Return the position class of a layer: 0 any, 1 first, -1 last, -2 last but one; 0 without interleaving."""
     if type(layer).__name__ != CLASS_NAME:
         return 0
     if layer.layer_id == 0:
@@ -150,9 +148,11 @@ def layer_position(layer: nn.Cell) -> int:
 
 @contextlib.contextmanager
 def with_model_layer_numbers(indices: Sequence[int], num_layers: int) -> Iterator[None]:
-    """While this lasts, a network of some layers builds each as the layer of the whole model that it stands for.
+    """Build the layers of a truncated network as the layers of the full model, inside the block.
 
-    `indices` are the numbers in the model of the layers that are built, `num_layers` the layers of the model.
+    Args:
+        indices: index in the model of each layer that is built.
+        num_layers: number of layers of the model.
     """
     original = getattr(llama, CLASS_NAME)
 

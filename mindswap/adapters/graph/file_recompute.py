@@ -1,7 +1,7 @@
-"""MindFormers' own recompute, which it sets with swap off, on a network of some layers as in the whole model.
+"""MindFormers' own recompute (swap disabled), applied to a network of some layers as in the full model.
 
-MindFormers counts layers by pipeline stage, so in a network of fewer layers it would recompute others. Each layer of
-that network is set by the object that sets the whole model (`LayerSetting`), under its number there.
+MindFormers counts layers by pipeline stage, so it would recompute other layers in a network of fewer layers. Here the
+object that sets recompute on the full model (`LayerSetting`) sets each layer under its index in that model.
 """
 
 import contextlib
@@ -16,34 +16,35 @@ from mindswap.adapters.graph.apply import iterate_primitives, read_tree
 from mindswap.adapters.versions import replaced
 from mindswap.policy.cell_tree import CellNode
 
-# What `Cell.recompute` and `Primitive.recompute` of MindSpore leave behind (nn/cell.py, ops/primitive.py).
+# Attributes set by `Cell.recompute` and `Primitive.recompute` of MindSpore (nn/cell.py, ops/primitive.py).
 ATTRIBUTES = ("recompute", "recompute_comm_op", "slice_activation")
 SCOPE = "recompute_"
-# Where newer models have their `LayerSetting`.
+# Module with the `LayerSetting` of newer models.
 NEWER_SETTING = "mindformers.parallel_core.training_graph.transformer.utils"
-# What `with_model_recompute` needs of `LayerSetting`: mindformers 1.8 and later have both, 1.6 and 1.7 the second.
+# Methods of `LayerSetting` that `with_model_recompute` needs: mindformers 1.8 and later have both, 1.6 and 1.7 the
+# second.
 METHODS = ("set_recompute", "_format_recompute_list")
 
 
 @dataclass(frozen=True)
 class MindFormersRecompute:
-    """Settings of MindFormers on the whole model."""
+    """MindFormers' settings of the full model."""
 
-    setting: Any  # the object that sets it, by the number of a layer; None where it cannot be asked for single layers
-    trees: tuple[CellNode, ...]  # the layers
+    setting: Any  # object that sets recompute by layer index; None if it cannot do so for single layers
+    trees: tuple[CellNode, ...]  # cell trees of the layers
 
 
 def has_model_layer_kinds(model: Sequence[CellNode], indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
-    """True if layers built alone are alike where those of the model of these numbers are, and differ where they do.
+    """Return whether two layers built alone are equal exactly if the corresponding layers of the model are.
 
-    Some models take the kind of a layer from its number, which is another one there.
+    Some models derive the kind of a layer from its index, which differs in a truncated network.
     """
     pairs = {(model[index], tree) for index, tree in zip(indices, trees, strict=True)}
     return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
 
 
 def read_mindformers_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> MindFormersRecompute:
-    """From the network of a whole model with swap off, built and not compiled."""
+    """Return MindFormers' settings of a full model, built with swap disabled and not compiled."""
     settings = (getattr(cell, "layer_setting", None) for _, cell in network.cells_and_names())
     setting = next((each for each in settings if each is not None), None)
     has_layer_methods = all(hasattr(setting, method) for method in METHODS)
@@ -51,7 +52,7 @@ def read_mindformers_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> M
 
 
 def recompute_settings(layer: nn.Cell) -> tuple[Hashable, ...]:
-    """All recompute that is set on a layer, as attributes of its cells and primitives; equal means compiled alike."""
+    """Return all recompute settings of a layer in a comparable form; layers with equal settings compile alike."""
     cells = tuple(
         name for name, cell in layer.cells_and_names() if str(getattr(cell, "_scope", None)).startswith(SCOPE)
     )
@@ -69,9 +70,11 @@ def recompute_settings(layer: nn.Cell) -> tuple[Hashable, ...]:
 
 @contextlib.contextmanager
 def with_model_recompute(recompute: MindFormersRecompute, indices: Sequence[int]) -> Iterator[None]:
-    """While this lasts, a network of some layers gets on each what MindFormers sets on the layer of the whole model.
+    """Set recompute on the layers of a truncated network as on the full model, inside the block.
 
-    `indices` are the numbers in the model of the layers that are built.
+    Args:
+        recompute: settings of the full model.
+        indices: index in the model of each layer that is built.
     """
     kind = type(recompute.setting)
     of_layer = kind.set_recompute
@@ -80,7 +83,7 @@ def with_model_recompute(recompute: MindFormersRecompute, indices: Sequence[int]
         of_layer(recompute.setting, layer, indices[layer_id])
 
     def no_counts(self, counts: Any) -> list[list[int]]:
-        """Counts of the whole model do not fit the few layers; they are not read."""
+        """Ignore the counts of the full model, which do not fit a truncated network."""
         return [[0] * len(row) for row in self.layer_list.tolist()]
 
     with replaced(kind, set_recompute=set_recompute, _format_recompute_list=no_counts):
@@ -89,13 +92,13 @@ def with_model_recompute(recompute: MindFormersRecompute, indices: Sequence[int]
 
 @contextlib.contextmanager
 def recompute_by_stage(num_stages: int, num_chunks: int, offset: object) -> Iterator[None]:
-    """While this lasts, a newer model that is built on one stage sets recompute by the stages of its configuration.
+    """Set recompute by the configured stages for a newer model that is built on one stage, inside the block.
 
-    The counts of a configuration with swap off are one for each stage and chunk.
+    With swap disabled the configuration has one count for each stage and chunk.
 
     Args:
         num_stages: pipeline stages (`parallel_config.pipeline_stage`).
-        num_chunks: virtual chunks of each stage, which act where interleaving is on.
+        num_chunks: virtual chunks of each stage, used with interleaving.
         offset: extra layers of each stage (`model_config.offset`).
     """
     kind = importlib.import_module(NEWER_SETTING).LayerSetting

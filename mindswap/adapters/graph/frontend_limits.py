@@ -1,6 +1,6 @@
-"""Parts of MindFormers' models that the frontend cannot take without Ascend, and their stand-ins.
+"""Replacements for parts of MindFormers' models that the frontend cannot compile without Ascend.
 
-Nothing here changes a shape or a type that a device has. Names are those of mindformers 1.9.0.
+They change no shape and no type. Names are those of mindformers 1.9.0.
 """
 
 import contextlib
@@ -21,17 +21,20 @@ from mindswap.adapters.versions import replaced
 from mindswap.graph.constants import STAND_IN_NAME
 from mindswap.graph.sharding.experts import NAME_MARK
 
-# Masks of a sequence up to this are written out, 4 Mi elements.
+# Longest sequence whose mask is stored as a constant: 4 Mi elements.
 MAX_WRITTEN_SEQ_LENGTH = 2048
-# Elements of a mask that the cell itself makes while the model is built; its own mask has its true shape.
+# Sequence length of the mask that the cell creates during construction, before it is replaced.
 SMALL_SEQ_LENGTH = 8
 
 
 def use_rope_slices(network: nn.Cell) -> list[str]:
-    """Let every rotary embedding cut its input in halves where it would multiply by a matrix that swaps them.
+    """Let every rotary embedding split its input in halves instead of multiplying it with a permutation matrix.
 
-    The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast. It is set on the cells, because
-    `use_rope_slice` of the configuration does not reach the layers of `fine_grain_interleave`. Gives notes for users.
+    The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast. The setting is made on the cells,
+    because `use_rope_slice` of the configuration does not reach the layers of `fine_grain_interleave`.
+
+    Returns:
+        Notes for the user.
     """
     cells = [cell for _, cell in network.cells_and_names() if isinstance(cell, RotaryEmbedding)]
     changed = [cell for cell in cells if not cell.use_rope_slice]
@@ -41,10 +44,10 @@ def use_rope_slices(network: nn.Cell) -> list[str]:
 
 
 class BroadcastProduct(PrimitiveWithInfer):
-    """BatchMatMul whose second operand has fewer dimensions, the last of those of the first.
+    """BatchMatMul whose second operand has fewer dimensions, equal to the last ones of the first.
 
-    The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast. Its gradients are those of MindSpore
-    (grad_math_ops.cc): that of the second operand is a product of all dimensions, summed over the first ones.
+    The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast. The gradients are those of MindSpore
+    (grad_math_ops.cc): that of the second operand is a product over all dimensions, summed over the first ones.
     """
 
     @prim_attr_register
@@ -72,7 +75,7 @@ def _broadcast_gradient(self):
 
 
 def use_broadcast_products(network: nn.Cell) -> None:
-    """Let the frontend take products of legacy experts: tokens in groups, and weights that all groups have."""
+    """Let the frontend compile products of legacy experts, whose groups of tokens share their weights."""
     for _, cell in network.cells_and_names():
         product = cell._primitives.get("matmul") if getattr(cell, "expert_flag", False) else None
         if isinstance(product, ops.BatchMatMul):
@@ -83,7 +86,7 @@ def use_broadcast_products(network: nn.Cell) -> None:
 
 
 def _lengthen(cell: nn.Cell, seq_length: int, batch_size: int, num_pieces: int) -> None:
-    """Gives a mask of a sequence in pieces that was built short the tensors by which it finds a piece."""
+    """Extend a short mask of a sequence in pieces with the tensors that select a piece."""
     length = seq_length // num_pieces
     cache = ms.Tensor(shape=(batch_size, seq_length), dtype=ms.float32, init=Zero())
     cell.mask_cache = Parameter(cache, name=cell.mask_cache.name, requires_grad=False, parallel_optimizer=False)
@@ -95,12 +98,12 @@ def _lengthen(cell: nn.Cell, seq_length: int, batch_size: int, num_pieces: int) 
 
 @contextlib.contextmanager
 def masks_without_values() -> Iterator[None]:
-    """While this lasts, causal masks of (sequence, sequence) have their shape and type, and no values.
+    """Build causal masks of (sequence, sequence) with shape and type but without values, inside the block.
 
-    As a constant of the graph such a mask is written out with it: 2 GiB at a sequence of 32768 in bfloat16, which is
-    more than a protobuf takes, and 32 GiB at 131072. Here it is a parameter without data; `graph.sequences` makes a
-    constant of it again, so that the step has the tensor that the device has. Masks of `use_attn_mask_compression` are
-    constants of 2048 x 2048, and stay, as do those that are no larger.
+    As a constant, such a mask is part of the serialized graph: 2 GiB at a sequence of 32768 in bfloat16, more than a
+    protobuf can hold, and 32 GiB at 131072. Here it is a parameter without data, which `graph.constants` turns back
+    into a constant. Masks of `use_attn_mask_compression` are constants of 2048 x 2048; masks up to that size are not
+    changed.
     """
     original = LowerTriangularMaskWithDynamic.__init__
     signature = inspect.signature(original)
@@ -111,7 +114,7 @@ def masks_without_values() -> Iterator[None]:
         given.apply_defaults()
         options = given.arguments
         is_small = options["use_attn_mask_compression"] or seq_length <= MAX_WRITTEN_SEQ_LENGTH
-        if is_small or options["use_past"]:  # inference has other masks
+        if is_small or options["use_past"]:  # masks of inference differ
             original(cell, seq_length, *args, **kwargs)
             return
         num_pieces = options["seq_split_num"]

@@ -1,4 +1,4 @@
-"""Networks of MindFormers under a policy: compiled without weights, without device, without workers."""
+"""Capture of MindFormers networks under a policy: compiled without weights, device or other processes."""
 
 import contextlib
 import logging
@@ -48,11 +48,16 @@ from mindswap.simulator.captured_step import CapturedStep
 def set_policy(
     network: nn.Cell, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
 ) -> tuple[LayerDecisions, ...]:
-    """Set a policy on a network of MindFormers: its layers, and its MTP layers as the last layer.
+    """Set a policy on the layers of a MindFormers network; layers of multi-token prediction count as the last layer.
 
-    MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
-    around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
-    `indices` are the layers of the model that those of the network stand for; default 0, 1, 2, ...
+    MindFormers gives these layers the index of the last transformer layer. They contain such a layer, so their operator
+    paths begin with `transformer_layer` (multi_token_prediction.py).
+
+    Args:
+        network: built and not compiled.
+        policy: the policy.
+        logger: receives the log lines of the specification.
+        indices: index in the model of each layer of the network; default 0, 1, 2, ...
     """
     layers = list(find_layers(network))
     if indices is None:
@@ -63,7 +68,7 @@ def set_policy(
 
 
 def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
-    """The cells and primitives of every layer of the network that a YAML file describes.
+    """Return the cells and primitives of every layer of the network of a YAML file.
 
     Raises:
         GraphError: if MindFormers cannot build the network.
@@ -76,7 +81,7 @@ def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
 
 
 def trees_of_network(network: nn.Cell, uses: dict[str, tuple[str, ...]]) -> LayerTrees:
-    """The cells and primitives of every layer of a network of MindFormers."""
+    """Return the cells and primitives of every layer of a MindFormers network."""
     layers = tuple(read_tree(layer) for layer in find_layers(network))
     prediction = next((read_tree(layer) for layer in _prediction_layers(network)), None)
     return LayerTrees(layers, uses, "the real network", prediction)
@@ -89,26 +94,26 @@ def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
 
 @dataclass(frozen=True)
 class Capture:
-    """A network under a policy, compiled."""
+    """A compiled network under a policy."""
 
-    sample: LayerSample  # layers of the model that were compiled
-    layers: tuple[CellNode, ...]  # tree of each compiled layer
-    graph: Graph  # forward and backward as the compiler leaves them; `layer_index` counts compiled layers
-    notes: tuple[str, ...]  # where the compiled network differs from the one that trains, in words
-    # tensor parallel communication, by name of the operator that it belongs to
+    sample: LayerSample  # compiled layers of the model
+    layers: tuple[CellNode, ...]  # cell tree of each compiled layer
+    graph: Graph  # as the compiler leaves it; `layer_index` counts compiled layers
+    notes: tuple[str, ...]  # differences between this network and the one that trains
+    # tensor parallel communication, by name of its operator
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BuiltLayers:
-    """The layers of a model, built whole without a policy; none of them compiled."""
+    """The layers of a full model, built without a policy and not compiled."""
 
     trees: tuple[CellNode, ...]
-    places: tuple[int, ...]  # kind of the place of each, as of `layer_position`
+    places: tuple[int, ...]  # position class of each, from `layer_position`
 
 
 def build_layers(config_path: str) -> BuiltLayers:
-    """The layers of the network of a YAML file, with swap on and nothing set on them.
+    """Build the layers of the network of a YAML file, with swap enabled and no settings on them.
 
     Raises:
         GraphError: if MindFormers cannot build the network.
@@ -121,17 +126,20 @@ def build_layers(config_path: str) -> BuiltLayers:
 def choose_layers(
     policy: Policy, built: BuiltLayers, placement: RankPlacement | None = None, with_peak: bool = True
 ) -> LayerSample:
-    """The layers that have to be compiled to know all of them under a policy with swap enabled.
+    """Choose the layers to compile so that all layers are known, under a policy with swap enabled.
 
-    With a placement only the layers on the stage of this rank, in `layer_map` too; `with_peak` as of
-    `choose_representative_layers`.
+    Args:
+        policy: the policy.
+        built: layers of the model.
+        placement: consider only the layers on the stage of this rank, in `layer_map`, too.
+        with_peak: see `choose_representative_layers`.
     """
     check_layers(policy, len(built.trees))
     indices = placement.layers if placement else tuple(range(len(built.trees)))
-    if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
+    if policy.output_recompute:  # all layers of a group are live in backward, which representatives do not show
         return LayerSample(indices, tuple(range(len(indices))))
     decided = {index: resolve_layer(policy, index, built.trees[index]) for index in indices}
-    # What has no effect tells no layers apart.
+    # Settings without effect do not distinguish layers.
     effective = {
         index: replace(mindformers_recompute, layer_index=0, overridden=(), inactive=())
         for index, mindformers_recompute in decided.items()
@@ -146,7 +154,7 @@ def choose_layers(
 def _choose_mindformers_layers(
     config_path: str, placement: RankPlacement | None, with_peak: bool
 ) -> tuple[LayerSample, MindFormersRecompute]:
-    """The same with swap off, and what MindFormers sets on the layers by itself."""
+    """Choose the layers to compile with swap disabled, and return MindFormers' own recompute."""
     report_progress("building the network")
     network, _ = build_network(config_path, Policy())
     layers = find_layers(network)
@@ -165,7 +173,11 @@ def _choose_mindformers_layers(
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
-    """Refuse one of several pipeline stages. Raises GraphError: these are not all layers of the model."""
+    """Refuse to build the layers of one pipeline stage alone.
+
+    Raises:
+        GraphError: if these are not all layers of the model.
+    """
     if len(indices) < len(trees):
         raise GraphError(
             f"--rank: the layers of one pipeline stage cannot be built alone: {reason} (this model)\n"
@@ -174,7 +186,7 @@ def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reaso
 
 
 def _sample_model_layers(kinds: Sequence[Hashable], indices: Sequence[int], with_peak: bool) -> LayerSample:
-    """The layers to compile of these of the model, whose kinds are given, in the numbers that they have there."""
+    """Choose representatives of some layers of the model, with their indices in the model."""
     sample = choose_representative_layers(kinds, with_peak)
     return replace(sample, indices=tuple(indices[position] for position in sample.indices))
 
@@ -189,17 +201,17 @@ def capture(
     with_peak: bool = True,
     built: BuiltLayers | None = None,
 ) -> Capture:
-    """Compile the network of a YAML file under a policy, with lazy_inline on.
+    """Compile the network of a YAML file under a policy, with lazy_inline.
 
     Args:
         config_path: MindFormers YAML.
-        policy: what to set; a policy with swap disabled leaves recompute to MindFormers.
-        sample: layers to compile; default is what `choose_layers` gives, with swap off the only one there is.
-        with_tags: let primitives that share cell and type with another carry their path (`PATH_TAG`).
-        placement: sizes as on this rank, and only the layers of its stage; default is one rank without splits.
-        with_all_tags: let every primitive carry its path; then the compiler merges no two of them.
-        with_peak: without a sample, compile what `find_peak` needs, too.
-        built: the layers of the model, where they are known.
+        policy: with swap disabled, MindFormers sets its own recompute.
+        sample: layers to compile; default from `choose_layers`. With swap disabled it must be None.
+        with_tags: let primitives that share cell and type carry their path (`PATH_TAG`).
+        placement: capture the sizes of this rank, and only the layers of its stage; default is one rank without splits.
+        with_all_tags: let every primitive carry its path, so that the compiler merges none of them.
+        with_peak: if `sample` is None, choose enough layers for `find_peak`.
+        built: layers of the model, if they are built already.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
@@ -243,7 +255,7 @@ def capture(
 
 
 def _shard_capture(unsharded: Capture, placement: RankPlacement) -> Capture:
-    """The sizes of one rank, and nothing that is on another stage only."""
+    """Convert a capture to the sizes of one rank, without the parts on other stages."""
     sharding = shard_graph(unsharded.graph)
     collectives, unmatched = find_collectives(sharding)
     token_ranks = placement.data_parallel * placement.context_parallel if placement.has_strategies else 1
@@ -273,7 +285,7 @@ def _shard_capture(unsharded: Capture, placement: RankPlacement) -> Capture:
 
 
 def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
-    """Operators of one cell for one reason in one line, those of several layers together."""
+    """Return one line for each cell and reason, combining the operators of several layers."""
     groups: dict[tuple[str, str], list[str]] = {}
     for entry in unresolved:
         groups.setdefault((entry.node.cell_path, entry.reason), []).append(entry.node.op)
@@ -285,7 +297,7 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
 
 
 def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
-    """Forward and backward of a network of MindFormers, for the columns of its data set.
+    """Compile forward and backward of a MindFormers network, for the columns of its data set.
 
     Raises:
         GraphError: if the compiler refuses the network.
@@ -296,16 +308,19 @@ def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
     return load_embedding(restore_names(graph))
 
 
-# A configuration -> the captured step that simulations start from.
+# Capture of the step from which simulations start.
 
 
 def capture_step(
     config_path: str, num_layers: int, placement: RankPlacement | None = None, built: BuiltLayers | None = None
 ) -> CapturedStep:
-    """Compile the network of a YAML file, of so many layers, without swap and recompute.
+    """Compile the network of a YAML file without swap and recompute.
 
-    With a placement tensors are cut as for a rank of it; all pipeline stages are captured, whichever it is on. `built`
-    as of `capture`.
+    Args:
+        config_path: MindFormers YAML.
+        num_layers: layers of the model.
+        placement: shard tensors as for this rank; all pipeline stages are captured, whichever it is on.
+        built: see `capture`.
 
     Raises:
         GraphError: if the network cannot be built or compiled.

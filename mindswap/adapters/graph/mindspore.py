@@ -1,7 +1,7 @@
-"""MindSpore: compile a training cell as far as the frontend goes, and hand its graph over.
+"""Compilation of a training cell by the frontend of MindSpore, up to the graph of forward and backward.
 
-The export-phase compile runs parsing, autodiff, recompute and offload, and no backend. It needs
-no device, and with `no_init_parameters` no memory for weights.
+The export-phase compile runs parsing, autodiff, recompute and offload, and no backend. It needs no device, and with
+`no_init_parameters` no memory for weights.
 """
 
 import contextlib
@@ -25,32 +25,32 @@ from mindswap.graph.load import PATH_TAG, load_graph
 from mindswap.graph.model import Graph
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
-# An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
+# An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the source line below it.
 SOURCE_LOCATION = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
-# Attribute names under which models hold their transformer layers.
+# Attribute names of the list of transformer layers.
 LAYER_LISTS = ("layers", "blocks", "h")
-# MindSpore keeps one compiled graph per value of `cell_init_args`; two networks must not share one.
+# MindSpore caches one compiled graph for each value of `cell_init_args`; two networks must not share one.
 _lazy_inline_ids = itertools.count()
 
 
 def has_lazy_inline(cell: nn.Cell) -> bool:
-    """True if the compiler keeps `cell` as functions of its own, the condition of any offload."""
+    """Return whether the compiler keeps `cell` as separate functions, which any offload requires."""
     return getattr(cell, "_cell_init_args", "").startswith(LAZY_INLINE_PREFIX)
 
 
 def is_pynative() -> bool:
-    """True if operators run one by one, not as a compiled graph."""
+    """Return whether operators run one by one instead of as a compiled graph."""
     return ms.get_context("mode") == ms.PYNATIVE_MODE
 
 
 def enable_lazy_inline(cell: nn.Cell) -> None:
-    """Mark `cell` as the `lazy_inline` decorator of MindSpore does, also after it was built."""
+    """Mark `cell` as the `lazy_inline` decorator of MindSpore does, even after construction."""
     if not has_lazy_inline(cell):
         cell.cell_init_args = f"{LAZY_INLINE_PREFIX}{type(cell).__name__}_mindswap_{next(_lazy_inline_ids)}"
 
 
 def find_layers(network: nn.Cell) -> nn.CellList:
-    """The list of transformer layers of a network (`model.layers`, `model.decoder.layers`, ...).
+    """Return the list of transformer layers of a network (`model.layers`, `model.decoder.layers`, ...).
 
     Raises:
         ApplyError: if there is none.
@@ -69,17 +69,24 @@ def find_layers(network: nn.Cell) -> nn.CellList:
 
 
 def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
-    """The cell that is or should be lazy_inline: the one that MindFormers' models decorate, else the network."""
+    """Return the cell that is or should be lazy_inline: the one decorated by MindFormers, else the network."""
     cells = [cell for _, cell in network.cells_and_names()]
     decorated = next((cell for cell in cells if has_lazy_inline(cell)), None)
     return decorated or next((cell for cell in cells if type(cell).__name__ == "GPTModel"), network)
 
 
 def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, int]:
-    """Make lazy_inline the cell around all layers, and no other; gives how many of each class no longer are.
+    """Make the cell around all layers lazy_inline, and no other cell.
 
-    Where the layers are lazy_inline themselves, MindSpore compiles equal ones as one function: what is set on the first
-    of them then acts on all, what is set on another on none. `layers` is empty where they are not known.
+    If the layers themselves are lazy_inline, MindSpore compiles equal ones as one function: settings of the first apply
+    to all, settings of the others to none.
+
+    Args:
+        network: the network.
+        layers: its layers; empty if unknown.
+
+    Returns:
+        By class, the number of cells that are no longer lazy_inline.
     """
     decorated = [cell for _, cell in network.cells_and_names() if has_lazy_inline(cell)]
     within = {id(cell) for layer in layers for _, cell in layer.cells_and_names()}
@@ -97,9 +104,14 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
 
 
 def tag_primitives(layer: nn.Cell, every_primitive: bool) -> list[Primitive]:
-    """Let primitives carry their path (`PATH_TAG`); a tag keeps the compiler from merging equal ones.
+    """Let primitives carry their path (`PATH_TAG`), which prevents the compiler from merging equal ones.
 
-    Without `every_primitive` only where cell and type do not say which it is. Gives the primitives that now carry it.
+    Args:
+        layer: the layer.
+        every_primitive: tag all primitives; otherwise only those that cell and type do not identify.
+
+    Returns:
+        The tagged primitives.
     """
     by_key: dict[tuple[object, ...], list[Any]] = {}
     for path, primitive in iterate_primitives(layer):
@@ -111,7 +123,7 @@ def tag_primitives(layer: nn.Cell, every_primitive: bool) -> list[Primitive]:
 
 
 class _GradientCell(nn.Cell):
-    """Gradients of a network by its trainable parameters: all that decides what is saved."""
+    """Gradients of a network with respect to its trainable parameters, which determines the saved tensors."""
 
     def __init__(self, network: nn.Cell):
         super().__init__(auto_prefix=False)
@@ -120,7 +132,7 @@ class _GradientCell(nn.Cell):
         self.grad = ops.GradOperation(get_by_list=True)
 
     def init_parameters_data(self, auto_parallel_mode=False):
-        """Leave the weights without values: MindSpore would fill them in after the compile."""
+        """Leave the weights without values; MindSpore would allocate them after the compile."""
         return {}
 
     def construct(self, *inputs):
@@ -128,10 +140,13 @@ class _GradientCell(nn.Cell):
 
 
 def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_list: str | None = None) -> Graph:
-    """Forward and backward of `network` as the frontend leaves them; arguments as of `compile_training_model`.
+    """Compile forward and backward of a network, as the frontend leaves them.
 
-    `layer_list` is the name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None takes the
-    layer of an operator from its scope.
+    Args:
+        network: see `compile_training_model`.
+        inputs: see `compile_training_model`.
+        layer_list: name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None uses the layer
+            in the scope of an operator.
 
     Raises:
         GraphError: if the compiler refuses the network.
@@ -139,7 +154,7 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
     return restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
 
 
-# What the compiler says -> what to write instead, where that is known.
+# Error of the compiler -> known fix.
 FIXES = {
     "multiple U Monad": "name in recompute_config either whole layers and cells, or operators that read what another "
     r"cell with weights gives (self_attention\.split_qkv that of linear_qkv), not both"
@@ -147,12 +162,14 @@ FIXES = {
 
 
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
-    """Forward and backward of `network`, which returns its loss, as the frontend leaves them, in MindSpore's own form.
+    """Compile forward and backward of a network, as the frontend leaves them, to MindSpore's protobuf.
 
-    lazy_inline stays as it is. `inputs` are of the right shape and dtype; their values do not matter.
+    Args:
+        network: returns its loss; its lazy_inline marks are used as they are.
+        inputs: tensors of the right shape and dtype; their values do not matter.
 
     Raises:
-        GraphError: if the compiler refuses the network; the text is the compiler's own.
+        GraphError: if the compiler refuses the network, with its message.
     """
     require("network", network, nn.Cell)
     require("inputs", inputs, list, tuple)
@@ -173,7 +190,7 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
 
 
 def _reset_lazy_inline() -> None:
-    """After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows."""
+    """Compile a cell without lazy_inline; after a compile with it MindSpore refuses to run anything on CPU."""
     cell_graph_executor.compile(_EmptyCell(), ms.Tensor(0.0, ms.float32), phase="export.mindir", do_convert=False)
 
 
@@ -186,7 +203,7 @@ class _EmptyCell(nn.Cell):
 
 @contextlib.contextmanager
 def _frozen_objects() -> Iterator[None]:
-    """MindSpore collects garbage before each compile, and walks 300,000 objects of imported modules for it (0.2 s)."""
+    """Exclude existing objects from the garbage collection that MindSpore runs before each compile (0.2 s)."""
     gc.freeze()
     try:
         yield
@@ -195,7 +212,7 @@ def _frozen_objects() -> Iterator[None]:
 
 
 def _describe_failure(error: Exception) -> str:
-    """The fault, the innermost line of the model's source, and the way out if it is known; no stacks of calls."""
+    """Return the error, the innermost line of the model's source, and the fix if it is known, without call stacks."""
     text = str(error).strip()
     what = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
     fix = "".join(f"\n    fix:     {fix}" for fault, fix in FIXES.items() if fault in what)
@@ -207,7 +224,7 @@ def _describe_failure(error: Exception) -> str:
 
 
 def swaps_paused(network) -> contextlib.AbstractContextManager[object]:
-    """While this lasts, no swap in PyNative mode acts on the network."""
+    """Disable swaps in PyNative mode on the network, inside the block."""
     if not hasattr(ms, "MsDispatchMode"):
         return contextlib.nullcontext()
     from mindswap.adapters.pynative import swap

@@ -1,4 +1,4 @@
-"""Any network of MindSpore -> the captured step that simulations start from."""
+"""Capture of any MindSpore network as the step from which simulations start."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,13 +20,16 @@ POLICY_ATTRIBUTES = ("offload", "recompute")
 
 
 def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str | None = None) -> CapturedStep:
-    """Compile a network that gives a loss without swap and recompute; it is left as it was.
+    """Compile a network that returns a loss, without swap and recompute; the network is not changed.
 
-    `inputs` are of the right shape and dtype, their values do not matter; `layers` as for `resolve_layers`.
+    Args:
+        network: the network.
+        inputs: tensors of the right shape and dtype; their values do not matter.
+        layers: see `resolve_layers`.
 
     Raises:
-        ApplyError: if there is no such list.
-        GraphError: if the compiler refuses the network, or a policy is on it.
+        ApplyError: if there is no such list of layers.
+        GraphError: if the compiler refuses the network, or a policy is set on it.
     """
     cells = resolve_layers(network, layers)
     trees = tuple(read_tree(cell) for cell in cells)
@@ -41,9 +44,12 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
 
 
 def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
-    """The layers of a network, by the names from the network down to the list.
+    """Return the layers of a network.
 
-    Without a path the list is looked for as the models of MindFormers name it.
+    Args:
+        network: the network.
+        path: names from the network down to the list, joined with dots; None searches the names that models of
+            MindFormers use.
 
     Raises:
         ApplyError: if there is no such list.
@@ -65,7 +71,7 @@ def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
 
 
 def _list_name(network: nn.Cell, layers: Sequence[nn.Cell]) -> str:
-    """Name of the list of layers, as the scopes of the compiler and the names of weights have it."""
+    """Return the name of the list of layers, as it occurs in scopes of the compiler and names of weights."""
     names = {
         name.rpartition(".")[2]
         for name, cell in network.cells_and_names()
@@ -109,19 +115,19 @@ def _lazily_inlined(network: nn.Cell, layers: Sequence[nn.Cell]) -> Iterator[Non
                 cell.cell_init_args = mark
 
 
-# Cells of the newer models that are written for one rank, turned to whole tensors with strategies.
+# Conversion of newer models' cells that are written for one rank to unsharded tensors with strategies.
 #
-# `Morph` lets a model give MindSpore a function that runs after the tensors are cut: with sizes of one rank and
-# communication of its own. The frontend alone cuts nothing, so such a function would meet whole tensors. Here its sizes
-# become those of whole tensors, and the operators inside get the strategies that the model gave to the Morph around
-# them. Its conditions stay as they were decided when the Morph was made, so its communication stays too.
+# `Morph` lets a model define a function that runs after MindSpore has sharded the tensors, with the sizes of one rank
+# and explicit communication. The frontend alone shards nothing, so such a function would receive unsharded tensors.
+# Here its sizes are changed to unsharded ones, and its operators get the strategies of the Morph. Conditions were
+# evaluated when the Morph was created, so its communication remains.
 
 
 def use_full_tensors(network: nn.Cell) -> None:
-    """Turn every Morph of a network that was built in a parallel mode.
+    """Convert every Morph of a network that was built in a parallel mode.
 
     Raises:
-        GraphError: if it has one whose function is not known here.
+        GraphError: if the function of a Morph is unknown.
     """
     for path, cell in network.cells_and_names():
         morphs = [name for name, primitive in cell._primitives.items() if isinstance(primitive, Morph)]
@@ -138,7 +144,7 @@ def use_full_tensors(network: nn.Cell) -> None:
 
 
 def _globalize_linear(cell: nn.Cell) -> None:
-    """(rows, in) times (out, in) transposed, and a bias: `Morph` has the strategy of (seq, batch, in) for the rows."""
+    """Convert (rows, in) x (out, in)^T + bias; the strategy of the Morph is for (seq, batch, in) instead of rows."""
     has_bias = cell.has_bias and not cell.skip_bias_add
     morph = cell.morphed_forward_with_bias if has_bias else cell.morphed_forward
     (seq, batch, columns), weight, *bias = read_strategy(morph.attrs)
@@ -150,7 +156,7 @@ def _globalize_linear(cell: nn.Cell) -> None:
 
 
 def _globalize_row_linear(cell: nn.Cell) -> None:
-    """The same with the sum over all ranks, of which a ReduceScatter leaves each rank its part of the rows."""
+    """Convert a linear layer with a sum over all ranks, which a ReduceScatter distributes by rows."""
     num_ranks, cell.tp = cell.tp, 1
     cell.input_size_per_partition = cell.input_size
     _globalize_linear(cell)
@@ -162,14 +168,14 @@ def _globalize_row_linear(cell: nn.Cell) -> None:
 
 
 def _keep_local(cell: nn.Cell) -> None:
-    """A reshape inside a Morph is of what a rank has; so is one that a product inside it reads."""
+    """Mark reshapes inside a Morph, and matrix products that read them, as local to a rank."""
     cell.reshape.add_prim_attr(LOCAL_MARK, True)
     if hasattr(cell, "matmul"):
         cell.matmul.add_prim_attr(LOCAL_MARK, True)
 
 
-# Cells of MindFormers, which is imported then. For other networks it is not: its import writes `output/log` into the
-# working folder, and fails where that cannot be written.
+# Cells of MindFormers, imported on demand: its import writes `output/log` into the working folder, and fails if that is
+# not writable. Other networks do not need it.
 
 
 def _globalize_experts(cell: nn.Cell) -> None:
@@ -184,7 +190,7 @@ def _globalize_moe_layer(cell: nn.Cell) -> None:
     globalize_moe_layer(cell)
 
 
-# Class of a cell -> what it takes; names of mindformers 1.9.0.
+# Class of a cell -> its conversion; names of mindformers 1.9.0.
 GLOBALIZERS: dict[str, Callable[[nn.Cell], None]] = {
     "ColumnParallelLinear": _globalize_linear,
     "FFNGroupedGEMM": _globalize_experts,

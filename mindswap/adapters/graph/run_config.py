@@ -1,4 +1,4 @@
-"""The configuration of MindFormers, divided between mindswap and MindFormers."""
+"""Division of a MindFormers configuration between mindswap and MindFormers."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ SECTIONS = ("swap_config", "recompute_config")
 
 
 def keep_swap_sections() -> None:
-    """From now on, loading a YAML leaves `swap_config` and `recompute_config` as the user wrote them."""
+    """Keep `swap_config` and `recompute_config` as written when a YAML is loaded, in this process."""
     original = ConfigTemplate.apply_template
     if getattr(original, "keeps_swap_sections", False):
         return
 
     def apply_template(cls, config):
         if not isinstance(config, dict):
-            return original.__func__(cls, config)  # MindFormers' own answer to what is no configuration
+            return original.__func__(cls, config)  # no configuration: MindFormers reports it
         kept = {key: config.pop(key) for key in SECTIONS if key in config}
         try:
             return original.__func__(cls, config)
@@ -31,15 +31,15 @@ def keep_swap_sections() -> None:
 
 
 def has_swap_sections(config) -> bool:
-    """True for a configuration of a training: the template of MindFormers gives it both sections."""
+    """Return whether it is the configuration of a training, to which MindFormers' template adds both sections."""
     return isinstance(config, dict) and any(key in config for key in SECTIONS)
 
 
 def replace_swap_sections(config, policy: Policy) -> None:
-    """Give MindFormers the sections it is to act on; `config` is changed in place.
+    """Set the sections that MindFormers uses; `config` is changed in place.
 
-    With swap enabled mindswap alone owns swap and recompute, and the memory optimisation that swap needs is set;
-    otherwise MindFormers gets what the user wrote.
+    With swap enabled, mindswap alone controls swap and recompute, and the memory optimization that swap requires is
+    set; otherwise MindFormers receives what the user wrote.
     """
     if policy.is_swap_enabled:
         sections = {
@@ -57,7 +57,7 @@ def replace_swap_sections(config, policy: Policy) -> None:
 
 
 def _readable_swap_section(section) -> dict[str, Any]:
-    """The section, or the defaults if MindFormers would stop at it although swap is off."""
+    """Return the section, or the defaults if MindFormers would reject it although swap is disabled."""
     try:
         completed = SwapConfig.apply(section)
         TransformerSwapConfig(**completed)
@@ -67,7 +67,7 @@ def _readable_swap_section(section) -> dict[str, Any]:
 
 
 def install_stand_ins(config) -> None:
-    """Stand-ins for parts without a CPU kernel, where `mindswap: {cpu_stand_ins: True}` asks for them."""
+    """Install the CPU replacements if `mindswap: {cpu_stand_ins: True}` requests them."""
     from mindswap.adapters.graph.cpu_stand_ins import replace_cpu_stand_ins
 
     wants_stand_ins = bool((config.get("mindswap") or {}).get("cpu_stand_ins"))
