@@ -17,11 +17,11 @@ from mindspore.common.initializer import Zero
 from mindspore.communication import GlobalComm
 from mindspore.nn.utils import no_init_parameters
 
-from mindswap.adapters.graph.expert_exchange import set_exchange
+from mindswap.adapters.graph.expert_exchange import ExchangeSizes, exchange_sizes
 from mindswap.adapters.graph.experts import with_model_layer_numbers
 from mindswap.adapters.graph.file_recompute import recompute_by_stage
 from mindswap.adapters.graph.frontend_limits import masks_without_values, use_broadcast_products, use_rope_slices
-from mindswap.adapters.graph.network import use_full_tensors
+from mindswap.adapters.graph.network import EXPERTS_CLASS, use_full_tensors
 from mindswap.adapters.graph.run_config import install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.versions import builds_form, replaced
 from mindswap.config.source import given_folder
@@ -105,8 +105,8 @@ def _empty_cache(undo: contextlib.ExitStack, group_cache: object) -> None:
 
 # Keys of model_config for the virtual chunks of each pipeline stage.
 CHUNKS_KEYS = ("pp_interleave_num", "virtual_pipeline_model_parallel_size")
-# Key of the configuration under which `_build` stores its notes.
-NOTES_KEY = "mindswap_notes"
+# Keys of the configuration under which `_build` stores its notes, and what the experts of a rank exchange.
+NOTES_KEY, EXCHANGE_KEY = "mindswap_notes", "mindswap_exchange"
 
 
 def build_network(
@@ -178,8 +178,9 @@ def _build(config_path, policy, layers, placement):
     notes = use_rope_slices(network)
     use_broadcast_products(network)
     if is_sharded:
-        notes += _set_exchange(network, config, placement)
-        use_full_tensors(network)
+        config[EXCHANGE_KEY] = sizes = _exchange_sizes(network, config, placement)
+        notes += sizes.notes
+        use_full_tensors(network, sizes)
     config[NOTES_KEY] = notes
     return network, config
 
@@ -252,14 +253,14 @@ def _use_one_stage(config) -> None:
     config.parallel_config.pipeline_stage = 1
 
 
-def _set_exchange(network, config, placement) -> list[str]:
-    """Set the number of tokens that the rank has and exchanges, if there are experts; return notes for the user."""
-    experts = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
+def _exchange_sizes(network, config, placement) -> ExchangeSizes:
+    """Return what the experts of a rank exchange; nothing without experts."""
+    experts = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == EXPERTS_CLASS), None)
     if experts is None:
-        return []
+        return ExchangeSizes()
     batch, length = config.runner_config.batch_size or 1, experts.config.seq_length
     num_tokens = batch * length // (placement.model_parallel * placement.context_parallel)
-    return set_exchange(experts, num_tokens, placement.expert_skew_permille)
+    return exchange_sizes(experts, num_tokens, placement.expert_skew_permille)
 
 
 def _use_one_rank(config) -> None:

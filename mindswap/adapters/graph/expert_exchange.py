@@ -1,14 +1,15 @@
-"""Exchange of tokens between ranks, and what gives its sizes: stand-ins of known sizes.
+"""Exchange of tokens between expert parallel ranks, compiled with fixed sizes.
 
-AlltoAllV, NonZero and MaskedSelect have results whose sizes are known only when they run. Here a rank sends and
-receives as many rows as `set_exchange` was told, and the frontend compiles with those. `graph.sharding.experts` gives
-the operators their names back. Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
+AlltoAllV, NonZero and MaskedSelect have outputs whose sizes are known at run time only. The cells of this module
+replace them, with as many rows as `ExchangeSizes` states, so that the frontend can compile the token dispatchers.
+`graph.sharding.experts` renames the operators afterwards. Names are those of mindformers 1.9.0,
+parallel_core/training_graph/transformer/moe.
 """
 
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mindformers.parallel_core.training_graph.transformer.moe import token_dispatcher
@@ -27,36 +28,47 @@ from mindswap.graph.sharding.experts import EXCHANGE, NAME_MARK, num_copies
 OPS_NAME = "mindswap_ops_of_known_sizes"
 
 
-@dataclass
-class _Sizes:
-    """Of the network that is compiled; the class of a dispatcher -> what it exchanges."""
+@dataclass(frozen=True)
+class RankGroup:
+    """A communication group of ranks."""
 
-    # sent, received: rows that a rank sends and receives in an exchange of tokens
-    sent: int = 0
-    received: int = 0
-    rows: int = 0  # pairs of a token and an expert that the experts of the rank compute
-    # name of a group of ranks -> how many, and from one to the next
-    groups: dict[str, tuple[int, int]] = field(default_factory=dict)
+    num_ranks: int = 1
+    stride: int = 1  # difference between consecutive ranks
 
 
-_sizes = _Sizes()
+@dataclass(frozen=True)
+class ExchangeSizes:
+    """Rows that the experts of one rank exchange and compute, equal for all layers of a network."""
+
+    sent: int = 0  # rows that a rank sends in one exchange
+    received: int = 0  # rows that it receives
+    rows: int = 0  # (token, expert) pairs that its experts compute
+    groups: Mapping[str, RankGroup] = field(default_factory=dict)  # communication groups by name
+    notes: tuple[str, ...] = ()  # assumptions, for the user
+
+    def bind(self, cell_type: type["_SizedCell"]) -> type["_SizedCell"]:
+        """Return a subclass of a cell type with these sizes; the dispatchers create its instances."""
+        return type(cell_type.__name__, (cell_type,), {"sizes": self, "__module__": cell_type.__module__})
 
 
 class Exchange(PrimitiveWithInfer):
-    """Communication of the ranks of one group: (tensor, counts sent, counts received).
+    """Communication within a group of ranks, with the inputs (tensor, sent counts, received counts).
 
     Args:
-        kind: its name on a rank.
-        num_ranks, stride: ranks of the group, and from one to the next.
-        cut, joined: dimensions that a rank gives parts of, and in which parts of others come; at most one each.
-        before, after: instead of these, elements before and after.
+        kind: type of the operator on a rank.
+        num_ranks: ranks of the group.
+        stride: difference between consecutive ranks.
+        cut: dimension that the operator splits over the ranks, at most one.
+        joined: dimension along which it concatenates the parts of the ranks, at most one.
+        before: number of input elements, if it is no multiple of the number of output elements.
+        after: number of output elements in that case.
     """
 
     substitute_name = EXCHANGE
 
     @prim_attr_register
     def __init__(self, kind, num_ranks, stride=1, cut=(), joined=(), before=0, after=0):
-        """Its arguments are attributes."""
+        """Store the arguments as attributes of the primitive."""
 
     def __infer__(self, x, sent, received):
         at, shape = self.attrs, list(x["shape"])
@@ -73,7 +85,15 @@ class Exchange(PrimitiveWithInfer):
 def _exchange_gradient(self):
     at = self.attrs
     kind = operator_info(at["kind"]).gradient or at["kind"]
-    back = Exchange(kind, at["num_ranks"], at["stride"], at["joined"], at["cut"], at["after"], at["before"])
+    back = Exchange(
+        kind,
+        num_ranks=at["num_ranks"],
+        stride=at["stride"],
+        cut=at["joined"],
+        joined=at["cut"],
+        before=at["after"],
+        after=at["before"],
+    )
 
     def bprop(x, sent, received, out, dout):
         return back(dout, received, sent), zeros_like(sent), zeros_like(received)
@@ -82,7 +102,12 @@ def _exchange_gradient(self):
 
 
 class FixedSizeSelect(PrimitiveWithInfer):
-    """The rows of a tensor that are chosen while it runs; of a known number."""
+    """Selection of rows at run time, with a fixed number of selected rows.
+
+    Args:
+        op: type of the replaced operator, NonZero or MaskedSelect.
+        size: shape of the output.
+    """
 
     @prim_attr_register
     def __init__(self, op, size):
@@ -105,23 +130,30 @@ def _chosen_gradient(self):
     return bprop
 
 
-class _GroupCell(nn.Cell):
-    """In place of a primitive of communication: what the group is, and whether there is one."""
+class _SizedCell(nn.Cell):
+    """Base of all replacements, whose subclasses made by `ExchangeSizes.bind` have the sizes of a network."""
+
+    sizes = ExchangeSizes()
+
+
+class _GroupCell(_SizedCell):
+    """Base of the replacements of communication within a group; None stands for no group."""
 
     def __init__(self, group):
         super().__init__()
+        ranks = self.sizes.groups.get(group, RankGroup())
         self.is_alone = group is None
-        self.num_ranks, self.stride = _sizes.groups.get(group, (1, 1))
+        self.num_ranks, self.stride = ranks.num_ranks, ranks.stride
 
 
 class _ExchangeRows(_GroupCell):
-    """In place of the cell, and of the primitive, AlltoAllV."""
+    """Replacement of AlltoAllV, cell and primitive."""
 
     kind = "AlltoAllV"
 
     def __init__(self, group=None, block_size=1):
         super().__init__(group)
-        self.sent, self.received = _sizes.sent * block_size, _sizes.received * block_size
+        self.sent, self.received = self.sizes.sent * block_size, self.sizes.received * block_size
         self.there = Exchange(self.kind, self.num_ranks, self.stride, before=self.sent, after=self.received)
         self.back = Exchange(self.kind, self.num_ranks, self.stride, before=self.received, after=self.sent)
 
@@ -132,7 +164,7 @@ class _ExchangeRows(_GroupCell):
 
 
 class _ExchangeByMatrix(_ExchangeRows):
-    """In place of AlltoAllVC: one matrix says what all ranks send."""
+    """Replacement of AlltoAllVC, in which one matrix contains the counts of all ranks."""
 
     kind = "AlltoAllVC"
 
@@ -141,7 +173,7 @@ class _ExchangeByMatrix(_ExchangeRows):
 
 
 class _ExchangeCounts(_GroupCell):
-    """In place of AlltoAllV for counts, as many for each rank."""
+    """Replacement of AlltoAllV for counts, of which each rank sends the same number."""
 
     def __init__(self, group=None):
         super().__init__(group)
@@ -152,7 +184,7 @@ class _ExchangeCounts(_GroupCell):
 
 
 class _ExchangeParts(_GroupCell):
-    """In place of the cell, and of the primitive, AlltoAll."""
+    """Replacement of AlltoAll, cell and primitive."""
 
     def __init__(self, split_count, split_dim, concat_dim, group=None):
         super().__init__(group)
@@ -163,7 +195,7 @@ class _ExchangeParts(_GroupCell):
 
 
 class _AllGather(_GroupCell):
-    """In place of AllGather."""
+    """Replacement of AllGather."""
 
     kind, dims = "AllGather", {"joined": (0,)}
 
@@ -176,18 +208,18 @@ class _AllGather(_GroupCell):
 
 
 class _ReduceScatter(_AllGather):
-    """In place of ReduceScatter."""
+    """Replacement of ReduceScatter."""
 
     kind, dims = "ReduceScatter", {"cut": (0,)}
 
 
-class _NonZero(nn.Cell):
-    """In place of NonZero: of a mask the tokens that are sent, of probabilities the rows of the experts."""
+class _NonZero(_SizedCell):
+    """Replacement of NonZero: selects the sent tokens of a mask, or the rows of the experts of probabilities."""
 
     def __init__(self):
         super().__init__()
-        self.of_mask = FixedSizeSelect("NonZero", (_sizes.sent, 1))
-        self.of_probs = FixedSizeSelect("NonZero", (_sizes.rows, 1))
+        self.of_mask = FixedSizeSelect("NonZero", (self.sizes.sent, 1))
+        self.of_probs = FixedSizeSelect("NonZero", (self.sizes.rows, 1))
 
     def construct(self, x):
         return self.of_mask(x, 0) if x.dtype == mstype.bool_ else self.of_probs(x, 0)
@@ -201,80 +233,95 @@ def _select_rows(x, axis, index):
 
 
 def _index_select():
-    """In place of the class IndexSelect.
+    """Return the replacement of an IndexSelect.
 
-    Of its gradient the frontend makes a tensor of zeros, in memory: 5 GB for DeepSeek-V3. That of Gather has none. The
-    sizes are the same, and `graph.sharding.experts` gives the operators their names back.
+    The frontend creates a tensor of zeros in memory for the gradient of IndexSelect, 5 GB for DeepSeek-V3; the gradient
+    of Gather needs none. The sizes are equal, and `graph.sharding.experts` renames both operators.
     """
     return _select_rows
 
 
-def _fixed_size_ops() -> types.ModuleType:
-    """`mindspore.ops` as the dispatchers have it, with exchanges of known sizes."""
+def _fixed_size_ops(sizes: ExchangeSizes) -> types.ModuleType:
+    """Return `mindspore.ops`, as the dispatchers import it, with the replacements."""
     module = types.ModuleType(OPS_NAME)
     vars(module).update({name: value for name, value in vars(ops).items() if not name.startswith("__")})
     vars(module).update(
-        AllGather=_AllGather, AlltoAll=_ExchangeParts, AlltoAllV=_ExchangeRows, ReduceScatter=_ReduceScatter
+        AllGather=sizes.bind(_AllGather),
+        AlltoAll=sizes.bind(_ExchangeParts),
+        AlltoAllV=sizes.bind(_ExchangeRows),
+        ReduceScatter=sizes.bind(_ReduceScatter),
     )
     return module
 
 
 @contextlib.contextmanager
-def compiled_experts() -> Iterator[None]:
-    """While this lasts, MindSpore compiles experts without tensors of zeros, and with exchanges of a known size."""
-    stand_ins = {"IndexSelect": _index_select, "AlltoAllV": _ExchangeRows, "AlltoAll": _ExchangeParts}
-    # MindFormers 1.6 and 1.7 have not all of them.
+def compiled_experts(sizes: ExchangeSizes) -> Iterator[None]:
+    """Let MindSpore compile experts with exchanges of these sizes, inside the block."""
+    stand_ins = {
+        "IndexSelect": _index_select,
+        "AlltoAllV": sizes.bind(_ExchangeRows),
+        "AlltoAll": sizes.bind(_ExchangeParts),
+    }
+    # MindFormers 1.6 and 1.7 lack some of them.
     if hasattr(token_dispatcher, "AlltoAllV"):
-        stand_ins["ops"] = sys.modules[OPS_NAME] = _fixed_size_ops()
-    stand_ins_there = {name: stand_in for name, stand_in in stand_ins.items() if hasattr(token_dispatcher, name)}
+        stand_ins["ops"] = sys.modules[OPS_NAME] = _fixed_size_ops(sizes)
+    replaceable = {name: stand_in for name, stand_in in stand_ins.items() if hasattr(token_dispatcher, name)}
     try:
-        with replaced(token_dispatcher, **stand_ins_there):
+        with replaced(token_dispatcher, **replaceable):
             yield
     finally:
         sys.modules.pop(OPS_NAME, None)
 
 
-def set_exchange(experts: nn.Cell, num_tokens: int, skew_permille: int) -> list[str]:
-    """Set what the rank exchanges in each layer of experts, which are all alike; gives notes for the user.
+def exchange_sizes(experts: nn.Cell, num_tokens: int, skew_permille: int) -> ExchangeSizes:
+    """Return what a rank exchanges in each layer of experts.
 
-    `num_tokens` are of the rank; for 1000 that it sends it receives `skew_permille`.
+    Args:
+        experts: experts of any layer; all layers are equal.
+        num_tokens: tokens of the rank.
+        skew_permille: rows that the rank receives for each 1000 that it sends.
     """
     config, dispatcher, num_ranks = experts.config, experts.token_dispatcher, experts.ep
     kind, top_k, num_experts = experts.moe_token_dispatcher_type, config.moe_router_topk, config.num_moe_experts
     skew = skew_permille if num_ranks > 1 else 1000
-    _sizes.groups = {dispatcher.ep_group: (num_ranks, 1)}
-    notes = []
+    groups = {dispatcher.ep_group: RankGroup(num_ranks)}
     if kind == "alltoall_zero_redundancy":
-        groups = (config.moe_router_num_groups or 1, config.moe_router_group_topk or 1)
-        _sizes.sent = num_copies(num_tokens, num_experts, top_k, num_ranks, *groups)
-        _sizes.rows = _skewed(num_tokens * top_k, skew)
-        notes = [f"assumed: a token goes to {_sizes.sent / num_tokens:.2f} ranks: experts are chosen evenly"]
-    else:
-        padded = num_experts
-        if kind == "alltoall_deredundency":
-            padded //= dispatcher.oep
-            _sizes.groups |= {
-                dispatcher.iep_group: (dispatcher.iep, 1),
-                dispatcher.oep_group: (dispatcher.oep, dispatcher.iep),
-            }
-        _sizes.sent = (num_tokens + padded * bool(config.use_pad_tokens)) * top_k
-        _sizes.rows = _skewed(_sizes.sent, skew)
-    _sizes.received = _skewed(_sizes.sent, skew)
-    return notes
+        sent = num_copies(
+            num_tokens=num_tokens,
+            num_experts=num_experts,
+            top_k=top_k,
+            num_ranks=num_ranks,
+            num_groups=config.moe_router_num_groups or 1,
+            top_groups=config.moe_router_group_topk or 1,
+        )
+        return ExchangeSizes(
+            sent=sent,
+            received=_skewed(sent, skew),
+            rows=_skewed(num_tokens * top_k, skew),
+            groups=groups,
+            notes=(f"assumed: a token goes to {sent / num_tokens:.2f} ranks: experts are chosen evenly",),
+        )
+    num_padded = num_experts
+    if kind == "alltoall_deredundency":
+        num_padded //= dispatcher.oep
+        groups[dispatcher.iep_group] = RankGroup(dispatcher.iep)
+        groups[dispatcher.oep_group] = RankGroup(dispatcher.oep, stride=dispatcher.iep)
+    sent = (num_tokens + num_padded * bool(config.use_pad_tokens)) * top_k
+    return ExchangeSizes(sent=sent, received=_skewed(sent, skew), rows=_skewed(sent, skew), groups=groups)
 
 
-def use_fixed_sizes(experts: nn.Cell) -> None:
-    """Replace what the dispatcher of a layer made when it was built."""
+def use_fixed_sizes(experts: nn.Cell, sizes: ExchangeSizes) -> None:
+    """Replace the cells that the dispatcher of a layer created during construction."""
     dispatcher = experts.token_dispatcher
     local_experts = experts.config.num_moe_experts // experts.ep
     if hasattr(dispatcher, "nonzero"):
-        dispatcher.nonzero = _NonZero()
+        dispatcher.nonzero = sizes.bind(_NonZero)()
     if hasattr(dispatcher, "oep_group"):
-        dispatcher.oep_allgather = _AllGather(dispatcher.oep_group)
-        dispatcher.iep_alltoallv = _ExchangeCounts(dispatcher.iep_group)
+        dispatcher.oep_allgather = sizes.bind(_AllGather)(dispatcher.oep_group)
+        dispatcher.iep_alltoallv = sizes.bind(_ExchangeCounts)(dispatcher.iep_group)
     if hasattr(dispatcher, "all2allvc"):
-        dispatcher.all2allvc = _ExchangeByMatrix
-        dispatcher.masked_select_op = FixedSizeSelect("MaskedSelect", (local_experts * _sizes.received,))
+        dispatcher.all2allvc = sizes.bind(_ExchangeByMatrix)
+        dispatcher.masked_select_op = FixedSizeSelect("MaskedSelect", (local_experts * sizes.received,))
 
 
 def _skewed(rows: int, skew_permille: int) -> int:

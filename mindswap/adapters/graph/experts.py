@@ -20,7 +20,7 @@ from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
 from mindspore.ops.operations import Morph
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
-from mindswap.adapters.graph.expert_exchange import use_fixed_sizes
+from mindswap.adapters.graph.expert_exchange import ExchangeSizes, use_fixed_sizes
 from mindswap.adapters.versions import replaced
 from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
 
@@ -86,9 +86,9 @@ def globalize_moe_layer(cell: nn.Cell) -> None:
                     primitive.del_prim_attr(name)
 
 
-def globalize_experts(cell: nn.Cell) -> None:
+def globalize_experts(cell: nn.Cell, sizes: ExchangeSizes) -> None:
     """Embed the experts in a graph of unsharded tensors: a rank uses its shard of their weights."""
-    use_fixed_sizes(cell)
+    use_fixed_sizes(cell, sizes)
     _replace(cell, "morphed_forward", _forward_with_local_weights, _first)
 
 

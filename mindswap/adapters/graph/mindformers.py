@@ -9,8 +9,8 @@ from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import nn
 
 from mindswap.adapters.graph.apply import apply_policy, check_layers, read_tree
-from mindswap.adapters.graph.build import NOTES_KEY, build_network, example_inputs
-from mindswap.adapters.graph.expert_exchange import compiled_experts
+from mindswap.adapters.graph.build import EXCHANGE_KEY, NOTES_KEY, build_network, example_inputs
+from mindswap.adapters.graph.expert_exchange import ExchangeSizes, compiled_experts
 from mindswap.adapters.graph.experts import layer_position
 from mindswap.adapters.graph.file_recompute import (
     MindFormersRecompute,
@@ -303,7 +303,7 @@ def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
         GraphError: if the compiler refuses the network.
     """
     inputs = example_inputs(config, data_parallel)
-    with compiled_experts():
+    with compiled_experts(config.get(EXCHANGE_KEY) or ExchangeSizes()):
         graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
     return load_embedding(restore_names(graph))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import mindspore as ms
 from mindspore import nn
@@ -14,6 +15,9 @@ from mindswap.graph.analysis.liveness import LayerSample
 from mindswap.graph.load import PATH_TAG
 from mindswap.graph.sharding.splits import LOCAL_MARK, read_strategy
 from mindswap.simulator.captured_step import CapturedStep
+
+if TYPE_CHECKING:
+    from mindswap.adapters.graph.expert_exchange import ExchangeSizes
 
 # Attributes that a policy sets on primitives (`Primitive._offload`, `Primitive.recompute`).
 POLICY_ATTRIBUTES = ("offload", "recompute")
@@ -123,8 +127,12 @@ def _lazily_inlined(network: nn.Cell, layers: Sequence[nn.Cell]) -> Iterator[Non
 # evaluated when the Morph was created, so its communication remains.
 
 
-def use_full_tensors(network: nn.Cell) -> None:
+def use_full_tensors(network: nn.Cell, sizes: "ExchangeSizes") -> None:
     """Convert every Morph of a network that was built in a parallel mode.
+
+    Args:
+        network: the network.
+        sizes: what its experts exchange.
 
     Raises:
         GraphError: if the function of a Morph is unknown.
@@ -133,14 +141,17 @@ def use_full_tensors(network: nn.Cell) -> None:
         morphs = [name for name, primitive in cell._primitives.items() if isinstance(primitive, Morph)]
         if not morphs:
             continue
-        turn = GLOBALIZERS.get(type(cell).__name__)
-        if turn is None:
+        class_name = type(cell).__name__
+        if class_name == EXPERTS_CLASS:
+            _globalize_experts(cell, sizes)
+        elif class_name in GLOBALIZERS:
+            GLOBALIZERS[class_name](cell)
+        else:
             raise GraphError(
-                f"--rank: {path}.{morphs[0]} of {type(cell).__name__} is a function for one rank (Morph) that "
+                f"--rank: {path}.{morphs[0]} of {class_name} is a function for one rank (Morph) that "
                 "mindswap does not know, so its sizes per rank are not known; leave out --rank for one rank that has "
                 "the whole model"
             )
-        turn(cell)
 
 
 def _globalize_linear(cell: nn.Cell) -> None:
@@ -178,10 +189,10 @@ def _keep_local(cell: nn.Cell) -> None:
 # not writable. Other networks do not need it.
 
 
-def _globalize_experts(cell: nn.Cell) -> None:
+def _globalize_experts(cell: nn.Cell, sizes: "ExchangeSizes") -> None:
     from mindswap.adapters.graph.experts import globalize_experts
 
-    globalize_experts(cell)
+    globalize_experts(cell, sizes)
 
 
 def _globalize_moe_layer(cell: nn.Cell) -> None:
@@ -190,10 +201,10 @@ def _globalize_moe_layer(cell: nn.Cell) -> None:
     globalize_moe_layer(cell)
 
 
-# Class of a cell -> its conversion; names of mindformers 1.9.0.
+# Classes of cells with their conversion; names of mindformers 1.9.0.
+EXPERTS_CLASS = "FFNGroupedGEMM"
 GLOBALIZERS: dict[str, Callable[[nn.Cell], None]] = {
     "ColumnParallelLinear": _globalize_linear,
-    "FFNGroupedGEMM": _globalize_experts,
     "GPTModel": _keep_local,
     "LinearNoTP": _globalize_linear,
     "MoELayer": _globalize_moe_layer,
