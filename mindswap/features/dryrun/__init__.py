@@ -1,4 +1,8 @@
-"""Dry runs of pipeline stages: of all layers, or on the line through two short depths, beside the simulated step."""
+"""`mindswap dryrun`: one training step on MindSpore's Ascend backend without a card, to measure memory.
+
+Each pipeline stage runs on one rank. Long models run at two short depths, and their memory is extrapolated linearly to
+all layers. The step is also simulated, and reports compare both.
+"""
 
 import threading
 from collections import Counter
@@ -9,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mindswap.adapters.mindrecord import SYNTHETIC_NAME, write_synthetic_data
 from mindswap.config.nodes import Document
@@ -44,12 +48,12 @@ __all__ = [
     "memory_limits", "run_stages",
 ]  # fmt: skip
 
-# Layers of a stage that are run at most where nothing is asked for; of each chunk half as many with several of them.
+# Default limit of the layers of a stage; half as many per chunk if there are several stages or chunks.
 MAX_SHORT_LAYERS = 6
-# Of a pipeline with more micro-batches so few are run as have the same simulated peaks, but for this part: a step of
-# many takes long, and MindSpore compiles no swap that reaches far of more than `MAX_INLINED_MICRO_BATCHES`.
+# With more micro-batches than this, fewer are run if their simulated peaks are the same within the tolerance: a step
+# with many takes long, and MindSpore compiles distant swaps only up to `MAX_INLINED_MICRO_BATCHES`.
 MAX_MICRO_BATCHES, PEAK_TOLERANCE = 32, 1e-3
-# Layers of all stages together that are run at most where nothing is asked for and there are few micro-batches.
+# Default limit of the layers of all stages together if fewer micro-batches are run.
 MAX_LAYERS_FEW_MICRO_BATCHES = 24
 NOT_INLINED_NOTE = (
     "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
@@ -57,24 +61,32 @@ NOT_INLINED_NOTE = (
 )
 T = TypeVar("T")
 R = TypeVar("R")
-# The simulated step: of the whole model, or of one whose layers stand for some of its layers; None where there is none.
+# Simulates the step with these layers of the model, or with all of them (None); None if it cannot be simulated.
 Simulate = Callable[[tuple[int, ...] | None], SimulationReport | None]
 
 
 @dataclass(frozen=True)
 class DryRunOptions:
-    """Options of a dry run."""
+    """Options of a dry run.
 
-    ranks: tuple[int, ...] = ()  # whose memory is asked for; empty: the first of each pipeline stage
-    layers: tuple[int, ...] = ()  # layers of the models to run: one depth, or two for a straight line; empty: chosen
-    is_full: bool = False  # run all layers
-    num_jobs: int = 1  # processes at a time
-    folder: Path | None = None  # where the raw tables stay; None keeps nothing
+    Attributes:
+        ranks: ranks to run; empty for the first rank of each pipeline stage.
+        layers: numbers of layers to run: one, or two to extrapolate linearly; empty to choose them.
+        is_full: run all layers.
+        num_jobs: number of concurrent processes.
+        folder: folder that keeps logs and tables; None deletes them.
+    """
+
+    ranks: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    is_full: bool = False
+    num_jobs: int = 1
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepDryRun(DryRunReport):
-    """A dry run that `print` and a notebook show."""
+    """A dry run report with a representation for `print` and notebooks."""
 
     def __str__(self) -> str:
         return format_dry_run(self)
@@ -86,10 +98,56 @@ class StepDryRun(DryRunReport):
 
 @dataclass(frozen=True)
 class _ShortModel:
-    """The model with fewer layers, or with all of them."""
+    """A model with some of the layers, or with all of them.
 
-    kept: tuple[int, ...]  # layers of the whole model that its layers stand for
-    stage_layers: tuple[int, ...]  # layers of each stage
+    Attributes:
+        layer_indices: index in the full model of each layer.
+        stage_layers: number of layers of each stage.
+    """
+
+    layer_indices: tuple[int, ...]
+    stage_layers: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_indices)
+
+
+class MemoryLimits(NamedTuple):
+    """The memory arguments of `run_stages`."""
+
+    budget_bytes: int
+    counts_fragments: bool
+    margin_permille: int
+
+
+class ChosenDepths(NamedTuple):
+    """Models to run.
+
+    Attributes:
+        models: the full model, one short model, or two to extrapolate from, shortest first.
+        caveat: uncertainty of the extrapolation in words; "" if there is none.
+        line_errors_bytes: per stage, the simulated peak of the full model minus the peak that is extrapolated from the
+            simulated short models; empty if it was not simulated.
+    """
+
+    models: list[_ShortModel]
+    caveat: str = ""
+    line_errors_bytes: tuple[int, ...] = ()
+
+
+class LineError(NamedTuple):
+    """Error of the linear extrapolation in the simulation.
+
+    Attributes:
+        num_mixed_stages: stages whose three peaks are not in the same part of the step.
+        max_fraction: largest error of a stage as a fraction of its peak.
+        stage_bytes: error of each stage in bytes.
+    """
+
+    num_mixed_stages: int
+    max_fraction: float
+    stage_bytes: tuple[int, ...]
 
 
 def run_stages(
@@ -106,19 +164,20 @@ def run_stages(
 
     Args:
         document: a configuration of MindFormers 1.9.
-        options: how.
+        options: ranks, layers and processes.
         report_status: called with each line on the progress.
         title: name for reports.
-        load: gives the step whose simulation is shown beside; called while the processes run. Where layers differ, it
-            also chooses the short models, before. What cannot be simulated is dry run all the same, a note says why.
-        budget_bytes: memory that may be used.
-        counts_fragments: hold the peak with fragments against it.
-        margin_permille: part of that memory which plans keep free.
+        load: loads the step to simulate, for comparison; called while the processes run. If layers differ, the
+            simulation also chooses the short models, before they run. If the step cannot be simulated, the report has
+            a note with the reason.
+        budget_bytes: memory budget of a card; None for no limit.
+        counts_fragments: compare the peak with fragmentation with the budget.
+        margin_permille: part of the budget that plans keep free.
 
     Raises:
-        PolicyError: the configuration has mistakes.
-        LaunchError: it cannot be run here, or the backend fails.
-        DataError: the folder is there, and not empty.
+        PolicyError: the configuration has errors.
+        LaunchError: a dry run is not possible here, or the backend failed.
+        DataError: the folder exists and is not empty.
     """
     options = options or DryRunOptions()
     refuse_pynative(document)
@@ -132,12 +191,12 @@ def run_stages(
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
-    whole, loaded, reasons = _short_model(settings, num_layers), cache(load) if load else None, dict[str, None]()
+    full, load_once, reasons = _short_model(settings, num_layers), cache(load) if load else None, dict[str, None]()
 
     @cache
-    def simulate(kept: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
+    def simulate(layer_indices: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
         try:
-            return loaded().short(kept, count).simulate().report() if loaded else None
+            return load_once().short(layer_indices, count).simulate().report() if load_once else None
         except (GraphError, SimulationError) as error:
             reasons[f"not simulated: {str(error).splitlines()[0]}"] = None
             return None
@@ -145,71 +204,71 @@ def run_stages(
     count = None
     if not options.is_full and document.count("micro_batch_interleave_num") == 1:
         count = choose_micro_batches(settings, num_layers, lambda number: simulate(None, number))
-    depths, doubt, line_errors_bytes = choose_depths(
+    chosen = choose_depths(
         options,
         settings,
         num_layers,
         policy,
-        lambda kept: simulate(kept, None if kept is None else count),
+        simulate=lambda indices: simulate(indices, None if indices is None else count),
         has_few_micro_batches=count is not None,
     )
-    is_cut = len(depths) == 1 and depths[0] != whole  # of another model than the one that is simulated
+    models = chosen.models
+    is_truncated = len(models) == 1 and models[0] != full  # then nothing is extrapolated or compared
     with _run_folder(options.folder) as folder:
         files = {
-            depth: write_backend_config(
+            model: write_backend_config(
                 document,
                 policy,
                 settings.num_cards,
-                None if depth == whole else depth.kept,
+                None if model == full else model.layer_indices,
                 _cached_samples,
-                folder / f"layers_{len(depth.kept)}",
+                folder / f"layers_{model.num_layers}",
                 count,
             )
-            for depth in depths
+            for model in models
         }
         if not has_cann():
             report_status("making stand-ins for CANN, or taking those that are there")
             stub_libraries()
 
         def run(task: tuple[_ShortModel, int], report_task_status: StatusCallback, stop: Callable[[], bool]) -> DryRun:
-            depth, rank = task
-            name, file = f"{len(depth.kept)} of {num_layers} layers, rank {rank}", files[depth]
-            place = file.with_name(f"rank_{rank}")
-            found = run_rank(
-                file, place, rank, settings.num_cards, lambda line: report_task_status(f"{name}: {line}"), stop
+            model, rank = task
+            name, file = f"{model.num_layers} of {num_layers} layers, rank {rank}", files[model]
+            rank_folder = file.with_name(f"rank_{rank}")
+            dry_run = run_rank(
+                file, rank_folder, rank, settings.num_cards, lambda line: report_task_status(f"{name}: {line}"), stop
             )
-            report_task_status(f"{name}: peak {found.used_peak_bytes >> 20} MiB, {found.wall_s:.0f} s")
-            return found
+            report_task_status(f"{name}: peak {dry_run.used_peak_bytes >> 20} MiB, {dry_run.wall_s:.0f} s")
+            return dry_run
 
-        # The deepest first: with several processes it decides how long all take.
-        tasks = [(depth, rank) for depth in reversed(depths) for rank in ranks]
+        # The longest model first: with several processes it determines the total time.
+        tasks = [(model, rank) for model in reversed(models) for rank in ranks]
         try:
-            found, simulated = _run_concurrently(
-                tasks, run, options.num_jobs, report_status, lambda: None if is_cut else simulate(None, None)
+            dry_runs, simulated = _run_concurrently(
+                tasks, run, options.num_jobs, report_status, lambda: None if is_truncated else simulate(None, None)
             )
-        except LaunchError as error:  # often for the same reason
+        except LaunchError as error:  # the simulation often fails for the same reason
             raise LaunchError("\n    ".join([str(error), *reasons])) from error
     size = settings.num_cards // num_stages
     stages = []
     for rank in ranks:
         stage = rank // size
-        runs = {depth.stage_layers[stage]: found[depth, rank] for depth in depths}
-        stages.append(
-            stage_run(stage, whole.stage_layers[stage], runs, line_errors_bytes[stage] if line_errors_bytes else None)
-        )
+        runs = {model.stage_layers[stage]: dry_runs[model, rank] for model in models}
+        line_error_bytes = chosen.line_errors_bytes[stage] if chosen.line_errors_bytes else None
+        stages.append(stage_run(stage, full.stage_layers[stage], runs, line_error_bytes))
     return StepDryRun(
         title=title or Path(document.file).stem,
         stages=tuple(stages),
         simulated=simulated,
         num_layers=num_layers,
-        depths=tuple(len(depth.kept) for depth in depths),
-        budget_bytes=None if is_cut else budget_bytes,
+        depths=tuple(model.num_layers for model in models),
+        budget_bytes=None if is_truncated else budget_bytes,
         has_cann=has_cann(),
         counts_fragments=counts_fragments,
         margin_permille=margin_permille,
         notes=(
-            *_notes(depths, num_layers, doubt, count, settings.num_micro_batches),
-            *([NOT_INLINED_NOTE] if any(not run.is_inlined for run in found.values()) else []),
+            *_notes(models, num_layers, chosen.caveat, count, settings.num_micro_batches),
+            *([NOT_INLINED_NOTE] if any(not run.is_inlined for run in dry_runs.values()) else []),
             *reasons,
         ),
     )
@@ -222,9 +281,20 @@ def _run_concurrently(
     report_status: StatusCallback,
     meanwhile: Callable[[], R],
 ) -> tuple[dict[T, DryRun], R]:
-    """What `run` makes of each task in threads, told where to speak and when to stop; and of `meanwhile`, here.
+    """Run tasks in threads, and `meanwhile` in this thread.
 
-    That begins when the first of them has: the compiler, which a simulation asks, lets no other thread run.
+    `meanwhile` starts after the first task has started its process: it may compile a network, which blocks all other
+    threads.
+
+    Args:
+        tasks: arguments of `run`.
+        run: runs a task; called with the task, a status callback, and a function that returns whether to stop.
+        num_jobs: number of threads.
+        report_status: called with one line of progress.
+        meanwhile: called once.
+
+    Returns:
+        The result of each task, and that of `meanwhile`.
     """
     is_stopped, is_started = threading.Event(), threading.Event()
 
@@ -232,7 +302,7 @@ def _run_concurrently(
         report_status(line)
         is_started.set()
 
-    def one(task: T) -> DryRun:
+    def run_task(task: T) -> DryRun:
         try:
             return run(task, report_task_status, is_stopped.is_set)
         finally:
@@ -240,26 +310,26 @@ def _run_concurrently(
 
     with ThreadPoolExecutor(num_jobs) as pool:
         try:
-            results = pool.map(one, tasks)  # begins at once
+            results = pool.map(run_task, tasks)  # starts immediately
             is_started.wait()
-            beside = meanwhile()
-            return dict(zip(tasks, results, strict=True)), beside
+            other_result = meanwhile()
+            return dict(zip(tasks, results, strict=True)), other_result
         except BaseException:
             is_stopped.set()
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def memory_limits(device: Device) -> tuple[int, bool, int]:
-    """Last three arguments of `run_stages` for a device."""
+def memory_limits(device: Device) -> MemoryLimits:
+    """Return the memory arguments of `run_stages` for a device."""
     budget = budget_of_device(device)
-    return budget.usable_bytes, device.leaves_fragments, budget.margin_permille
+    return MemoryLimits(budget.usable_bytes, device.leaves_fragments, budget.margin_permille)
 
 
 def dry_run_step(
     step: LoadedStep, options: DryRunOptions | None = None, report_status: StatusCallback = lambda line: None
 ) -> StepDryRun:
-    """A dry run of a step beside its simulation, held against the memory of its device; errors as of `run_stages`."""
+    """Dry run a step and compare with its simulation and the memory of its device. Raises as `run_stages`."""
     if step.path is None:
         raise LaunchError("a dry run trains a configuration, and this step was captured from a network")
     limits = memory_limits(step.device)
@@ -267,62 +337,70 @@ def dry_run_step(
 
 
 def _cached_samples(document: Document) -> SyntheticData:
-    """Kept, as what writes them takes five seconds to start."""
+    """Write synthetic training data, or take it from the cache: the writer needs five seconds to start."""
     settings, columns = read_step_settings(document), data_columns(document)
     num_samples = settings.num_tokens // settings.seq_length
     key = make_key(
         seq_length=settings.seq_length, num_samples=num_samples, size=vocabulary_size(document), columns=columns
     )
-    kept = cached_folder(open_samples_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1))
-    return SyntheticData(str(kept / SYNTHETIC_NAME), columns)
+    folder = cached_folder(
+        open_samples_cache(), "samples", key, lambda folder: write_synthetic_data(folder, document, 1)
+    )
+    return SyntheticData(str(folder / SYNTHETIC_NAME), columns)
 
 
 @contextmanager
-def _run_folder(asked: Path | None) -> Iterator[Path]:
-    """The folder for runs that is asked for, or a scratch one, which stays after a failure, with its log."""
-    if asked is None:
+def _run_folder(requested: Path | None) -> Iterator[Path]:
+    """Yield the requested folder, or a scratch folder, which is kept after a failure because of its log."""
+    if requested is None:
         with scratch_folder("dryrun", kept_on=(MindswapError,)) as folder:
             yield folder
     else:
-        make_fresh(asked)
-        yield asked.absolute()  # MindSpore, which the simulation asks meanwhile, changes the working directory
+        make_fresh(requested)
+        yield requested.absolute()  # capturing the network for the simulation changes the working directory
 
 
 def _short_model(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> _ShortModel:
-    """The model with so many layers for each chunk of each stage; None for all of them."""
-    kept: list[int] = []
+    """Return a model with the same number of layers in each chunk of each stage; None for all layers."""
+    layer_indices: list[int] = []
     stage_layers = [0] * settings.pipeline.num_stages
     for cell in settings.pipeline.layout(num_layers).cells():
         count = len(cell.layers) if per_chunk is None else per_chunk
-        kept += [cell.layers[i] for i in retained_layers(len(cell.layers), count)] if count else []
+        layer_indices += [cell.layers[i] for i in retained_layers(len(cell.layers), count)] if count else []
         stage_layers[cell.stage] += count
-    return _ShortModel(tuple(kept), tuple(stage_layers))
+    return _ShortModel(tuple(layer_indices), tuple(stage_layers))
 
 
 def choose_micro_batches(
     settings: StepSettings, num_layers: int, simulate: Callable[[int | None], SimulationReport | None]
 ) -> int | None:
-    """Micro-batches of a pipeline that are enough for the peak of all of them; None where all have to be run.
+    """Choose a smaller number of micro-batches with the same simulated peaks.
 
-    `simulate` gives the simulated step of so many; None of all.
+    Args:
+        settings: settings of the step.
+        num_layers: layers of the model.
+        simulate: simulates the step with a number of micro-batches; None for all.
+
+    Returns:
+        The number of micro-batches; None if all have to be run.
     """
     is_long = settings.pipeline.num_stages > 1 and settings.num_micro_batches > MAX_MICRO_BATCHES
     if not is_long:
         return None
     layout = lay_out_stages(settings.pipeline, num_layers, settings.num_micro_batches, settings.num_sequences)
     counts = {layout.short_of(number) for number in (2 * layout.num_stages, MAX_MICRO_BATCHES)}
-    whole = simulate(None)
+    full_report = simulate(None)
     for count in sorted(counts - {settings.num_micro_batches}):
-        if whole is None or (short := simulate(count)) is None:
+        if full_report is None or (short_report := simulate(count)) is None:
             return None
-        pairs = zip(whole.stages, short.stages, strict=True)
-        if all(abs(few.peak_bytes - every.peak_bytes) <= PEAK_TOLERANCE * every.peak_bytes for every, few in pairs):
+        pairs = zip(full_report.stages, short_report.stages, strict=True)
+        if all(abs(short.peak_bytes - full.peak_bytes) <= PEAK_TOLERANCE * full.peak_bytes for full, short in pairs):
             return count
     return None
 
 
 def first_ranks(settings: StepSettings) -> tuple[int, ...]:
-    """The first rank of each pipeline stage."""
+    """Return the first rank of each pipeline stage."""
     return tuple(range(0, settings.num_cards, settings.num_cards // settings.pipeline.num_stages))
 
 
@@ -331,110 +409,121 @@ def choose_depths(
     settings: StepSettings,
     num_layers: int,
     policy: Policy,
-    simulate: Simulate = lambda kept: None,
+    simulate: Simulate = lambda indices: None,
     has_few_micro_batches: bool = False,
-) -> tuple[list[_ShortModel], str, tuple[int, ...]]:
-    """The depths that were asked for; else the whole model if it is short, and two short ones if it is not.
+) -> ChosenDepths:
+    """Choose the models to run: those that the options ask for, the full model if it is short, else two short ones.
 
-    Where the line through two short models cannot have as many layers of each kind as the model, those are taken whose
-    simulated line comes nearest to the simulated whole. The second value says how near that is; "" where nothing is
-    to be said. The third has the bytes by which the whole is above that line, of each stage.
+    The two short models should have layers of each kind in such numbers that linear extrapolation gives those of the
+    full model. If no pair does, the simulation chooses the pair with the smallest extrapolation error.
+
+    Args:
+        options: options of the dry run.
+        settings: settings of the step.
+        num_layers: layers of the full model.
+        policy: layers with the same entries of the policy are of one kind.
+        simulate: simulates a model; called only if no pair fits.
+        has_few_micro_batches: fewer micro-batches are run, so that the models can be longer.
 
     Raises:
-        LaunchError: layers that were asked for cannot be spread over stages and chunks.
+        LaunchError: the requested number of layers cannot be distributed evenly over stages and chunks.
     """
     cells = list(settings.pipeline.layout(num_layers).cells())
-    shortest = min(len(cell.layers) for cell in cells)
-    whole = _short_model(settings, num_layers)
+    min_chunk_layers = min(len(cell.layers) for cell in cells)
+    full = _short_model(settings, num_layers)
     if options.layers:
-        most = shortest * len(cells)
-        if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > most)]:
-            multiple = f"a multiple of {len(cells)} up to {most}" if len(cells) > 1 else f"1 to {most}"
+        limit = min_chunk_layers * len(cells)
+        if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > limit)]:
+            multiple = f"a multiple of {len(cells)} up to {limit}" if len(cells) > 1 else f"1 to {limit}"
             raise LaunchError(
                 f"--layers {wrong[0]}: every stage and chunk needs as many layers\n"
                 f"    allowed: {multiple}, or {num_layers}, which is all of them"
             )
-        found = [
-            whole if n == num_layers else _short_model(settings, num_layers, n // len(cells)) for n in options.layers
-        ]
-        pairs = [sorted(found, key=lambda depth: len(depth.kept))]
+        models = [full if n == num_layers else _short_model(settings, num_layers, n // len(cells))
+                  for n in options.layers]  # fmt: skip
+        pairs = [sorted(models, key=lambda model: model.num_layers)]
     else:
-        most = MAX_SHORT_LAYERS if len(cells) == 1 else MAX_SHORT_LAYERS // 2
+        limit = MAX_SHORT_LAYERS if len(cells) == 1 else MAX_SHORT_LAYERS // 2
         if has_few_micro_batches:
-            most = min(MAX_SHORT_LAYERS, max(most, MAX_LAYERS_FEW_MICRO_BATCHES // len(cells)))
-        most = min(most, shortest)
-        if options.is_full or num_layers <= most * len(cells) or most < 2:
-            return [whole], "", ()
-        least = 2 if len(cells) == 1 else 1
-        depths = [_short_model(settings, num_layers, n) for n in range(least, most + 1)]
-        pairs = [[low, high] for high in depths for low in depths if len(low.kept) < len(high.kept)]
-    if len(pairs[0]) == 1 or pairs[0][-1] is whole:
-        return pairs[0], "", ()
-    # The fewest layers with which the line has as many layers of each kind as the model.
-    off = [_mismatch(pair, whole, policy) for pair in pairs]
-    best = min(range(len(pairs)), key=off.__getitem__)
-    if not off[best] or (simulated := simulate(None)) is None:
-        doubt = f"for {off[best]:.0%} of them the line counts layers of another kind" if off[best] else ""
-        return pairs[best], doubt, ()
-    reports = {depth.kept: simulate(depth.kept) or simulated for depth in chain(*pairs)}
-    errors = [_extrapolation_error(pair, whole, [reports[depth.kept] for depth in pair], simulated) for pair in pairs]
-    best = min(range(len(pairs)), key=lambda number: errors[number][:2])
-    _, share, line_errors_bytes = errors[best]
-    return (
-        pairs[best],
-        f"in the simulation the line is {share:.1%} off the whole model, and corrected by that",
-        line_errors_bytes,
-    )
+            limit = min(MAX_SHORT_LAYERS, max(limit, MAX_LAYERS_FEW_MICRO_BATCHES // len(cells)))
+        limit = min(limit, min_chunk_layers)
+        if options.is_full or num_layers <= limit * len(cells) or limit < 2:
+            return ChosenDepths([full])
+        min_layers = 2 if len(cells) == 1 else 1
+        models = [_short_model(settings, num_layers, n) for n in range(min_layers, limit + 1)]
+        pairs = [[low, high] for high in models for low in models if low.num_layers < high.num_layers]
+    if len(pairs[0]) == 1 or pairs[0][-1] is full:
+        return ChosenDepths(pairs[0])
+    # Of pairs with the same mismatch, the first one: it has the fewest layers.
+    mismatches = [_mismatch(pair, full, policy) for pair in pairs]
+    best = min(range(len(pairs)), key=mismatches.__getitem__)
+    if not mismatches[best]:
+        return ChosenDepths(pairs[best])
+    if (simulated := simulate(None)) is None:
+        return ChosenDepths(pairs[best], f"for {mismatches[best]:.0%} of them the line counts layers of another kind")
+    reports = {model.layer_indices: simulate(model.layer_indices) or simulated for model in chain(*pairs)}
+    errors = [
+        _extrapolation_error(pair, full, [reports[model.layer_indices] for model in pair], simulated) for pair in pairs
+    ]
+    best = min(range(len(pairs)), key=lambda number: (errors[number].num_mixed_stages, errors[number].max_fraction))
+    caveat = f"in the simulation the line is {errors[best].max_fraction:.1%} off the whole model, and corrected by that"
+    return ChosenDepths(pairs[best], caveat, errors[best].stage_bytes)
 
 
 def _extrapolation_error(
-    pair: Sequence[_ShortModel], whole: _ShortModel, reports: Sequence[SimulationReport], simulated: SimulationReport
-) -> tuple[int, float, tuple[int, ...]]:
-    """Stages whose peaks are in different parts of the step, how far the line misses at most, and by how many bytes."""
-    num_mixed, worst, line_errors_bytes = 0, 0.0, []
-    for stage, known in enumerate(simulated.stages):
+    pair: Sequence[_ShortModel],
+    full: _ShortModel,
+    reports: Sequence[SimulationReport],
+    simulated: SimulationReport,
+) -> LineError:
+    """Compare the extrapolated peaks of two simulated short models with the simulated full model."""
+    num_mixed_stages, max_fraction, stage_bytes = 0, 0.0, []
+    for stage, full_stage in enumerate(simulated.stages):
         low, high = (report.stages[stage] for report in reports)
-        moments = (each.moment for each in (low, high, known))
-        num_mixed += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
-        first, last, all_layers = (depth.stage_layers[stage] for depth in (*pair, whole))
-        share = (all_layers - last) / (last - first)
-        line_errors_bytes.append(round(known.peak_bytes - high.peak_bytes - (high.peak_bytes - low.peak_bytes) * share))
-        worst = max(worst, abs(line_errors_bytes[-1] / known.peak_bytes))
-    return num_mixed, round(worst, 3), tuple(line_errors_bytes)
+        moments = (each.moment for each in (low, high, full_stage))
+        num_mixed_stages += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
+        num_low, num_high, num_full = (model.stage_layers[stage] for model in (*pair, full))
+        steps = (num_full - num_high) / (num_high - num_low)
+        above_high_bytes = (high.peak_bytes - low.peak_bytes) * steps
+        stage_bytes.append(round(full_stage.peak_bytes - high.peak_bytes - above_high_bytes))
+        max_fraction = max(max_fraction, abs(stage_bytes[-1] / full_stage.peak_bytes))
+    return LineError(num_mixed_stages, round(max_fraction, 3), tuple(stage_bytes))
 
 
-def _mismatch(pair: Sequence[_ShortModel], whole: _ShortModel, policy: Policy) -> float:
-    """Layers that the line through two short models has too many or too few of some kind, as a share of all."""
-    counts = [_count_layer_classes(depth, policy) for depth in (*pair, whole)]
-    low, high, num_layers = (len(depth.kept) for depth in (*pair, whole))
-    share = (num_layers - high) / (high - low)
-    off = 0.0
-    for kind in set[tuple[bool, ...]]().union(*counts):
-        first, second, wanted = (count.get(kind, 0) for count in counts)
-        off += abs(second + (second - first) * share - wanted)
-    return round(off / num_layers, 3)
+def _mismatch(pair: Sequence[_ShortModel], full: _ShortModel, policy: Policy) -> float:
+    """Return the fraction of layers that are of another kind in the extrapolation than in the full model."""
+    counts = [_count_layer_classes(model, policy) for model in (*pair, full)]
+    num_low, num_high, num_full = (model.num_layers for model in (*pair, full))
+    steps = (num_full - num_high) / (num_high - num_low)
+    num_wrong = 0.0
+    for layer_class in set[tuple[bool, ...]]().union(*counts):
+        low, high, expected = (count.get(layer_class, 0) for count in counts)
+        num_wrong += abs(high + (high - low) * steps - expected)
+    return round(num_wrong / num_full, 3)
 
 
-def _count_layer_classes(depth: _ShortModel, policy: Policy) -> Mapping[tuple[bool, ...], int]:
-    """Layers by the entries of the policy that name them."""
-    sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
-    sets += [policy.layer_recompute, policy.output_recompute]
-    return Counter(tuple(layer in layers for layers in sets) for layer in depth.kept)
+def _count_layer_classes(model: _ShortModel, policy: Policy) -> Mapping[tuple[bool, ...], int]:
+    """Count layers by the entries of the policy that list them."""
+    layer_sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
+    layer_sets += [policy.layer_recompute, policy.output_recompute]
+    return Counter(tuple(layer in layers for layers in layer_sets) for layer in model.layer_indices)
 
 
 def _notes(
-    depths: Sequence[_ShortModel], num_layers: int, doubt: str, count: int | None, num_micro_batches: int
+    models: Sequence[_ShortModel], num_layers: int, caveat: str, count: int | None, num_micro_batches: int
 ) -> tuple[str, ...]:
     notes = []
-    ran = " and ".join(str(len(depth.kept)) for depth in depths)
-    if len(depths[-1].kept) == num_layers:
+    depths = " and ".join(str(model.num_layers) for model in models)
+    if models[-1].num_layers == num_layers:
         pass
-    elif len(depths) == 1:
-        notes.append(f"{ran} of {num_layers} layers were run: all figures are of those alone, and nothing is compared")
+    elif len(models) == 1:
+        notes.append(
+            f"{depths} of {num_layers} layers were run: all figures are of those alone, and nothing is compared"
+        )
     else:
-        notes.append(f"{ran} of {num_layers} layers were run: the figures are on the straight line through them")
-        if doubt:
-            notes.append(f"layers differ in what they swap and recompute; {doubt}: --full runs all of them")
+        notes.append(f"{depths} of {num_layers} layers were run: the figures are on the straight line through them")
+        if caveat:
+            notes.append(f"layers differ in what they swap and recompute; {caveat}: --full runs all of them")
     if count is not None:
         notes.append(f"{count} of {num_micro_batches} micro-batches were run: the simulated peaks are the same")
     return tuple(notes)

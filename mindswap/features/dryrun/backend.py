@@ -1,4 +1,4 @@
-"""Processes of a dry run: one for each rank, each a training by `mindswap run` on MindSpore's Ascend backend."""
+"""Child processes of a dry run: one per rank, each runs `mindswap run` on MindSpore's Ascend backend."""
 
 import contextlib
 import resource
@@ -17,12 +17,12 @@ from mindswap.system.environment import CANN_VARIABLES, package_environment
 from mindswap.system.scratch import plain_name
 
 POLL_S = 0.2
-STACK_BYTES = 2**26  # with 1 GiB, which each thread reserves then, no host memory was left for copies
+STACK_BYTES = 2**26  # with 1 GiB per thread, no host memory was left for copies
 MAX_S = 1800.0
-# What builds where MindSpore 2.9.0 fails: layer_swap leaves a graph that is not inlined, for which there is no kernel.
+# Workaround for MindSpore 2.9.0: with layer_swap, some graphs are not inlined, and there is no kernel for the call.
 NOT_INLINED = {"MS_DEV_RUNTIME_CONF": "switch_inline:False"}
 INLINE_FAULT = "The pointer[ker_ptr] is null"
-StatusCallback = Callable[[str], None]  # takes a line for the user
+StatusCallback = Callable[[str], None]  # called with one line of progress
 
 
 def run_rank(
@@ -35,23 +35,25 @@ def run_rank(
     max_s: float = MAX_S,
     is_inlined: bool = True,
 ) -> DryRun:
-    """Run one rank of a configuration to its end, in a folder that it makes.
+    """Run one rank of a configuration until it ends.
 
-    What MindSpore does not build with inlined conditionals is run again, in a folder beside it, without.
+    If MindSpore cannot build the graph with inlined conditionals, the rank runs a second time without, in a folder
+    with the suffix `_not_inlined`.
 
     Args:
-        config: made for a dry run: data that is there, one or two steps, no checkpoints.
+        config: configuration for a dry run: existing data, one or two steps, no checkpoints.
+        folder: folder for its files; it is created.
         folder: where it runs; must not be there yet.
         rank: whose pipeline stage it is.
         num_ranks: of the training; 1 for one without parallelism.
         report_status: called now and then, with a line on the progress.
-        stop: whether to end it now.
-        max_s: after so many seconds it is given up.
-        is_inlined: as MindSpore does by default.
+        stop: polled; True ends the process.
+        max_s: time limit in seconds.
+        is_inlined: inline conditionals, the default of MindSpore.
 
     Raises:
-        LaunchError: it failed, with the signal or the last error, the last operator, and where its log is; or it left
-            no figures of memory.
+        LaunchError: the process failed (with signal or last error, last operator and path of the log), or it did not
+            write its memory tables.
     """
     try:
         return _run_rank(config, folder, rank, num_ranks, report_status, stop, max_s, is_inlined)
@@ -86,32 +88,32 @@ def _run_rank(
         with started(command, variables, cwd=folder, **streams) as process:
             code = _wait(process, log, report_status, lambda: stop() or time.monotonic() - begin_s > max_s)
     wall_s = time.monotonic() - begin_s
-    log.stat()  # raises if the folder is gone
+    log.stat()  # raises OSError if the folder was deleted
     if code == 0:
         return read_rank(folder, rank, wall_s, is_inlined)
-    why = _failure_message(code, folder, rank, wall_s)
-    if INLINE_FAULT not in why or not is_inlined:
-        raise LaunchError(why)
+    message = _failure_message(code, folder, rank, wall_s)
+    if INLINE_FAULT not in message or not is_inlined:
+        raise LaunchError(message)
     report_status("MindSpore does not build it with inlined conditionals; again with switch_inline:False")
-    again = folder.with_name(f"{folder.name}_not_inlined")
-    return run_rank(config, again, rank, num_ranks, report_status, stop, max_s, is_inlined=False)
+    second_folder = folder.with_name(f"{folder.name}_not_inlined")
+    return run_rank(config, second_folder, rank, num_ranks, report_status, stop, max_s, is_inlined=False)
 
 
 def _raise_stack_limit() -> None:
-    """Let what this process starts go deep: the compiler walks long steps by recursion.
+    """Raise the stack limit of child processes, because the compiler recurses over the step.
 
-    With 8 MiB, which is usual, it crashed on 12 layers and 128 micro-batches.
+    With the usual 8 MiB it crashed on 12 layers and 128 micro-batches.
     """
-    limit, most = resource.getrlimit(resource.RLIMIT_STACK)
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_STACK)
     if limit != resource.RLIM_INFINITY and limit < STACK_BYTES:
-        wanted = STACK_BYTES if most == resource.RLIM_INFINITY else min(STACK_BYTES, most)
-        resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
+        new_limit = STACK_BYTES if hard_limit == resource.RLIM_INFINITY else min(STACK_BYTES, hard_limit)
+        resource.setrlimit(resource.RLIMIT_STACK, (new_limit, hard_limit))
 
 
 def _ascend_backend(stack: contextlib.ExitStack) -> tuple[list[Path], dict[str, str]]:
-    """First paths of modules, and variables: with CANN the backend takes its libraries, else the stand-ins."""
+    """Return paths for the front of `sys.path`, and the environment: of CANN if it is installed, else of the stubs."""
     variables = package_environment()
-    # The compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
+    # The compiler allocates many small blocks: larger thread caches of malloc make it 10 % faster.
     variables.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=60000")
     if has_cann():
         return [], variables
@@ -121,14 +123,14 @@ def _ascend_backend(stack: contextlib.ExitStack) -> tuple[list[Path], dict[str, 
 
 
 def _simulated_rank(rank: int, num_ranks: int) -> dict[str, str]:
-    """Variables for a dry run of a rank, and for the figures of its memory."""
+    """Return the environment variables for a dry run of a rank with memory tracking."""
     ranks = {"RANK_SIZE": str(num_ranks), "RANK_ID": str(rank)} if num_ranks > 1 else {}
     return ranks | {
         "PYTHONUNBUFFERED": "1",
         "MS_SIMULATION_LEVEL": "1",
         "MS_MEMORY_STATISTIC": "1",
         "ENABLE_LAZY_INLINE_NO_PIPELINE": "1",
-        # Relative to its working folder: a comma in a path would end it.
+        # A relative path, because a comma in an absolute one would end the value.
         "MS_ALLOC_CONF": f"memory_tracker:True,memory_tracker_path:{TRACKER}",
     }
 
@@ -136,35 +138,35 @@ def _simulated_rank(rank: int, num_ranks: int) -> dict[str, str]:
 def _wait(
     process: "subprocess.Popen[bytes]", log: Path, report_status: StatusCallback, stop: Callable[[], bool]
 ) -> int | None:
-    """Its exit code; None if it took too long, or is to end."""
-    said = ""
+    """Wait for the process and report its progress. Returns the exit code; None if `stop` ended the wait."""
+    last_status = ""
     while (code := process.poll()) is None:
         time.sleep(POLL_S)
         if stop():
             return None
         step = find_last_step(read_tail(log))
-        doing = f"step {step}" if step else "compiling"
-        if doing != said:
-            said = doing
-            report_status(doing)
+        status = f"step {step}" if step else "compiling"
+        if status != last_status:
+            last_status = status
+            report_status(status)
     return code
 
 
 def _failure_message(code: int | None, folder: Path, rank: int, wall_s: float) -> str:
     lines = read_tail(folder / LOG)
     if code is None:
-        what = f"given up after {wall_s:.0f} s"
+        cause = f"given up after {wall_s:.0f} s"
     elif code < 0:
-        what = f"the backend crashed ({signal.Signals(-code).name})"
+        cause = f"the backend crashed ({signal.Signals(-code).name})"
     else:
-        what = find_last_error(lines) or f"exit code {code}"
+        cause = find_last_error(lines) or f"exit code {code}"
     operator = last_operator(folder)
     last = f"\n    last operator: {operator}" if operator else ""
-    return f"dry run of rank {rank}: {what}{last}\n    log:     {folder / LOG}"
+    return f"dry run of rank {rank}: {cause}{last}\n    log:     {folder / LOG}"
 
 
 def last_operator(folder: Path) -> str:
-    """The operator that the memory tracker saw last; "" before the first."""
+    """Return the last operator in the table of the memory tracker; "" if there is none."""
     for path in sorted((folder / TRACKER).rglob("task.csv")):
         names = [line.split(",")[2] for line in read_tail(path) if line.count(",") > 2]
         return next((name for name in reversed(names) if "/" in name), "")

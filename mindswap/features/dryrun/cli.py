@@ -121,12 +121,12 @@ def run(args: argparse.Namespace) -> int:
     return answer(args, data, format_dry_run(report, other), report.fits)
 
 
-def _load_comparison(asked: str | None, config: str, document: Document) -> tuple[Document, str] | None:
-    """The configuration that is shown beside and its name, checked before the first is run."""
-    if asked is None:
+def _load_comparison(name: str | None, config: str, document: Document) -> tuple[Document, str] | None:
+    """Load the configuration to compare with, and its name; checked before the first dry run."""
+    if name is None:
         return None
-    if asked == "none":
+    if name == "none":
         return document_from_data(switched_off(document.data()), document.file), "no swap, no recompute"
-    other = load_trainable(Path(asked))
+    other = load_trainable(Path(name))
     policy_of(other, check_document(other))
-    return other, unique_labels([config, asked])[1]
+    return other, unique_labels([config, name])[1]

@@ -1,4 +1,4 @@
-"""A dry run as folders of a profiler, one for each rank: memory, and the order of operators."""
+"""Export of a dry run as profiler folders, one per rank: memory and the order of operators."""
 
 import json
 import sys
@@ -21,10 +21,10 @@ from mindswap.report.insight import (
 
 
 def write_dry_run(report: DryRunReport, folder: Path) -> None:
-    """The ranks of a dry run; of a long model, its longest run.
+    """Write a folder per rank. For extrapolated models, it contains the longest run only.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: a file cannot be written.
     """
     ranks = ((stage.run.rank, dry_run_files(stage.run, report.title)) for stage in report.stages)
     what = (
@@ -34,7 +34,7 @@ def write_dry_run(report: DryRunReport, folder: Path) -> None:
 
 
 def dry_run_files(run: DryRun, title: str) -> Files:
-    """Facts of a dry run: memory, and the order of operators as a trace in which each takes one tick."""
+    """Return the files of a rank: memory, and a trace in which each operator takes one tick."""
     ticks = sorted(run.operators)
     last = max([*ticks, *(tick for tick, _ in run.curve)], default=0) + 1
     nodes = np.array(ticks or [0])

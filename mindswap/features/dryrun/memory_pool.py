@@ -1,7 +1,8 @@
-"""Results of a dry run: blocks of the memory pool, operators in the order of execution, peaks.
+"""Reader of the files that a dry run writes: blocks of the memory pool, executed operators and peaks.
 
-`memory_block.csv` has each block with the ticks between which it was taken and given back, `task.csv` the operator of
-each tick, `execute_order.csv` every kernel in order of launch with its stream (memory_tracker of MS_ALLOC_CONF).
+MindSpore's memory tracker (memory_tracker of MS_ALLOC_CONF) counts ticks. `memory_block.csv` has the ticks at which
+each block was allocated and freed, `task.csv` the operator of each tick, and `execute_order.csv` every kernel in order
+of launch with its stream.
 """
 
 import csv
@@ -18,9 +19,9 @@ from mindswap.errors import LaunchError
 from mindswap.files import csv_field_limit
 from mindswap.runtime.logs.read import read_worker_log
 
-# In the folder of a rank.
+# Names in the folder of a rank.
 LOG, TRACKER = "log", "tracker"
-# Types of `memory_block.csv`; blocks without a type are the pool's own.
+# Block types of `memory_block.csv`; blocks without a type belong to the pool itself.
 WEIGHT, CONSTANT = "Weight", "ConstantValue"
 _STATES = ("adam_m.", "adam_v.", "moment1.", "moment2.", "exp_avg", "max_exp_avg")
 LAYER = re.compile(r"/(?:layers-\w+|\w*[lL]ayers-CellList)/(\d+)-\w+/(.*)")
@@ -35,35 +36,35 @@ CATEGORIES = (
 class PoolBlock:
     """A block of device memory."""
 
-    start: int  # tick at which it was taken
-    end: int  # tick at which it was given back; sys.maxsize for one that stays
+    start: int  # tick of the allocation
+    end: int  # tick of the free; sys.maxsize if it is never freed
     size_bytes: int
     kind: str  # Weight, Kernel, ConstantValue, Workspace, ...
-    name: str  # operator or parameter, with its cells
+    name: str  # operator or parameter, with the names of its cells
     stream: int
     last_use: int  # tick of the last operator that reads it; -1 for none
-    uses: tuple[int, ...] = ()  # ticks of all that read it
+    uses: tuple[int, ...] = ()  # ticks of all operators that read it
 
     @property
     def operator(self) -> str:
-        """`MatMul` of `Default/.../MatMul-op3`; a parameter's whole name."""
+        """Name of the operator type: `MatMul` of `Default/.../MatMul-op3`; the full name of a parameter."""
         return _OPERATOR.sub("", self.name.rpartition("/")[2])
 
     @property
     def is_backward(self) -> bool:
-        """Made by an operator of the gradient."""
+        """Return whether an operator of the gradient allocated the block."""
         return self.name.startswith("Gradients/")
 
     @property
     def cell(self) -> tuple[int, str] | None:
-        """Layer and cells below it, `(3, "attention-LLamaAttention/wq-Linear")`; None outside the layers."""
+        """Layer index and cells below it, `(3, "attention-LLamaAttention/wq-Linear")`; None outside the layers."""
         match = LAYER.search(self.name)
         return (int(match[1]), match[2].rpartition("/")[0]) if match else None
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An operator in the order of launch."""
+    """A kernel launch of a step."""
 
     name: str
     stream: int
@@ -73,18 +74,20 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class DryRun:
-    """One rank of a training on MindSpore's Ascend backend, without a card. Sizes in bytes; no times, no values.
+    """Dry run of one rank: a training step on MindSpore's Ascend backend without a card. Sizes in bytes.
 
     Attributes:
-        rank: whose memory it is.
-        used_peak_bytes: highest use of the pool without fragments, as MindSpore prints it (whole MiB).
-        actual_peak_bytes: with fragments.
-        blocks: every block of the pool, of all steps.
-        operators: tick -> operator.
-        kernels: operators of a step in order of launch.
+        rank: the rank that ran.
+        used_peak_bytes: peak use of the pool without fragmentation, as MindSpore prints it (rounded to MiB).
+        actual_peak_bytes: peak with fragmentation.
+        blocks: all blocks of the pool, of all steps.
+        operators: tick -> name of the operator.
+        kernels: kernels of a step in order of launch.
         set_lines: the `Set ...` lines of its log.
-        wall_s: how long the dry run took.
-        is_inlined: the backend put conditionals into the graph around them, as it does by default.
+        wall_s: duration of the dry run in seconds.
+        is_inlined: whether the backend inlined conditionals into the graph around them, which is its default.
+        curve: derived: (tick, live bytes) after each change, by tick.
+        peak_tick: derived: tick of the highest live bytes.
     """
 
     rank: int
@@ -97,12 +100,10 @@ class DryRun:
     wall_s: float
     is_inlined: bool = True
 
-    # derived: live bytes after each change, by tick; when most is live; ticks of operators of the gradient, rising;
-    # operators that read what an AllGather of forward made
     curve: tuple[tuple[int, int], ...] = field(init=False)
     peak_tick: int = field(init=False)
-    _backward_ticks: tuple[int, ...] = field(init=False)
-    _gathered_weight_readers: frozenset[str] = field(init=False)
+    _backward_ticks: tuple[int, ...] = field(init=False)  # ascending ticks of operators of the gradient
+    _gathered_weight_readers: frozenset[str] = field(init=False)  # operators that read an AllGather of forward
 
     def __post_init__(self) -> None:
         changes: Counter[int] = Counter()
@@ -120,19 +121,19 @@ class DryRun:
         object.__setattr__(self, "_gathered_weight_readers", readers)
 
     def live_blocks(self, tick: int | None = None) -> list[PoolBlock]:
-        """Blocks that are live at a tick, at the peak by default, largest first."""
+        """Return the blocks that are live at a tick (default: the peak), largest first."""
         at = self.peak_tick if tick is None else tick
         return sorted((b for b in self.blocks if b.start <= at < b.end), key=lambda block: -block.size_bytes)
 
     def category_bytes(self, tick: int | None = None) -> dict[str, int]:
-        """Live bytes by what they are for (`CATEGORIES`), at the peak by default."""
+        """Return the live bytes per category of `CATEGORIES` at a tick (default: the peak)."""
         sums = dict.fromkeys(CATEGORIES, 0)
         for block in self.live_blocks(tick):
             sums[self.category(block)] += block.size_bytes
         return sums
 
     def category(self, block: PoolBlock) -> str:
-        """Purpose of a block: one of `CATEGORIES`."""
+        """Return the category of a block, one of `CATEGORIES`."""
         if block.kind == WEIGHT:
             return "optimizer states" if block.name.startswith(_STATES) else "weights"
         if block.kind == CONSTANT:
@@ -144,42 +145,42 @@ class DryRun:
             return "copies back"
         if self._is_gradient(block):
             return "gradients"
-        # Kept for backward: operators of the gradient ran between the one that made it and its last reader.
-        behind = bisect_right(self._backward_ticks, block.start)
-        if not block.is_backward and behind < bisect_right(self._backward_ticks, block.last_use):
+        # Saved for backward: operators of the gradient ran between its allocation and its last use.
+        num_backward_before = bisect_right(self._backward_ticks, block.start)
+        if not block.is_backward and num_backward_before < bisect_right(self._backward_ticks, block.last_use):
             return "saved activations"
         return "other"
 
     def _is_gradient(self, block: PoolBlock) -> bool:
-        """Of a weight: handed to other ranks, or the cast before it, which the optimizer waits for."""
+        """Return whether a block is a weight gradient: reduced over ranks, or the cast before the reduction."""
         reader = self.operators.get(block.last_use, "")
-        behind = _OPERATOR.sub("", reader.rpartition("/")[2])
-        hands_on = ("AllReduce", "ReduceScatter", "MirrorOperator")
-        return any(word in block.operator or word in behind or word in reader for word in hands_on) or (
+        reader_type = _OPERATOR.sub("", reader.rpartition("/")[2])
+        reductions = ("AllReduce", "ReduceScatter", "MirrorOperator")
+        return any(op in block.operator or op in reader_type or op in reader for op in reductions) or (
             block.operator.startswith("Cast") and bisect_right(self._backward_ticks, block.start) > 0
         )
 
     @property
     def prefetched_bytes(self) -> int:
-        """Bytes that come back from the host in all steps that were run."""
+        """Bytes that are prefetched from the host in all steps of the run."""
         return sum(block.size_bytes for block in self.blocks if block.operator == "MoveTo")
 
     @property
     def offload_kernels(self) -> list[Kernel]:
-        """Copies to the host of one step, in order."""
+        """Copies to the host in one step, in order of launch."""
         return [kernel for kernel in self.kernels if kernel.is_offload]
 
     @property
     def prefetch_kernels(self) -> list[Kernel]:
-        """Copies to the device of one step, in order."""
+        """Copies to the device in one step, in order of launch."""
         return [kernel for kernel in self.kernels if kernel.is_prefetch]
 
 
 def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -> DryRun:
-    """Results of a rank that ended well: its log, the tables of the tracker, the order of execution in its folder.
+    """Read the log and the tables of a rank that ended with exit code 0.
 
     Raises:
-        LaunchError: it left no figures of memory.
+        LaunchError: a table or the peak memory is missing.
     """
     log = read_worker_log(folder / LOG, rank)
     used, actual = log.memory.used_peak_bytes, log.memory.actual_peak_bytes
@@ -202,20 +203,20 @@ def read_rank(folder: Path, rank: int, wall_s: float, is_inlined: bool = True) -
 
 
 def _find(folder: Path, name: str) -> Path:
-    found = sorted(folder.rglob(name))
-    if not found:
+    paths = sorted(folder.rglob(name))
+    if not paths:
         raise LaunchError(f"the dry run wrote no {name} below {folder}")
-    return found[0]
+    return paths[0]
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    # Some fields hold stacks of calls.
+    # Some fields are call stacks, longer than the default limit of csv.
     with csv_field_limit(1 << 27), path.open(encoding="utf-8", errors="replace", newline="") as file:
         yield from csv.DictReader(file)
 
 
 def _name(row: dict[str, str]) -> str:
-    """With its cells: `task_name` is `17_Default/...`, and cut in neither table."""
+    """Return the operator name with its cells: `task_name` is `17_Default/...`, and truncated in neither table."""
     task, node = row["task_name"], row["node_name"]
     return re.sub(r"^\d+_", "", task) if "/" in task else node
 
@@ -243,4 +244,4 @@ def _read_kernels(path: Path) -> Iterator[Kernel]:
         name, info = row["node_name"], row["node_info"] or ""
         is_copy = "Primitive> MoveTo" in info
         is_out = is_copy and "StringImm> CPU" in info
-        yield Kernel(name, int(row["stream_id"] or 0), is_out, is_copy and not is_out)
+        yield Kernel(name, int(row["stream_id"] or 0), is_offload=is_out, is_prefetch=is_copy and not is_out)

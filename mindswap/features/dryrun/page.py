@@ -1,4 +1,4 @@
-"""A dry run as one HTML file that opens offline: the page of `simulate` with the real curve of every rank over it."""
+"""Report of a dry run as one HTML file: the page of `simulate`, overlaid with the memory curve of every rank."""
 
 import numpy as np
 
@@ -22,12 +22,12 @@ INTRO = (
     "dry run, without a card. A line has no times: operators that both know lie on each other, and the simulated "
     "workspace is added, which a dry run does not know."
 )
-# Of backward, whose operators do not say of which layer they are: so many places lie on each other.
+# Backward operators do not name their layer, so backward is aligned at this number of positions.
 NUM_ANCHORS = 9
 
 
 def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None) -> str:
-    """The page as text; whatever is from the user's files is escaped."""
+    """Return the HTML page; texts from the user's files are escaped."""
     stages = [
         {
             "rank": stage.run.rank,
@@ -49,12 +49,12 @@ def format_dry_run_html(report: DryRunReport, other: DryRunReport | None = None)
 
 
 def _has_overlay(report: DryRunReport, stage: StageRun) -> bool:
-    """Over the simulated step: the whole model was run, and simulated."""
+    """Return whether the curve is drawn over the simulation: all layers ran, and the step was simulated."""
     return report.simulated is not None and stage.num_layers in stage.runs
 
 
 def standalone_curve(stage: StageRun) -> str:
-    """The curve of the longest run by itself, where it is not drawn over the simulated step."""
+    """Return an SVG of the memory curve of the longest run, for runs that are not drawn over the simulation."""
     shares, live_bytes = dry_run_curve(stage.run)
     of = f", {max(stage.runs)} of {stage.num_layers} layers" if stage.num_layers not in stage.runs else ""
     label = f"memory of rank {stage.run.rank} by operators in the order of launch, the optimizer at the end{of}"
@@ -73,14 +73,17 @@ def _curves(report: DryRunReport, number: int, other: DryRunReport | None) -> li
 
 
 def align_to_simulation(run: DryRun, simulated: SimulationReport, stage: int) -> tuple[np.ndarray, np.ndarray]:
-    """Live bytes of a dry run over the time of the simulated step.
+    """Map the memory curve of a dry run to the time axis of the simulated step.
 
-    The middle of each layer's forward lies on the simulated one, for each micro-batch, and so do places of backward, by
-    the share of its operators; between them operators are equally long. The optimizer is at the end.
+    Anchors are the middle of each layer's forward of each micro-batch, and `NUM_ANCHORS` positions of backward by
+    fraction of its operators. Between anchors, time is interpolated linearly over ticks; the optimizer is at the end.
+
+    Returns:
+        Time in ns and live memory in bytes of each change, two arrays of equal length.
     """
     program, timeline = simulated.timeline.program, simulated.timeline
-    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
-    is_forward, is_backward = (program.ops.kind[own] == kind for kind in (OpKind.FORWARD, OpKind.BACKWARD))
+    stage_ops = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    is_forward, is_backward = (program.ops.kind[stage_ops] == kind for kind in (OpKind.FORWARD, OpKind.BACKWARD))
     num_pieces = int(program.ops.micro_batch.max(initial=0)) + 1
     forward: dict[int, list[int]] = {}
     backward: list[int] = []
@@ -93,24 +96,24 @@ def align_to_simulation(run: DryRun, simulated: SimulationReport, stage: int) ->
     begin, points = _memory_points(run)
     anchors = [(begin, 0), (max((begin, *run.operators)), simulated.step_time_ns)]
     for number, ticks in forward.items():
-        start_ns = timeline.op_start_ns[own[is_forward & (program.ops.layer[own] == number)]]
+        start_ns = timeline.op_start_ns[stage_ops[is_forward & (program.ops.layer[stage_ops] == number)]]
         anchors += _anchor_points(np.array(ticks), start_ns, num_pieces, [0.5])
     positions = np.linspace(0, 1, NUM_ANCHORS).tolist()
     anchors += _anchor_points(
         np.array(backward),
-        timeline.op_start_ns[own[is_backward & (program.ops.layer[own] >= 0)]],
+        timeline.op_start_ns[stage_ops[is_backward & (program.ops.layer[stage_ops] >= 0)]],
         num_pieces,
         positions,
     )
     ticks, time_ns = np.array(sorted(anchors), dtype=np.int64).T
-    over = np.interp(points[:, 0], ticks, np.maximum.accumulate(time_ns))
-    return over.astype(np.int64), points[:, 1]
+    point_time_ns = np.interp(points[:, 0], ticks, np.maximum.accumulate(time_ns))
+    return point_time_ns.astype(np.int64), points[:, 1]
 
 
 def _anchor_points(
     ticks: np.ndarray, time_ns: np.ndarray, num_pieces: int, positions: list[float]
 ) -> list[tuple[int, int]]:
-    """Ticks and times of the same places of each of a number of pieces, which are equally long."""
+    """Return (tick, time in ns) pairs: split both into equal pieces and match the same fractions of each piece."""
     if min(len(ticks), len(time_ns)) < num_pieces:
         return []
     pairs = zip(np.array_split(ticks, num_pieces), np.array_split(np.sort(time_ns), num_pieces), strict=True)
@@ -122,14 +125,14 @@ def _anchor_points(
 
 
 def _memory_points(run: DryRun) -> tuple[int, np.ndarray]:
-    """The first tick of a step, and from there on tick and live bytes of each change."""
+    """Return the first tick of the step, and (tick, live bytes) of each change from there on, shape (n, 2)."""
     begin = min((tick for tick, name in run.operators.items() if "/" in name and "/data-" not in name), default=0)
     points = np.array(run.curve, dtype=np.int64).reshape(-1, 2)
     return begin, points[points[:, 0] >= begin]
 
 
 def dry_run_curve(run: DryRun) -> tuple[np.ndarray, np.ndarray]:
-    """Place in the step by operators, 0 at its start and 1 at the end of backward, and live bytes."""
+    """Return the memory curve of a step: the fraction of ticks (1 at the end of backward) and live bytes."""
     begin, points = _memory_points(run)
     end = max((tick for tick, name in run.operators.items() if name.startswith("Gradients/")), default=begin)
     span = max(end - begin, 1)

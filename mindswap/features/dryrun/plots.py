@@ -1,4 +1,4 @@
-"""Picture of a dry run: memory of each rank over a step."""
+"""Plot of a dry run: memory of each rank over a step."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mindswap.report.plots import GIB, load_figure_class, save_figure
 
 
 def plot_dry_run(report: DryRunReport, path: Path, other: DryRunReport | None = None) -> None:
-    """A panel for each rank; the ending of the path says the format.
+    """Plot one panel per rank; the suffix of the path gives the image format.
 
     Raises:
         DataError: matplotlib is missing, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""A dry run as text, as JSON and as a picture, beside the simulated step."""
+"""Report of a dry run as text and JSON, with the simulated step for comparison."""
 
 from collections import Counter
 from typing import Any
@@ -20,7 +20,7 @@ Rows = tuple[list[str], list[list[str]]]
 
 
 def format_dry_run(report: DryRunReport, other: DryRunReport | None = None) -> str:
-    """Peaks of every stage, what is live there and what moves; with `other` both side by side."""
+    """Format peak memory, live memory at the peak and copies of every stage; with `other`, both side by side."""
     lines = [f"dry run of {report.title} on MindSpore's Ascend backend, without a card", ""]
     lines.append(format_table(*peak_rows(report, other)))
     for stage in report.stages:
@@ -35,22 +35,22 @@ def format_dry_run(report: DryRunReport, other: DryRunReport | None = None) -> s
 
 
 def dry_run_cards(report: DryRunReport) -> list[tuple[str, str, str, str]]:
-    """The figures that everybody asks for first: name, value, remark, verdict."""
-    judged = "" if report.budget_bytes is None else "good" if report.fits else "bad"
+    """Return the main figures for the top of a page: name, value, remark, verdict."""
+    verdict = "" if report.budget_bytes is None else "good" if report.fits else "bad"
     return [
         ("dry run: peak", _mib(report.used_peak_bytes), "without fragments", ""),
         ("dry run: with fragments", _mib(report.actual_peak_bytes), "", ""),
-        ("dry run: needs", format_bytes(report.peak_bytes), _verdict(report), judged),
+        ("dry run: needs", format_bytes(report.peak_bytes), _verdict(report), verdict),
     ]
 
 
 def same_rank(other: DryRunReport | None, stage: StageRun) -> StageRun | None:
-    """The same rank in another dry run."""
+    """Return the run of the same rank in another dry run; None if it has none."""
     return next((each for each in other.stages if each.run.rank == stage.run.rank), None) if other else None
 
 
 def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
-    """Header and rows: a row for each rank."""
+    """Return header and rows of the table of peaks, one row per rank."""
     header = ["rank (stage)", "peak", "with fragments", "workspace, simulated", "simulate", "difference"]
     if other is not None:
         header += [other.title, "with fragments"]
@@ -70,13 +70,13 @@ def peak_rows(report: DryRunReport, other: DryRunReport | None) -> Rows:
 
 
 def simulated_peak(report: DryRunReport, stage: StageRun) -> int | None:
-    """The simulated peak without the workspace that a dry run does not know; None where nothing is simulated."""
+    """Return the simulated peak without workspace, as a dry run measures it; None if not simulated."""
     simulated = report.simulated_stage(stage)
     return simulated.peak_bytes - report.workspace_bytes(stage) if simulated else None
 
 
 def category_rows(report: DryRunReport, stage: StageRun, other: StageRun | None) -> Rows:
-    """Header and rows: what is live at the peak of a stage, by what it is for."""
+    """Return header and rows of the table of live memory at the peak, one row per category."""
     columns = {"dry run": stage.category_bytes}
     if simulated := report.simulated_category_bytes(stage):
         columns["simulate"] = simulated
@@ -100,7 +100,7 @@ def _stage_lines(report: DryRunReport, stage: StageRun, other: StageRun | None) 
 
 
 def saved_cells(run: DryRun) -> Counter[str]:
-    """Bytes of saved activations at the peak by cell, all layers together."""
+    """Return the bytes of saved activations at the peak by cell, summed over layers."""
     sums: Counter[str] = Counter()
     for block in run.live_blocks():
         if run.category(block) == "saved activations":
@@ -118,7 +118,7 @@ def _copy_lines(run: DryRun) -> list[str]:
 
 
 def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
-    """Number of operators, and the places of the first and the last in the order of launch."""
+    """Format the number of copies, and the positions of the first and the last in launch order."""
     if not copies:
         return "0"
     first, last = (run.kernels.index(copies[end]) + 1 for end in (0, -1))
@@ -126,14 +126,14 @@ def _describe_copies(run: DryRun, copies: list[Kernel]) -> str:
 
 
 def _verdict(report: DryRunReport) -> str:
-    """`with workspace: fits in 54.0 GiB with 6.9 GiB to spare`: what counts, and the budget, if there is one."""
+    """Format the comparison with the budget: `with workspace: fits in 54.0 GiB with 6.9 GiB to spare`."""
     counted = "with fragments and workspace" if report.counts_fragments else "with workspace"
     budget = describe_budget(report.peak_bytes, report.budget_bytes, report.margin_permille)
     return ": ".join(filter(None, [counted, budget]))
 
 
 def describe_position(position: StepPosition) -> str:
-    """`forward, layer 3: Default/.../MatMul-op3`."""
+    """Format a position: `forward, layer 3: Default/.../MatMul-op3`."""
     where = position.where if position.layer is None else f"layer {position.layer}"
     return f"{'backward' if position.is_backward else 'forward'}, {where}: {position.operator}"
 
@@ -143,7 +143,7 @@ def _mib(size_bytes: int) -> str:
 
 
 def dry_run_to_json(report: DryRunReport) -> dict[str, Any]:
-    """The same as plain data; bytes."""
+    """Return the report as plain data for `--json`; sizes in bytes."""
     return {
         "dry_run": True,
         **attributes(report, "title num_layers depths has_cann used_peak_bytes actual_peak_bytes peak_bytes"),

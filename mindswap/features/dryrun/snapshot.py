@@ -1,4 +1,4 @@
-"""The memory of a dry run as a snapshot of torch, which pytorch.org/memory_viz and MindStudio Insight open."""
+"""Export of a dry run as a memory snapshot of PyTorch, for pytorch.org/memory_viz and MindStudio Insight."""
 
 import pickle
 import sys
@@ -14,19 +14,19 @@ _BASE_ADDRESS = 2**40  # address of the first block
 
 
 def write_snapshot(report: DryRunReport, path: Path) -> None:
-    """One device for each rank of the report; of a long model, the longest run.
+    """Write a snapshot with one device per rank. For extrapolated models, it contains the longest run only.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the file cannot be written.
     """
     write_new(path, pickle.dumps(snapshot([stage.run for stage in report.stages]), protocol=4), overwrite=True)
 
 
 def snapshot(runs: list[DryRun]) -> dict[str, Any]:
-    """Allocations and frees by tick, in the form of `torch.cuda.memory._snapshot()`; a device is a run.
+    """Return allocations and frees in the format of `torch.cuda.memory._snapshot()`, one device per run.
 
-    MindSpore's tables have no addresses, so blocks are put into the first hole that is large enough: sizes and order
-    are of the dry run, addresses and fragments are not. All is in one segment.
+    Times are ticks. MindSpore's tables have no addresses, so each block gets the first free range that is large enough
+    (first fit) in one segment: sizes and order are measured, addresses and fragmentation are not.
     """
     devices = [_events(run) for run in runs]
     return {
@@ -37,30 +37,30 @@ def snapshot(runs: list[DryRun]) -> dict[str, Any]:
 
 
 def _allocation_changes(run: DryRun) -> list[tuple[int, bool, int]]:
-    """Tick, whether a block is taken then, and which; what is given back makes room for what is taken."""
-    real = [(i, block) for i, block in enumerate(run.blocks) if block.start < block.end and block.size_bytes]
-    given = [(block.end, False, i) for i, block in real if block.end != sys.maxsize]
-    return sorted([*given, *((block.start, True, i) for i, block in real)])
+    """Return (tick, is allocation, block index), sorted; at one tick, frees come before allocations."""
+    used = [(i, block) for i, block in enumerate(run.blocks) if block.start < block.end and block.size_bytes]
+    frees = [(block.end, False, i) for i, block in used if block.end != sys.maxsize]
+    return sorted([*frees, *((block.start, True, i) for i, block in used)])
 
 
 def _addresses(run: DryRun) -> tuple[dict[int, int], int]:
-    """Address of each block, and the end of them all."""
-    holes: list[tuple[int, int]] = []  # begin and end, rising
-    found: dict[int, int] = {}
+    """Return the address of each block by index, and the end address of the segment."""
+    holes: list[tuple[int, int]] = []  # begin and end of free ranges, ascending
+    addresses: dict[int, int] = {}
     end = _BASE_ADDRESS
-    for _, is_taken, i in _allocation_changes(run):
+    for _, is_allocation, i in _allocation_changes(run):
         size = run.blocks[i].size_bytes
-        if not is_taken:
-            holes = union([*holes, (found[i], found[i] + size)])
+        if not is_allocation:
+            holes = union([*holes, (addresses[i], addresses[i] + size)])
             continue
         fitting = next((k for k, (first, last) in enumerate(holes) if last - first >= size), None)
         if fitting is None:
-            found[i], end = end, end + size
+            addresses[i], end = end, end + size
         else:
             first, last = holes[fitting]
-            found[i] = first
+            addresses[i] = first
             holes[fitting : fitting + 1] = [(first + size, last)] if last - first > size else []
-    return found, end
+    return addresses, end
 
 
 def _frames(run: DryRun, position: int) -> list[dict[str, Any]]:
@@ -71,27 +71,27 @@ def _frames(run: DryRun, position: int) -> list[dict[str, Any]]:
 def _events(run: DryRun) -> list[dict[str, Any]]:
     addresses, _ = _addresses(run)
     events = []
-    for tick, is_taken, i in _allocation_changes(run):
+    for tick, is_allocation, i in _allocation_changes(run):
         block = run.blocks[i]
-        about = {"addr": addresses[i], "size": block.size_bytes, "stream": block.stream, "time_us": tick}
-        actions = ("alloc",) if is_taken else ("free_requested", "free_completed")
-        events += [{"action": action, **about, "frames": _frames(run, i)} for action in actions]
+        common = {"addr": addresses[i], "size": block.size_bytes, "stream": block.stream, "time_us": tick}
+        actions = ("alloc",) if is_allocation else ("free_requested", "free_completed")
+        events += [{"action": action, **common, "frames": _frames(run, i)} for action in actions]
     return events
 
 
 def _segment(device: int, run: DryRun) -> dict[str, Any]:
-    """Blocks at the end, and the holes between."""
+    """Return the segment with the blocks that are never freed, and the free ranges between them."""
     addresses, end = _addresses(run)
-    stays = sorted((address, i) for i, address in addresses.items() if run.blocks[i].end == sys.maxsize)
+    permanent = sorted((address, i) for i, address in addresses.items() if run.blocks[i].end == sys.maxsize)
     blocks: list[dict[str, Any]] = []
     at = _BASE_ADDRESS
-    for address, i in [*stays, (end, None)]:
+    for address, i in [*permanent, (end, None)]:
         if address > at:
             blocks.append(_block(at, address - at, "inactive", []))
         if i is not None:
             at = address + run.blocks[i].size_bytes
             blocks.append(_block(address, run.blocks[i].size_bytes, "active_allocated", _frames(run, i)))
-    held = sum(run.blocks[i].size_bytes for _, i in stays)
+    held = sum(run.blocks[i].size_bytes for _, i in permanent)
     sizes = {
         "total_size": end - _BASE_ADDRESS,
         **dict.fromkeys(("allocated_size", "active_size", "requested_size"), held),

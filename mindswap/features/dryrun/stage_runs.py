@@ -1,20 +1,21 @@
-"""Dry runs of pipeline stages: of all their layers, or of short models and the straight line through them.
+"""Memory of each pipeline stage from its dry runs: measured with all layers, or extrapolated from two short models.
 
-The highest of several lines bends upwards, so a line through two peaks is too low where another moment takes over. So
-each part of the step (the first half of forward, the loss, the second half of backward, ...) has a line of its own.
-Where layers differ, the lines of parts that few layers decide lead anywhere: there the line through the peaks is taken,
-and the simulation says by how much all layers are above such a line.
+The peak is the maximum over the phases of a step (first half of forward, loss, second half of backward, ...), and the
+phase of the peak may change with the number of layers. A line through the two peaks would then be too low, so each
+phase is extrapolated linearly by itself. If layers differ, phases that few layers determine cannot be extrapolated:
+then the two peaks are extrapolated and corrected by the extrapolation error of the simulation.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mindswap.features.dryrun.memory_pool import CATEGORIES, LAYER, DryRun
 from mindswap.simulator.program import MemoryKind
 from mindswap.simulator.report_data import SimulationReport, StageReport
 from mindswap.units import format_bytes
 
-# The parts of a dry run in the simulated memory; what is gathered has AllGather in its label.
+# Category of each part of the simulated memory; gathered weights are recognized by AllGather in their label.
 _STATIC_CATEGORIES = {
     "parameters": "weights",
     "optimizer state": "optimizer states",
@@ -31,26 +32,26 @@ _HOLDER_CATEGORIES = {
 
 @dataclass(frozen=True)
 class StepPosition:
-    """Place of an operator in a step."""
+    """Position of an operator in a step."""
 
-    is_backward: bool  # of the gradient, or computed again for it
-    where: str  # before the layers, in the layers or behind them, in the order of the pass
-    layer: int | None  # of the model that was run; None outside the layers, and in backward
-    operator: str  # its name with its cells
+    is_backward: bool  # an operator of the gradient, or recomputed for it
+    where: str  # before, in or after the layers, in the order of the pass
+    layer: int | None  # layer of the model that ran; None outside the layers and in backward
+    operator: str  # name with the names of its cells
 
 
 @dataclass(frozen=True, eq=False)
 class StageRun:
-    """One rank of a dry run, at the depth that was asked for. Sizes in bytes.
+    """Memory of a pipeline stage with all its layers, measured or extrapolated. Sizes in bytes.
 
     Attributes:
-        stage: of the pipeline.
-        num_layers: of the stage in the whole model.
-        runs: layers of the stage that were run -> what came out; one, or two for a straight line.
-        used_peak_bytes: highest use without fragments.
-        actual_peak_bytes: the same with fragments.
-        place: when that is, in the longest run.
-        parts: what is live then, by what it is for.
+        stage: index of the pipeline stage.
+        num_layers: layers of the stage in the full model.
+        runs: number of layers of the stage that ran -> dry run; one, or two to extrapolate from.
+        used_peak_bytes: peak memory without fragmentation.
+        actual_peak_bytes: peak memory with fragmentation.
+        position: position of the peak in the longest run.
+        category_bytes: live memory at the peak by category.
     """
 
     stage: int
@@ -63,25 +64,26 @@ class StageRun:
 
     @property
     def run(self) -> DryRun:
-        """The longest run."""
+        """The dry run with the most layers."""
         return self.runs[max(self.runs)]
 
 
 @dataclass(frozen=True, eq=False)
 class DryRunReport:
-    """A configuration on MindSpore's Ascend backend, without a card; no times and no values.
+    """Memory of a configuration on MindSpore's Ascend backend without a card. There are no times and no values.
 
     Attributes:
         title: name of the configuration.
-        stages: one for each rank that was asked for.
-        simulated: the simulated step; None where there is none.
-        num_layers: of the model.
-        depths: layers of the models that were run.
-        budget_bytes: what may be used; None for no limit.
-        has_cann: CANN's own libraries were there.
-        notes: what a reader has to know.
-        margin_permille: of the budget, which plans keep free.
-        counts_fragments: they are held against the budget; not where the pool of the device maps pages.
+        stages: memory of each requested rank.
+        simulated: the simulated step for comparison; None if it was not simulated.
+        num_layers: layers of the full model.
+        depths: layers of the models that ran.
+        budget_bytes: memory budget of a card; None for no limit.
+        has_cann: whether the real CANN libraries were used.
+        notes: caveats for the reader.
+        counts_fragments: whether fragmentation counts against the budget; it does if the device's memory pool cannot
+            map pages.
+        margin_permille: part of the budget that plans keep free.
     """
 
     title: str
@@ -101,30 +103,30 @@ class DryRunReport:
 
     @property
     def peak_gib(self) -> float:
-        """Peak that is held against the budget, in GiB."""
+        """The value of `peak_bytes` in GiB."""
         return self.peak_bytes / 2**30
 
     @property
     def used_peak_bytes(self) -> int:
-        """Highest device memory of any rank that was run, without fragments and workspaces."""
+        """Highest peak of all ranks in bytes, without fragmentation and workspaces."""
         return max(stage.used_peak_bytes for stage in self.stages)
 
     @property
     def actual_peak_bytes(self) -> int:
-        """The same with fragments."""
+        """Highest peak of all ranks in bytes, with fragmentation."""
         return max(stage.actual_peak_bytes for stage in self.stages)
 
     def workspace_bytes(self, stage: StageRun) -> int:
-        """Memory of kernels of a stage beside tensors: simulated, a dry run knows none; 0 where it is not known."""
+        """Return the simulated workspace of a stage in bytes, because a dry run has none; 0 if not simulated."""
         simulated = self.simulated_stage(stage)
         return dict(simulated.static_parts).get("workspace", 0) if simulated else 0
 
     def simulated_stage(self, stage: StageRun) -> StageReport | None:
-        """The simulated stage; None where nothing is simulated."""
+        """Return the simulated stage; None if the step was not simulated."""
         return self.simulated.stages[stage.stage] if self.simulated else None
 
     def simulated_category_bytes(self, stage: StageRun) -> dict[str, int]:
-        """Memory of the simulated stage at its peak, in the parts of a dry run, without workspace; {} without one."""
+        """Return the simulated memory of a stage at its peak by category, without workspace; empty if not simulated."""
         simulated = self.simulated_stage(stage)
         if self.simulated is None or simulated is None:
             return {}
@@ -140,7 +142,7 @@ class DryRunReport:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak that is held against the budget: with the simulated workspace, and with fragments if they count."""
+        """Peak to compare with the budget, in bytes: with workspace, and with fragmentation if it counts."""
         return max(
             (stage.actual_peak_bytes if self.counts_fragments else stage.used_peak_bytes) + self.workspace_bytes(stage)
             for stage in self.stages
@@ -148,54 +150,78 @@ class DryRunReport:
 
     @property
     def fits(self) -> bool:
-        """True if that is within the budget."""
+        """Return whether `peak_bytes` is within the budget."""
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
 
 def stage_run(stage: int, num_layers: int, runs: Mapping[int, DryRun], line_error_bytes: int | None = None) -> StageRun:
-    """A stage of `num_layers` layers from runs with so many, or fewer, of them.
+    """Return the memory of a stage, extrapolated if it ran with fewer layers.
 
-    `line_error_bytes` is by how much it is above the line through the peaks of two short models; None takes
-    the highest line.
+    Args:
+        stage: index of the stage.
+        num_layers: layers of the stage in the full model.
+        runs: number of layers -> dry run, of one or two models.
+        line_error_bytes: simulated error of a line through the two peaks, in bytes, to correct it; None extrapolates
+            each phase of the step by itself and takes the maximum.
     """
     longest = runs[max(runs)]
     if num_layers in runs or len(runs) == 1:
-        position = find_positions(longest)[longest.peak_tick]
-        used, actual = longest.used_peak_bytes, longest.actual_peak_bytes
-        return StageRun(stage, num_layers, runs, used, actual, position, longest.category_bytes())
-    short, long = sorted(runs)
+        return StageRun(
+            stage=stage,
+            num_layers=num_layers,
+            runs=runs,
+            used_peak_bytes=longest.used_peak_bytes,
+            actual_peak_bytes=longest.actual_peak_bytes,
+            position=find_positions(longest)[longest.peak_tick],
+            category_bytes=longest.category_bytes(),
+        )
+    num_short, num_long = sorted(runs)
+    short = runs[num_short]
 
-    def at(low: int, high: int) -> int:
-        return high + (high - low) * (num_layers - long) // (long - short)
+    def extrapolate(short_bytes: int, long_bytes: int) -> int:
+        return long_bytes + (long_bytes - short_bytes) * (num_layers - num_long) // (num_long - num_short)
 
-    first, last = (find_phase_peaks(runs[depth]) for depth in (short, long))
-    lines = {key: at(first[key][1], last[key][1]) for key in first.keys() & last.keys()}
-    line_bytes = at(runs[short].used_peak_bytes, longest.used_peak_bytes)
+    short_peaks, long_peaks = find_phase_peaks(short), find_phase_peaks(longest)
+    phases = {
+        phase: extrapolate(short_peaks[phase].live_bytes, long_peaks[phase].live_bytes)
+        for phase in short_peaks.keys() & long_peaks.keys()
+    }
+    line_bytes = extrapolate(short.used_peak_bytes, longest.used_peak_bytes)
     if line_error_bytes is None:
-        key = max(lines, key=lines.__getitem__)
-        used = max(lines[key], line_bytes)
+        phase = max(phases, key=phases.__getitem__)
+        used_bytes = max(phases[phase], line_bytes)
     else:
-        key = max(lines, key=lambda category: last[category][1])
-        used = line_bytes + line_error_bytes
-    low, high = runs[short].category_bytes(first[key][0]), longest.category_bytes(last[key][0])
-    actual = max(used, at(runs[short].actual_peak_bytes, longest.actual_peak_bytes) + (line_error_bytes or 0))
-    category_bytes = {name: max(0, at(low[name], high[name])) for name in CATEGORIES}
-    return StageRun(stage, num_layers, runs, used, actual, find_positions(longest)[last[key][0]], category_bytes)
+        phase = max(phases, key=lambda each: long_peaks[each].live_bytes)
+        used_bytes = line_bytes + line_error_bytes
+    short_category_bytes = short.category_bytes(short_peaks[phase].tick)
+    long_category_bytes = longest.category_bytes(long_peaks[phase].tick)
+    actual_line_bytes = extrapolate(short.actual_peak_bytes, longest.actual_peak_bytes)
+    return StageRun(
+        stage=stage,
+        num_layers=num_layers,
+        runs=runs,
+        used_peak_bytes=used_bytes,
+        actual_peak_bytes=max(used_bytes, actual_line_bytes + (line_error_bytes or 0)),
+        position=find_positions(longest)[long_peaks[phase].tick],
+        category_bytes={
+            name: max(0, extrapolate(short_category_bytes[name], long_category_bytes[name])) for name in CATEGORIES
+        },
+    )
 
 
 BEFORE, INSIDE, AFTER = "before the layers", "in the layers", "behind the layers"
 
 
 def find_positions(run: DryRun) -> dict[int, StepPosition]:
-    """Tick of each change of the curve -> the operator that runs then.
+    """Map each tick at which memory changes to the position of the running operator.
 
-    Operators that were fused, or made by a pass of the backend, have no cell: they are where the one before them is.
-    Layers that are compiled once share the names of their gradients, so a name does not say which layer of backward.
+    Operators without cells (fused, or inserted by a pass of the backend) get the position of the previous operator.
+    In backward the layer is not known: layers that are compiled once share the operator names of their gradients.
     """
     positions: dict[int, StepPosition] = {}
     ticks = sorted(run.operators)
     tick_index = 0
-    now = StepPosition(False, BEFORE, None, "")
+    current = StepPosition(False, BEFORE, None, "")
     has_layers = {False: False, True: False}
     for tick, _ in run.curve:
         while tick_index < len(ticks) and ticks[tick_index] <= tick:
@@ -203,35 +229,38 @@ def find_positions(run: DryRun) -> dict[int, StepPosition]:
             tick_index += 1
             match = LAYER.search(name)
             if match is None and name.count("/") < 2:
-                now = StepPosition(now.is_backward, now.where, now.layer, name)
+                current = StepPosition(current.is_backward, current.where, current.layer, name)
                 continue
             is_backward = name.startswith(("Gradients/", "recompute_"))
             has_layers[is_backward] |= match is not None
             where = INSIDE if match else AFTER if has_layers[is_backward] else BEFORE
-            now = StepPosition(is_backward, where, int(match[1]) if match and not is_backward else None, name)
-        positions[tick] = now
+            current = StepPosition(is_backward, where, int(match[1]) if match and not is_backward else None, name)
+        positions[tick] = current
     return positions
 
 
-def find_phase_peaks(run: DryRun) -> dict[tuple[bool, str], tuple[int, int]]:
-    """Part of a step -> the tick at which most is live in it, and how much; the layers are cut into two halves."""
+class PhasePeak(NamedTuple):
+    """Peak memory of one phase of a step."""
+
+    tick: int
+    live_bytes: int
+
+
+def find_phase_peaks(run: DryRun) -> dict[tuple[bool, str], PhasePeak]:
+    """Return the peak of each phase; a phase is the pass (is it backward) and the segment, layers split in halves."""
     positions = find_positions(run)
-    inside: dict[bool, list[int]] = {False: [], True: []}
+    layer_ticks: dict[bool, list[int]] = {False: [], True: []}
     for tick, position in positions.items():
         if position.where == INSIDE:
-            inside[position.is_backward].append(tick)
-    middle = {side: ticks[len(ticks) // 2] for side, ticks in inside.items() if ticks}
-    found: dict[tuple[bool, str], tuple[int, int]] = {}
+            layer_ticks[position.is_backward].append(tick)
+    middle = {is_backward: ticks[len(ticks) // 2] for is_backward, ticks in layer_ticks.items() if ticks}
+    peaks: dict[tuple[bool, str], PhasePeak] = {}
     for tick, live_bytes in run.curve:
         position = positions[tick]
-        half = (
-            ""
-            if position.where != INSIDE
-            else ", second half"
-            if tick >= middle[position.is_backward]
-            else ", first half"
-        )
-        key = position.is_backward, position.where + half
-        if live_bytes > found.get(key, (0, -1))[1]:
-            found[key] = tick, live_bytes
-    return found
+        half = ""
+        if position.where == INSIDE:
+            half = ", second half" if tick >= middle[position.is_backward] else ", first half"
+        phase = position.is_backward, position.where + half
+        if phase not in peaks or live_bytes > peaks[phase].live_bytes:
+            peaks[phase] = PhasePeak(tick, live_bytes)
+    return peaks

@@ -27,7 +27,7 @@ def settings(text: str):
 def depths(text: str, num_layers: int, policy: Policy | None = None, **options) -> list[tuple[int, ...]]:
     found, _, bends = choose_depths(DryRunOptions(**options), settings(text), num_layers, policy or Policy())
     assert bends == ()  # nothing is simulated
-    return [depth.kept for depth in found]
+    return [depth.layer_indices for depth in found]
 
 
 def test_a_short_model_is_run_whole():
@@ -57,11 +57,11 @@ def test_of_unlike_layers_the_depths_are_those_whose_simulated_line_is_nearest()
 
     options = DryRunOptions()
     found, doubt, bends = choose_depths(options, settings("a: 1"), 32, policy, simulated)
-    assert [len(depth.kept) for depth in found] == [3, 4]
+    assert [len(depth.layer_indices) for depth in found] == [3, 4]
     assert doubt == "in the simulation the line is 0.0% off the whole model, and corrected by that" and bends == (0,)
     asked, doubt, bends = choose_depths(replace(options, layers=(2, 4)), settings("a: 1"), 32, policy, simulated)
     # 3000 and 4000 on 2 and 4 layers: 4000 + 28 * 500 on 32
-    assert [len(depth.kept) for depth in asked] == [2, 4] and "43.8% off" in doubt and bends == (14000,)
+    assert [len(depth.layer_indices) for depth in asked] == [2, 4] and "43.8% off" in doubt and bends == (14000,)
 
 
 def test_full_is_all_layers():
@@ -105,8 +105,8 @@ def test_with_few_micro_batches_more_layers_are_run(num_stages, in_stage):
         choose_depths(DryRunOptions(), step, 16 * num_stages, policy, has_few_micro_batches=is_short)[0]
         for is_short in (False, True)
     )
-    assert max(len(depth.kept) for depth in of_many) <= 3 * num_stages
-    assert max(len(depth.kept) for depth in of_few) == in_stage * num_stages
+    assert max(len(depth.layer_indices) for depth in of_many) <= 3 * num_stages
+    assert max(len(depth.layer_indices) for depth in of_few) == in_stage * num_stages
 
 
 @pytest.mark.parametrize(
