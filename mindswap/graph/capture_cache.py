@@ -43,8 +43,8 @@ def to_plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        given = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if f.init}
-        return {KIND: type(value).__name__, **given}
+        values = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {KIND: type(value).__name__, **values}
     if isinstance(value, (tuple, list)):
         return {TUPLE: [to_plain(item) for item in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and KIND not in value:

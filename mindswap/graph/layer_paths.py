@@ -190,11 +190,11 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
     for node in reversed(graph.forward):
         if node.op in BOOKKEEPING_OPS:
             continue
-        own: Iterable[int] = () if node.layer_index is None else (node.layer_index,)
+        reader_layers: Iterable[int] = () if node.layer_index is None else (node.layer_index,)
         if not has_scope(node):  # use the layers of its own readers
-            own = layers.get(node.name, own)
+            reader_layers = layers.get(node.name, reader_layers)
         for name in node.inputs:
-            layers.setdefault(name, set()).update(own)
+            layers.setdefault(name, set()).update(reader_layers)
     return layers
 
 
@@ -229,16 +229,16 @@ def find_weight_gradients(graph: Graph) -> frozenset[str]:
     gradient_tuple = graph.backward[-1].name
     between = {gradient_tuple}  # operators that only pass gradients on
     passed: set[str] = set()  # inputs of these operators
-    others: set[str] = set()  # inputs of all other operators
-    found: set[str] = set()
+    read_elsewhere: set[str] = set()  # inputs of all other operators
+    gradients: set[str] = set()
     for node in reversed(graph.backward):
-        if node.name in passed and node.name not in others:
+        if node.name in passed and node.name not in read_elsewhere:
             if node.op in MATMUL_OPS and not node.is_duplicate:
-                found.add(node.name)
+                gradients.add(node.name)
             elif node.op in GRADIENT_PASSING_OPS:
                 between.add(node.name)
-        (passed if node.name in between else others).update(node.inputs)
+        (passed if node.name in between else read_elsewhere).update(node.inputs)
     for node in graph.backward:
-        if node.name in between and node.name != gradient_tuple and found.intersection(node.inputs):
-            found.add(node.name)
-    return frozenset(found)
+        if node.name in between and node.name != gradient_tuple and gradients.intersection(node.inputs):
+            gradients.add(node.name)
+    return frozenset(gradients)

@@ -61,10 +61,10 @@ def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
     """Return the first layer in which a tagged operator reads each value, directly or through untagged ones."""
     first: dict[str, int] = {}
     for node in reversed(tuple(nodes)):
-        own = node.layer_index if node.paths else first.get(node.name)
-        if own is not None:
+        layer = node.layer_index if node.paths else first.get(node.name)
+        if layer is not None:
             for name in node.inputs:
-                first[name] = min(own, first.get(name, own))
+                first[name] = min(layer, first.get(name, layer))
     return first
 
 
@@ -184,7 +184,9 @@ def _read_nodes(function: Message, primitives: Primitives, layer_list: str | Non
             cell_path=cell_path,
             scope=node.domain,
             inputs=tuple(node.input),
-            outputs=tuple(known for a in node.attribute if a.name == "shape" for known in _flatten_types(a)),
+            outputs=tuple(
+                tensor_type for a in node.attribute if a.name == "shape" for tensor_type in _flatten_types(a)
+            ),
             attributes=values,
             is_recomputed=scope.startswith(RECOMPUTE_SCOPE),
             is_duplicate="duplicated" in marks,

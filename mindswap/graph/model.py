@@ -165,12 +165,12 @@ class GraphIndex:
         operators of one cell and type is stable.
         """
         counts: Counter[tuple[int | None, str]] = Counter()
-        found = {}
+        identities_by_name = {}
         for node in self._forward:
-            operator_key = node.layer_index, _scope_in_layer(node.scope)
-            found[node.name] = (*operator_key, counts[operator_key])
-            counts[operator_key] += 1
-        return found
+            scope_key = node.layer_index, _scope_in_layer(node.scope)
+            identities_by_name[node.name] = (*scope_key, counts[scope_key])
+            counts[scope_key] += 1
+        return identities_by_name
 
     @functools.cached_property
     def swap_pairs(self) -> tuple[SwapPair, ...]:
@@ -227,11 +227,11 @@ def find_dependents(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
         nodes: operators in execution order.
         roots: names of values.
     """
-    found = set(roots)
+    dependents = set(roots)
     for node in nodes:
-        if not found.isdisjoint(node.inputs):
-            found.add(node.name)
-    return found
+        if not dependents.isdisjoint(node.inputs):
+            dependents.add(node.name)
+    return dependents
 
 
 def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:

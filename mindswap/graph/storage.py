@@ -109,10 +109,10 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
 
 def kept_bytes_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, int]:
     """Return the bytes that stay on the device from forward to backward, by producing layer; 0 for other keys."""
-    kept: Counter[int | None] = Counter()
+    kept_bytes: Counter[int | None] = Counter()
     for entry in saved:
-        kept[entry.storage.layer_index] += entry.kept_bytes
-    return kept
+        kept_bytes[entry.storage.layer_index] += entry.kept_bytes
+    return kept_bytes
 
 
 def _first_users(graph: Graph) -> dict[str, int]:

@@ -63,11 +63,12 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
     """
     moved, recomputed = set(), set()
     for index, (maker, savers) in _activations(trace).items():
-        own = maker.layer_index
-        if own is not None and any(
+        layer_index = maker.layer_index
+        if layer_index is not None and any(
             # A recomputed cell keeps outputs that others save; a recomputed operator does not keep its output.
-            _are_inside([maker], own, path, _paths_2x) and (is_single or _are_inside(savers, own, path, _paths_2x))
-            for path, is_single in _recomputed_2x(effect, own)
+            _are_inside([maker], layer_index, path, _paths_2x)
+            and (is_single or _are_inside(savers, layer_index, path, _paths_2x))
+            for path, is_single in _recomputed_2x(effect, layer_index)
         ):
             recomputed.add(index)
         elif _is_shared(maker, savers):
@@ -77,13 +78,13 @@ def treatment_in_2x(trace: Trace, effect: SettingsEffect) -> StorageTreatment:
     return StorageTreatment(frozenset(moved), frozenset(recomputed))
 
 
-def choose_2x(trace: Trace, targets: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
+def choose_2x(trace: Trace, targets: frozenset[int], layer_paths: LayerPaths, num_layers: int) -> Swapped:
     """Choose settings of 2.x that swap these storages, as closely as full cells and operators can express it.
 
     Args:
         trace: the step.
         targets: indices of the storages to swap.
-        known: cells and operators that can be named in a layer of 2.x.
+        layer_paths: cells and operators that can be named in a layer of 2.x.
         num_layers: number of layers that may be swapped, from the first.
     """
     candidates: dict[tuple[int, str], set[int]] = {}
@@ -93,7 +94,7 @@ def choose_2x(trace: Trace, targets: frozenset[int], known: LayerPaths, num_laye
         for saver in savers:
             if saver.layer_index is not None and saver.layer_index < num_layers:
                 for path in _prefixes(to_2x_path(_unambiguous_path(saver))):
-                    if path in known.cells or path in known.callables or not path:
+                    if path in layer_paths.cells or path in layer_paths.callables or not path:
                         candidates.setdefault((saver.layer_index, path), set()).add(index)
     return _choose(trace, targets, candidates)
 
@@ -125,18 +126,18 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], actio
         action: treatment of the storages in `before`, e.g. "moves".
         after_name: name of the version of `after`, e.g. "2.x".
     """
-    lines, known = [], _activations(trace)
-    for found, verb in ((set(before) - set(after), "no longer"), (set(after) - set(before), "now also")):
+    lines, activations = [], _activations(trace)
+    for changed, verb in ((set(before) - set(after), "no longer"), (set(after) - set(before), "now also")):
         by_cell: dict[tuple[int, str], list[int]] = {}
-        for index in sorted(found):
-            maker, savers = known[index]
+        for index in sorted(changed):
+            maker, savers = activations[index]
             layer, cell = maker.layer_index, maker.path[0]
             if layer is None:
                 layer, cell = savers[0].layer_index, INPUT
             by_cell.setdefault((layer or 0, cell), []).append(index)
         groups: dict[str, list[int]] = {}
         for (layer, cell), indices in by_cell.items():
-            label = cell if cell == INPUT else _paths(known[indices[0]][0])[0]
+            label = cell if cell == INPUT else _paths(activations[indices[0]][0])[0]
             if len(indices) > 1:
                 label = f"{len(indices)} tensors of {cell}"
             size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
@@ -153,15 +154,15 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], actio
 def _activations(trace: Trace) -> dict[int, tuple[Operator, list[Operator]]]:
     """Return the storages that may be swapped, each with its producer and the forward operators that save it."""
     views = _makers_of_copies(trace)
-    found: dict[int, tuple[Operator, list[Operator]]] = {}
+    activations: dict[int, tuple[Operator, list[Operator]]] = {}
     for save in trace.saves:
         storage = trace.storages[save.storage]
         saver = trace.operators[save.operator]
         if storage.protection or not storage.size_bytes or not saver.is_forward:
             continue
         maker = views.get(save.storage, save.operator) if storage.maker is None else storage.maker
-        found.setdefault(save.storage, (trace.operators[maker], []))[1].append(saver)
-    return found
+        activations.setdefault(save.storage, (trace.operators[maker], []))[1].append(saver)
+    return activations
 
 
 def _makers_of_copies(trace: Trace) -> dict[int, int]:
@@ -169,23 +170,25 @@ def _makers_of_copies(trace: Trace) -> dict[int, int]:
 
     The copy corresponds to the first input of its shape that no other save of the operator corresponds to.
     """
-    made: dict[int, int] = {}
+    producers: dict[int, int] = {}
     for index, operator in enumerate(trace.operators):
         sources = {value.memory for value in operator.inputs}
-        made.update({value.memory: index for value in operator.outputs if value.memory not in sources})
+        producers.update({value.memory: index for value in operator.outputs if value.memory not in sources})
     inputs = {index: list(operator.inputs) for index, operator in enumerate(trace.operators)}
-    found: dict[int, int] = {}
+    makers: dict[int, int] = {}
     for save in trace.saves:
-        storage, given = trace.storages[save.storage], inputs[save.operator]
-        own = [value for value in given if value.memory == storage.memory]
-        value = next((value for value in (*own, *given) if value.shape == save.shape and not value.weight), None)
+        storage, remaining = trace.storages[save.storage], inputs[save.operator]
+        same_memory = [value for value in remaining if value.memory == storage.memory]
+        value = next(
+            (value for value in (*same_memory, *remaining) if value.shape == save.shape and not value.weight), None
+        )
         if value is None:
             continue
-        given.remove(value)
+        remaining.remove(value)
         memory = value.memory if value.copy_of is None else value.copy_of
-        if storage.maker is None and memory in made:
-            found[save.storage] = made[memory]
-    return found
+        if storage.maker is None and memory in producers:
+            makers[save.storage] = producers[memory]
+    return makers
 
 
 def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int, str], set[int]]) -> Swapped:
@@ -195,15 +198,17 @@ def _choose(trace: Trace, targets: frozenset[int], candidates: Mapping[tuple[int
         return sum(trace.storages[index].size_bytes for index in storages)
 
     def chosen(layer: int, path: str) -> list[str]:
-        found = candidates[layer, path]
-        good, bad = size(found & targets), size(found - targets)
-        if bad <= MAX_EXCESS_FRACTION * good:
-            return [path] if good else []
+        storages = candidates[layer, path]
+        target_bytes, excess_bytes = size(storages & targets), size(storages - targets)
+        if excess_bytes <= MAX_EXCESS_FRACTION * target_bytes:
+            return [path] if target_bytes else []
         inner = [
-            name for other, name in candidates if other == layer and name and name.rpartition(".")[0] == path != name
+            name
+            for candidate_layer, name in candidates
+            if candidate_layer == layer and name and name.rpartition(".")[0] == path != name
         ]
-        parts = [part for name in inner for part in chosen(layer, name)]
-        return parts or ([path] if good > bad else [])
+        parts = [chosen_path for name in inner for chosen_path in chosen(layer, name)]
+        return parts or ([path] if target_bytes > excess_bytes else [])
 
     paths: dict[str, list[int]] = {}
     for layer in sorted({layer for layer, _ in candidates}):
@@ -246,15 +251,17 @@ def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
 
 def _recomputed_2x(effect: SettingsEffect, layer: int) -> list[tuple[str, bool]]:
     """Return the recomputed paths of a layer, and whether each is a single operator."""
-    found = effect.layers[layer]
-    if found.is_recomputed:
+    layer_effect = effect.layers[layer]
+    if layer_effect.is_recomputed:
         return [("", False)]
     single = effect.model.layers[layer].callables if effect.model is not None else ()
-    return [(path, path in single) for path in found.recomputed]
+    return [(path, path in single) for path in layer_effect.recomputed]
 
 
 def _is_swapped_2x(effect: SettingsEffect, saver: Operator) -> bool:
     if saver.layer_index is None:
         return False
-    found = effect.layers[saver.layer_index]
-    return found.is_swapped or all(any(is_within(name, path) for path in found.swapped) for name in _paths_2x(saver))
+    layer_effect = effect.layers[saver.layer_index]
+    return layer_effect.is_swapped or all(
+        any(is_within(name, path) for path in layer_effect.swapped) for name in _paths_2x(saver)
+    )

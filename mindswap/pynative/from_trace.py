@@ -61,24 +61,24 @@ class _GraphBuilder:
 
     def _copies_of_views(self) -> dict[int, list[int]]:
         """Return, by forward operator, the storages it saves without a producer that are no known copy of a view."""
-        made = {value.memory for operator in self.trace.operators for value in operator.outputs}
-        made |= {value.memory for op in self.trace.operators for value in op.inputs if value.copy_of is not None}
-        found: dict[int, list[int]] = {}
+        produced = {value.memory for operator in self.trace.operators for value in operator.outputs}
+        produced |= {value.memory for op in self.trace.operators for value in op.inputs if value.copy_of is not None}
+        copies: dict[int, list[int]] = {}
         for save in self.trace.saves:
             storage = self.trace.storages[save.storage]
-            is_first = all(save.storage not in known for known in found.values())
-            is_unmade = storage.memory is None or storage.memory not in made
+            is_first = all(save.storage not in storages for storages in copies.values())
+            is_unmade = storage.memory is None or storage.memory not in produced
             if is_first and is_unmade and not storage.protection and self.trace.operators[save.operator].is_forward:
-                found.setdefault(save.operator, []).append(save.storage)
-        return found
+                copies.setdefault(save.operator, []).append(save.storage)
+        return copies
 
     def _origins(self) -> dict[int, int]:
         """Return the forward operator of each backward operator: the one whose saved tensors it reads."""
-        found: dict[int, int] = {}
+        origins: dict[int, int] = {}
         for event in self.trace.events:
             if event.kind is EventKind.READ:
-                found.setdefault(event.num_operators, self.trace.saves[event.index].operator)
-        return found
+                origins.setdefault(event.num_operators, self.trace.saves[event.index].operator)
+        return origins
 
     # -- operators ------------------------------------------------------------------------------
 
@@ -86,18 +86,18 @@ class _GraphBuilder:
         nodes = self.forward if operator.is_forward else self.backward
         inputs = tuple(self._input(value, index, operator) for value in operator.inputs)
         name = f"{'f' if operator.is_forward else 'b'}{index}"
-        sources = {value.memory: given for value, given in zip(operator.inputs, inputs, strict=True)}
-        made = tuple(value for value in operator.outputs if value.memory not in sources)
-        if made or not operator.outputs:
+        sources = {value.memory: input_name for value, input_name in zip(operator.inputs, inputs, strict=True)}
+        produced = tuple(value for value in operator.outputs if value.memory not in sources)
+        if produced or not operator.outputs:
             op = SAME_WORK.get(operator.name, operator.name)
-            nodes.append(self._node(name, op, operator, index, inputs, made))
+            nodes.append(self._node(name, op, operator, index, inputs, produced))
         for position, value in enumerate(operator.outputs):
             member = name if len(operator.outputs) == 1 else f"{name}.{position}"
             if value.memory in sources:
                 nodes.append(self._node(member, "Reshape", operator, index, (sources[value.memory],), (value,)))
             elif len(operator.outputs) > 1:
-                constant = f"i{made.index(value)}"
-                self.constants[constant] = made.index(value)
+                constant = f"i{produced.index(value)}"
+                self.constants[constant] = produced.index(value)
                 chosen = self._node(member, "TupleGetItem", operator, index, (name, constant), (value,))
                 nodes.append(replace(chosen, paths=()))
             self._make(member, value, operator.is_forward)
@@ -105,10 +105,10 @@ class _GraphBuilder:
     def _add_copy(self, index: int, operator: Operator, storage: int) -> None:
         """Add the copy of a view, with the type of its first save."""
         save = next(save for save in self.trace.saves if save.storage == storage)
-        known = self.trace.storages[storage]
-        memory = known.memory if known.memory is not None else -storage - 1
-        value = Value(memory, known.size_bytes, save.shape, save.dtype)
-        source = next((given for given in operator.inputs if given.shape == save.shape), None)
+        traced = self.trace.storages[storage]
+        memory = traced.memory if traced.memory is not None else -storage - 1
+        value = Value(memory, traced.size_bytes, save.shape, save.dtype)
+        source = next((operand for operand in operator.inputs if operand.shape == save.shape), None)
         inputs = (self._input(source, index, operator),) if source is not None else ()
         self._add_contiguous(f"copy{storage}", operator, index, inputs, value)
 
@@ -118,7 +118,7 @@ class _GraphBuilder:
         layer = operator.layer_index
         *cell, _ = operator.path
         where = "Default/network-Network" if layer is None else f"Default/layers-CellList/{layer}-Layer"
-        scope = "/".join([where, *(f"{part}-Cell" for part in cell), f"{operator.name}-op{name}"])
+        scope = "/".join([where, *(f"{cell_name}-Cell" for cell_name in cell), f"{operator.name}-op{name}"])
         origin = f"f{self.origins[index]}" if not operator.is_forward and index in self.origins else ""
         types = tuple(map(_type_of, outputs))
         is_named = operator.is_forward and layer is not None
@@ -170,8 +170,8 @@ class _GraphBuilder:
         """Add the read of a weight; backward uses that of forward."""
         name = f"load.{value.weight}"
         source = f"{WEIGHT_MARK}{value.weight}"
-        known = (_type_of(value),)
-        self.forward.append(Node(name, "Load", operator.layer_index, "", f"Default/{name}", (source,), known, {}))
+        outputs = (_type_of(value),)
+        self.forward.append(Node(name, "Load", operator.layer_index, "", f"Default/{name}", (source,), outputs, {}))
         self._make(name, value, True)
 
     def _gradient_tuple(self) -> Node:

@@ -61,15 +61,15 @@ def _prefetches(entry_matches: Iterable[EntryMatch]) -> list[int]:
 
 
 def _single_operators(named: dict[int, tuple[EntryMatch, ...]]) -> list[str]:
-    found: dict[Path, list[int]] = {}
+    layers_by_path: dict[Path, list[int]] = {}
     for index, entry_matches in named.items():
         for claim in entry_matches:
             if claim.match.node.is_primitive:
-                found.setdefault(claim.path, []).append(index)
+                layers_by_path.setdefault(claim.path, []).append(index)
     return [
         f"layers {indices}: {'.'.join(path)} is a single operator; upstream moves what is saved inside of a cell\n"
         f"    fix:     name {'the cell ' + '.'.join(path[:-1]) if path[1:] else 'the whole layer'}, or leave copies out"
-        for path, indices in found.items()
+        for path, indices in layers_by_path.items()
     ]
 
 

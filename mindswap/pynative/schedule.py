@@ -80,12 +80,12 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
         decisions: prefetch distance of each storage to swap, by index.
         hooked_layers: layers to observe in addition to those with swapped storages.
     """
-    wanted = {
+    swappable = {
         index: distance
         for index, distance in decisions.items()
         if not trace.storages[index].protection and trace.storages[index].size_bytes
     }
-    watched = {save.layer_index for save in trace.saves if save.storage in wanted}
+    watched = {save.layer_index for save in trace.saves if save.storage in swappable}
     hooked = tuple(sorted(watched | set(hooked_layers)))
     events = trace.events_for_layers(hooked)
     clock = _Clock(trace, events)
@@ -98,15 +98,17 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
         if storage.size_bytes and not storage.protection:
             actions[clock.saves[index][0]].append(StorageAction(ActionKind.ADD, index))
             actions[min(reads[-1] + 1, len(events) - 1)].append(StorageAction(ActionKind.DROP, index))
-        moments = _transfer_events(clock, trace, index, storage, wanted[index]) if index in wanted else None
-        if moments is None or not moments[0] <= moments[1] < moments[2] < reads[0]:
+        transfer = _transfer_events(clock, trace, index, storage, swappable[index]) if index in swappable else None
+        if transfer is None or not transfer[0] <= transfer[1] < transfer[2] < reads[0]:
             continue
         moved.append(index)
         kinds = (ActionKind.OFFLOAD, ActionKind.RELEASE, ActionKind.PREFETCH, ActionKind.WAIT)
-        for kind, moment in zip(kinds, (*moments, reads[0]), strict=True):
+        for kind, moment in zip(kinds, (*transfer, reads[0]), strict=True):
             actions[moment].append(StorageAction(kind, index))
     order = list(ActionKind)
-    in_order = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
+    in_order = (
+        tuple(sorted(event_actions, key=lambda a: (order.index(a.kind), a.storage))) for event_actions in actions
+    )
     return StepSchedule(hooked, events, tuple(in_order), tuple(moved))
 
 
@@ -162,8 +164,8 @@ def _transfer_events(
         ended = [next(at for at in clock.ends[EventKind.FORWARD_END, i] if at > last_save) for i in (layer, ahead)]
         begun = [at for at in clock.ends.get((EventKind.BACKWARD_BEGIN, ahead), ()) if at <= reads[0]]
         return (ended[0], max(ended[1], earliest), begun[-1]) if begun else None
-    made = saved[0].operator if storage.maker is None else storage.maker
-    release = max(clock.first_event_after(made + distance.count + 1), earliest)
+    producer = saved[0].operator if storage.maker is None else storage.maker
+    release = max(clock.first_event_after(producer + distance.count + 1), earliest)
     first_read = clock.times[reads[0]]
     return clock.saves[index][0], release, clock.last_event_before(first_read - distance.count - 1)
 
@@ -183,16 +185,16 @@ def find_distances(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = 
         layers: decisions for each layer.
         unit: unit of the prefetch distances in the policy.
     """
-    found = {}
+    distances = {}
     for save in trace.saves:
         maker = trace.storages[save.storage].maker
         operator = trace.operators[save.operator if maker is None else maker]
-        if operator.layer_index is None or save.storage in found:
+        if operator.layer_index is None or save.storage in distances:
             continue
         count = _prefetch(layers[operator.layer_index], operator)
         if count is not None:
-            found[save.storage] = Distance(count, unit)
-    return found
+            distances[save.storage] = Distance(count, unit)
+    return distances
 
 
 def _prefetch(layer: LayerDecisions, operator: Operator) -> int | None:
@@ -201,5 +203,5 @@ def _prefetch(layer: LayerDecisions, operator: Operator) -> int | None:
     Recompute is ignored, because a trace of PyNative mode records recomputed layers as executed.
     """
     distances = [layer.decision_for(path).requested_prefetch for path in operator.paths]
-    known = [distance for distance in distances if distance is not None]
-    return min(known) if len(known) == len(distances) else None
+    named = [distance for distance in distances if distance is not None]
+    return min(named) if len(named) == len(distances) else None

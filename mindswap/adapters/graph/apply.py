@@ -267,10 +267,10 @@ def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
 def find_uncalled(cell_type: Any) -> frozenset[str]:
     """Return the attributes of a class of which only methods are used outside `__init__`, as far as source exists."""
     methods: set[str] = set()
-    others: set[str] = set()
+    other_uses: set[str] = set()
     for node, parent in _reads_of_self(cell_type):
-        (methods if isinstance(parent, ast.Attribute) else others).add(node.attr)
-    return frozenset(methods - others)
+        (methods if isinstance(parent, ast.Attribute) else other_uses).add(node.attr)
+    return frozenset(methods - other_uses)
 
 
 def _reads_of_self(cell_type: type) -> Iterator[tuple[ast.Attribute, ast.AST]]:

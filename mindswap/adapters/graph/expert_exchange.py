@@ -58,25 +58,25 @@ class Exchange(PrimitiveWithInfer):
         kind: type of the operator on a rank.
         num_ranks: ranks of the group.
         stride: difference between consecutive ranks.
-        cut: dimension that the operator splits over the ranks, at most one.
-        joined: dimension along which it concatenates the parts of the ranks, at most one.
-        before: number of input elements, if it is no multiple of the number of output elements.
-        after: number of output elements in that case.
+        split_dims: dimension that the operator splits over the ranks, at most one.
+        joined_dims: dimension along which it concatenates the parts of the ranks, at most one.
+        num_before: number of input elements, if it is no multiple of the number of output elements.
+        num_after: number of output elements in that case.
     """
 
     substitute_name = EXCHANGE
 
     @prim_attr_register
-    def __init__(self, kind, num_ranks, stride=1, cut=(), joined=(), before=0, after=0):
+    def __init__(self, kind, num_ranks, stride=1, split_dims=(), joined_dims=(), num_before=0, num_after=0):
         """Store the arguments as attributes of the primitive."""
 
     def __infer__(self, x, sent, received):
         at, shape = self.attrs, list(x["shape"])
-        if at["after"]:
-            shape = [at["after"]]
-        for dim in at["cut"]:
+        if at["num_after"]:
+            shape = [at["num_after"]]
+        for dim in at["split_dims"]:
             shape[dim] //= at["num_ranks"]
-        for dim in at["joined"]:
+        for dim in at["joined_dims"]:
             shape[dim] *= at["num_ranks"]
         return {"shape": tuple(shape), "dtype": x["dtype"], "value": None}
 
@@ -89,10 +89,10 @@ def _exchange_gradient(self):
         kind,
         num_ranks=at["num_ranks"],
         stride=at["stride"],
-        cut=at["joined"],
-        joined=at["cut"],
-        before=at["after"],
-        after=at["before"],
+        split_dims=at["joined_dims"],
+        joined_dims=at["split_dims"],
+        num_before=at["num_after"],
+        num_after=at["num_before"],
     )
 
     def bprop(x, sent, received, out, dout):
@@ -154,13 +154,13 @@ class _ExchangeRows(_GroupCell):
     def __init__(self, group=None, block_size=1):
         super().__init__(group)
         self.sent, self.received = self.sizes.sent * block_size, self.sizes.received * block_size
-        self.there = Exchange(self.kind, self.num_ranks, self.stride, before=self.sent, after=self.received)
-        self.back = Exchange(self.kind, self.num_ranks, self.stride, before=self.received, after=self.sent)
+        self.dispatch = Exchange(self.kind, self.num_ranks, self.stride, num_before=self.sent, num_after=self.received)
+        self.combine = Exchange(self.kind, self.num_ranks, self.stride, num_before=self.received, num_after=self.sent)
 
     def construct(self, x, send, receive):
         if self.is_alone:
             return x
-        return self.there(x, send, receive) if x.shape[0] == self.sent else self.back(x, send, receive)
+        return self.dispatch(x, send, receive) if x.shape[0] == self.sent else self.combine(x, send, receive)
 
 
 class _ExchangeByMatrix(_ExchangeRows):
@@ -169,7 +169,7 @@ class _ExchangeByMatrix(_ExchangeRows):
     kind = "AlltoAllVC"
 
     def construct(self, x, counts, _=0):
-        return self.there(x, counts, counts) if x.shape[0] == self.sent else self.back(x, counts, counts)
+        return self.dispatch(x, counts, counts) if x.shape[0] == self.sent else self.combine(x, counts, counts)
 
 
 class _ExchangeCounts(_GroupCell):
@@ -188,7 +188,9 @@ class _ExchangeParts(_GroupCell):
 
     def __init__(self, split_count, split_dim, concat_dim, group=None):
         super().__init__(group)
-        self.exchange = Exchange("AlltoAll", self.num_ranks, self.stride, cut=(split_dim,), joined=(concat_dim,))
+        self.exchange = Exchange(
+            "AlltoAll", self.num_ranks, self.stride, split_dims=(split_dim,), joined_dims=(concat_dim,)
+        )
 
     def construct(self, x):
         return x if self.is_alone else self.exchange(x, 0, 0)
@@ -197,7 +199,7 @@ class _ExchangeParts(_GroupCell):
 class _AllGather(_GroupCell):
     """Replacement of AllGather."""
 
-    kind, dims = "AllGather", {"joined": (0,)}
+    kind, dims = "AllGather", {"joined_dims": (0,)}
 
     def __init__(self, group=None):
         super().__init__(group)
@@ -210,7 +212,7 @@ class _AllGather(_GroupCell):
 class _ReduceScatter(_AllGather):
     """Replacement of ReduceScatter."""
 
-    kind, dims = "ReduceScatter", {"cut": (0,)}
+    kind, dims = "ReduceScatter", {"split_dims": (0,)}
 
 
 class _NonZero(_SizedCell):

@@ -79,8 +79,8 @@ def globalize_moe_layer(cell: nn.Cell) -> None:
     router = cell.router
     router.dp = router.original_tp = 1
     router.ones_sp = router.ones_dp = Tensor([[[1.0]]], mstype.float32)
-    for _, part in router.cells_and_names():
-        for primitive in part._primitives.values():
+    for _, cell_of_router in router.cells_and_names():
+        for primitive in cell_of_router._primitives.values():
             for name in STRATEGY_ATTRIBUTES:
                 if primitive is not None and name in primitive.attrs:
                     primitive.del_prim_attr(name)

@@ -40,13 +40,13 @@ def has_model_layer_kinds(model: Sequence[CellNode], indices: Sequence[int], tre
     Some models derive the kind of a layer from its index, which differs in a truncated network.
     """
     pairs = {(model[index], tree) for index, tree in zip(indices, trees, strict=True)}
-    return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
+    return len(pairs) == len({in_model for in_model, _ in pairs}) == len({alone for _, alone in pairs})
 
 
 def read_mindformers_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> MindFormersRecompute:
     """Return MindFormers' settings of a full model, built with swap disabled and not compiled."""
     settings = (getattr(cell, "layer_setting", None) for _, cell in network.cells_and_names())
-    setting = next((each for each in settings if each is not None), None)
+    setting = next((layer_setting for layer_setting in settings if layer_setting is not None), None)
     has_layer_methods = all(hasattr(setting, method) for method in METHODS)
     return MindFormersRecompute(setting if has_layer_methods else None, tuple(read_tree(layer) for layer in layers))
 

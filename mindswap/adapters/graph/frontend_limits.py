@@ -110,9 +110,9 @@ def masks_without_values() -> Iterator[None]:
 
     @functools.wraps(original)
     def build(cell: nn.Cell, seq_length: int, *args: object, **kwargs: object) -> None:
-        given = signature.bind(cell, seq_length, *args, **kwargs)
-        given.apply_defaults()
-        options = given.arguments
+        arguments = signature.bind(cell, seq_length, *args, **kwargs)
+        arguments.apply_defaults()
+        options = arguments.arguments
         is_small = options["use_attn_mask_compression"] or seq_length <= MAX_WRITTEN_SEQ_LENGTH
         if is_small or options["use_past"]:  # masks of inference differ
             original(cell, seq_length, *args, **kwargs)

@@ -96,11 +96,11 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
         for cell in decorated
         if id(cell) not in within and {id(child) for _, child in cell.cells_and_names()} >= needed
     ]
-    others = [cell for cell in decorated if cell not in around[:1]]
-    for cell in others:
+    unmarked = [cell for cell in decorated if cell not in around[:1]]
+    for cell in unmarked:
         cell.cell_init_args = ""
     enable_lazy_inline(around[0] if around else find_lazy_inline_cell(network))
-    return dict(Counter(type(cell).__name__ for cell in others))
+    return dict(Counter(type(cell).__name__ for cell in unmarked))
 
 
 def tag_primitives(layer: nn.Cell, every_primitive: bool) -> list[Primitive]:
@@ -214,13 +214,13 @@ def _frozen_objects() -> Iterator[None]:
 def _describe_failure(error: Exception) -> str:
     """Return the error, the innermost line of the model's source, and the fix if it is known, without call stacks."""
     text = str(error).strip()
-    what = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
-    fix = "".join(f"\n    fix:     {fix}" for fault, fix in FIXES.items() if fault in what)
+    message = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
+    fix = "".join(f"\n    fix:     {fix}" for fault, fix in FIXES.items() if fault in message)
     places = SOURCE_LOCATION.findall(text)
     if not places:
-        return what + fix
+        return message + fix
     *_, (place, code) = places
-    return f"{what}\n    at {place}: {code.strip()}{fix}"
+    return f"{message}\n    at {place}: {code.strip()}{fix}"
 
 
 def swaps_paused(network) -> contextlib.AbstractContextManager[object]:

@@ -66,8 +66,8 @@ def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
     for name in path.split("."):
         children = getattr(cell, "_cells", {})
         if name not in children:
-            known = ", ".join(sorted(children)) or "none"
-            raise ApplyError(f"layers='{path}': {type(cell).__name__} has no cell '{name}'; it has: {known}")
+            child_names = ", ".join(sorted(children)) or "none"
+            raise ApplyError(f"layers='{path}': {type(cell).__name__} has no cell '{name}'; it has: {child_names}")
         cell = children[name]
     if not hasattr(cell, "__len__"):
         raise ApplyError(f"layers='{path}' is one {type(cell).__name__}, not a list of layers")
@@ -89,10 +89,10 @@ def _list_name(network: nn.Cell, layers: Sequence[nn.Cell]) -> str:
 def _refuse_policy(cells: Sequence[nn.Cell]) -> None:
     for index, cell in enumerate(cells):
         for path, primitive in iterate_primitives(cell):
-            found = [name for name in POLICY_ATTRIBUTES if primitive.attrs.get(name)]
-            if found:
+            settings = [name for name in POLICY_ATTRIBUTES if primitive.attrs.get(name)]
+            if settings:
                 raise GraphError(
-                    f"layer {index}: {'.'.join(path)} has {found[0]} set: a step is captured without a policy\n"
+                    f"layer {index}: {'.'.join(path)} has {settings[0]} set: a step is captured without a policy\n"
                     "    fix:     capture a network that was just built"
                 )
 

@@ -20,11 +20,11 @@ def keep_swap_sections() -> None:
     def apply_template(cls, config):
         if not isinstance(config, dict):
             return original.__func__(cls, config)  # no configuration: MindFormers reports it
-        kept = {key: config.pop(key) for key in SECTIONS if key in config}
+        sections = {key: config.pop(key) for key in SECTIONS if key in config}
         try:
             return original.__func__(cls, config)
         finally:
-            config.update(kept)
+            config.update(sections)
 
     apply_template.keeps_swap_sections = True  # type: ignore[attr-defined]
     ConfigTemplate.apply_template = classmethod(apply_template)

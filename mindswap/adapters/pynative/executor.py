@@ -88,8 +88,8 @@ class Executor:
     def device_bytes(self) -> tuple[int, int]:
         """Device memory of swapped storages according to the ledger and according to MindSpore, for audits."""
         booked = sum(size for index, size in self._ledger.device.items() if index in self._moved)
-        there = (live.saves[0].storage for index, live in self._live.items() if index not in self._pending_release)
-        return booked, sum(storage.size() for storage in there if storage is not None)
+        storages = (live.saves[0].storage for index, live in self._live.items() if index not in self._pending_release)
+        return booked, sum(storage.size() for storage in storages if storage is not None)
 
     @property
     def is_unfinished(self) -> bool:
@@ -152,9 +152,9 @@ class Executor:
         self._run_actions()
         return number, saved
 
-    def read(self, kept):
+    def read(self, packed):
         """Return the tensor of a save, in device memory."""
-        number, saved = kept
+        number, saved = packed
         if self._is_following:
             if number >= 0 and self._expects(EventKind.READ, number):
                 self._run_actions()

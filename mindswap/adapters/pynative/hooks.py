@@ -168,7 +168,7 @@ class Watch:
                 # The observer of a save also receives its reads, even if it has been replaced since.
                 calls.cell.register_saved_tensors_hooks(
                     SavedTensorHook(lambda tensor, calls=calls: self._pack(tensor, calls)),
-                    SavedTensorHook(lambda kept: kept[0].read(kept[1])),
+                    SavedTensorHook(lambda packed: packed[0].read(packed[1])),
                 )
 
     def remove(self) -> None:
@@ -217,7 +217,7 @@ class Watch:
         return self.observer, self.observer.save(tensor, calls.index)
 
     def _hook(self, calls: _LayerCalls) -> None:
-        own = weakref.ref(self)  # MindSpore keeps the hooks of the last step, so they must not hold references
+        watch_ref = weakref.ref(self)  # MindSpore keeps the hooks of the last step, so they must not hold references
 
         def begin(cell, args, kwargs):
             if self._is_watched():
@@ -231,7 +231,7 @@ class Watch:
             waiting = [calls.index]  # the first gradient that arrives begins backward of the layer
 
             def begin_backward(gradient):
-                watch = own() if waiting else None
+                watch = watch_ref() if waiting else None
                 if watch is not None:
                     watch._thread.require()
                     watch._last_backward = waiting.pop()

@@ -107,8 +107,8 @@ class Recorder:
         elif kind is EventKind.FORWARD_END:
             for address, index in self.by_address.items():
                 storage = self.storages[index]
-                own = storage.maker is None and index >= self.num_before
-                if own or address in self.viewed or address in at_border:
+                is_new_copy = storage.maker is None and index >= self.num_before
+                if is_new_copy or address in self.viewed or address in at_border:
                     storage.last_use = len(self.operators) - 1
         self.paths.layer_index = None if kind is EventKind.FORWARD_END else layer_index
         if self.is_forward:
@@ -145,14 +145,22 @@ class Recorder:
 
     def _protect_referenced(self) -> None:
         """Protect storages that the user's tensors reference at the end of forward: dropping them frees nothing."""
-        own = self.packed | {id(storage.tensor) for storage in self.storages}
-        others = [found for found in gc.get_objects() if issubclass(type(found), ms.Tensor) and id(found) not in own]
-        of_saved = {id(tensor): index for tensor in others if (index := self._index_of(tensor)) is not None}
-        shown = [tensor for tensor in others if id(tensor) in of_saved]
+        recorder_tensors = self.packed | {id(storage.tensor) for storage in self.storages}
+        user_tensors = [
+            tensor_object
+            for tensor_object in gc.get_objects()
+            if issubclass(type(tensor_object), ms.Tensor) and id(tensor_object) not in recorder_tensors
+        ]
+        of_saved = {id(tensor): index for tensor in user_tensors if (index := self._index_of(tensor)) is not None}
+        shown = [tensor for tensor in user_tensors if id(tensor) in of_saved]
         # MindSpore holds some of them, too; only references from Python objects count.
         for holder in gc.get_referrers(*shown) if shown else ():
-            if holder is not others and holder is not shown:
-                for index in (of_saved[id(found)] for found in gc.get_referents(holder) if id(found) in of_saved):
+            if holder is not user_tensors and holder is not shown:
+                for index in (
+                    of_saved[id(tensor_object)]
+                    for tensor_object in gc.get_referents(holder)
+                    if id(tensor_object) in of_saved
+                ):
                     self.storages[index].protection = self.storages[index].protection or HELD
 
     def _index_of(self, tensor) -> int | None:
@@ -162,9 +170,9 @@ class Recorder:
         except RuntimeError:
             return None
 
-    def read(self, kept):
+    def read(self, packed):
         """Return the tensor of a save."""
-        number, saved = kept
+        number, saved = packed
         self._begin_backward()
         self.events.append(Event(EventKind.READ, number, len(self.operators)))
         saved.require_unmodified()

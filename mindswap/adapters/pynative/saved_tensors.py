@@ -110,11 +110,11 @@ def _has_expected_counts(
 ) -> bool:
     at = [id(tensor) for tensor in tensors]
     for offset, num_storages in zip(where, (0, len(tensors), 0), strict=True):
-        found = Counter(words(each + offset, 2) for each in at)
+        counts_by_pointer = Counter(words(address + offset, 2) for address in at)
         if any(not counts or words(counts + 8, 1)[0] & 0xFFFFFFFF != number + num_storages
-               for (_, counts), number in found.items()):  # fmt: skip
+               for (_, counts), number in counts_by_pointer.items()):  # fmt: skip
             return False
-        at = [target for target, _ in found]
+        at = [target for target, _ in counts_by_pointer]
     return True
 
 
@@ -159,23 +159,23 @@ def pointer_offsets() -> tuple[int, ...]:
 
         def is_right(where) -> bool:
             """Return whether the offsets detect each of four temporary references, and their absence."""
-            others = (
+            references = (
                 lambda: tensor.reshape((2, 4)), tensor.asnumpy,
                 lambda: ms.mint.empty((0,), dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, (8,), (1,)),
             )  # fmt: skip
             seen = []
-            for other in others:
-                held = other()
+            for reference in references:
+                held = reference()
                 pynative_executor.sync()
                 seen += [_has_expected_counts([tensor], where, words)]
                 del held
                 seen += [_has_expected_counts([tensor], where, words)]
-            return seen == [False, True] * len(others)
+            return seen == [False, True] * len(references)
 
-        found = next(filter(is_right, itertools.islice(paths(), 100)), None)
-    if found is None:
+        offsets = next(filter(is_right, itertools.islice(paths(), 100)), None)
+    if offsets is None:
         raise ApplyError(
             f"mindspore {ms.__version__} does not show who else holds a tensor: a swap could change gradients\n"
             "    fix:     mindspore 2.9.0"
         )
-    return found
+    return offsets

@@ -86,10 +86,12 @@ class Swap:
         """End the training: restore what is still on the host, and return the report."""
         if self.executor is not None and self.executor.is_unfinished:  # the last pass has no backward, or broke off
             self.executor.give_up()
-        left = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
+        left_bytes = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
         last_pass_deviated = self.executor is not None and self.executor.has_deviated
         self._stop()
-        return replace(self.report, left_bytes=left, num_deviations=self.report.num_deviations + last_pass_deviated)
+        return replace(
+            self.report, left_bytes=left_bytes, num_deviations=self.report.num_deviations + last_pass_deviated
+        )
 
     def remove(self) -> None:
         """Remove the swap from the network; storages on the host are restored."""
@@ -153,17 +155,17 @@ class Swap:
 def swaps_paused(network: nn.Cell) -> Iterator[None]:
     """Remove the hooks of swaps from a network and its cells inside the block; a compiler would compile them."""
     cells = {id(cell) for _, cell in network.cells_and_names()}
-    found = [swap for cell, own in _running.items() if id(cell) in cells and (swap := own()) is not None]
-    for swap in found:
+    swaps = [swap for cell, swap_ref in _running.items() if id(cell) in cells and (swap := swap_ref()) is not None]
+    for swap in swaps:
         swap.watch.remove()
     try:
         yield
     finally:
-        for swap in found:
+        for swap in swaps:
             swap.watch.install()
 
 
 def running_swap(network: nn.Cell) -> Swap | None:
     """Return the active swap of a network in PyNative mode; None if there is none."""
-    own = _running.get(network)
-    return own() if own is not None else None
+    swap_ref = _running.get(network)
+    return swap_ref() if swap_ref is not None else None

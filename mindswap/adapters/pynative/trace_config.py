@@ -48,8 +48,8 @@ def record_config(config_path: str, is_legacy: bool, text: str) -> RecordedStep:
     try:
         trace = record(network, layers, lambda: gradients(*inputs.values()), with_values=True)
     except (RuntimeError, TypeError, ValueError, ApplyError) as error:
-        what = next(iter(str(error).splitlines()), type(error).__name__)
-        raise GraphError(f"{config_path}: a CPU cannot run this step: {what}") from error
+        message = next(iter(str(error).splitlines()), type(error).__name__)
+        raise GraphError(f"{config_path}: a CPU cannot run this step: {message}") from error
     trees, notes = tuple(read_tree(layer) for layer in layers), tuple(config.get(NOTES_KEY, ()))
     versions = {name: version(name) for name in ("mindspore", "mindformers")}
     return RecordedStep(trace, trees, text, versions, notes)
@@ -59,6 +59,6 @@ def fill_inputs(inputs: Mapping[str, ms.Tensor], random: np.random.Generator) ->
     """Return the same tensors with values."""
     filled = {}
     for name, tensor in inputs.items():
-        made = make_input(name, tensor.shape, random, MAX_TOKEN)
-        filled[name] = ms.Tensor(made.astype(ms.dtype_to_nptype(tensor.dtype)))
+        array = make_input(name, tensor.shape, random, MAX_TOKEN)
+        filled[name] = ms.Tensor(array.astype(ms.dtype_to_nptype(tensor.dtype)))
     return filled

@@ -18,7 +18,7 @@ class ValueBook:
 
     def of(self, tensors, is_output: bool = False) -> tuple[Value, ...]:
         """Return types and memory of the tensors in a value."""
-        found = []
+        values = []
         for tensor in tensors_in(tensors):
             self.held.append(tensor)
             storage = tensor.untyped_storage()
@@ -28,8 +28,8 @@ class ValueBook:
             weight = getattr(getattr(tensor, "param_info", None), "name", "")
             copy_of = None if key in self.memories or weight or is_output else self._view_with_bytes_of(tensor)
             memory = self.memories.setdefault(key, len(self.memories))
-            found.append(Value(memory, size_bytes, tuple(tensor.shape), str(tensor.dtype).lower(), weight, copy_of))
-        return tuple(found)
+            values.append(Value(memory, size_bytes, tuple(tensor.shape), str(tensor.dtype).lower(), weight, copy_of))
+        return tuple(values)
 
     def _view_with_bytes_of(self, tensor) -> int | None:
         """Return the memory of the last view with equal content; only the content identifies a copy by a CPU kernel."""

@@ -218,8 +218,8 @@ def _block_splits(
     the rest (2, 8).
     """
     is_known = len(producer_type) == len(before) and len(read) == len(after)
-    whole = [tuple(map(operator.mul, *side)) for side in ((producer_type, before), (read, after))]
-    blocks = equal_blocks(*whole) if is_known else None
+    full_shapes = [tuple(map(operator.mul, *side)) for side in ((producer_type, before), (read, after))]
+    blocks = equal_blocks(*full_shapes) if is_known else None
     if blocks is None:
         return [(math.prod(before), 1)]
     return [(math.prod(before[explicit_sums]), math.prod(after[to])) for explicit_sums, to in blocks]

@@ -53,8 +53,8 @@ def choose_representative_layers(kinds: Sequence[Hashable], with_peak: bool = Tr
         for before, kind, behind in zip(ends, ends[1:], ends[2:], strict=False)
     ]
     indices = list(range(len(kinds)))
-    while cut := _longest_omission([contexts[index] for index in indices], with_peak):
-        del indices[cut]
+    while omitted := _longest_omission([contexts[index] for index in indices], with_peak):
+        del indices[omitted]
     compiled_positions = {index: position for position, index in enumerate(indices)}
     # The first compiled layer of each context represents the omitted ones.
     position_of = {contexts[index]: position for index, position in reversed(compiled_positions.items())}
@@ -76,7 +76,7 @@ def _longest_omission(contexts: Sequence[tuple[int | None, ...]], with_peak: boo
     for index, context in enumerate(contexts):
         borders[context[1:] if with_peak else context[2:]].append(index)
     stretches = [(first, last) for same in borders.values() for first in same for last in same if first < last]
-    for first, last in sorted(stretches, key=lambda each: (each[0] - each[1], -each[0])):
+    for first, last in sorted(stretches, key=lambda bounds: (bounds[0] - bounds[1], -bounds[0])):
         left_out = Counter(contexts[first + 1 : last + 1])
         if all(in_all[context] > count for context, count in left_out.items()):
             return slice(first + 1, last + 1)
@@ -160,9 +160,9 @@ def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, i
     have saved tensors; those of the earlier compiled layers are already in the graph.
     """
     by_layer = kept_bytes_by_layer(classify_saved(graph))
-    kept = [by_layer[position] for position in range(len(sample.indices))]
-    waiting = list(accumulate((kept[position] for position in sample.layer_map), initial=0))
-    compiled = list(accumulate(kept, initial=0))
+    kept_bytes = [by_layer[position] for position in range(len(sample.indices))]
+    waiting = list(accumulate((kept_bytes[position] for position in sample.layer_map), initial=0))
+    compiled = list(accumulate(kept_bytes, initial=0))
     last = {position: layer for layer, position in enumerate(sample.layer_map)}
     running: int | None = None
     for moment, node in enumerate((*graph.forward, *graph.backward)):

@@ -100,12 +100,12 @@ def compare_recompute(
         graph: the network under the policy.
         baseline_layers: layer of `graph` -> equal layer of `baseline`, where the numbers differ.
     """
-    before, after = (kept_bytes_by_layer(classify_saved(each)) for each in (baseline, graph))
+    before, after = (kept_bytes_by_layer(classify_saved(one_graph)) for one_graph in (baseline, graph))
     effects = []
-    for asked in layers:
-        plain_index = baseline_layers.get(asked.layer_index, asked.layer_index)
+    for layer in layers:
+        plain_index = baseline_layers.get(layer.layer_index, layer.layer_index)
         always = {node.operator_key for node in recomputed_nodes(baseline, plain_index)}
-        effects.append(_compare(asked, always, graph, before[plain_index], after[asked.layer_index]))
+        effects.append(_compare(layer, always, graph, before[plain_index], after[layer.layer_index]))
     return tuple(effects)
 
 
@@ -116,16 +116,19 @@ def _compare(
     recomputed = [node.operator_key for node in recomputed_nodes(graph, layer.layer_index)]
     # If a cell has several primitives of one type and recompute is requested for only some, recompute of that type is
     # possible, not certain.
-    asked = {
-        operator_key: {*map(_is_recomputed, found)} for operator_key, found in decisions_by_operator(layer).items()
+    requested = {
+        operator_key: {*map(_is_recomputed, decisions)}
+        for operator_key, decisions in decisions_by_operator(layer).items()
     }
 
     def covers(operator_key: OperatorKey) -> bool:
         """Return whether an operator is requested, or was inserted by the compiler in a requested cell."""
         path = (*filter(None, operator_key[0].split(".")), operator_key[1])
-        return True in asked[operator_key] if operator_key in asked else _is_recomputed(layer.decision_for(path))
+        return (
+            True in requested[operator_key] if operator_key in requested else _is_recomputed(layer.decision_for(path))
+        )
 
-    certain = [node for node in forward if asked.get(node.operator_key) == {True}]
+    certain = [node for node in forward if requested.get(node.operator_key) == {True}]
     requested_comm = _claimed_operators(layer, layer.comm_recomputes)
     marked_comm = {node.operator_key: node for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
     unasked_comm = (
@@ -159,7 +162,7 @@ def _is_recomputed(decision: Decision) -> bool:
 def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
     """Yield the requested recompute of which backward recomputes nothing; None represents the full layer."""
     recomputed = {node.operator_key for node in recomputed_nodes(graph, layer.layer_index)}
-    there = _forward_operators(layer, graph)
+    forward_keys = _forward_operators(layer, graph)
     unplaced = _types_without_scope(graph, layer.layer_index)
     nodes = graph.index.forward_nodes
     tagged = {
@@ -174,7 +177,7 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
         # A view holds no memory, and a primitive without a node (Shape) has nothing to recompute.
         operator_keys = {
             operator_key
-            for operator_key in operators_below(layer.layer, match.path) & there
+            for operator_key in operators_below(layer.layer, match.path) & forward_keys
             if operator_key[1] not in VIEW_OPS
         }
         is_unplaced = match.node.is_primitive and match.node.type_name in unplaced
@@ -190,16 +193,16 @@ def _types_without_scope(graph: Graph, layer_index: int) -> set[str]:
     without a scope is that of its input, so its copy may be in another layer.
     """
     recomputed = graph.index.duplicates
-    kept = {node.name for node in graph.index.kept_nodes}
-    found, held = set(), set()
+    kept_names = {node.name for node in graph.index.kept_nodes}
+    recomputed_types, kept_types = set(), set()
     for node in graph.forward:
         is_marked_alone = is_marked(node) and not has_scope(node) and not is_gathering(node)
         if node.layer_index == layer_index and is_marked_alone:
             if node.name in recomputed:
-                found.add(node.op)
-            elif node.name in kept:
-                held.add(node.op)
-    return found - held
+                recomputed_types.add(node.op)
+            elif node.name in kept_names:
+                kept_types.add(node.op)
+    return recomputed_types - kept_types
 
 
 def recomputed_nodes(graph: Graph, layer_index: int) -> list[Node]:
@@ -248,6 +251,6 @@ def _not_recomputed(nodes: list[Node], recomputed: list[OperatorKey]) -> Iterato
 
     If a cell uses a primitive twice under one setting (split, for example), a use may have lost its scope and its mark.
     """
-    left = Counter(node.operator_key for node in nodes)
-    left.subtract(recomputed)
-    return (node.operator_key for node in nodes if not is_marked(node) and left[node.operator_key] > 0)
+    counts = Counter(node.operator_key for node in nodes)
+    counts.subtract(recomputed)
+    return (node.operator_key for node in nodes if not is_marked(node) and counts[node.operator_key] > 0)

@@ -100,7 +100,7 @@ class OperatorNames:
             if node.layer_index is None:
                 return self(node)
             scope = LAYER_NUMBER.sub(
-                lambda found: str(baseline_layers.get(int(found[0]), found[0])), node.scope, count=1
+                lambda match: str(baseline_layers.get(int(match[0]), match[0])), node.scope, count=1
             )
             return self(replace(node, layer_index=baseline_layers.get(node.layer_index, node.layer_index), scope=scope))
 
@@ -138,8 +138,8 @@ def measure_layer_memory(
     def add(index: int | None, path: Names, op: str, **sizes: int) -> None:
         """Add sizes to the operator through which backward holds the storage, which is the one `op_swap` must name."""
         layer, text = rows.setdefault(index, {}), str(path)
-        known = layer.get(text, OperatorMemory(text, op))
-        layer[text] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})
+        memory = layer.get(text, OperatorMemory(text, op))
+        layer[text] = replace(memory, **{key: getattr(memory, key) + size for key, size in sizes.items()})
 
     saved_plain, saved = classify_saved(plain), classify_saved(graph)
     remaining = {graph.index.identities[node.name] for entry in saved for node in _holders(graph, entry)}
@@ -152,7 +152,7 @@ def measure_layer_memory(
         # Swapping one of several names of a storage frees nothing.
         is_swappable = len(entry.holders) == 1 and names.can_name(node)
         for index in indices.get(plain_index, ()):
-            is_recomputed = remaining.isdisjoint(_seen_from(index, plain_index, each) for each in held)
+            is_recomputed = remaining.isdisjoint(_seen_from(index, plain_index, identity) for identity in held)
             add(
                 index, names(node), node.op,
                 recomputed_bytes=entry.kept_bytes * is_recomputed, swappable_bytes=entry.kept_bytes * is_swappable,
@@ -251,17 +251,17 @@ def find_boundary_operators(graph: Graph) -> frozenset[str]:
     Recomputing a boundary tensor needs the boundary tensor of the previous layer, and so on to the first layer.
     """
     nodes = graph.index.forward_nodes
-    found: set[str] = set()
+    boundary: set[str] = set()
     for reader in graph.forward:
         if reader.op in NO_WORK_OPS:  # the compiler bundles the saved tensors in tuples outside the layers
             continue
         stack = list(reader.inputs)
         while stack:
             source = nodes.get(stack.pop())
-            if source is None or source.name in found:
+            if source is None or source.name in boundary:
                 continue
             if source.op in LAYER_PASSING_OPS:
                 stack += source.inputs
             if source.layer_index not in (None, reader.layer_index):
-                found.add(source.name)
-    return frozenset(found)
+                boundary.add(source.name)
+    return frozenset(boundary)

@@ -130,7 +130,7 @@ class _LayerComparison:
         self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_in_layer(pair.producer))
 
     def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
-        own = (entry for entry in saved if entry.storage.layer_index == self.index)
+        layer_storages = (entry for entry in saved if entry.storage.layer_index == self.index)
         return LayerEffect(
             layer_index=self.index,
             pairs=self.pairs,
@@ -143,7 +143,7 @@ class _LayerComparison:
             ),
             one_way=tuple(node for node in self.graph.index.one_way_copies if node.layer_index == self.index),
             idle=(*self._idle(), *self._idle_recompute()),
-            wasted=tuple(entry for entry in own if entry.placement is Placement.WASTED),
+            wasted=tuple(entry for entry in layer_storages if entry.placement is Placement.WASTED),
             beyond_specification=tuple(self._beyond_specification()),
             num_recomputed=len(recomputed_nodes(self.graph, self.index)),
             kept_before_bytes=kept_before_bytes,

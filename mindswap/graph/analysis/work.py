@@ -52,8 +52,8 @@ class WorkMeter:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        given = {name: (tensor_type,) for name, tensor_type in graph.types.items()}
-        forward_types = {**given, **{node.name: node.outputs for node in graph.forward}}
+        parameter_types = {name: (tensor_type,) for name, tensor_type in graph.types.items()}
+        forward_types = {**parameter_types, **{node.name: node.outputs for node in graph.forward}}
         # Nodes of a sharded graph have types per rank, and the types of parameters stay unsharded: nodes have priority.
         saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
         # Operators recomputed by `graph.passes.swap_recompute` read weights under their forward names.

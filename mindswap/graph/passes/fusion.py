@@ -235,11 +235,11 @@ def _is_along_first(graph: Graph, gather: Node) -> bool:
     operand = graph.index.nodes.get(gather.inputs[0])
     if operand is None or len(operand.outputs) != 1:
         return False
-    part, whole = (
+    shard, full = (
         tuple(itertools.dropwhile(lambda size: size == 1, value_readers.shape))
         for value_readers in (operand.outputs[0], gather.outputs[0])
     )
-    return part[1:] == whole[1:]
+    return shard[1:] == full[1:]
 
 
 def _merged(graph: Graph, forward: tuple[Node, ...], name_of: dict[str, str]) -> Graph:

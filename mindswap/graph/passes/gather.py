@@ -134,15 +134,15 @@ class _Weight:
         for node in self.lead:
             if is_gathering(node):
                 name = f"{node.name}@again"
-                own = replace(node.renamed(names), name=name, origin=node.name)
-                copies.append(replace(own, is_recomputed=True, is_duplicate=True))
+                copy = replace(node.renamed(names), name=name, origin=node.name)
+                copies.append(replace(copy, is_recomputed=True, is_duplicate=True))
                 names[node.name] = name
         return tuple(copies)
 
 
 def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
     readers = graph.index.forward_readers
-    kept = _backward_uses(graph)
+    backward_uses = _backward_uses(graph)
     loads: dict[str, list[Node]] = {}
     for node in graph.forward:
         name = weight_name(node)
@@ -164,21 +164,21 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
             lead.append(_part(users[0], num_ranks))
             values = {users[0].name}
             users = list(_users(users[0].name, readers))
-        source, whole = lead[-1], nodes[0].outputs[0]
+        source, full_type = lead[-1], nodes[0].outputs[0]
         is_cast = (
             not sharding.is_cast_after_gather
             and len(users) == 1
-            and whole.dtype == "float32"
+            and full_type.dtype == "float32"
             and is_narrowing(users[0])
         )
         # Backward may need the weight only to repeat the cast.
-        if is_cast and not any(kept.get(value, set()) - {users[0].name} for value in values):
-            source, whole = _part(users[0], num_ranks, **mark), users[0].outputs[0]
+        if is_cast and not any(backward_uses.get(value, set()) - {users[0].name} for value in values):
+            source, full_type = _part(users[0], num_ranks, **mark), users[0].outputs[0]
             lead.append(source)
             values = {source.name}
         # A copy of the weight to the host no longer has an effect of its own.
         values |= {user.name for name in values for user in readers.get(name, ()) if user.op == "MoveTo"}
-        gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark, paths=())
+        gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(full_type,), attributes=mark, paths=())
         scope = f"parallel_optimizer/{name}"
         gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
         stride = 1 if sharding.is_on_all(name, parts) else sharding.stride
@@ -207,9 +207,11 @@ def _users(name: str, readers: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
 
 def _part(node: Node, num_ranks: int, **attributes: object) -> Node:
     """Return the operator on the shard of one rank."""
-    known = node.outputs[0]
-    part = TensorType((known.shape[0] // num_ranks, *known.shape[1:]), known.dtype, known.size_bytes // num_ranks)
-    return replace(node, outputs=(part,), attributes={**node.attributes, **attributes})
+    full_type = node.outputs[0]
+    shard_type = TensorType(
+        (full_type.shape[0] // num_ranks, *full_type.shape[1:]), full_type.dtype, full_type.size_bytes // num_ranks
+    )
+    return replace(node, outputs=(shard_type,), attributes={**node.attributes, **attributes})
 
 
 def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], removed: set[str], is_late: bool) -> Iterator[Node]:
@@ -245,12 +247,12 @@ def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], removed: set[str]
 
 def _first_readers(graph: Graph, values: set[str]) -> dict[str, tuple[int, str]]:
     """Return position and name of the first forward operator that reads each value."""
-    found: dict[str, tuple[int, str]] = {}
+    first: dict[str, tuple[int, str]] = {}
     for position, node in enumerate(graph.forward):
         if node.op not in BOOKKEEPING_OPS:
             for name in values.intersection(node.inputs):
-                found.setdefault(name, (position, node.name))
-    return found
+                first.setdefault(name, (position, node.name))
+    return first
 
 
 def _rewrite_backward(

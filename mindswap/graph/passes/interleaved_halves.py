@@ -39,8 +39,8 @@ class Branches:
         self._of: dict[str, int | None] = {}
         self._cut: set[str] = set()  # gradients of a join; each of their members belongs to one half
         for node in forward:
-            cut = _slice_of_half(node)
-            self._of[node.name] = int(cut[1]) if cut else self._of_inputs(node)
+            match = _slice_of_half(node)
+            self._of[node.name] = int(match[1]) if match else self._of_inputs(node)
         for backward_name, forward_name in aliases.items():
             self._of[backward_name] = self._of.get(forward_name)
 
@@ -49,17 +49,17 @@ class Branches:
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:
         """Add an operator of backward after its inputs; it may be the gradient of one of `origins`."""
-        own = self._of_inputs(node)
+        half = self._of_inputs(node)
         if node.op in CONCAT_GRADIENT_OPS and any(origin.op == JOINING_OP for origin in origins):
             self._cut.add(node.name)
-        elif own is None and node.op == "TupleGetItem" and node.inputs[0] in self._cut:
-            own = self._constants.get(node.inputs[1], 0)
-        self._of[node.name] = own
+        elif half is None and node.op == "TupleGetItem" and node.inputs[0] in self._cut:
+            half = self._constants.get(node.inputs[1], 0)
+        self._of[node.name] = half
 
     def _of_inputs(self, node: Node) -> int | None:
         """Return the half of the inputs; None if they belong to both."""
-        found = {branch for name in node.inputs if (branch := self._of.get(name)) is not None}
-        return found.pop() if len(found) == 1 else None
+        halves = {branch for name in node.inputs if (branch := self._of.get(name)) is not None}
+        return halves.pop() if len(halves) == 1 else None
 
 
 def _slice_of_half(node: Node) -> re.Match[str] | None:
@@ -85,9 +85,9 @@ def order_halves(graph: Graph, communicating_first: Set[str], communicating_afte
     for nodes in (graph.forward, graph.backward):
         ordered: list[Node] = []
         for _, run in groupby(nodes, key=lambda node: node.layer_index):
-            part = list(run)
-            stops = set(_stops(part, branches, communicating_first, communicating_after))
-            ordered += _HalfScheduler(part, branches, stops).order() if stops else part
+            layer_nodes = list(run)
+            stops = set(_stops(layer_nodes, branches, communicating_first, communicating_after))
+            ordered += _HalfScheduler(layer_nodes, branches, stops).order() if stops else layer_nodes
         passes.append(tuple(ordered))
     return replace(graph, forward=passes[0], backward=passes[1])
 
@@ -147,18 +147,18 @@ class _HalfScheduler:
 
     def _needed(self, node: Node) -> list[Node] | None:
         """Return the operators of no half that must run before a node; None if it depends on the other half."""
-        found: dict[str, Node] = {}
+        needed: dict[str, Node] = {}
 
         def visit(name: str) -> bool:
             source = self.by_name.get(name)
-            if source is None or name in self.done or name in found:
+            if source is None or name in self.done or name in needed:
                 return True
-            if self.half[name] is not None or not all(visit(other) for other in source.inputs):
+            if self.half[name] is not None or not all(visit(input_name) for input_name in source.inputs):
                 return False
-            found[name] = source
+            needed[name] = source
             return True
 
-        return list(found.values()) if all(visit(name) for name in node.inputs) else None
+        return list(needed.values()) if all(visit(name) for name in node.inputs) else None
 
     def _ready(self, nodes: Iterable[Node]) -> Iterator[Node]:
         for node in nodes:
@@ -248,19 +248,19 @@ def list_rounds(
     query, pair = operands[0].size_bytes, operands[1].size_bytes + operands[2].size_bytes
     take, give = RingKernel("Split", 2 * pair), RingKernel("Concat", 2 * pair)
     causal = flops // (2 * num_ranks - 1)  # half of the pairs of another round
-    whole = (flops - causal) // max(num_ranks - 1, 1)
+    full = (flops - causal) // max(num_ranks - 1, 1)
     joined = tuple(_join(query, statistic_bytes, is_fused))
     rounds = []
     for number in range(num_ranks):
         is_first, is_last = number == 0, number == num_ranks - 1
         if is_forward:
             before = (take,) * (not is_first) + (give,) * (not is_last)
-            rounds.append(Round(before, int(not is_last), causal if is_first else whole, joined * (not is_first)))
+            rounds.append(Round(before, int(not is_last), causal if is_first else full, joined * (not is_first)))
         else:
             # The gradients of the previous round are concatenated and sent; keys and values for the next round arrive.
             before = (give,) if is_first else (give, take)
             after = (RingKernel("Add", 3 * query), take, RingKernel("Add", 3 * pair)) if not is_first else ()
-            rounds.append(Round(before, (not is_last) + (not is_first), causal if is_last else whole, after))
+            rounds.append(Round(before, (not is_last) + (not is_first), causal if is_last else full, after))
     return tuple(rounds)
 
 

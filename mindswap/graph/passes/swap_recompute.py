@@ -89,16 +89,16 @@ class NodeRoles:
     def __init__(self, graph: Graph, names: OperatorNames):
         self.graph, self.names = graph, names
         gathering = {node.name: node for node in graph.forward if is_gathering(node)}
-        others = [(node, graph.owner(node)) for node in graph.forward if node.name not in gathering]
+        owned = [(node, graph.owner(node)) for node in graph.forward if node.name not in gathering]
         self.released = tuple(name for name, node in gathering.items() if is_released(node))
         self.model_nodes = tuple(
             (node, owner, tuple(self.paths(node)))
-            for node, owner in others
+            for node, owner in owned
             if owner.layer_index is not None and not self.is_compiler_node(owner)
         )
         compiler_nodes = (
             (node, [reader for reader in self.readers(node.name) if reader.op not in BOOKKEEPING_OPS])
-            for node, _ in reversed(others)
+            for node, _ in reversed(owned)
             if node.layer_index is not None and node.op != "TupleGetItem" and self.is_compiler_node(node)
         )
         self.compiler_nodes = tuple((node, users) for node, users in compiler_nodes if users)

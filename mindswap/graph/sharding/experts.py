@@ -46,14 +46,16 @@ def num_copies(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, nu
         num_groups: groups of experts.
         top_groups: groups of each token.
     """
-    own, in_group = num_experts // num_ranks, num_experts // num_groups
-    own_groups, allowed = max(1, own // in_group), in_group * top_groups
+    num_local, in_group = num_experts // num_ranks, num_experts // num_groups
+    num_local_groups, allowed = max(1, num_local // in_group), in_group * top_groups
     missed = Fraction(0)
-    for taken in range(min(own_groups, top_groups) + 1):
-        share = math.comb(own_groups, taken) * math.comb(num_groups - own_groups, top_groups - taken)
-        others = allowed - taken * min(own, in_group)
+    for num_taken in range(min(num_local_groups, top_groups) + 1):
+        share = math.comb(num_local_groups, num_taken) * math.comb(
+            num_groups - num_local_groups, top_groups - num_taken
+        )
+        num_remote = allowed - num_taken * min(num_local, in_group)
         missed += Fraction(
-            share * math.comb(others, top_k), math.comb(num_groups, top_groups) * math.comb(allowed, top_k)
+            share * math.comb(num_remote, top_k), math.comb(num_groups, top_groups) * math.comb(allowed, top_k)
         )
     return math.ceil(num_tokens * num_ranks * (1 - missed))
 

@@ -27,11 +27,11 @@ def drop_head(graph: Graph) -> Graph:
     head = after - needed
     saved = tuple(entry for entry in graph.saved if entry.forward_name not in head)
     # Operators of backward that do not depend on the output of a layer belong to the head.
-    rest = find_dependents(graph.backward, (entry.backward_name for entry in saved if entry.forward_name in after))
+    kept = find_dependents(graph.backward, (entry.backward_name for entry in saved if entry.forward_name in after))
     return replace(
         graph,
         forward=tuple(node for node in graph.forward if node.name not in head),
-        backward=tuple(node for node in graph.backward if node.name in rest),
+        backward=tuple(node for node in graph.backward if node.name in kept),
         saved=saved,
     )
 
@@ -89,11 +89,11 @@ def shard_embedding(graph: Graph, tensor_ranks: int, token_ranks: int) -> Graph:
             node.op in ("ReduceScatter", "AllGather") or operator_info(node.op).split_rule is SplitRule.TRANSPOSE
         )
         if (moves_tokens or node.op in RESHAPING_OPS) and math.prod(tensor_type.shape) == num_elements:
-            part = _tokens(tensor_type, token_ranks)
+            shard_type = _tokens(tensor_type, token_ranks)
             if node.op == "ReduceScatter" or scattered.intersection(node.inputs):
                 scattered.add(node.name)
-                part = _tokens(part, tensor_ranks)
-            return replace(node, outputs=(part,))
+                shard_type = _tokens(shard_type, tensor_ranks)
+            return replace(node, outputs=(shard_type,))
         # Slices of unsharded tokens select the shard, which the input already is.
         return replace(node, op="Reshape") if node.op == "Slice" else node
 

@@ -89,16 +89,16 @@ def insert_gradient_gathers(graph: Graph, gathered: Mapping[str, tuple[str, Tens
     backward: list[Node] = []
     gathered_names: set[str] = set()
     for node in graph.backward:
-        part, full_type = (None, None) if node.is_duplicate else gathered.get(node.origin, (None, None))
-        if part is None or full_type is None or part not in node.inputs:
+        shard_name, full_type = (None, None) if node.is_duplicate else gathered.get(node.origin, (None, None))
+        if shard_name is None or full_type is None or shard_name not in node.inputs:
             backward.append(node)
             continue
         name = node.origin + ARRIVAL_SUFFIX
         if name not in gathered_names:
             gathered_names.add(name)
             maker = graph.index.forward_nodes[node.origin]
-            backward.append(_inserted_node(maker, "AllGather", name, part, (full_type,), node.origin))
-        backward.append(node.renamed({part: name}))
+            backward.append(_inserted_node(maker, "AllGather", name, shard_name, (full_type,), node.origin))
+        backward.append(node.renamed({shard_name: name}))
     return replace(graph, backward=tuple(backward))
 
 

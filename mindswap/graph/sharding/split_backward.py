@@ -118,9 +118,9 @@ class BackwardSplits(ForwardSplits):
                     if reader.op not in forward_ops or len(strategy) < 2:
                         continue
                     read = self.table.operands(reader)
-                    for position, other in enumerate(read[:2]):
-                        if other.name != alias:
-                            candidates.update(_requested_splits(other, position, strategy, shape))
+                    for position, operand_of_reader in enumerate(read[:2]):
+                        if operand_of_reader.name != alias:
+                            candidates.update(_requested_splits(operand_of_reader, position, strategy, shape))
         return candidates.pop() if len(candidates) == 1 else None
 
     def _readers(self, name: str) -> Iterator[tuple[str, Node]]:

@@ -106,7 +106,7 @@ def _reduce(call: OperatorCall) -> list[Split] | None:
     """reduce_method_info.cc: reduced dimensions are unsplit."""
     shape, split = call.shapes[0], call.splits[0]
     axes = call.tuples[0] if call.tuples else tuple(call.integers[:1])
-    gone = {axis % len(shape) for axis in axes} if shape else set()
+    reduced = {axis % len(shape) for axis in axes} if shape else set()
     splits: list[Split] = []
     for output in call.outputs:
         if len(output) == len(shape):
@@ -114,7 +114,7 @@ def _reduce(call: OperatorCall) -> list[Split] | None:
         elif not output:
             splits.append(())
         else:
-            splits.append(tuple(parts for axis, parts in enumerate(split) if axis not in gone))
+            splits.append(tuple(parts for axis, parts in enumerate(split) if axis not in reduced))
     return splits
 
 
@@ -172,8 +172,8 @@ def _flash_attention(call: OperatorCall) -> list[Split] | None:
         statistics = (*(query[position] for position in ATTENTION_LAYOUTS[layout]), 1)
     else:
         return None
-    whole = (1,) * len(call.outputs[2])
-    return [statistics, statistics, whole, query]
+    unsplit = (1,) * len(call.outputs[2])
+    return [statistics, statistics, unsplit, query]
 
 
 def _dropout(call: OperatorCall) -> list[Split]:

@@ -211,8 +211,8 @@ class ForwardSplits:
         is_scattered = splits and output_strategy and num_parts(output_strategy[0]) > num_parts(splits[0])
         self._record_partial_sum(node, call, splits[0] if splits and is_scattered else None)
         if output_strategy and len(output_strategy) <= len(node.outputs):
-            rest = splits[len(output_strategy) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
-            return [*output_strategy, *rest]
+            remaining = splits[len(output_strategy) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
+            return [*output_strategy, *remaining]
         return list(splits) if splits is not None else None
 
     def _reshape(self, node: Node, operands: list[Operand]) -> NodeSplits:
@@ -232,7 +232,7 @@ class ForwardSplits:
                 )
             return [carried]
         # The compiler may merge two reshapes, and then keeps only the attributes of the first.
-        has_mark = any(LOCAL_MARK in other.attributes for other in (node, *self.table.users.get(node.name, ())))
+        has_mark = any(LOCAL_MARK in marked.attributes for marked in (node, *self.table.users.get(node.name, ())))
         is_local = has_mark and source_split is not None and num_parts(source_split) == num_parts(requested)
         if source_split is not None and carried != requested and source.name in self.table.nodes and not is_local:
             self.table.redistributions.append(Redistribution(source.name, node, source_split, requested, source.index))
@@ -242,8 +242,8 @@ class ForwardSplits:
 
     def _local_reshape_split(self, node: Node, source_split: Split) -> Split | None:
         """Return the split of the input of a rank-local Reshape: as many parts as the reader of its output requires."""
-        wanted = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
-        return gathered_to(source_split, num_parts(wanted[0])) if wanted and wanted[0] is not None else None
+        requested = [self.table.requested_split(user) for user in self.table.users[node.name] if is_local_reshape(user)]
+        return gathered_to(source_split, num_parts(requested[0])) if requested and requested[0] is not None else None
 
     def _by_operands(self, node: Node, operands: list[Operand], has_note: bool) -> NodeSplits:
         """Return the splits derived from the operands, of which unknown ones count as unsplit."""

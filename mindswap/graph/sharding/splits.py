@@ -39,10 +39,13 @@ def reshape_split(source: Shape, split: Split, target: Shape) -> Split | None:
     if math.prod(source) != math.prod(target):
         return None
     blocks = equal_blocks(source, target)
-    groups = [_regroup(source[own], split[own], target[to]) for own, to in blocks or ()]
+    groups = [
+        _regroup(source[source_dims], split[source_dims], target[target_dims])
+        for source_dims, target_dims in blocks or ()
+    ]
     if blocks is None or None in groups:
         return None
-    return tuple(part for group in groups for part in group or ())
+    return tuple(parts for group in groups for parts in group or ())
 
 
 def equal_blocks(source: Shape, target: Shape) -> list[tuple[slice, slice]] | None:
@@ -51,10 +54,10 @@ def equal_blocks(source: Shape, target: Shape) -> list[tuple[slice, slice]] | No
     i = j = 0
     while i < len(source) or j < len(target):
         i_end, j_end = min(i + 1, len(source)), min(j + 1, len(target))
-        while (own := math.prod(source[i:i_end])) != (other := math.prod(target[j:j_end])):
-            if own < other and i_end < len(source):
+        while (source_product := math.prod(source[i:i_end])) != (target_product := math.prod(target[j:j_end])):
+            if source_product < target_product and i_end < len(source):
                 i_end += 1
-            elif own > other and j_end < len(target):
+            elif source_product > target_product and j_end < len(target):
                 j_end += 1
             else:
                 return None
@@ -69,15 +72,15 @@ def _regroup(sizes: Shape, parts: Split, to: Shape) -> Sequence[int] | None:
     first = next((k for k, (size, part) in enumerate(zip(sizes, parts, strict=True)) if size != part), len(sizes))
     if any(part != 1 for part in parts[first + 1 :]):
         return None  # an inner dimension is split while an outer one is not split into single elements
-    left = math.prod(parts)
+    remaining = math.prod(parts)
     result = []
     for size in to:
-        part = math.gcd(size, left)
+        part = math.gcd(size, remaining)
         result.append(part)
-        left //= part
-        if part != size and left != 1:
+        remaining //= part
+        if part != size and remaining != 1:
             return None
-    return result if left == 1 else None
+    return result if remaining == 1 else None
 
 
 # Strategies, from the attributes that `shard` sets on a primitive.
@@ -104,9 +107,9 @@ def read_out_strategy(attributes: Mapping[str, object]) -> tuple[Split, ...]:
 
 
 def _read(attributes: Mapping[str, object], side: str) -> tuple[Split, ...]:
-    given = attributes.get(f"{side}_strategy")
-    if isinstance(given, tuple):
-        return tuple(_flatten(given))
+    strategy = attributes.get(f"{side}_strategy")
+    if isinstance(strategy, tuple):
+        return tuple(_flatten(strategy))
     return _layouts(attributes.get(f"{side}_layout"))
 
 
