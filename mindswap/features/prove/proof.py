@@ -1,4 +1,4 @@
-"""Data of a proof, from the simulation and from the runs."""
+"""Data of a proof: simulated and measured figures of each run, and checks on them."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from mindswap.units import format_bytes, format_time
 
 
 class Verdict(enum.Enum):
-    """Verdict of a check."""
+    """Verdict of a check; UNSEEN if this machine cannot show it."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -20,65 +20,63 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One statement that was held against a run."""
+    """One expectation and its observation in a run."""
 
-    variant: str  # the run
-    name: str  # what is checked
-    # expected, seen: in words
-    expected: str
-    seen: str
-    verdict: Verdict  # pass, fail, or not visible on this machine
-    reason: str = ""  # why it is not visible, or how to read it
+    variant: str  # name of the run
+    name: str  # subject of the check
+    expected: str  # expectation in words
+    seen: str  # observation in words
+    verdict: Verdict
+    reason: str = ""  # why it is not visible here, or how to read the observation
 
 
 @dataclass(frozen=True)
 class Simulated:
     """Simulated figures of a step."""
 
-    step_time_ns: int  # one step
-    peak_bytes: int  # highest use of device memory of any stage
-    copy_ns: int  # time that both links of the first stage are busy
-    exposed_copy_ns: int  # time that compute of the first stage waits for copies
-    copied_bytes: int  # out of the device and back into it, first stage
+    step_time_ns: int  # time of one step
+    peak_bytes: int  # peak memory of the stage with the highest
+    copy_ns: int  # busy time of both links, first stage
+    exposed_copy_ns: int  # copy time that delays compute, first stage
+    copied_bytes: int  # offloaded and prefetched bytes, first stage
 
     @property
     def hidden_permille(self) -> int | None:
-        """Share of the copy time that does not delay compute; None without copies."""
+        """Fraction of the copy time that overlaps with compute, in thousandths; None without copies."""
         return max(0, self.copy_ns - self.exposed_copy_ns) * 1000 // self.copy_ns if self.copy_ns else None
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Report of one worker of a run."""
+    """Steps and peak memory that one worker of a run logged."""
 
-    number: int  # of the worker
+    number: int  # number of the worker
     steps: tuple[ReportedStep, ...]  # in order
-    # used_peak_bytes, actual_peak_bytes: highest use of device memory without and with fragments; None if not said
-    used_peak_bytes: int | None = None
-    actual_peak_bytes: int | None = None
+    used_peak_bytes: int | None = None  # peak memory without fragments; None if not logged
+    actual_peak_bytes: int | None = None  # peak memory with fragments; None if not logged
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One run."""
+    """Measurements of one run."""
 
     exit_code: int  # of the launcher
-    wall_s: float  # from start to end
-    workers: tuple[Worker, ...] = ()  # those that left a log
-    is_out_of_memory: bool = False  # a worker ran out of device memory
-    overlap: Overlap | None = None  # of the profiled step; None without a profile of a device
+    wall_s: float  # wall-clock time of the run
+    workers: tuple[Worker, ...] = ()  # workers with a log
+    is_out_of_memory: bool = False  # whether a worker ran out of device memory
+    overlap: Overlap | None = None  # overlap in the profiled step; None without a device profile
     profile: str | None = None  # folder of the profile; None without one
-    last_error: str = ""  # what the logs say went wrong
-    is_profiled: bool = False  # the last step was
+    last_error: str = ""  # last error in the logs
+    is_profiled: bool = False  # whether the last step was profiled
 
     @property
     def peak_bytes(self) -> int | None:
-        """Highest use of device memory of any worker, without fragments; None where no log says it."""
+        """Highest peak memory of any worker, without fragments; None if no log has it."""
         return max((worker.used_peak_bytes or 0 for worker in self.workers), default=0) or None
 
     @property
     def step_ns(self) -> int | None:
-        """The middle of the steps of the slowest worker, without the compiling and the profiled; None without any."""
+        """Median step time of the slowest worker, without the first (compiling) and the profiled step; None if none."""
         timed = (worker.steps[1 : len(worker.steps) - self.is_profiled] for worker in self.workers)
         times = [sorted(step.duration_ns for step in steps) for steps in timed if steps]
         return max((own[len(own) // 2] for own in times), default=None)
@@ -86,34 +84,34 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class RunFigure:
-    """A figure of a run, measured beside simulated; None where there is none."""
+    """Measured and simulated values of one figure; None if not available."""
 
     name: str
-    form: Callable[[int], str]  # how it is written
+    form: Callable[[int], str]  # formats a value
     measured: int | None
     simulated: int | None
-    calibrated: int | None  # simulated with the figures that the profile gives
+    calibrated: int | None  # simulated with the calibrated device
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the configuration."""
+    """One run of the configuration: swap off, as configured, or planned."""
 
     name: str  # `off`, `yaml` or `plan`
-    title: str  # in words
+    title: str  # description of the variant
     config: str  # file that the workers read
-    simulated: Simulated | None = None  # before the run
-    calibrated: Simulated | None = None  # with the figures that the profile gives; None without a profile
-    effect: Mapping[str, Any] | None = None  # what `mindswap verify --json` says; None where it was not asked
-    measured: MeasuredRun | None = None  # None where it did not run
-    skipped: str = ""  # why it did not run
-    budget_bytes: int | None = None  # that the plan was made for
+    simulated: Simulated | None = None  # simulation before the run
+    calibrated: Simulated | None = None  # simulation with the calibrated device; None without a profile
+    effect: Mapping[str, Any] | None = None  # output of `mindswap verify --json`; None if not verified
+    measured: MeasuredRun | None = None  # None if it did not run
+    skipped: str = ""  # reason if it did not run
+    budget_bytes: int | None = None  # memory budget of the plan
 
     @property
     def figures(self) -> tuple[RunFigure, ...]:
-        """Step time, peak memory, and its copies where it has any."""
+        """Step time, peak memory and, if there are any, copies."""
         run, copies = self.measured, getattr(self.measured, "overlap", None)
-        # Name, form, what has it measured and as what, and as what it is simulated.
+        # Name, format, measured object and its attribute, attribute of the simulated figures.
         rows: list[tuple[str, Callable[[int], str], object, str, str]] = [
             ("step time", format_time, run, "step_ns", "step_time_ns"),
             ("peak memory", format_bytes, run, "peak_bytes", "peak_bytes"),
@@ -133,29 +131,28 @@ class Variant:
 
 @dataclass(frozen=True)
 class Proof:
-    """Everything that a proof found."""
+    """Result of a proof: all variants and checks."""
 
     config: str  # the user's file
-    target: str  # `CPU` or `Ascend`: what the runs ran on
-    device: str  # title of the device that was simulated
-    # num_workers, num_steps: of each run
-    num_workers: int
-    num_steps: int
-    is_profiled: bool = False  # the last step of each run was profiled
-    is_deterministic: bool = False  # kernels were asked to give the same bits each time
-    num_layers: int | None = None  # of the model that ran
-    changes: tuple[str, ...] = ()  # what the runs have different from the user's file
-    notes: tuple[str, ...] = ()  # what a reader has to know
-    environment: Mapping[str, str] = field(default_factory=dict)  # of the machine
-    variants: tuple[Variant, ...] = ()  # in order
-    checks: tuple[Check, ...] = ()  # in order
-    # what `mindswap calibrate --json` says; empty without a profile of a device
+    target: str  # device target of the runs, `CPU` or `Ascend`
+    device: str  # title of the simulated device
+    num_workers: int  # workers of each run
+    num_steps: int  # steps of each run
+    is_profiled: bool = False  # whether the last step of each run was profiled
+    is_deterministic: bool = False  # whether the runs used deterministic kernels
+    num_layers: int | None = None  # layers of the model in the runs
+    changes: tuple[str, ...] = ()  # differences between the user's file and the runs
+    notes: tuple[str, ...] = ()  # caveats for the reader
+    environment: Mapping[str, str] = field(default_factory=dict)  # software and hardware of the machine
+    variants: tuple[Variant, ...] = ()  # in order of the runs
+    checks: tuple[Check, ...] = ()  # in order of the report
+    # output of `mindswap calibrate --json`; empty without a device profile
     calibration: Mapping[str, Any] = field(default_factory=dict)
-    calibration_problem: str = ""  # why nothing was simulated with them; "" if it was
-    is_interrupted: bool = False  # ended by the user before all runs were over
-    wall_s: float = 0.0  # of the whole proof
+    calibration_problem: str = ""  # why the simulation was not repeated with the calibrated device; "" if it was
+    is_interrupted: bool = False  # whether the user stopped it before the last run ended
+    wall_s: float = 0.0  # wall-clock time of the proof
 
     @property
     def is_ok(self) -> bool:
-        """No check failed, and all of them were made."""
+        """Return whether the proof is complete and no check failed."""
         return not self.is_interrupted and all(check.verdict is not Verdict.FAIL for check in self.checks)

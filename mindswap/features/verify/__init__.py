@@ -1,4 +1,4 @@
-"""Requested policy against the compiled graph."""
+"""Compare the requested policy with the compiled graph: `mindswap verify`."""
 
 import dataclasses
 import os
@@ -44,13 +44,13 @@ NOTHING_ASKED = "swap is off: nothing to verify in the graph"
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of verifying one configuration, in the form that the cache keeps. `print` shows it.
+    """Result of verifying one configuration; `str()` returns the report. Plain data, so that the cache can store it.
 
     Attributes:
-        is_as_asked: the graph does what is asked, no more and no less.
-        text: report for readers.
-        data: the same as plain data.
-        log_lines: what every worker should have logged, layer by layer of the model.
+        is_as_asked: whether the graph implements exactly the requested policy.
+        text: the report as text.
+        data: the report as JSON data.
+        log_lines: for each layer of the model, the lines that every worker should have logged.
     """
 
     is_as_asked: bool
@@ -70,15 +70,18 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     brief: bool = False,
 ) -> Verification:
-    """Hold the compiled graph of a configuration against what it asks; no device.
+    """Compile a configuration and compare its graph with the requested policy. No device is needed.
 
     Args:
         path: MindFormers YAML.
-        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
-        logs: folder with the logs of a run, which count too, or with a folder `node_*` of them for each node.
-        use_cache: False compiles again and keeps nothing.
-        progress: called with the number of logs read and of all.
-        brief: compile once, and do not say what layers keep without swap, unless something is not as asked.
+        rank: report sizes of this rank and the layers of its pipeline stage; None for one rank with the full model.
+        logs: folder with worker logs of a run, or with one folder `node_*` for each node; they are checked, too.
+        use_cache: False recompiles and stores nothing.
+        progress: function called with the number of logs read so far and the number of logs.
+        brief: compile once and omit the sizes without swap, unless the graph differs from the policy.
+
+    Returns:
+        The comparison for each layer, and for the logs if there are any.
 
     Raises:
         PolicyError: if the configuration is wrong.
@@ -104,8 +107,8 @@ def verify(
 
 
 def _predict_peak(document: Document, use_cache: bool) -> int | None:
-    """Simulated highest use of device memory of any pipeline stage; None for what cannot be simulated."""
-    from mindswap.features.step import load_step  # brings the simulator along
+    """Return the simulated peak memory (bytes) of the pipeline stage with the highest; None if not supported."""
+    from mindswap.features.step import load_step  # slow import: the simulator
 
     try:
         loaded = load_step(document, use_cache=use_cache)
@@ -117,7 +120,7 @@ def _predict_peak(document: Document, use_cache: bool) -> int | None:
 def _verify_graph(
     document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool, brief: bool
 ) -> Verification:
-    """Findings in the compiled graph, or that there is nothing to ask it."""
+    """Verify the compiled graph; without swap and recompute return a result that nothing was requested."""
     if not checked.is_swap_enabled and policy == Policy():
         return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
     require_compilable(document, takes_trace=False)
@@ -130,7 +133,7 @@ def _verify_graph(
 
 
 def _stage_policy(document: Document, num_layers: int | None) -> Policy:
-    """Recompute of MindFormers with swap off, without the flags: an empty policy where that is nothing."""
+    """Return the recompute settings with swap off, without the flags; an empty policy if no operator is selected."""
     if num_layers is None:
         section = document.get("recompute_config")
         if section is not None and section.entries:
@@ -151,10 +154,10 @@ def _answer_swap(
     brief: bool,
 ) -> Verification:
     effects, swapped = verify_policy(document, policy, placement, use_cache, brief)
-    # Not so where only recompute is in layer indices, nor on a stage of which no entry names a layer.
+    # False if only recompute is set, or if no swap entry includes a layer of this stage.
     named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
     asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
-    # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
+    # Layers of multi-token prediction follow the decoder layers and share the index of the last one.
     behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
     has_pairs = bool(behind) or any(effect.pairs for effect in effects)
     is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
@@ -184,7 +187,7 @@ def _notes(compiled: "Capture", placement: RankPlacement | None) -> tuple[str, .
 def _expected_lines(
     document: Document, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
 ) -> tuple[tuple[str, ...], ...]:
-    """Lines that every worker should have logged, layer by layer of the model: each worker builds all layers."""
+    """Return, for each layer of the model, the lines that every worker should log: each worker builds all layers."""
     if is_whole or num_layers is None:
         layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
     else:
@@ -199,10 +202,17 @@ def verify_policy(
     use_cache: bool = True,
     brief: bool = False,
 ) -> tuple[tuple[LayerEffect, ...], "Capture"]:
-    """Compile with and without swap, and compare with what the policy asks of each layer.
+    """Compile with and without swap, and compare each layer with the policy.
 
-    Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
-    With `brief` it is compiled without swap only if something is not as asked: then the full effects say what.
+    Args:
+        document: the configuration.
+        policy: the requested policy.
+        placement: compile the pipeline stage of this rank; None for the full model.
+        use_cache: False recompiles and stores nothing.
+        brief: compile without swap only if the graph differs from the policy.
+
+    Returns:
+        One effect per layer of the model or stage, and the network compiled with the policy.
     """
     swapped = compile_under(document, policy, placement, use_cache)
     decided = [
@@ -236,19 +246,25 @@ def verify_policy(
 def verify_recompute(
     document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
-    """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
+    """Compile with and without MindFormers' recompute (swap off), and compare each layer with the policy.
 
-    With swap off in the YAML, and `policy` from `stage_recompute`. Gives one effect per layer of the model,
-    and the compiled network.
+    Args:
+        document: the configuration, with swap off.
+        policy: the requested recompute, from `expand_stage_recompute`.
+        placement: compile the pipeline stage of this rank; None for the full model.
+        use_cache: False recompiles and stores nothing.
+
+    Returns:
+        One effect per layer of the model or stage, and the network compiled with recompute.
     """
     compiled = compile_under(document, Policy(), placement, use_cache)
     plain, like = compile_with(document, compiled, Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)
     built = dict(zip(indices, compiled.sample.layer_map, strict=True))
-    # Layers of other stages are not built; what the policy asks of them is not looked at.
+    # Layers of other stages are not compiled, so any layer serves as a placeholder for them.
     of_model = tuple(compiled.layers[built.get(index, 0)] for index in range(max(indices) + 1))
     acting = as_applied(policy, LayerTrees(of_model, {}, "the real network"))
-    # Each layer of the model against the compiled one that stands for it.
+    # Resolve each layer of the model on the compiled layer that represents it.
     decided = [
         dataclasses.replace(resolve_layer(acting, index, compiled.layers[position]), layer_index=position)
         for index, position in built.items()

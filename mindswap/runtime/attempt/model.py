@@ -1,4 +1,4 @@
-"""State of an adaptive run, what happens to it, and what it does about it: plain data, integer bytes and ns."""
+"""State, events and actions of an adaptive run: plain data, sizes in integer bytes, times in integer ns."""
 
 import enum
 from collections.abc import Callable, Iterable
@@ -9,34 +9,34 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Corrections:
-    """Corrections of the planner's model, from measurements."""
+    """Measured corrections of the planner's model."""
 
-    static_offset_bytes: int = 0  # to add to every predicted peak
-    compute_permille: int = 1000  # speed of the compute stream against the model, in thousandths
-    link_permille: int = 1000  # bandwidth of both links to the host against the model, in thousandths
+    static_offset_bytes: int = 0  # added to every predicted peak
+    compute_permille: int = 1000  # measured speed of the compute stream, in thousandths of the modelled speed
+    link_permille: int = 1000  # measured bandwidth of both host links, in thousandths of the modelled one
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A configuration with what the planner predicts for it."""
+    """Configuration with the predictions of the planner."""
 
-    key: str  # digest of the policy: two plans with one key do the same
-    yaml_text: str  # the whole configuration
-    budget_bytes: int  # device memory it was made for
-    peak_bytes: int  # predicted highest use of device memory, corrections included
-    step_time_ns: int  # predicted time of a step, corrections included; 0 if the planner gives none
-    exposed_copy_ns: int = 0  # part of it in which copies to and from the host keep the computation waiting
-    corrections: Corrections = Corrections()  # those the prediction was made with
+    key: str  # digest of the policy: plans with equal keys have equal policies
+    yaml_text: str  # the full configuration
+    budget_bytes: int  # memory budget of the plan, per device
+    peak_bytes: int  # predicted peak memory, corrections included
+    step_time_ns: int  # predicted step time, corrections included; 0 if the planner predicts none
+    exposed_copy_ns: int = 0  # exposed copy time, included in `step_time_ns`
+    corrections: Corrections = Corrections()  # corrections that the predictions include
 
     @property
     def raw_peak_bytes(self) -> int:
-        """The predicted peak without corrections, which compares plans made at different times."""
+        """Predicted peak without corrections, comparable between plans made with different corrections."""
         return self.peak_bytes - self.corrections.static_offset_bytes
 
 
 @dataclass(frozen=True)
 class NothingFits:
-    """No plan fits the budget; `smallest_budget_bytes` would do, None if not even that is known."""
+    """No plan fits the budget; `smallest_budget_bytes` is the smallest that is feasible, None if unknown."""
 
     smallest_budget_bytes: int | None
 
@@ -46,7 +46,7 @@ Planner = Callable[[Path, int, Corrections], "TrainingPlan | NothingFits"]
 
 
 class Outcome(str, enum.Enum):  # enum.StrEnum of Python 3.11
-    """End of an attempt; RUNNING while it has not."""
+    """Outcome of an attempt; RUNNING until it ends."""
 
     __str__ = str.__str__
     RUNNING = "running"
@@ -60,87 +60,87 @@ class Outcome(str, enum.Enum):  # enum.StrEnum of Python 3.11
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the workers."""
+    """One start of the workers and its result."""
 
     number: int  # from 1
-    plan: TrainingPlan  # what they were started with
-    first_step: int = 0  # step of the checkpoint they started from; 0 for none
-    last_step: int = 0  # last step that was seen
-    num_steps: int = 0  # steps of the whole training; 0 while unknown
-    outcome: Outcome = Outcome.RUNNING  # how it ended
-    reason: str = ""  # the same in words
+    plan: TrainingPlan  # plan of the workers
+    first_step: int = 0  # step of the checkpoint that the workers resumed from; 0 without a checkpoint
+    last_step: int = 0  # last step in the logs
+    num_steps: int = 0  # steps of the complete training; 0 while unknown
+    outcome: Outcome = Outcome.RUNNING
+    reason: str = ""  # the outcome in words
     startup_ns: int = 0  # from the start to the first step; 0 while unknown
-    measured_peak_bytes: int | None = None  # highest use of any worker; None if none reported it
-    measured_step_ns: int | None = None  # median; None before enough steps
+    measured_peak_bytes: int | None = None  # highest peak of any worker; None if no worker reported one
+    measured_step_ns: int | None = None  # median step time; None before enough steps
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "outcome", Outcome(self.outcome))  # a file has it as text
+        object.__setattr__(self, "outcome", Outcome(self.outcome))  # text when read from a file
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of the user."""
 
-    memory_bytes: int  # device memory that may be used, per card
-    max_restarts: int = 8  # starts after the first one
+    memory_bytes: int  # memory budget per device
+    max_restarts: int = 8  # limit of starts after the first one
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that is known; what a run that was killed goes on from."""
+    """State of an adaptive run, stored on disk so that a killed run can resume."""
 
     settings: Settings  # of the user
-    attempts: tuple[Attempt, ...] = ()  # in order; the last one may be running
-    corrections: Corrections = Corrections()  # what was learned about the model
-    out_of_memory: tuple[str, ...] = ()  # keys of plans that ran out of memory, never to be tried again
-    # uncorrected predicted peak that no plan may exceed; None while none ran out of memory
+    attempts: tuple[Attempt, ...] = ()  # in order of start; the last one may be running
+    corrections: Corrections = Corrections()  # corrections from all attempts
+    out_of_memory: tuple[str, ...] = ()  # keys of plans that ran out of memory and are never restarted
+    # limit of the uncorrected predicted peak of every plan; None before the first out-of-memory error
     limit_bytes: int | None = None
     tried: tuple[str, ...] = ()  # keys of plans that were started
-    # the plan to start next; while workers run, a faster one that waits for a checkpoint
+    # the plan to start next; while workers run, a faster plan that starts after the next checkpoint
     candidate: TrainingPlan | None = None
-    num_fixed_attempts: int = 0  # attempts before this call of the command; they do not count as restarts
-    is_stable: bool = False  # the plan is not changed any more, unless it fails
-    exit_reason: str = ""  # why it ended; "" while it has not
-    ignored_checkpoints: tuple[str, ...] = ()  # marks of checkpoint files that were there before the first start
+    num_fixed_attempts: int = 0  # attempts of earlier calls of the command; they do not count as restarts
+    is_stable: bool = False  # the plan is final unless it fails
+    exit_reason: str = ""  # why the run ended; "" until it ends
+    ignored_checkpoints: tuple[str, ...] = ()  # marks of checkpoint files older than the first start
 
     @property
     def budget_bytes(self) -> int:
-        """Predicted need that the next plan may have."""
+        """Memory budget of the next plan, in bytes of predicted peak."""
         if self.limit_bytes is None:
             return self.settings.memory_bytes
         return min(self.settings.memory_bytes, self.limit_bytes + self.corrections.static_offset_bytes)
 
     @property
     def num_restarts(self) -> int:
-        """Starts after the first one of this call."""
+        """Number of starts after the first one of this call."""
         return max(0, self.num_started_now - 1)
 
     @property
     def num_started_now(self) -> int:
-        """Starts of this call of the command."""
+        """Number of starts in this call of the command."""
         return len(self.attempts) - self.num_fixed_attempts
 
     @property
     def current(self) -> Attempt | None:
-        """The last attempt."""
+        """The last attempt; None before the first start."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def running(self) -> Attempt | None:
-        """The attempt whose workers run."""
+        """The attempt whose workers are running; None if there are none."""
         return self.current if self.current and self.current.outcome is Outcome.RUNNING else None
 
     @property
     def is_finished(self) -> bool:
-        """The training came to its end."""
+        """Return whether the training completed."""
         return self.current is not None and self.current.outcome is Outcome.FINISHED
 
     def with_current(self, **changes: Any) -> "State":
-        """The same with other fields of the last attempt."""
+        """Return a copy with changed fields of the last attempt."""
         return replace(self, attempts=(*self.attempts[:-1], replace(self.attempts[-1], **changes)))
 
 
-# What `graph.capture_cache` writes and reads of them.
+# Classes that the state file stores, by name.
 CLASSES: dict[str, type] = {
     cls.__name__: cls for cls in (State, Settings, Attempt, TrainingPlan, NothingFits, Corrections)
 }
@@ -151,59 +151,59 @@ CLASSES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Opened:
-    """The command was called, for a new run or one to go on with."""
+    """The command was called, for a new run or to resume one."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The planner answered."""
+    """The planner returned a plan, or found that none fits."""
 
     answer: TrainingPlan | NothingFits
 
 
 @dataclass(frozen=True)
 class Started:
-    """The workers were started from the checkpoint of a step (0: none)."""
+    """The workers were started from the checkpoint of a step; 0 without a checkpoint."""
 
     first_step: int
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Enough steps to judge the plan."""
+    """Measurements of enough steps to evaluate the plan."""
 
     step: int  # last step
-    num_steps: int  # of the whole training
-    peak_bytes: int | None  # highest use of any worker; None if none reported it
-    step_time_ns: int  # median over the slowest worker's steps, the first ones left out
+    num_steps: int  # of the complete training
+    peak_bytes: int | None  # highest peak of any worker; None if no worker reported one
+    step_time_ns: int  # median step time of the slowest worker, without the first steps
     startup_ns: int  # from the start to the first step
     has_checkpoints: bool  # a complete checkpoint exists, or the configuration saves them
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The workers are over."""
+    """All workers ended."""
 
-    # FINISHED; OUT_OF_MEMORY: a worker died for want of it; KILLED: a process was ended by a signal; FAILED: nothing
-    # that less memory would mend; INTERRUPTED: the user stopped them; REPLANNED: stopped at a checkpoint, for the plan
-    # that waited for one
+    # FINISHED: the training completed; OUT_OF_MEMORY: a worker failed to allocate; KILLED: a signal ended a process;
+    # FAILED: any error that less memory would not prevent; INTERRUPTED: the user stopped the workers;
+    # REPLANNED: stopped at a checkpoint to start the candidate plan
     outcome: Outcome
-    step: int  # last step that was seen; 0 for none
-    text: str = ""  # what it said
-    exit_code: int = 1  # of the training that failed
-    worker: int = 0  # that ran out of memory
-    missing_bytes: int | None = None  # what was missing by its log; None if it does not say
+    step: int  # last step in the logs; 0 without any
+    text: str = ""  # error message
+    exit_code: int = 1  # of the failed training
+    worker: int = 0  # number of the worker that ran out of memory
+    missing_bytes: int | None = None  # shortage according to its log; None if the log has no size
 
 
 Event = Opened | Planned | Started | Measured | Ended
 
 
-# Actions; `reason` is for the user, "" says nothing.
+# Actions; `reason` is printed for the user unless it is "".
 
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Ask the planner; workers that run go on."""
+    """Request a plan; running workers continue."""
 
     budget_bytes: int
     reason: str = ""
@@ -219,7 +219,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Wait:
-    """Watch on; `for_checkpoint`: tell when a new checkpoint is complete."""
+    """Continue to watch the workers; with `for_checkpoint` also report the next complete checkpoint."""
 
     for_checkpoint: bool = False
     reason: str = ""
@@ -227,7 +227,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class End:
-    """The end; exit code 0 only after a training that finished."""
+    """End the run; the exit code is 0 only if the training completed."""
 
     exit_code: int
     reason: str
@@ -236,19 +236,27 @@ class End:
 Action = RunPlanner | Start | Wait | End
 
 
-# What measurements say about the planner's model of memory and time.
+# Corrections of the planner's model of memory and time.
 
-# Beyond this a measurement says that something else was wrong, a busy machine for example.
+# A factor outside of these limits has another cause than the model, for example a busy machine.
 LEAST_PERMILLE, MOST_PERMILLE = 100, 10_000
 
 
 def correct(old: Corrections, attempts: Iterable[Attempt]) -> Corrections:
-    """Corrections that make the predictions of the attempts meet what was measured; the old ones where nothing was.
+    """Fit corrections of the model to the measurements of the attempts.
 
-    Memory: what the last measured attempt needed beyond its uncorrected prediction; one that ran out of memory did not
-    come to its peak. Time: measured = compute / speed + exposed copies / bandwidth, in the least squares over the
-    attempts; where they do not tell the two apart, both get the same factor, and the link keeps its own if no copy was
-    exposed.
+    Memory: the offset is the measured peak minus the uncorrected predicted peak of the last attempt that reported one.
+    Attempts that ran out of memory are skipped because they never reached their peak.
+
+    Time: `measured = compute / speed + exposed copies / bandwidth`, solved by least squares over the attempts. If the
+    attempts have the same share of copies, speed and bandwidth get the same factor.
+
+    Args:
+        old: corrections to keep where nothing was measured; also for the links if no copy was exposed.
+        attempts: all attempts in order of start.
+
+    Returns:
+        The new corrections, within the limits of a plausible factor.
     """
     measured = list(attempts)
     offset = old.static_offset_bytes
@@ -267,7 +275,7 @@ _Observation = tuple[float, float, int]
 
 
 def _observe(attempt: Attempt) -> _Observation:
-    """Time of computation and of exposed copies by the uncorrected model, and the measured step."""
+    """Return uncorrected compute time and exposed copy time of the model, and the measured step time (ns)."""
     plan = attempt.plan
     compute_ns = (plan.step_time_ns - plan.exposed_copy_ns) * plan.corrections.compute_permille / 1000
     copy_ns = plan.exposed_copy_ns * plan.corrections.link_permille / 1000
@@ -275,14 +283,14 @@ def _observe(attempt: Attempt) -> _Observation:
 
 
 def _fit(times: list[_Observation]) -> tuple[float, float | None]:
-    """Factors of compute and copy time; None for the copies if none was exposed."""
+    """Return factors (measured / modelled) of compute and copy time; None for copies if none was exposed."""
     cc = sum(c * c for c, _, _ in times)
     ee = sum(e * e for _, e, _ in times)
     ce = sum(c * e for c, e, _ in times)
     cm = sum(c * m for c, _, m in times)
     em = sum(e * m for _, e, m in times)
     determinant = cc * ee - ce * ce
-    if determinant > 1e-6 * cc * ee:  # the attempts differ in their share of copies
+    if determinant > 1e-6 * cc * ee:  # the share of copies differs between attempts, so the two factors are separable
         compute, copy = (cm * ee - em * ce) / determinant, (em * cc - cm * ce) / determinant
         if compute > 0 and copy > 0:
             return compute, copy
