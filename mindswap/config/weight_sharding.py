@@ -27,7 +27,7 @@ def is_split(document: Document) -> bool:
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """One rank of a training."""
+    """The place of a rank in the parallel layout of a training."""
 
     rank: int  # number of the rank
     num_ranks: int  # ranks of the training
@@ -37,7 +37,7 @@ class RankPlacement:
     context_parallel: int
     num_stages: int
     has_seq_parallel: bool  # `use_seq_parallel` is on
-    has_strategies: bool  # the model is cut by strategies; otherwise every rank has all of a micro-batch
+    has_strategies: bool  # operators are sharded by strategies; otherwise every rank computes a full micro-batch
     stage: int  # pipeline stage of the rank
     layers: tuple[int, ...]  # layers of the model on this stage, in order
     expert_parallel: int = 1  # ranks that share the experts
@@ -50,11 +50,11 @@ class RankPlacement:
 
     @property
     def is_last_stage(self) -> bool:
-        """Head and loss are on the last stage."""
+        """Return whether the rank is on the last stage, which has head and loss."""
         return self.stage == self.num_stages - 1
 
     def describe(self) -> str:
-        """One line for a title."""
+        """Return one line for titles."""
         settings = f"data {self.data_parallel}, tensor {self.model_parallel}"
         settings += " with sequence parallel" if self.has_seq_parallel else ""
         settings += f", context {self.context_parallel}" if self.context_parallel > 1 else ""
@@ -63,10 +63,10 @@ class RankPlacement:
 
 
 def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permille: int = 1000) -> RankPlacement:
-    """The place of a rank, counted from 0; MindSpore numbers the ranks stage by stage.
+    """Return the placement of a rank; ranks count from 0, stage by stage.
 
     Raises:
-        GraphError: if there is no such rank, or the layers cannot be spread over the stages as asked.
+        GraphError: there is no such rank, or the layers cannot be distributed over the stages.
     """
     data = document.count("parallel_config", "data_parallel")
     model = document.count("parallel_config", "model_parallel")
@@ -105,16 +105,16 @@ def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permi
 
 
 def gathers_sequence(document: Document) -> bool:
-    """Sequence parallelism cuts what is between the layers over tensor parallel ranks."""
-    is_asked = document.value("parallel_config", "use_seq_parallel") is True
-    return is_split(document) and is_asked and document.count("parallel_config", "model_parallel") > 1
+    """Return whether sequence parallelism shards the boundary tensors of layers over tensor parallel ranks."""
+    is_enabled = document.value("parallel_config", "use_seq_parallel") is True
+    return is_split(document) and is_enabled and document.count("parallel_config", "model_parallel") > 1
 
 
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
-# Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).
+# Suffixes of weights that MindFormers keeps unsharded (modules/layers.py, `parallel_optimizer = False`).
 UNSHARDED_WEIGHTS = (".bias", ".gamma", ".beta")
-# The table of a legacy Llama and its like stays whole, too, unless `model_config.parallel_optimizer` is True
+# The embedding of legacy Llama models is also unsharded, unless `model_config.parallel_optimizer` is True
 # (models/llama/llama_layer.py, LlamaEmbedding).
 LEGACY_EMBEDDING = ".embedding_weight"
 KIB = 1024
@@ -123,33 +123,30 @@ DEFAULT_THRESHOLD_KIB = 64
 
 @dataclass(frozen=True)
 class WeightSharding:
-    """Settings of the parallel optimizer that cut weights."""
+    """Sharding of weights by the parallel optimizer."""
 
-    num_ranks: int = 1  # ranks that share a weight that tensor parallelism cuts; 1 without the parallel optimizer
-    # smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB)
+    num_ranks: int = 1  # ranks that share the shard of a tensor parallel rank; 1 without the parallel optimizer
+    # smaller weights stay unsharded (parallel_optimizer_threshold, in KiB)
     threshold_bytes: int = DEFAULT_THRESHOLD_KIB * KIB
-    # forward releases a gathered weight and backward gathers it again (optimizer_level level3)
+    # forward frees an all-gathered weight, and backward all-gathers it a second time (optimizer_level level3)
     is_released: bool = False
-    stride: int = 1  # from one of these ranks to the next: MindSpore lays out the ranks of a tensor inside
-    # ranks that have the same experts, whose weights tensor parallelism does not cut
+    stride: int = 1  # distance between these ranks; tensor parallel ranks are inside
+    # ranks with the same experts, whose weights tensor parallelism does not shard
     # (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep)
     num_expert_copies: int = 1
-    unsharded_names: tuple[str, ...] = (
-        *UNSHARDED_WEIGHTS,
-        LEGACY_EMBEDDING,
-    )  # ends of the names of weights that stay whole
-    # a weight is gathered as it is stored, and cast where it is read: lazy_inline, one stage and one micro-batch
+    unsharded_names: tuple[str, ...] = (*UNSHARDED_WEIGHTS, LEGACY_EMBEDDING)  # suffixes of unsharded weights
+    # weights are all-gathered in the stored dtype and cast afterwards: lazy_inline, one stage and one micro-batch
     is_cast_after_gather: bool = False
-    num_unsharded_ranks: int = 0  # ranks that share a weight that tensor parallelism leaves whole
+    num_unsharded_ranks: int = 0  # ranks that share a weight that tensor parallelism does not shard
 
     def is_sharded(self, name: str, shape: tuple[int, ...], size_bytes: int, num_parts: int | None = None) -> bool:
-        """True if a weight is cut.
+        """Return whether the parallel optimizer shards a weight.
 
         Args:
-            name: of the parameter.
-            shape: as it is stored on one rank, cut by tensor parallel only.
-            size_bytes: of that shape.
-            num_parts: into how many parts tensor parallelism cuts it; None where nothing says it.
+            name: name of the parameter.
+            shape: shape of the tensor parallel shard.
+            size_bytes: size of that shape.
+            num_parts: number of tensor parallel shards; None if not known.
         """
         num_ranks = self.num_ranks_of(name, num_parts)
         if num_ranks < 2 or name.endswith(self.unsharded_names) or size_bytes < self.threshold_bytes:
@@ -157,23 +154,23 @@ class WeightSharding:
         return math.prod(shape) > 0 and bool(shape) and shape[0] % num_ranks == 0
 
     def num_ranks_of(self, name: str, num_parts: int | None = None) -> int:
-        """Over how many ranks a weight would be cut: those that have the same part of it.
+        """Return the number of ranks with the same tensor parallel shard, over which a weight would be sharded.
 
-        So dry runs have it: `qwen3_moe optimizer_cut ep4` of benchmarks/dryrun, two copies of experts, weights of half
-        the size; and DeepSeek-V3 over data 4 and tensor 8, where the weights of routers, shared experts, `eh_proj` and
-        `linear_q_down_proj`, which tensor parallelism leaves whole, have a 32nd of their size.
+        Checked against dry runs: `qwen3_moe optimizer_cut ep4` of benchmarks/dryrun (two copies of the experts, weights
+        of half the size), and DeepSeek-V3 with data 4 and tensor 8 (weights that tensor parallelism does not shard, as
+        of routers and shared experts, have 1/32 of their size).
         """
         if is_expert_weight(name):
             return min(self.num_ranks, self.num_expert_copies)
         return self.num_unsharded_ranks if self.is_on_all(name, num_parts) else self.num_ranks
 
     def is_on_all(self, name: str, num_parts: int | None) -> bool:
-        """All ranks of a stage have the whole weight, and it would be cut over all of them."""
+        """Return whether all ranks of a stage have the full weight, which is then sharded over all of them."""
         is_wide = 1 < self.num_ranks < self.num_unsharded_ranks
         return is_wide and num_parts == 1 and not is_expert_weight(name)
 
 
-WHOLE = WeightSharding()  # nothing is cut
+WHOLE = WeightSharding()  # all weights unsharded
 
 
 def shards_weights(document: Document) -> bool:
@@ -182,10 +179,10 @@ def shards_weights(document: Document) -> bool:
 
 
 def read_weight_sharding(document: Document) -> WeightSharding:
-    """Settings of the parallel optimizer in a configuration; a wrong value counts as missing.
+    """Read the settings of the parallel optimizer; an invalid value counts as missing.
 
-    It cuts nothing where the strategies of the model are not in force: in the data parallel mode it hands out whole
-    weights (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).
+    Without strategies no weight is sharded: in data parallel mode, the parallel optimizer assigns full weights to ranks
+    (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).
     """
     if not shards_weights(document):
         return WeightSharding(num_expert_copies=num_expert_copies(document))
@@ -212,14 +209,14 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     )
 
 
-# How MindFormers calls the data types of a configuration, by the first letters of the name that PyTorch has.
+# Short names of dtypes in a configuration -> names of MindSpore.
 DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-# Defaults of legacy and of newer models: data type in which weights are stored, and in which layers compute.
+# Default dtypes of stored weights and of computation, by whether the model is a legacy one.
 DEFAULT_DTYPES = {True: ("float16", "float16"), False: ("float32", "bfloat16")}
 
 
 def read_weight_dtypes(document: Document) -> tuple[str, str]:
-    """Data type in which weights are stored, and the one to which layers cast them."""
+    """Return the dtype of stored weights, and the dtype of computation."""
     key = "param_init_type" if document.is_legacy else "params_dtype"
     stored, computed = DEFAULT_DTYPES[document.is_legacy]
 
@@ -232,7 +229,7 @@ def read_weight_dtypes(document: Document) -> tuple[str, str]:
 
 
 def has_single_micro_step(document: Document) -> bool:
-    """True if all layers are on one stage, and a step has one micro-batch."""
+    """Return whether a step has one stage and one micro-batch."""
     counts = (
         ("parallel_config", "pipeline_stage"),
         ("runner_config", "gradient_accumulation_steps"),
@@ -242,12 +239,12 @@ def has_single_micro_step(document: Document) -> bool:
 
 
 def is_expert_weight(name: str) -> bool:
-    """True for a parameter of routed experts (`FFNGroupedGEMM`, `weight1` and `weight2`)."""
+    """Return whether a parameter belongs to routed experts (`FFNGroupedGEMM`, `weight1` and `weight2`)."""
     return name.rpartition(".")[0].endswith(".experts")
 
 
 def num_expert_copies(document: Document) -> int:
-    """Ranks of a pipeline stage that have the same routed experts; 1 where nothing tells of experts."""
+    """Return the number of ranks of a stage with the same routed experts; 1 for models without experts."""
     model = document.get("model", "model_config")
     keys = [str(entry.key) for entry in model.unique_entries()] if model is not None else []
     if document.get("parallel_config", "expert_parallel") is None and not any("expert" in key for key in keys):
@@ -258,10 +255,10 @@ def num_expert_copies(document: Document) -> int:
 
 
 def num_sharing_ranks(document: Document) -> int:
-    """Ranks that have the same part of a weight of a matrix product: of data and of context parallelism.
+    """Return the number of ranks with the same shard of a matrix weight: those of data and context parallelism.
 
-    `optimizer_weight_shard_size` limits them where it divides them, and from 2 on (MindSpore's context.py, and
-    `set_optimizer_weight_shard_size` of parallel/_auto_parallel_context.py). A larger size has no effect; with a
-    smaller one that does not divide them no weight is sharded (dry runs: docs/rule_effects.md).
+    `optimizer_weight_shard_size` of 2 or more reduces it (MindSpore's context.py, and `set_optimizer_weight_shard_size`
+    of parallel/_auto_parallel_context.py). A size that is larger has no effect; with a smaller one that does not divide
+    the number, no weight is sharded (dry runs: docs/rule_effects.md).
     """
     return document.count("parallel_config", "data_parallel") * document.count("parallel_config", "context_parallel")

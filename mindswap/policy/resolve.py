@@ -1,14 +1,14 @@
-r"""Decision of a policy for each operator of a layer, and by which entry.
+r"""Precedence: what a policy decides for each operator of a layer, and which entry decides it.
 
-This is the one place where entries are weighed against each other. Applying, log lines, simulating, verifying,
-planning and explaining read its decisions.
+All consumers (applier, log lines, simulator, verification, planner, `explain`) call `resolve_layer`; no other module
+compares entries.
 
-Order of the entries, from the specification ("Fine-Grained Activations SWAP" of MindFormers):
+Precedence of entries, from the specification ("Fine-Grained Activations SWAP" of MindFormers):
 
 - An operator that is recomputed is not offloaded.
 - Recompute of a whole layer overrides select recompute in it; the exclude options override both.
-- `op_swap` overrides `layer_swap`. Of two patterns that name an operator the later one decides; a pattern that stands
-  twice acts with its first entry that has the layer. Of `layer_swap` the first entry that has the layer acts.
+- `op_swap` overrides `layer_swap`. If two patterns match an operator, the later one applies; if one pattern has several
+  entries, the first that lists the layer applies. Of `layer_swap`, the first entry that lists the layer applies.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ from mindswap.policy.cell_tree import CellNode, Match, match_pattern
 from mindswap.policy.formats.mindformers1.schema import SELECT_OPTIONS
 from mindswap.policy.model import OpRecompute, Policy
 
-# Attribute names from the layer down; () is the layer itself.
+# Attribute names from the layer to a cell or primitive; () is the layer itself.
 Path = tuple[str, ...]
 
 
 class Setting(Enum):
-    """Kind of place in a configuration where an entry stands."""
+    """The configuration option that an entry belongs to."""
 
     LAYER_SWAP = "layer_swap"
     OP_SWAP = "op_swap"
@@ -36,14 +36,14 @@ class Setting(Enum):
     SELECT_COMM_RECOMPUTE_EXCLUDE = "select_comm_recompute_exclude"
 
 
-# Entries of these name no part of a layer.
+# Options whose entries apply to full layers.
 WHOLE_LAYER_SETTINGS = (Setting.LAYER_SWAP, Setting.RECOMPUTE, Setting.OUTPUT_RECOMPUTE)
-# Entries of these name primitives: a cell has no communication of its own.
+# Options whose entries match primitives only, because cells do not communicate.
 PRIMITIVE_SETTINGS = (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EXCLUDE)
 
 
 class Treatment(Enum):
-    """Treatment of the output of an operator between forward and backward."""
+    """What happens to the output of an operator between forward and backward."""
 
     KEEP = "keep"
     OFFLOAD = "offload"
@@ -55,7 +55,7 @@ class Entry:
     """One entry of a policy."""
 
     setting: Setting
-    pattern: str = ""  # what it names; "" for the whole layer
+    pattern: str = ""  # "" for the full layer
     prefetch: int | None = None  # prefetch distance in operators; None for recompute
 
 
@@ -84,32 +84,32 @@ class EntryMatch:
 class Decision:
     """Decision for one operator."""
 
-    recomputed_by: tuple[EntryMatch, ...] = ()  # entries that have it run again in backward
-    # of the entries that offload it the one that counts; without effect where it is recomputed
+    recomputed_by: tuple[EntryMatch, ...] = ()  # entries that recompute it in backward
+    # the offload entry that applies; without effect if the operator is recomputed
     offloaded_by: EntryMatch | None = None
-    excluded_by: tuple[EntryMatch, ...] = ()  # entries that keep it from being recomputed
-    comm_recomputed_by: tuple[EntryMatch, ...] = ()  # entries that have its communication repeated
+    excluded_by: tuple[EntryMatch, ...] = ()  # entries that exclude it from recompute
+    comm_recomputed_by: tuple[EntryMatch, ...] = ()  # entries that recompute its communication
 
     @property
     def treatment(self) -> Treatment:
-        """Treatment of its output."""
+        """What happens to the output."""
         if self.recomputed_by:
             return Treatment.RECOMPUTE
         return Treatment.KEEP if self.offloaded_by is None else Treatment.OFFLOAD
 
     @property
     def requested_prefetch(self) -> int | None:
-        """Prefetch distance that entries ask for, also where it is recomputed; None if none does."""
+        """Prefetch distance of the offload entry, even if the operator is recomputed; None without one."""
         return None if self.offloaded_by is None else self.offloaded_by.entry.prefetch
 
     @property
     def prefetch(self) -> int | None:
-        """Prefetch distance in operators, if it is offloaded."""
+        """Prefetch distance in operators; None if it is not offloaded."""
         return None if self.recomputed_by else self.requested_prefetch
 
     @property
     def decided_by(self) -> tuple[EntryMatch, ...]:
-        """The entries that it follows from."""
+        """The entries that determine the treatment."""
         if self.recomputed_by:
             return self.recomputed_by
         return (*self.excluded_by, *((self.offloaded_by,) if self.offloaded_by else ()))
@@ -117,19 +117,19 @@ class Decision:
 
 @dataclass(frozen=True)
 class LayerDecisions:
-    """Decisions of a policy for a layer."""
+    """Decisions of a policy for all operators of a layer."""
 
     layer_index: int
     layer: CellNode
-    # what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole
+    # matches of recompute entries; those that are fully excluded are in `overridden`
     recomputes: tuple[EntryMatch, ...] = ()
-    is_output_recomputed: bool = False  # with the whole layer its output, too
-    comm_recomputes: tuple[EntryMatch, ...] = ()  # primitives whose communication is repeated
-    excludes: tuple[EntryMatch, ...] = ()  # what must not be recomputed
-    comm_excludes: tuple[EntryMatch, ...] = ()  # what must not communicate again
-    offloads: tuple[EntryMatch, ...] = ()  # weakest first: of those that cover an operator the last one counts
-    overridden: tuple[EntryMatch, ...] = ()  # claims that others of their kind take everything from
-    inactive: tuple[Entry, ...] = ()  # entries that have the layer and do not act in it
+    is_output_recomputed: bool = False  # full recompute includes the output of the layer
+    comm_recomputes: tuple[EntryMatch, ...] = ()  # primitives whose communication is recomputed
+    excludes: tuple[EntryMatch, ...] = ()  # matches of exclude entries
+    comm_excludes: tuple[EntryMatch, ...] = ()  # matches of exclude entries for communication
+    offloads: tuple[EntryMatch, ...] = ()  # by ascending precedence: the last one that covers an operator applies
+    overridden: tuple[EntryMatch, ...] = ()  # matches that others of the same option override completely
+    inactive: tuple[Entry, ...] = ()  # entries that list the layer but do not apply to it
 
     @property
     def is_fully_recomputed(self) -> bool:
@@ -138,38 +138,38 @@ class LayerDecisions:
 
     @property
     def layer_prefetch(self) -> int | None:
-        """Prefetch distance of the layer as a whole; None where it is not offloaded whole."""
+        """Prefetch distance of the full layer; None if the layer is not offloaded as a unit."""
         return next((entry_match.entry.prefetch for entry_match in self.offloads if not entry_match.path), None)
 
     @property
     def op_swaps(self) -> tuple[EntryMatch, ...]:
-        """Cells and primitives to offload; one inside another comes later and overrides it."""
+        """Cells and primitives to offload; a match inside another one comes later and overrides it."""
         return tuple(entry_match for entry_match in self.offloads if entry_match.path)
 
     def decision_for(self, *paths: Path) -> Decision:
-        """The decision for an operator.
+        """Return the decision for an operator.
 
         Args:
-            paths: of the operator, also of one that the model has no attribute for (a cell and a type); several if the
-                compiler made one operator of those, or a graph cannot tell them apart.
+            paths: path of the operator, which may be a cell and a type if the model has no attribute for it; several
+                paths if the compiler merged operators, or a graph cannot distinguish them.
         """
         recomputes = _covering(self.recomputes, paths)
         excludes = _covering(self.excludes, paths)
         offloads = _covering(self.offloads, paths)
         return Decision(
-            () if excludes else recomputes,
-            offloads[-1] if offloads else None,
-            excludes,
-            _covering(self.comm_recomputes, paths),
+            recomputed_by=() if excludes else recomputes,
+            offloaded_by=offloads[-1] if offloads else None,
+            excluded_by=excludes,
+            comm_recomputed_by=_covering(self.comm_recomputes, paths),
         )
 
     def overridden_on(self, *paths: Path) -> tuple[EntryMatch, ...]:
-        """The entries that name an operator and do not decide what happens to it."""
+        """Return the matches of an operator whose entries do not determine its treatment."""
         decision = self.decision_for(*paths)
         deciding = {*decision.decided_by, *decision.comm_recomputed_by}
         inactive = [entry for setting in Setting for entry in self.inactive if entry.setting is setting]
-        claimed = (entry_match for entry in inactive for entry_match in _find_entry_matches(entry, self.layer))
-        entry_matches = (*claimed, *self.overridden, *self.offloads, *self.recomputes)
+        inactive_matches = (entry_match for entry in inactive for entry_match in _find_entry_matches(entry, self.layer))
+        entry_matches = (*inactive_matches, *self.overridden, *self.offloads, *self.recomputes)
         return tuple(entry_match for entry_match in _covering(entry_matches, paths) if entry_match not in deciding)
 
     def overrides(self, *paths: Path) -> tuple[Override, ...]:
@@ -190,7 +190,7 @@ class LayerDecisions:
         return tuple(Override(winners[loser.setting][0].entry, loser) for loser in losers if winners.get(loser.setting))
 
     def operators(self) -> Mapping[Path, Decision]:
-        """The decision for each operator: primitives, and cells that hold nothing."""
+        """Return the decision for each operator: primitives, and cells without children."""
         return {path: self.decision_for(path) for path, node in self.layer.walk() if not node.children}
 
     def primitives(self) -> Mapping[Path, Decision]:
@@ -199,10 +199,15 @@ class LayerDecisions:
 
 
 def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDecisions:
-    """The decisions of a policy for one layer of the model; a disabled policy decides nothing.
+    """Resolve a policy for one layer.
+
+    Args:
+        policy: the policy; with swap disabled, all operators are kept.
+        layer_index: index of the layer in the model.
+        layer: cells and primitives of the layer.
 
     Raises:
-        PatternError: if a pattern is not a regular expression.
+        PatternError: a pattern is not a valid regular expression.
     """
     acting = acting_entries(policy, layer_index)
     entry_matches: dict[Setting, list[EntryMatch]] = {setting: [] for setting in Setting}
@@ -210,8 +215,8 @@ def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDec
         entry_matches[entry.setting] += _find_entry_matches(entry, layer)
     excludes = tuple(entry_matches[Setting.SELECT_RECOMPUTE_EXCLUDE])
     comm_excludes = tuple(entry_matches[Setting.SELECT_COMM_RECOMPUTE_EXCLUDE])
-    selected, gone = _split_excluded(entry_matches[Setting.SELECT_RECOMPUTE], excludes)
-    communicated, comm_gone = _split_excluded(entry_matches[Setting.SELECT_COMM_RECOMPUTE], comm_excludes)
+    selected, excluded = _split_excluded(entry_matches[Setting.SELECT_RECOMPUTE], excludes)
+    communicated, comm_excluded = _split_excluded(entry_matches[Setting.SELECT_COMM_RECOMPUTE], comm_excludes)
     swaps, overridden = _split_overridden(entry_matches[Setting.OP_SWAP])
     return LayerDecisions(
         layer_index=layer_index,
@@ -222,13 +227,13 @@ def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDec
         excludes=excludes,
         comm_excludes=comm_excludes,
         offloads=(*entry_matches[Setting.LAYER_SWAP], *swaps),
-        overridden=(*overridden, *gone, *comm_gone),
+        overridden=(*overridden, *excluded, *comm_excluded),
         inactive=tuple(entry for entry in _entries(policy, layer_index) if entry not in acting),
     )
 
 
 def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
-    """The entries that act in a layer of the model, whatever they name there; none of a disabled policy."""
+    """Return the entries that apply to a layer, whether or not their patterns match; none with swap disabled."""
     entries = tuple(_entries(policy, layer_index))
     is_full = any(entry.setting is Setting.RECOMPUTE for entry in entries)
     acting: dict[tuple[Setting, str], Entry] = {}
@@ -237,27 +242,27 @@ def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
             continue
         if entry.setting is Setting.OUTPUT_RECOMPUTE and not is_full:
             continue
-        # Of two entries for the whole layer, or with one pattern, the first acts.
+        # Of several entries with the same option and pattern, the first applies.
         acting.setdefault((entry.setting, entry.pattern), entry)
     return tuple(acting.values())
 
 
 def with_recompute_only(policy: Policy) -> Policy:
-    """With swap disabled, what acts in a training: nothing moves, MindFormers itself recomputes."""
+    """Return the policy that is in effect with swap disabled: recompute by MindFormers, no offload."""
     if policy.is_swap_enabled:
         return policy
     return replace(policy, is_swap_enabled=True, default_prefetch=None, layer_swap=(), op_swap=())
 
 
 def has_swaps(policy: Policy) -> bool:
-    """A policy with swap enabled swaps, as far as its names have something that backward needs."""
+    """Return whether a policy has swap entries with layers."""
     return any(entry.layers for entry in policy.layer_swap) or any(entry.layers for entry in policy.op_swap)
 
 
 def layer_key(policy: Policy, layer_index: int) -> tuple[tuple[Hashable, ...], ...]:
-    """The entries that have a layer of a policy with swap enabled: layers with one key are decided alike.
+    """Return a key of the entries that list a layer; layers with equal keys have equal decisions.
 
-    Plain tuples, not `Entry`: a planner asks for every layer of thousands of policies.
+    Plain tuples instead of `Entry`, because the planner calls this for every layer of thousands of policies.
     """
     selects = (getattr(policy, option) for option in SELECT_OPTIONS)
     selected = tuple(tuple(entry.pattern for entry in entries if layer_index in entry.layers) for entries in selects)
@@ -268,12 +273,12 @@ def layer_key(policy: Policy, layer_index: int) -> tuple[tuple[Hashable, ...], .
 
 
 def unique_matches(entry_matches: Iterable[EntryMatch]) -> tuple[Match, ...]:
-    """Parts below the layer that claims name, each once."""
+    """Return the matched cells and primitives without duplicates and without the layer itself."""
     return tuple({entry_match.path: entry_match.match for entry_match in entry_matches if entry_match.path}.values())
 
 
 def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
-    """The entries that have a layer, in the order of the log lines."""
+    """Yield the entries that list a layer, in the order of the log lines."""
     if not policy.is_swap_enabled:
         return
     if layer_index in policy.layer_recompute:
@@ -297,27 +302,29 @@ def _find_entry_matches(entry: Entry, layer: CellNode) -> Iterator[EntryMatch]:
 def _split_excluded(
     entry_matches: Sequence[EntryMatch], excludes: Sequence[EntryMatch]
 ) -> tuple[tuple[EntryMatch, ...], tuple[EntryMatch, ...]]:
-    """The claims that are neither excluded nor inside an excluded cell; the others."""
-    left: list[EntryMatch] = []
-    gone: list[EntryMatch] = []
+    """Split matches into those outside and those inside of excluded cells."""
+    remaining: list[EntryMatch] = []
+    excluded: list[EntryMatch] = []
     for entry_match in entry_matches:
-        (gone if _covering(excludes, (entry_match.path,)) else left).append(entry_match)
-    return tuple(left), tuple(gone)
+        (excluded if _covering(excludes, (entry_match.path,)) else remaining).append(entry_match)
+    return tuple(remaining), tuple(excluded)
 
 
 def _split_overridden(entry_matches: Sequence[EntryMatch]) -> tuple[tuple[EntryMatch, ...], tuple[EntryMatch, ...]]:
-    """The claims on which no later one lies, in order; the others."""
-    left: dict[Path, EntryMatch] = {}
+    """Split matches into those that no later match covers, in order, and the others."""
+    remaining: dict[Path, EntryMatch] = {}
     overridden: list[EntryMatch] = []
     for entry_match in entry_matches:
-        overridden += [left.pop(path) for path in list(left) if path[: len(entry_match.path)] == entry_match.path]
-        left[entry_match.path] = entry_match
-    return tuple(left.values()), tuple(overridden)
+        overridden += [
+            remaining.pop(path) for path in list(remaining) if path[: len(entry_match.path)] == entry_match.path
+        ]
+        remaining[entry_match.path] = entry_match
+    return tuple(remaining.values()), tuple(overridden)
 
 
 def _covering(entry_matches: Sequence[EntryMatch], paths: Sequence[Path]) -> tuple[EntryMatch, ...]:
-    """The claims on an operator, or on a cell that it is in, under any of its paths."""
-    if not entry_matches:  # most often; a planner asks for every operator of thousands of policies
+    """Return the matches of an operator or of a cell around it, for any of its paths."""
+    if not entry_matches:  # the common case; the planner calls this for every operator of thousands of policies
         return ()
-    around = {path[:depth] for path in paths for depth in range(len(path) + 1)}
-    return tuple([entry_match for entry_match in entry_matches if entry_match.match.path in around])
+    prefixes = {path[:depth] for path in paths for depth in range(len(path) + 1)}
+    return tuple([entry_match for entry_match in entry_matches if entry_match.match.path in prefixes])
