@@ -211,8 +211,9 @@ def left_before(model: StepModel, layer_index: int) -> frozenset[Role]:
 
 
 def kept_bytes(model: StepModel, block: Block, left: Set[Role]) -> int:
-    """Bytes from forward to backward, with those of `left_before`. What all micro-batches read is there in any case if
-    there are more.
+    """Return the bytes kept from forward to backward, with those of `left_before`.
+
+    What all micro-batches read is there in any case if there are more.
     """
     of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
     own_bytes = sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)

@@ -215,7 +215,8 @@ def _release_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int
     Args:
         timeline: a simulated step.
         own: positions of the copies of one stage.
-        begin, end: its operators.
+        begin: position of its first operator.
+        end: behind its last one.
     """
     producer = timeline.program.copies.producer_op[own] - begin
     producers = np.sort(producer)
@@ -229,7 +230,10 @@ def _prefetch_distances(timeline: Timeline, own: np.ndarray, begin: int, end: in
     """Operators from the start of each copy in to its first user, if every copy came in as late as it can.
 
     Args:
-        timeline, own, begin, end: as above.
+        timeline: a simulated step.
+        own: positions of the copies of one stage.
+        begin: position of its first operator.
+        end: behind its last one.
     """
     user = timeline.program.copies.first_user_op[own] - begin
     order = np.argsort(user, kind="stable")

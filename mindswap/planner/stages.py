@@ -175,7 +175,8 @@ def mixed(lean: np.ndarray, rich: np.ndarray, layers: Sequence[int]) -> np.ndarr
     """Some layers of one choice, the others of another.
 
     Args:
-        lean, rich: choices of the same shape; `lean` needs less memory.
+        lean: the choice that needs less memory.
+        rich: one of the same shape.
         layers: those of `lean`.
     """
     choice = rich.copy()

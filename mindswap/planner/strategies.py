@@ -34,7 +34,8 @@ def list_batches(
 
     Args:
         own: of the configuration.
-        sizes, counts: what was asked for; None for all that come into question.
+        sizes: of micro-batches that were asked for; None for all that come into question.
+        counts: the same of numbers of micro-batches.
         keeps_samples: a step has as many samples as now.
 
     Raises:

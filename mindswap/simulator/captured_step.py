@@ -97,6 +97,7 @@ class CapturedStep:
         return len(self.sample.layer_map)
 
     def names(self) -> OperatorNames:
+        """Return the names of the operators, by the trees of the layers."""
         return OperatorNames(self.trees, self.graph, self.has_all_tags)
 
 

@@ -28,6 +28,7 @@ class StageLayout:
 
     @property
     def num_stages(self) -> int:
+        """Return the number of pipeline stages."""
         return len(self.chunks)
 
     @property
@@ -56,6 +57,7 @@ class StageLayout:
         return ahead if order == expected else None
 
     def stage_of(self, section: int) -> int:
+        """Return the stage that has a segment."""
         return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))
 
     def short_of(self, num_micro_batches: int) -> int:
@@ -111,6 +113,9 @@ def require_schedule(
     """Refuses a schedule that is not known, and a step that it does not take; without a pipeline none acts.
 
     Args:
+        pipeline: stages, chunks and schedule.
+        num_micro_batches: of a step.
+        num_sequences: pieces that a sequence is cut into.
         place: where the schedule is set, for the message.
         known: names that may be asked for; by default those that a configuration may have.
 

@@ -44,8 +44,9 @@ def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _launch_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each operator, when the memory that it makes begins, when that which it reads last ends, and when the next one
-    is launched: int64 ns, shape (num_ops,) each.
+    """Return three times of each operator: int64 ns, shape (num_ops,) each.
+
+    When the memory that it makes begins, when that which it reads last ends, and when the next one is launched.
     """
     program = timeline.program
     ops, starts = program.ops, program.stage_starts

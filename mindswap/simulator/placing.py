@@ -43,7 +43,10 @@ def place_memory(
     Args:
         tensors: columns of `stage_pass.TENSOR_COLUMNS`, shape (num_tensors,).
         ops: operators of all stages.
-        first, end: the operators of this stage.
+        first: position of the first operator of this stage.
+        end: behind its last one.
+        stage: its number.
+        costs: of copies between device and host.
         num_before: copies of the stages before it: intervals name copies by their position among all.
     """
     is_saved = tensors["is_forward"].astype(bool) & (tensors["first_backward"] != NO_OP)
@@ -120,9 +123,12 @@ def _release_ops(
     no operator of the compute stream, the next one is taken, and the last one at the end.
 
     Args:
-        producer, distance: of the copies out.
+        producer: of the tensor of each copy out.
+        distance: prefetch distance of each copy out.
         ins: operators behind which the copies in stand.
-        ops, first, end: as in `place_memory`.
+        ops: as in `place_memory`.
+        first: as in `place_memory`.
+        end: as in `place_memory`.
     """
     if not len(producer):
         return producer

@@ -144,4 +144,5 @@ class Program:
 
     @property
     def num_stages(self) -> int:
+        """Return the number of pipeline stages."""
         return len(self.stage_starts) - 1

@@ -91,6 +91,7 @@ class StageReport:
 
     @property
     def static_bytes(self) -> int:
+        """Return all static memory of the stage."""
         return sum(size_bytes for _, size_bytes in self.static_parts)
 
     @property
@@ -100,6 +101,7 @@ class StageReport:
 
     @property
     def exposed_copy_ns(self) -> int:
+        """Return the time that compute waited for copies."""
         return self.copy_out_ns + self.copy_in_ns
 
 
@@ -129,6 +131,7 @@ class SimulationReport:
 
     @property
     def step_time_ns(self) -> int:
+        """Return the time of a step, with the work behind the passes."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -144,6 +147,7 @@ class SimulationReport:
 
     @property
     def peak_stage(self) -> StageReport:
+        """Return the stage with the highest peak."""
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property

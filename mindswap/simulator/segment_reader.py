@@ -128,6 +128,7 @@ class StepReader:
         self.weight_nodes = find_weight_gradients(self.graph)
 
     def read(self) -> None:
+        """Read all operators of the graph, forward first."""
         graph, saved = self.graph, self.graph.saved
         sections = forward_sections(graph, self.num_layers)
         unwritten = find_unwritten(graph) if self.is_fused else {}
@@ -320,8 +321,10 @@ class StepReader:
 
 
 def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> bool:
-    """True for a cast of a weight that was gathered once: from the second micro-batch on, with a pipeline or
-    without, the backend launches all of these before anything else of forward (dry runs of 2.9.0, 2026-11-24).
+    """Return whether an operator casts a weight that was gathered once.
+
+    From the second micro-batch on, with a pipeline or without, the backend launches all of these before anything else
+    of forward (dry runs of 2.9.0, 2026-11-24).
     """
     is_cast = node.op == "Cast" and place.is_forward and not place.is_once
     return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)

@@ -82,6 +82,8 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
     just before the sum with that of the embedding, while the backend runs operators as soon as they can.
 
     Args:
+        graph: the compiled step.
+        num_layers: number of its layers.
         behind: operators of forward that are behind the layers.
     """
     behind_values = {saved.backward_name for saved in graph.saved if saved.forward_name in behind}

@@ -95,6 +95,7 @@ class ModelSections:
         self._numbers = np.array(numbers, np.int32)
 
     def label(self, name: Label) -> int:
+        """Return the number of a label, a new one for a new label."""
         return self.labels.setdefault(name, len(self.labels))
 
     def labels_of(self, sections: Sequence[int], numbers: Sequence[np.ndarray]) -> np.ndarray:
@@ -103,12 +104,15 @@ class ModelSections:
         return self._numbers[np.concatenate(numbers) + first]
 
     def layer_of(self, section: int) -> int:
+        """Return the layer of a segment; `NO_OP` outside the layers."""
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
 
     def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
         """The operators of one pass; the first of each stream waits for what another stage sends.
 
         Args:
+            sections: of the chunk, in the order of forward.
+            is_forward: of forward, not of backward.
             once: where what is done once begins in the first pass; None if this is the first pass.
         """
         order, step = (sections, 1) if is_forward else (sections[::-1], -1)
@@ -250,7 +254,8 @@ class MicroBatchGroup:
 
         Args:
             uses: as `uses` of tensors, of some sections.
-            forward, backward: where for each tensor its section begins in both passes.
+            forward: where for each tensor its section begins in forward.
+            backward: the same in backward.
         """
         last_forward = shift(uses[0], forward)
         first, last, *halves = self.placed(shift(uses[1:7], backward))

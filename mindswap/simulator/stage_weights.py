@@ -62,6 +62,9 @@ def weigh_stages(
     Args:
         captured: the step with whole weights.
         plain: the step as it runs without any policy.
+        layout: segments of each stage.
+        settings: optimizer, sharding and parallelism.
+        device: what the exchange of gradients runs on.
 
     Raises:
         CostError: if the optimizer is not known.

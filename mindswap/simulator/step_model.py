@@ -55,6 +55,7 @@ class SimulatedStep:
 
     @property
     def step_time_ns(self) -> int:
+        """Return the time of a step, with the work behind the passes."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -143,6 +144,7 @@ class StepModel:
     # -- a step -----------------------------------------------------------------------------------
 
     def simulate(self, policy: Policy) -> SimulatedStep:
+        """Simulate a step under a policy."""
         timeline = run_program(self.program(policy))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
@@ -226,6 +228,7 @@ class StepModel:
 
     @property
     def static(self) -> tuple[StaticMemory, ...]:
+        """Return the static memory of each stage."""
         return self.weights.static
 
     @property

@@ -25,6 +25,7 @@ def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
     assumed: what never comes back is free with its device memory; no operator has it on the host.
 
     Args:
+        timeline: a simulated step.
         copies: which copies count: positions, or a mask of shape (num_copies,).
     """
     size_bytes, in_ns = timeline.program.copies.size_bytes[copies], timeline.program.copies.in_ns[copies]
@@ -143,8 +144,9 @@ def find_causes(timeline: Timeline) -> tuple[Cause, ...]:
 
 
 def group_layer_rows(rows: Sequence[LayerRow]) -> list[tuple[str, LayerRow]]:
-    """Layers that hold, copy and compute the same under one name, in order of their first: one row, with the exposed
-    time of all of them.
+    """Group layers that hold, copy and compute the same: one row for each group, in order of its first layer.
+
+    The row has the exposed time of all of them.
     """
     groups: dict[LayerRow, list[LayerRow]] = {}
     for row in rows:

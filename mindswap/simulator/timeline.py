@@ -184,7 +184,8 @@ def repeated_exchange_ns(
     What the backward of one does not hide goes on beside the forward of the next; the rest keeps its gradients waiting.
 
     Args:
-        exchange_ns, backward_ns: as of `exposed_exchange_ns`, for each micro-batch.
+        exchange_ns: as of `exposed_exchange_ns`, for each micro-batch.
+        backward_ns: as of `exposed_exchange_ns`, for each micro-batch.
         forward_ns: from the end of one backward to the begin of the next.
         num_micro_batches: of a step.
     """

@@ -81,7 +81,9 @@ def least_budget_bytes(bound_inputs: BoundInputs, host_bytes: int, allow: Allow,
     """Device memory below which no policy fits, whatever time it takes, or within a step time.
 
     Args:
-        bound_inputs, host_bytes, allow: as in `min_step_ns`.
+        bound_inputs: as in `min_step_ns`.
+        host_bytes: as in `min_step_ns`.
+        allow: as in `min_step_ns`.
         step_ns: time that it may take, not below that of keeping everything.
     """
     program = _LinearProgram()

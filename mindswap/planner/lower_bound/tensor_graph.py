@@ -226,7 +226,9 @@ def _build_tensor_graph(
     Args:
         model: the step.
         layer_index: position of the layer among the compiled ones.
-        recompute_ns, unfused_extra_ns, avoided_store_ns: from `_times_recompute_ns`.
+        recompute_ns: from `_times_recompute_ns`.
+        unfused_extra_ns: from `_times_recompute_ns`.
+        avoided_store_ns: from `_times_recompute_ns`.
     """
     graph = model.captured.graph
     kernels = [node for node in graph.forward if is_kernel(node.op)]

@@ -27,6 +27,7 @@ class Interruptible:
         self.is_stopped = False
 
     def __call__(self) -> None:
+        """Call the progress; raise `Stop` from the first time on that it does."""
         if not self.is_stopped:
             try:
                 self.progress()

@@ -13,8 +13,10 @@ NO_UNITS: dict[str, int] = {}
 
 
 class FigureKind(Enum):
-    """Quantity that a figure measures: its units, none for bare numbers; what somebody may write; and the units that a
-    calibration is written in, of which the first that shows a value exactly counts.
+    """Quantity that a figure measures.
+
+    Values are its units, none for bare numbers; an example of what somebody may write; and the units that a calibration
+    is written in, of which the first that shows a value exactly counts.
     """
 
     SIZE = (SIZE_UNITS, "54GiB", ("gib", "b"))

@@ -63,6 +63,7 @@ class StaticMemory:
 
     @property
     def total_bytes(self) -> int:
+        """Return all static memory of a rank."""
         state_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         return state_bytes + self.workspace_bytes + self.constant_bytes
 
@@ -94,6 +95,7 @@ def estimate_static_memory(
     Args:
         parameters: weights of this rank and pipeline stage, cut by tensor parallel already.
         settings: optimizer, and what of weights, states and sums of gradients the parallel optimizer cuts.
+        workspace_bytes: memory that kernels need meanwhile.
 
     Raises:
         CostError: if the optimizer is not known.

@@ -85,6 +85,7 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 
 
 def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
+    """Return the time of the optimizer's kernels, in ns."""
     states = find_states(settings.optimizer)
     kernels = ADAM if is_optimized_by_operators(settings) else f"WG{states}>W{states}"
     return _of_gradients_ns(kernels, parameters, settings, device)
@@ -137,8 +138,10 @@ def _kernels_ns(
     device: Device,
     are_gradients_like_weights: bool = False,
 ) -> int:
-    """Time of kernels for every weight: tensors in memory at its rate, results before at that of the cache if it holds
-    all that a kernel moves; rounded up once.
+    """Return the time of kernels for every weight, in ns, rounded up once.
+
+    Tensors in memory are read at its rate, results of the kernel before at that of the cache, if it holds all that a
+    kernel moves.
     """
     far_bytes = near_bytes = num_kernels = 0
     for parameter in parameters:

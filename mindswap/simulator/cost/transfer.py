@@ -38,6 +38,8 @@ def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, st
         kind: one of COLLECTIVES.
         size_bytes: the whole message: what AllReduce and AllToAll have on each rank, what AllGather gives and
             ReduceScatter takes on each rank.
+        num_ranks: of the group.
+        device: whose network it is.
         stride: from one rank of the group to the next: 1 for tensor parallel ranks; data parallel ranks have the
             tensor and context parallel ones between them.
 

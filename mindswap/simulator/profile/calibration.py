@@ -45,6 +45,7 @@ class LinkFit:
     largest_error_permille: int
 
     def duration_ns(self, size_bytes: int) -> int:
+        """Return the time of a copy of this size."""
         return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
 
 
@@ -155,6 +156,7 @@ class FigureFit:
 
     @property
     def is_accepted(self) -> bool:
+        """Return whether the fitted value replaces that of the device."""
         return self.fitted is not None and not self.objection
 
 

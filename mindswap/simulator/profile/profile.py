@@ -68,6 +68,7 @@ class Share:
 
     @property
     def total_ns(self) -> int:
+        """Return the time of the step."""
         return self.computing_ns + self.exposed_communication_ns + self.free_ns
 
 

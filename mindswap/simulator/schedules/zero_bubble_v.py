@@ -55,6 +55,7 @@ def cut_micro_batches(stage: int, shape: Shape) -> tuple[list[int], list[int]]:
 
 
 def refusal(shape: Shape) -> str:
+    """Return why the schedule cannot arrange this shape; "" where it can."""
     if shape.num_stages < 2:
         return "it takes 2 stages or more"
     if shape.num_chunks != 2:
