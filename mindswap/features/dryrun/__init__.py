@@ -5,13 +5,11 @@ all layers. The step is also simulated, and reports compare both.
 """
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +19,7 @@ from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.errors import GraphError, LaunchError, MindswapError, SimulationError
 from mindswap.features.dryrun.backend import StatusCallback, run_rank
 from mindswap.features.dryrun.cann_stand_ins import has_cann, stub_libraries
+from mindswap.features.dryrun.depths import DryRunOptions, ShortModel, choose_depths, choose_micro_batches, short_model
 from mindswap.features.dryrun.memory_pool import DryRun
 from mindswap.features.dryrun.page import standalone_curve
 from mindswap.features.dryrun.report import dry_run_to_json, format_dry_run
@@ -28,9 +27,7 @@ from mindswap.features.dryrun.stage_runs import DryRunReport, stage_run
 from mindswap.features.simulate import LoadedStep
 from mindswap.files import make_fresh
 from mindswap.graph.capture_cache import make_key, open_samples_cache
-from mindswap.policy.equivalence import retained_layers
 from mindswap.policy.formats.mindformers2.tables import refuse_pynative
-from mindswap.policy.model import ENTRY_FIELDS, Policy
 from mindswap.report.html import in_notebook
 from mindswap.rules.checker import check_document, policy_of, require_num_layers
 from mindswap.rules.machine.software import require_mindformers
@@ -38,7 +35,6 @@ from mindswap.runtime.short_run import SyntheticData, write_backend_config
 from mindswap.runtime.text.samples import data_columns, vocabulary_size
 from mindswap.simulator.cost.budget import budget_of_device
 from mindswap.simulator.cost.hardware import Device
-from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.report_data import SimulationReport
 from mindswap.system.disk_cache import cached_folder
 from mindswap.system.scratch import scratch_folder
@@ -48,40 +44,12 @@ __all__ = [
     "memory_limits", "run_stages",
 ]  # fmt: skip
 
-# Default limit of the layers of a stage; half as many per chunk if there are several stages or chunks.
-MAX_SHORT_LAYERS = 6
-# With more micro-batches than this, fewer are run if their simulated peaks are the same within the tolerance: a step
-# with many takes long, and MindSpore compiles distant swaps only up to `MAX_INLINED_MICRO_BATCHES`.
-MAX_MICRO_BATCHES, PEAK_TOLERANCE = 32, 1e-3
-# Default limit of the layers of all stages together if fewer micro-batches are run.
-MAX_LAYERS_FEW_MICRO_BATCHES = 24
 NOT_INLINED_NOTE = (
     "MindSpore does not build this as it does by default (The pointer[ker_ptr] is null, of a PartialInline that is "
     "left): ran with MS_DEV_RUNTIME_CONF=switch_inline:False; a card may need that, too"
 )
 T = TypeVar("T")
 R = TypeVar("R")
-# Simulates the step with these layers of the model, or with all of them (None); None if it cannot be simulated.
-Simulate = Callable[[tuple[int, ...] | None], SimulationReport | None]
-
-
-@dataclass(frozen=True)
-class DryRunOptions:
-    """Options of a dry run.
-
-    Attributes:
-        ranks: ranks to run; empty for the first rank of each pipeline stage.
-        layers: numbers of layers to run: one, or two to extrapolate linearly; empty to choose them.
-        is_full: run all layers.
-        num_jobs: number of concurrent processes.
-        folder: folder that keeps logs and tables; None deletes them.
-    """
-
-    ranks: tuple[int, ...] = ()
-    layers: tuple[int, ...] = ()
-    is_full: bool = False
-    num_jobs: int = 1
-    folder: Path | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,58 +64,12 @@ class StepDryRun(DryRunReport):
         return in_notebook(repr(self), str(self), standalone_curve(highest))
 
 
-@dataclass(frozen=True)
-class _ShortModel:
-    """A model with some of the layers, or with all of them.
-
-    Attributes:
-        layer_indices: index in the full model of each layer.
-        stage_layers: number of layers of each stage.
-    """
-
-    layer_indices: tuple[int, ...]
-    stage_layers: tuple[int, ...]
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layer_indices)
-
-
 class MemoryLimits(NamedTuple):
     """The memory arguments of `run_stages`."""
 
     budget_bytes: int
     counts_fragments: bool
     margin_permille: int
-
-
-class ChosenDepths(NamedTuple):
-    """Models to run.
-
-    Attributes:
-        models: the full model, one short model, or two to extrapolate from, shortest first.
-        caveat: uncertainty of the extrapolation in words; "" if there is none.
-        line_errors_bytes: per stage, the simulated peak of the full model minus the peak that is extrapolated from the
-            simulated short models; empty if it was not simulated.
-    """
-
-    models: list[_ShortModel]
-    caveat: str = ""
-    line_errors_bytes: tuple[int, ...] = ()
-
-
-class LineError(NamedTuple):
-    """Error of the linear extrapolation in the simulation.
-
-    Attributes:
-        num_mixed_stages: stages whose three peaks are not in the same part of the step.
-        max_fraction: largest error of a stage as a fraction of its peak.
-        stage_bytes: error of each stage in bytes.
-    """
-
-    num_mixed_stages: int
-    max_fraction: float
-    stage_bytes: tuple[int, ...]
 
 
 def run_stages(
@@ -191,7 +113,7 @@ def run_stages(
     if wrong := [rank for rank in ranks if not 0 <= rank < settings.num_cards]:
         allowed = f"0 to {settings.num_cards - 1}, the ranks of the configuration"
         raise LaunchError(f"--ranks {wrong[0]}: there is no such rank\n    allowed: {allowed}")
-    full, load_once, reasons = _short_model(settings, num_layers), cache(load) if load else None, dict[str, None]()
+    full, load_once, reasons = short_model(settings, num_layers), cache(load) if load else None, dict[str, None]()
 
     @cache
     def simulate(layer_indices: tuple[int, ...] | None, count: int | None) -> SimulationReport | None:
@@ -231,7 +153,7 @@ def run_stages(
             report_status("making stand-ins for CANN, or taking those that are there")
             stub_libraries()
 
-        def run(task: tuple[_ShortModel, int], report_task_status: StatusCallback, stop: Callable[[], bool]) -> DryRun:
+        def run(task: tuple[ShortModel, int], report_task_status: StatusCallback, stop: Callable[[], bool]) -> DryRun:
             model, rank = task
             name, file = f"{model.num_layers} of {num_layers} layers, rank {rank}", files[model]
             rank_folder = file.with_name(f"rank_{rank}")
@@ -360,157 +282,13 @@ def _run_folder(requested: Path | None) -> Iterator[Path]:
         yield requested.absolute()  # capturing the network for the simulation changes the working directory
 
 
-def _short_model(settings: StepSettings, num_layers: int, per_chunk: int | None = None) -> _ShortModel:
-    """Return a model with the same number of layers in each chunk of each stage; None for all layers."""
-    layer_indices: list[int] = []
-    stage_layers = [0] * settings.pipeline.num_stages
-    for cell in settings.pipeline.layout(num_layers).cells():
-        count = len(cell.layers) if per_chunk is None else per_chunk
-        layer_indices += [cell.layers[i] for i in retained_layers(len(cell.layers), count)] if count else []
-        stage_layers[cell.stage] += count
-    return _ShortModel(tuple(layer_indices), tuple(stage_layers))
-
-
-def choose_micro_batches(
-    settings: StepSettings, num_layers: int, simulate: Callable[[int | None], SimulationReport | None]
-) -> int | None:
-    """Choose a smaller number of micro-batches with the same simulated peaks.
-
-    Args:
-        settings: settings of the step.
-        num_layers: layers of the model.
-        simulate: simulates the step with a number of micro-batches; None for all.
-
-    Returns:
-        The number of micro-batches; None if all have to be run.
-    """
-    is_long = settings.pipeline.num_stages > 1 and settings.num_micro_batches > MAX_MICRO_BATCHES
-    if not is_long:
-        return None
-    layout = lay_out_stages(settings.pipeline, num_layers, settings.num_micro_batches, settings.num_sequences)
-    counts = {layout.short_of(number) for number in (2 * layout.num_stages, MAX_MICRO_BATCHES)}
-    full_report = simulate(None)
-    for count in sorted(counts - {settings.num_micro_batches}):
-        if full_report is None or (short_report := simulate(count)) is None:
-            return None
-        pairs = zip(full_report.stages, short_report.stages, strict=True)
-        if all(abs(short.peak_bytes - full.peak_bytes) <= PEAK_TOLERANCE * full.peak_bytes for full, short in pairs):
-            return count
-    return None
-
-
 def first_ranks(settings: StepSettings) -> tuple[int, ...]:
     """Return the first rank of each pipeline stage."""
     return tuple(range(0, settings.num_cards, settings.num_cards // settings.pipeline.num_stages))
 
 
-def choose_depths(
-    options: DryRunOptions,
-    settings: StepSettings,
-    num_layers: int,
-    policy: Policy,
-    simulate: Simulate = lambda indices: None,
-    has_few_micro_batches: bool = False,
-) -> ChosenDepths:
-    """Choose the models to run: those that the options ask for, the full model if it is short, else two short ones.
-
-    The two short models should have layers of each kind in such numbers that linear extrapolation gives those of the
-    full model. If no pair does, the simulation chooses the pair with the smallest extrapolation error.
-
-    Args:
-        options: options of the dry run.
-        settings: settings of the step.
-        num_layers: layers of the full model.
-        policy: layers with the same entries of the policy are of one kind.
-        simulate: simulates a model; called only if no pair fits.
-        has_few_micro_batches: fewer micro-batches are run, so that the models can be longer.
-
-    Raises:
-        LaunchError: the requested number of layers cannot be distributed evenly over stages and chunks.
-    """
-    cells = list(settings.pipeline.layout(num_layers).cells())
-    min_chunk_layers = min(len(cell.layers) for cell in cells)
-    full = _short_model(settings, num_layers)
-    if options.layers:
-        limit = min_chunk_layers * len(cells)
-        if wrong := [n for n in options.layers if n != num_layers and (n % len(cells) or n > limit)]:
-            multiple = f"a multiple of {len(cells)} up to {limit}" if len(cells) > 1 else f"1 to {limit}"
-            raise LaunchError(
-                f"--layers {wrong[0]}: every stage and chunk needs as many layers\n"
-                f"    allowed: {multiple}, or {num_layers}, which is all of them"
-            )
-        models = [full if n == num_layers else _short_model(settings, num_layers, n // len(cells))
-                  for n in options.layers]  # fmt: skip
-        pairs = [sorted(models, key=lambda model: model.num_layers)]
-    else:
-        limit = MAX_SHORT_LAYERS if len(cells) == 1 else MAX_SHORT_LAYERS // 2
-        if has_few_micro_batches:
-            limit = min(MAX_SHORT_LAYERS, max(limit, MAX_LAYERS_FEW_MICRO_BATCHES // len(cells)))
-        limit = min(limit, min_chunk_layers)
-        if options.is_full or num_layers <= limit * len(cells) or limit < 2:
-            return ChosenDepths([full])
-        min_layers = 2 if len(cells) == 1 else 1
-        models = [_short_model(settings, num_layers, n) for n in range(min_layers, limit + 1)]
-        pairs = [[low, high] for high in models for low in models if low.num_layers < high.num_layers]
-    if len(pairs[0]) == 1 or pairs[0][-1] is full:
-        return ChosenDepths(pairs[0])
-    # Of pairs with the same mismatch, the first one: it has the fewest layers.
-    mismatches = [_mismatch(pair, full, policy) for pair in pairs]
-    best = min(range(len(pairs)), key=mismatches.__getitem__)
-    if not mismatches[best]:
-        return ChosenDepths(pairs[best])
-    if (simulated := simulate(None)) is None:
-        return ChosenDepths(pairs[best], f"for {mismatches[best]:.0%} of them the line counts layers of another kind")
-    reports = {model.layer_indices: simulate(model.layer_indices) or simulated for model in chain(*pairs)}
-    errors = [
-        _extrapolation_error(pair, full, [reports[model.layer_indices] for model in pair], simulated) for pair in pairs
-    ]
-    best = min(range(len(pairs)), key=lambda number: (errors[number].num_mixed_stages, errors[number].max_fraction))
-    caveat = f"in the simulation the line is {errors[best].max_fraction:.1%} off the whole model, and corrected by that"
-    return ChosenDepths(pairs[best], caveat, errors[best].stage_bytes)
-
-
-def _extrapolation_error(
-    pair: Sequence[_ShortModel],
-    full: _ShortModel,
-    reports: Sequence[SimulationReport],
-    simulated: SimulationReport,
-) -> LineError:
-    """Compare the extrapolated peaks of two simulated short models with the simulated full model."""
-    num_mixed_stages, max_fraction, stage_bytes = 0, 0.0, []
-    for stage, full_stage in enumerate(simulated.stages):
-        low, high = (report.stages[stage] for report in reports)
-        moments = (each.moment for each in (low, high, full_stage))
-        num_mixed_stages += len({(moment.phase == "forward", moment.layer < 0) for moment in moments}) > 1
-        num_low, num_high, num_full = (model.stage_layers[stage] for model in (*pair, full))
-        steps = (num_full - num_high) / (num_high - num_low)
-        above_high_bytes = (high.peak_bytes - low.peak_bytes) * steps
-        stage_bytes.append(round(full_stage.peak_bytes - high.peak_bytes - above_high_bytes))
-        max_fraction = max(max_fraction, abs(stage_bytes[-1] / full_stage.peak_bytes))
-    return LineError(num_mixed_stages, round(max_fraction, 3), tuple(stage_bytes))
-
-
-def _mismatch(pair: Sequence[_ShortModel], full: _ShortModel, policy: Policy) -> float:
-    """Return the fraction of layers that are of another kind in the extrapolation than in the full model."""
-    counts = [_count_layer_classes(model, policy) for model in (*pair, full)]
-    num_low, num_high, num_full = (model.num_layers for model in (*pair, full))
-    steps = (num_full - num_high) / (num_high - num_low)
-    num_wrong = 0.0
-    for layer_class in set[tuple[bool, ...]]().union(*counts):
-        low, high, expected = (count.get(layer_class, 0) for count in counts)
-        num_wrong += abs(high + (high - low) * steps - expected)
-    return round(num_wrong / num_full, 3)
-
-
-def _count_layer_classes(model: _ShortModel, policy: Policy) -> Mapping[tuple[bool, ...], int]:
-    """Count layers by the entries of the policy that list them."""
-    layer_sets = [entry.layers for name in ENTRY_FIELDS for entry in getattr(policy, name)]
-    layer_sets += [policy.layer_recompute, policy.output_recompute]
-    return Counter(tuple(layer in layers for layers in layer_sets) for layer in model.layer_indices)
-
-
 def _notes(
-    models: Sequence[_ShortModel], num_layers: int, caveat: str, count: int | None, num_micro_batches: int
+    models: Sequence[ShortModel], num_layers: int, caveat: str, count: int | None, num_micro_batches: int
 ) -> tuple[str, ...]:
     notes = []
     depths = " and ".join(str(model.num_layers) for model in models)

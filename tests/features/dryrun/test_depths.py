@@ -8,14 +8,8 @@ import pytest
 from mindswap.config.parse import parse_document
 from mindswap.config.step_settings import read_step_settings
 from mindswap.errors import LaunchError
-from mindswap.features.dryrun import (
-    DryRunOptions,
-    _mismatch,
-    _ShortModel,
-    choose_depths,
-    choose_micro_batches,
-    first_ranks,
-)
+from mindswap.features.dryrun import first_ranks
+from mindswap.features.dryrun.depths import DryRunOptions, ShortModel, _mismatch, choose_depths, choose_micro_batches
 from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.simulator.report_data import Moment
 
@@ -154,5 +148,5 @@ def test_a_model_is_run_whole_as_long_as_it_is_short(text, num_layers, num_kept)
 )
 def test_layers_of_a_kind_that_the_line_has_too_many_or_too_few(low, high, share_off):
     policy = Policy(op_swap=(OpSwap("attention", Layers(range(4)), 1),))
-    pair = [_ShortModel(kept, (len(kept),)) for kept in (low, high)]
-    assert _mismatch(pair, _ShortModel(tuple(range(8)), (8,)), policy) == share_off
+    pair = [ShortModel(kept, (len(kept),)) for kept in (low, high)]
+    assert _mismatch(pair, ShortModel(tuple(range(8)), (8,)), policy) == share_off
