@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 # Copy of a few numbers to the host that the model itself contains; it does not free an activation.
 HOST_COPY = "CopyToHost"
@@ -17,9 +18,16 @@ HOST_COPY = "CopyToHost"
 # counter of operators of one type at the end of a scope.
 LAYER_NUMBER = re.compile(r"(?:(?<=-CellList/)|(?<=-SequentialCell/))\d+(?=-)|(?<=\.)\d+(?=\.)")
 OP_NUMBER = re.compile(r"-op\d+$")
-# Identity of a forward operator across graphs of the same network: layer, scope without the layer number, and position
-# among the operators with both in common.
-Identity = tuple[int | None, str, int]
+
+
+class Identity(NamedTuple):
+    """Identity of a forward operator across graphs of the same network."""
+
+    layer_index: int | None
+    scope: str  # without the number of the layer
+    number: int  # position among the operators with the same layer and scope
+
+
 # Layer mapping between two graphs that have the same layers under the same numbers.
 SAME_LAYERS: Mapping[int, int] = MappingProxyType({})
 
@@ -168,7 +176,7 @@ class GraphIndex:
         identities_by_name = {}
         for node in self._forward:
             scope_key = node.layer_index, _scope_in_layer(node.scope)
-            identities_by_name[node.name] = (*scope_key, counts[scope_key])
+            identities_by_name[node.name] = Identity(*scope_key, counts[scope_key])
             counts[scope_key] += 1
         return identities_by_name
 

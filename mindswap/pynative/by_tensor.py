@@ -238,10 +238,10 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _are_inside(operators: Iterable[Operator], layer: int, path: str, names: Callable[[Operator], list[str]]) -> bool:
-    return all(
-        operator.layer_index == layer and all(is_within(name, path) for name in names(operator))
-        for operator in operators
-    )
+    def is_inside(operator: Operator) -> bool:
+        return operator.layer_index == layer and all(is_within(name, path) for name in names(operator))
+
+    return all(map(is_inside, operators))
 
 
 def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
@@ -262,6 +262,8 @@ def _is_swapped_2x(effect: SettingsEffect, saver: Operator) -> bool:
     if saver.layer_index is None:
         return False
     layer_effect = effect.layers[saver.layer_index]
-    return layer_effect.is_swapped or all(
-        any(is_within(name, path) for path in layer_effect.swapped) for name in _paths_2x(saver)
-    )
+
+    def is_named(name: str) -> bool:
+        return any(is_within(name, path) for path in layer_effect.swapped)
+
+    return layer_effect.is_swapped or all(map(is_named, _paths_2x(saver)))

@@ -123,7 +123,18 @@ class _GraphBuilder:
         types = tuple(map(_type_of, outputs))
         is_named = operator.is_forward and layer is not None
         paths = tuple(".".join(path) for path in operator.paths) if is_named else ()
-        return Node(name, op, layer, ".".join(cell), scope, inputs, types, {}, origin=origin, paths=paths)
+        return Node(
+            name=name,
+            op=op,
+            layer_index=layer,
+            cell_path=".".join(cell),
+            scope=scope,
+            inputs=inputs,
+            outputs=types,
+            attributes={},
+            origin=origin,
+            paths=paths,
+        )
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -170,8 +181,17 @@ class _GraphBuilder:
         """Add the read of a weight; backward uses that of forward."""
         name = f"load.{value.weight}"
         source = f"{WEIGHT_MARK}{value.weight}"
-        outputs = (_type_of(value),)
-        self.forward.append(Node(name, "Load", operator.layer_index, "", f"Default/{name}", (source,), outputs, {}))
+        load = Node(
+            name=name,
+            op="Load",
+            layer_index=operator.layer_index,
+            cell_path="",
+            scope=f"Default/{name}",
+            inputs=(source,),
+            outputs=(_type_of(value),),
+            attributes={},
+        )
+        self.forward.append(load)
         self._make(name, value, True)
 
     def _gradient_tuple(self) -> Node:
@@ -184,7 +204,16 @@ class _GraphBuilder:
             if shape is not None and weights[shape] and node.name not in read:
                 weights[shape] -= 1
                 gradients.append(node.name)
-        return Node("gradients", "MakeTuple", None, "", "Default/gradients", tuple(reversed(gradients)), (), {})
+        return Node(
+            name="gradients",
+            op="MakeTuple",
+            layer_index=None,
+            cell_path="",
+            scope="Default/gradients",
+            inputs=tuple(reversed(gradients)),
+            outputs=(),
+            attributes={},
+        )
 
 
 def _type_of(value: Value) -> TensorType:

@@ -52,12 +52,16 @@ def _moving(layer: LayerDecisions) -> tuple[EntryMatch, ...]:
 
 
 def _outermost(entry_matches: Iterable[EntryMatch]) -> tuple[Path, ...]:
-    paths = {claim.path for claim in entry_matches}
-    return tuple(sorted(path for path in paths if not any(path[:depth] in paths for depth in range(len(path)))))
+    paths = {match.path for match in entry_matches}
+
+    def is_inside_another(path: Path) -> bool:
+        return any(path[:depth] in paths for depth in range(len(path)))
+
+    return tuple(sorted(path for path in paths if not is_inside_another(path)))
 
 
 def _prefetches(entry_matches: Iterable[EntryMatch]) -> list[int]:
-    return sorted({claim.entry.prefetch for claim in entry_matches if claim.entry.prefetch is not None})
+    return sorted({match.entry.prefetch for match in entry_matches if match.entry.prefetch is not None})
 
 
 def _single_operators(named: dict[int, tuple[EntryMatch, ...]]) -> list[str]:

@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.trace import BACKWARD_KINDS, Event, EventKind, Operator, Trace, TracedStorage
@@ -99,12 +100,13 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
             actions[clock.saves[index][0]].append(StorageAction(ActionKind.ADD, index))
             actions[min(reads[-1] + 1, len(events) - 1)].append(StorageAction(ActionKind.DROP, index))
         transfer = _transfer_events(clock, trace, index, storage, swappable[index]) if index in swappable else None
-        if transfer is None or not transfer[0] <= transfer[1] < transfer[2] < reads[0]:
+        if transfer is None or not transfer.offload <= transfer.release < transfer.prefetch < reads[0]:
             continue
         moved.append(index)
-        kinds = (ActionKind.OFFLOAD, ActionKind.RELEASE, ActionKind.PREFETCH, ActionKind.WAIT)
-        for kind, moment in zip(kinds, (*transfer, reads[0]), strict=True):
-            actions[moment].append(StorageAction(kind, index))
+        actions[transfer.offload].append(StorageAction(ActionKind.OFFLOAD, index))
+        actions[transfer.release].append(StorageAction(ActionKind.RELEASE, index))
+        actions[transfer.prefetch].append(StorageAction(ActionKind.PREFETCH, index))
+        actions[reads[0]].append(StorageAction(ActionKind.WAIT, index))
     order = list(ActionKind)
     in_order = (
         tuple(sorted(event_actions, key=lambda a: (order.index(a.kind), a.storage))) for event_actions in actions
@@ -138,15 +140,27 @@ class _Clock:
         """Return the first event by which so many operators have started; the last one of forward if there is none."""
         return min(bisect_left(self.times, num_operators), self.forward_end)
 
+    def end_after(self, layer_index: int, position: int) -> int:
+        """Return the first end of forward of a layer after a position."""
+        return next(end for end in self.ends[EventKind.FORWARD_END, layer_index] if end > position)
+
     def last_event_before(self, num_operators: int) -> int:
         """Return the last event of backward at which at most so many operators have started."""
         return max(bisect_right(self.times, num_operators) - 1, self.forward_end + 1)
 
 
+class _TransferEvents(NamedTuple):
+    """Positions of the events at which a storage is swapped."""
+
+    offload: int
+    release: int
+    prefetch: int
+
+
 def _transfer_events(
     clock: _Clock, trace: Trace, index: int, storage: TracedStorage, distance: Distance
-) -> tuple[int, int, int] | None:
-    """Return the events of offload, release and prefetch of a storage; None if it cannot be swapped."""
+) -> _TransferEvents | None:
+    """Return the events at which a storage is swapped; None if it cannot be swapped."""
     reads = clock.reads.get(index)
     if reads is None or clock.saves[index][0] > clock.forward_end:  # never read, or saved in backward only
         return None
@@ -161,13 +175,17 @@ def _transfer_events(
         if ahead >= trace.num_layers:  # no later layer releases it
             return None
         # Of several micro-batches in one pass, use the events of its own.
-        ended = [next(at for at in clock.ends[EventKind.FORWARD_END, i] if at > last_save) for i in (layer, ahead)]
+        own_end, ahead_end = clock.end_after(layer, last_save), clock.end_after(ahead, last_save)
         begun = [at for at in clock.ends.get((EventKind.BACKWARD_BEGIN, ahead), ()) if at <= reads[0]]
-        return (ended[0], max(ended[1], earliest), begun[-1]) if begun else None
+        return _TransferEvents(own_end, max(ahead_end, earliest), begun[-1]) if begun else None
     producer = saved[0].operator if storage.maker is None else storage.maker
     release = max(clock.first_event_after(producer + distance.count + 1), earliest)
     first_read = clock.times[reads[0]]
-    return clock.saves[index][0], release, clock.last_event_before(first_read - distance.count - 1)
+    return _TransferEvents(
+        offload=clock.saves[index][0],
+        release=release,
+        prefetch=clock.last_event_before(first_read - distance.count - 1),
+    )
 
 
 # Storages of a trace that a policy swaps.

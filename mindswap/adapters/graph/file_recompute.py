@@ -56,16 +56,17 @@ def recompute_settings(layer: nn.Cell) -> tuple[Hashable, ...]:
     cells = tuple(
         name for name, cell in layer.cells_and_names() if str(getattr(cell, "_scope", None)).startswith(SCOPE)
     )
-    primitives = tuple(
-        (path, tuple((name, primitive.attrs[name]) for name in ATTRIBUTES if name in primitive.attrs))
-        for path, primitive in iterate_primitives(layer)
-    )
+    primitives = tuple((path, _recompute_attributes(primitive)) for path, primitive in iterate_primitives(layer))
     weights = tuple(
         name
         for name, weight in layer.parameters_and_names()
         if getattr(weight, "parallel_optimizer_comm_recompute", False)
     )
     return cells, primitives, weights
+
+
+def _recompute_attributes(primitive: Any) -> tuple[tuple[str, Hashable], ...]:
+    return tuple((name, primitive.attrs[name]) for name in ATTRIBUTES if name in primitive.attrs)
 
 
 @contextlib.contextmanager

@@ -91,11 +91,11 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
     decorated = [cell for _, cell in network.cells_and_names() if has_lazy_inline(cell)]
     within = {id(cell) for layer in layers for _, cell in layer.cells_and_names()}
     needed = {id(cell) for cell in layers or decorated}
-    around = [
-        cell
-        for cell in decorated
-        if id(cell) not in within and {id(child) for _, child in cell.cells_and_names()} >= needed
-    ]
+
+    def is_around(cell: nn.Cell) -> bool:
+        return id(cell) not in within and {id(child) for _, child in cell.cells_and_names()} >= needed
+
+    around = list(filter(is_around, decorated))
     unmarked = [cell for cell in decorated if cell not in around[:1]]
     for cell in unmarked:
         cell.cell_init_args = ""

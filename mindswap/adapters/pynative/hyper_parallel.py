@@ -62,7 +62,8 @@ class HyperParallel:
     def wrap(self, network: nn.Cell, layers: Sequence[nn.Cell], calls: UpstreamCalls) -> None:
         """Wrap the cells of the network, and pair its layers."""
         cells = list(layers)
-        keeps = {index: self._keep_inputs(cells[index]) for index in sorted({index for index, _ in calls.wraps})}
+        wrapped_layers = sorted({index for index, _ in calls.wraps})
+        keeps = {index: self._keep_inputs(cells[index]) for index in wrapped_layers}
         for index, path in calls.wraps:
             old = resolve_path(layers[index], path)
             new = self._upstream.swap_wrapper(old, policy_fn=keeps[index])

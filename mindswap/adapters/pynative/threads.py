@@ -7,6 +7,7 @@ it; losses and gradients are then wrong without an error, with swap and without.
 
 import sys
 import threading
+from types import FrameType
 
 from mindspore import nn
 
@@ -67,13 +68,15 @@ class SoleThread:
             _disturbed.add(self.ident)
 
     def _require_sole(self) -> None:
-        own = threading.get_ident()
-        others = {ident for ident, frame in sys._current_frames().items() if ident != own and any(
-            each.f_code is _CALL or each.f_code.co_name == _GRADIENT_NAME for each in frames(frame)
-        )}  # fmt: skip
+        this = threading.get_ident()
+        others = {ident for ident, frame in sys._current_frames().items() if ident != this and _runs_network(frame)}
         if others:
             _disturbed.update(others)
             raise _refusal()
+
+
+def _runs_network(innermost: FrameType) -> bool:
+    return any(frame.f_code is _CALL or frame.f_code.co_name == _GRADIENT_NAME for frame in frames(innermost))
 
 
 def _refusal() -> ApplyError:

@@ -166,9 +166,10 @@ class _Finder:
             return gradients
         size_bytes = self.nodes[consumer.name].size_bytes
         readers = self.graph.index.forward_readers.get(consumer.name, ())
+        reader_names = dict.fromkeys([reader.name for reader in readers])
         return [
             gradient
-            for name in dict.fromkeys(reader.name for reader in readers)
+            for name in reader_names
             for gradient in self.gradients.get(name, ())
             if gradient.size_bytes == size_bytes
         ]
@@ -222,4 +223,4 @@ def _block_splits(
     blocks = equal_blocks(*full_shapes) if is_known else None
     if blocks is None:
         return [(math.prod(before), 1)]
-    return [(math.prod(before[explicit_sums]), math.prod(after[to])) for explicit_sums, to in blocks]
+    return [(math.prod(before[source_dims]), math.prod(after[target_dims])) for source_dims, target_dims in blocks]

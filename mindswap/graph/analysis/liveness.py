@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import NO_MEMORY_OPS
@@ -83,6 +84,14 @@ def _longest_omission(contexts: Sequence[tuple[int | None, ...]], with_peak: boo
     return None
 
 
+class Lifetime(NamedTuple):
+    """Positions of the first and last operator during which memory is live; backward follows forward."""
+
+    first: int
+    last: int
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class Peak:
     """Peak of activation memory."""
@@ -104,15 +113,15 @@ def find_peak(graph: Graph, sample: LayerSample) -> Peak:
     """
     nodes = (*graph.forward, *graph.backward)
     changes: Counter[int] = Counter()
-    for first, last, size in (*_lifetimes(graph), *_uncompiled(graph, sample)):
-        changes[first] += size
-        changes[last + 1] -= size
+    for lifetime in (*_lifetimes(graph), *_uncompiled(graph, sample)):
+        changes[lifetime.first] += lifetime.size_bytes
+        changes[lifetime.last + 1] -= lifetime.size_bytes
     alive = list(accumulate(changes[moment] for moment in range(len(nodes))))
     peak_at = alive.index(max(alive))
     return Peak(alive[peak_at], nodes[peak_at], peak_at < len(graph.forward))
 
 
-def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
+def _lifetimes(graph: Graph) -> Iterator[Lifetime]:
     """Yield the lifetime of every activation; positions of backward continue those of forward."""
     offset = len(graph.forward)
     parameter_of = {saved.forward_name: saved.backward_name for saved in graph.saved}
@@ -132,10 +141,10 @@ def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
         last[storage.key] = max(last[storage.key], until)
         sizes[storage.key] = storage.size_bytes
     for key, size in sizes.items():
-        yield first[key], last[key], size
+        yield Lifetime(first[key], last[key], size)
     for moment, node in enumerate(graph.backward, start=offset):
         if node.name in last_in_backward and node.op not in NO_MEMORY_OPS:
-            yield moment, last_in_backward[node.name], node.size_bytes
+            yield Lifetime(moment, last_in_backward[node.name], node.size_bytes)
 
 
 def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
@@ -153,7 +162,7 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
     return last
 
 
-def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, int]]:
+def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[Lifetime]:
     """Yield, for each operator, the bytes saved by layers that are not compiled.
 
     Each compiled layer is evaluated as the last layer that it represents. At that point all earlier layers of the model
@@ -168,4 +177,4 @@ def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, i
     for moment, node in enumerate((*graph.forward, *graph.backward)):
         running = node.layer_index if node.layer_index is not None else running
         if running is not None:
-            yield moment, moment, waiting[last[running]] - compiled[running]
+            yield Lifetime(moment, moment, waiting[last[running]] - compiled[running])

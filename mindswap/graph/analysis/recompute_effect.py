@@ -4,6 +4,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mindswap.graph.layer_paths import has_scope
 from mindswap.graph.model import RECOMPUTE_SCOPE, SAME_LAYERS, Graph, Node
@@ -34,10 +35,12 @@ def decisions_by_operator(decisions: LayerDecisions) -> dict[OperatorKey, tuple[
 @functools.lru_cache(maxsize=4096)  # a planner calls it for every name that it swaps
 def operators_below(layer: CellNode, prefix: Path) -> frozenset[OperatorKey]:
     """Return the keys of all primitives at or below a path of the layer."""
-    found = layer.primitives_by_cell_and_type().items()
-    return frozenset(
-        operator_key for operator_key, paths in found if any(path[: len(prefix)] == prefix for path in paths)
-    )
+
+    def is_below(path: Path) -> bool:
+        return path[: len(prefix)] == prefix
+
+    primitives = layer.primitives_by_cell_and_type().items()
+    return frozenset(operator_key for operator_key, paths in primitives if any(map(is_below, paths)))
 
 
 def possible_operator_keys(graph: Graph, node: Node) -> frozenset[OperatorKey]:
@@ -55,10 +58,19 @@ def possible_operator_keys(graph: Graph, node: Node) -> frozenset[OperatorKey]:
     return frozenset((cell, owner.op) for cell in cells)
 
 
-def value_key(graph: Graph, node: Node) -> tuple[str, int, int | None]:
-    """Return scope, number and output index of the producer; equal for equal layers of any two graphs."""
-    _, scope, number = graph.index.identities[graph.owner(node).name]
-    return scope, number, graph.constants.get(node.inputs[1]) if node.op == "TupleGetItem" else None
+class ValueKey(NamedTuple):
+    """Identity of a value within a layer, equal for equal layers of any two graphs."""
+
+    scope: str  # of its producer, without the number of the layer
+    number: int  # of the producer among the operators of that scope
+    output_index: int | None  # None for the only output
+
+
+def value_key(graph: Graph, node: Node) -> ValueKey:
+    """Return the identity of a node's output within its layer."""
+    identity = graph.index.identities[graph.owner(node).name]
+    output_index = graph.constants.get(node.inputs[1]) if node.op == "TupleGetItem" else None
+    return ValueKey(identity.scope, identity.number, output_index)
 
 
 # Attribute set by `select_comm_recompute`.

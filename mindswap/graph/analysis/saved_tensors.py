@@ -73,10 +73,7 @@ class OperatorNames:
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, has_all_tags: bool = False):
-        found = [{} if has_all_tags else layer.primitives_by_cell_and_type() for layer in layers]
-        self._by_key = [
-            {operator_key: Names(map(".".join, paths)) for operator_key, paths in each.items()} for each in found
-        ]
+        self._by_key = [{} if has_all_tags else _names_by_key(layer) for layer in layers]
         self._tags = {node.scope: Names(node.paths) for node in tagged.forward if node.paths}
 
     def can_name(self, node: Node) -> bool:
@@ -115,6 +112,11 @@ class OperatorNames:
             return self._tags[scope]
         names = self._by_key[node.layer_index].get(node.operator_key)
         return names or Names.of(f"{node.cell_path}.{node.op}".strip("."))
+
+
+def _names_by_key(layer: CellNode) -> dict[tuple[str, str], Names]:
+    primitives = layer.primitives_by_cell_and_type().items()
+    return {operator_key: Names(map(".".join, paths)) for operator_key, paths in primitives}
 
 
 def measure_layer_memory(
@@ -168,10 +170,9 @@ def measure_layer_memory(
 
 def _seen_from(index: int | None, plain_index: int | None, identity: Identity) -> Identity:
     """Return an identity in or next to layer `plain_index` with the layer renumbered to `index`."""
-    layer, scope, number = identity
-    if index is None or plain_index is None or layer is None:
+    if index is None or plain_index is None or identity.layer_index is None:
         return identity
-    return layer - plain_index + index, scope, number
+    return identity._replace(layer_index=identity.layer_index - plain_index + index)
 
 
 def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:

@@ -97,7 +97,7 @@ class NodeRoles:
             if owner.layer_index is not None and not self.is_compiler_node(owner)
         )
         compiler_nodes = (
-            (node, [reader for reader in self.readers(node.name) if reader.op not in BOOKKEEPING_OPS])
+            (node, self.computing_readers(node.name))
             for node, _ in reversed(owned)
             if node.layer_index is not None and node.op != "TupleGetItem" and self.is_compiler_node(node)
         )
@@ -106,6 +106,10 @@ class NodeRoles:
     def readers(self, name: str) -> Sequence[Node]:
         """Return the readers of a value."""
         return self.graph.index.forward_readers.get(name, ())
+
+    def computing_readers(self, name: str) -> Sequence[Node]:
+        """Return the readers of a value that compute with it."""
+        return [reader for reader in self.readers(name) if reader.op not in BOOKKEEPING_OPS]
 
     def is_compiler_node(self, node: Node) -> bool:
         """Return whether the compiler inserted the operator, for example for mixed precision; it follows its reader."""

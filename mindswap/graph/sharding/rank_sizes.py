@@ -75,7 +75,17 @@ def _inserted_node(
 ) -> Node:
     """Return an operator that MindSpore inserts next to `node`."""
     scope = f"{node.scope.rpartition('/')[0]}/{op}{ARRIVAL_SUFFIX}"
-    return Node(name, op, node.layer_index, node.cell_path, scope, (source,), outputs, {}, origin=origin)
+    return Node(
+        name=name,
+        op=op,
+        layer_index=node.layer_index,
+        cell_path=node.cell_path,
+        scope=scope,
+        inputs=(source,),
+        outputs=outputs,
+        attributes={},
+        origin=origin,
+    )
 
 
 def insert_gradient_gathers(graph: Graph, gathered: Mapping[str, tuple[str, TensorType]]) -> Graph:

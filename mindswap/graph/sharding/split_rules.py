@@ -65,10 +65,11 @@ def _elementwise(call: OperatorCall) -> list[Split]:
 
 def _like_first(call: OperatorCall) -> list[Split]:
     """All outputs have the split of the first operand; a dimension reduced to 1 is unsplit (layer_norm_info.cc)."""
-    return [
-        tuple(1 if size == 1 else parts for size, parts in zip(shape, call.splits[0], strict=False))
-        for shape in call.outputs
-    ]
+
+    def split_of(shape: Shape) -> Split:
+        return tuple(1 if size == 1 else parts for size, parts in zip(shape, call.splits[0], strict=False))
+
+    return [split_of(shape) for shape in call.outputs]
 
 
 def _like(call: OperatorCall, operands: Sequence[int]) -> list[Split] | None:

@@ -92,7 +92,7 @@ LOCAL_MARK = "mindswap_local"
 
 def gathered_to(split: Split, count: int) -> Split | None:
     """Return the split with one dimension unsplit that has `count` shards; None if there is none."""
-    options = (tuple(1 if at == index else parts for at, parts in enumerate(split)) for index in range(len(split)))
+    options = ((*split[:index], 1, *split[index + 1 :]) for index in range(len(split)))
     return next((option for option in options if num_parts(option) == count), None)
 
 
@@ -131,6 +131,10 @@ def _layouts(layouts: object) -> tuple[Split, ...]:
         if not isinstance(layout, Mapping):
             return ()
         matrix, tensor_map = layout["device_matrix"], layout["tensor_map"]
-        dims = (axes if isinstance(axes, tuple) else (axes,) for axes in tensor_map)
-        splits.append(tuple(math.prod(matrix[-1 - axis] for axis in axes if axis >= 0) for axes in dims))
+        splits.append(tuple(_num_parts_of_axes(matrix, axes) for axes in tensor_map))
     return tuple(splits)
+
+
+def _num_parts_of_axes(device_matrix: Sequence[int], axes: int | tuple[int, ...]) -> int:
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    return math.prod(device_matrix[-1 - axis] for axis in axes if axis >= 0)

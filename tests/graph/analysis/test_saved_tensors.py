@@ -11,6 +11,7 @@ from mindswap.graph.analysis.saved_tensors import (
     _seen_from,
     measure_layer_memory,
 )
+from mindswap.graph.model import Identity
 from mindswap.policy.cell_tree import CellNode
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
@@ -139,9 +140,9 @@ def test_a_layer_is_named_as_the_one_that_it_is_like():
 
 
 def test_what_holds_memory_near_a_layer_has_its_number_there():
-    assert _seen_from(5, 2, (1, "scope", 3)) == (4, "scope", 3)
-    assert _seen_from(5, 2, (None, "scope", 3)) == (None, "scope", 3)
-    assert _seen_from(None, None, (1, "scope", 3)) == (1, "scope", 3)
+    assert _seen_from(5, 2, Identity(1, "scope", 3)) == (4, "scope", 3)
+    assert _seen_from(5, 2, Identity(None, "scope", 3)) == (None, "scope", 3)
+    assert _seen_from(None, None, Identity(1, "scope", 3)) == (1, "scope", 3)
 
 
 # Names.
