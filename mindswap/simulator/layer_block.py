@@ -1,4 +1,8 @@
-"""A part of a step that can be put beside others in any number and order: its elements, and the same as flat arrays."""
+"""Compiled layers as blocks from which a model of any depth is assembled.
+
+A block holds the operators and tensors of one segment of the compiled step (before the layers, one layer, or after the
+layers), as dataclasses and as arrays.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -16,17 +20,17 @@ from mindswap.simulator.program import NO_OP, MemoryKind, OpKind
 
 @dataclass(frozen=True)
 class Role:
-    """Name of a tensor for other blocks: its type, and which of those of this type it is."""
+    """Identity of a tensor that crosses blocks: shape, dtype, and its ordinal among tensors of that type."""
 
     shape: tuple[int, ...]
     dtype: str
     ordinal: int
-    is_forward: bool  # made in forward
-    is_shared: bool = False  # read by many blocks, not only by a neighbour of the one that makes it
+    is_forward: bool  # produced in forward
+    is_shared: bool = False  # read by many blocks, not only by a neighbour of its producer
 
 
 class Source(Enum):
-    """Origin of a tensor that a block reads and does not make."""
+    """Producer of a tensor that a block reads and does not produce."""
 
     BEFORE = "the block before it in forward order"
     BEHIND = "the block behind it in forward order"
@@ -35,58 +39,58 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class BlockOp:
-    """One operator with its time."""
+    """One operator with its duration."""
 
-    label: Label  # operator path below the layer; for gradients that of the operator they are the gradient of
+    label: Label  # operator path below the layer; a gradient operator has the path of its forward operator
     kind: OpKind  # forward, backward, recompute or collective
     duration_ns: int  # on the device
-    # position in the same pass of an operator on the other stream that must have ended; `NO_OP` for none
+    # position in the same pass of the operator on the other stream that this one waits for; `NO_OP` for none
     wait_op: int = NO_OP
     op: str = ""  # name of the primitive
-    wait_once: int = NO_OP  # position in `Block.once` of an operator that must have ended; `NO_OP` for none
-    # a schedule may run it apart from the rest of backward: it works on gradients of weights only
+    wait_once: int = NO_OP  # position in `Block.once` of the operator that this one waits for; `NO_OP` for none
+    # it computes weight gradients only, so a schedule may run it separately from the rest of backward
     is_weight: bool = False
-    # durations for each piece of a cut sequence, where they differ; `duration_ns` is their mean then
+    # durations of the sequence pieces in ns, if they differ; then `duration_ns` is their mean
     piece_ns: tuple[int, ...] = ()
 
 
 class Uses(NamedTuple):
-    """Positions at which a block reads a tensor; `NO_OP` where it does not."""
+    """Positions of the operators of a block that read a tensor; `NO_OP` for none."""
 
     last_forward: int = NO_OP
     first_backward: int = NO_OP
     last_backward: int = NO_OP
-    first_input: int = NO_OP  # in backward by operators that are not `BlockOp.is_weight`
+    first_input: int = NO_OP  # in backward, by operators without `BlockOp.is_weight`
     last_input: int = NO_OP
-    first_weight: int = NO_OP  # in backward by those that are
+    first_weight: int = NO_OP  # in backward, by operators with `BlockOp.is_weight`
     last_weight: int = NO_OP
     last_once: int = NO_OP  # in `Block.once`
 
 
 @dataclass(frozen=True)
 class BlockTensor:
-    """A tensor that the block makes."""
+    """A tensor that the block produces."""
 
-    label: Label  # who makes it
+    label: Label  # label of its producer
     size_bytes: int  # on the device
-    is_forward: bool  # made in forward
-    is_again: bool  # made by an operator that runs again
-    made_at: int  # position of its maker in the pass
-    uses: Uses  # where the block itself reads it
-    role: Role | None  # set where other blocks read it
+    is_forward: bool  # produced in forward
+    is_again: bool  # produced by a recomputed operator
+    made_at: int  # position of its producer in the pass
+    uses: Uses  # reads by the block itself
+    role: Role | None  # set if other blocks read it
     prefetch: int = 0  # `backward_prefetch` of its copies
-    num_copies: int = 0  # how often it is copied, once for each name that is swapped; 0 where it is not; `ONE_WAY`
-    is_held: bool = False  # another name of it is not swapped, so it stays on the device all the same
-    is_once: bool = False  # made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it
-    is_gradient: bool = False  # of a weight
-    is_final: bool = False  # stays until the optimizer
-    is_early: bool = False  # there from the begin of the pass on
-    is_early_later: bool = False  # likewise in every micro-batch but the first
+    num_copies: int = 0  # copies to the host, one for each name that is swapped; 0 for none; or `ONE_WAY`
+    is_held: bool = False  # another of its names is not swapped, so it stays on the device in spite of its copies
+    is_once: bool = False  # produced in `Block.once` (`made_at` is a position there) and read by all micro-batches
+    is_gradient: bool = False  # gradient of a weight
+    is_final: bool = False  # live until the optimizer starts
+    is_early: bool = False  # live from the start of the pass
+    is_early_later: bool = False  # live from the start of the pass in every micro-batch but the first
 
 
 @dataclass(frozen=True)
 class Read:
-    """A tensor of another block that this one reads."""
+    """Read of a tensor that another block produces."""
 
     source: Source
     role: Role
@@ -94,23 +98,26 @@ class Read:
     uses: Uses
 
 
-# Ring attention as operators of a block: an exchange goes on while attention of what has come is computed.
+# Ring attention as operators of a block: the next keys and values are exchanged during attention over the current ones.
 
 
 def ring_ops(
     op: BlockOp, rounds: Sequence[Round], begin: int, time_ns: Callable[[Work, str], int], exchange_ns: int
 ) -> list[BlockOp]:
-    """The operators that stand for one attention.
+    """Expand one attention operator into the rounds of ring attention.
 
         compute   concat | attention 0 | split, concat | attention 1 ... | split | attention n - 1, join
         links            | exchange 0        |         | exchange 1 ...    |
 
     Args:
-        op: the attention as one operator.
-        rounds: from `list_rounds`.
-        begin: position of the first of them.
-        time_ns: time of a kernel of the given work and primitive.
-        exchange_ns: time of one exchange.
+        op: attention as one operator.
+        rounds: rounds from `list_rounds`.
+        begin: position of the first returned operator in the pass.
+        time_ns: (work, primitive) -> duration of a kernel in ns.
+        exchange_ns: duration of one exchange in ns.
+
+    Returns:
+        Operators in execution order.
     """
     ops: list[BlockOp] = []
     wait_op = op.wait_op
@@ -126,17 +133,21 @@ def ring_ops(
             ops.append(BlockOp(f"{op.label} {RING}", OpKind.COLLECTIVE, exchange_ns, begin + len(ops) - 1, RING))
         attention_ns = time_ns(Work(one.flops, 0, 0), op.op)
         compute(attention_ns + _kernels_ns(one.after, time_ns), wait_op)
-        # The next round begins with what this exchange brings.
+        # The next round reads the keys and values that this exchange receives.
         sent = [at for at, entry in enumerate(ops) if entry.kind is OpKind.COLLECTIVE]
         wait_op = begin + sent[-1] if sent else NO_OP
     return ops
 
 
 def ring_buffers(operands: Sequence[TensorType], is_forward: bool) -> int:
-    """Bytes that are there while it runs, beside operands and results.
+    """Return the workspace of ring attention in bytes, without operands and results.
 
-    Forward: keys and values that are used and those that come, and the result of a round. Backward: the same for their
-    gradients, and the gradient of queries of a round.
+    Forward: current and incoming keys and values, and the result of one round. Backward: in addition their gradients,
+    and in place of the result the query gradient of one round.
+
+    Args:
+        operands: types of query, key and value.
+        is_forward: whether attention runs in forward.
     """
     query, pair = operands[0].size_bytes, operands[1].size_bytes + operands[2].size_bytes
     return (2 if is_forward else 4) * pair + query
@@ -146,7 +157,7 @@ def _kernels_ns(kernels: Sequence[RingKernel], time_ns: Callable[[Work, str], in
     return sum(time_ns(Work(0, kernel.moved_bytes, 0), kernel.op) for kernel in kernels)
 
 
-# Columns that are an attribute of an operator, and of a tensor.
+# Columns that are read from attributes of `BlockOp` and `BlockTensor`, with their dtypes.
 OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_once": np.int64, "is_weight": bool}
 TENSOR_TYPES = {
     **dict.fromkeys(("size_bytes", "made_at", "prefetch", "num_copies"), np.int64),
@@ -154,43 +165,43 @@ TENSOR_TYPES = {
 }
 
 
-# In place of `prefetch`, `num_copies` and `is_held` of a tensor that keeps its own.
+# Marks a tensor that keeps its `prefetch`, `num_copies` and `is_held`.
 UNCHANGED = (-1, 0, False)
 
-# Arrays by name. Of the operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations for each
-# piece of the sequence, shape (num_ops, num_pieces), with one piece where all take the same time. Of tensors, shape
-# (num_tensors,): `TENSOR_TYPES`; `label`; `kind`, of one that backward does not need; `uses`, a row for each field of
-# `Uses`. Positions and labels count within the pass and the block.
+# Arrays by name. Operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations of the sequence
+# pieces, shape (num_ops, num_pieces), with one piece if all have the same durations. Tensors, shape (num_tensors,):
+# `TENSOR_TYPES`; `label`; `kind`, the `MemoryKind` of a tensor that is not saved for backward; `uses`, shape
+# (num_fields of `Uses`, num_tensors). Positions are relative to the pass, labels index `BlockArrays.labels`.
 Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockArrays:
-    """All of a block but what it reads."""
+    """Operators and tensors of a block as arrays; its reads of other blocks are not included."""
 
-    forward: Columns  # run for each micro-batch
-    backward: Columns  # likewise
-    once: Columns  # run before forward of the first micro-batch
-    own: Columns  # tensors that only the block itself reads
-    shared: Columns  # of these, what is made once for all micro-batches
-    handed: tuple[BlockTensor, ...]  # tensors that others read too
-    labels: tuple[Label, ...]  # names that the label arrays point to
+    forward: Columns  # operators of each micro-batch
+    backward: Columns  # operators of each micro-batch
+    once: Columns  # operators that run once, before forward of the first micro-batch
+    own: Columns  # tensors of each micro-batch that only this block reads
+    shared: Columns  # tensors of all micro-batches (`is_once`) that only this block reads
+    handed: tuple[BlockTensor, ...]  # boundary tensors: other blocks read them too
+    labels: tuple[Label, ...]  # labels by number
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A part of the step: its operators of forward and backward in order, its tensors, what it reads."""
+    """One segment of the step: its operators in execution order, its tensors, and its reads of other blocks."""
 
-    forward: tuple[BlockOp, ...]  # run for each micro-batch
-    backward: tuple[BlockOp, ...]  # likewise
+    forward: tuple[BlockOp, ...]  # operators of each micro-batch
+    backward: tuple[BlockOp, ...]  # operators of each micro-batch
     tensors: tuple[BlockTensor, ...]
     reads: tuple[Read, ...]
-    # operators that run before forward of the first micro-batch, once in a step: what depends on weights only and is
-    # shared by all micro-batches
+    # operators that run once, before forward of the first micro-batch: they depend on weights only, and all
+    # micro-batches share their outputs
     once: tuple[BlockOp, ...] = ()
-    # the arrays, where the caller has them; they must say the same as the rest
+    # precomputed arrays; they must be consistent with the other fields
     known_arrays: InitVar[BlockArrays | None] = None
-    # derived: operators and tensors as arrays, so that eighty layers are put together in a millisecond
+    # derived: operators and tensors as arrays, because these are concatenated for eighty layers in a millisecond
     arrays: BlockArrays = field(init=False, repr=False)
 
     def __post_init__(self, known_arrays: BlockArrays | None) -> None:
@@ -198,10 +209,12 @@ class Block:
         object.__setattr__(self, "arrays", arrays)
 
     def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
-        """The block with some of its tensors swapped; its operators and all other tensors stay as they are.
+        """Return a block in which some tensors are swapped; operators and other tensors are unchanged.
 
-        A planner asks for thousands of them, so the arrays are changed and not made again. `copies` has `prefetch`,
-        `num_copies` and `is_held` (see `BlockTensor`) by label of the tensor.
+        The arrays are updated and not rebuilt, because a planner calls this thousands of times.
+
+        Args:
+            copies: label of a tensor -> its `prefetch`, `num_copies` and `is_held` (see `BlockTensor`).
         """
         arrays = self.arrays
         by_label = np.array([copies.get(label, UNCHANGED) for label in arrays.labels], np.int64).reshape(-1, 3)
@@ -214,7 +227,11 @@ class Block:
         return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), arrays.own | changed)
 
     def with_distances(self, distances: Mapping[int, int]) -> "Block":
-        """The block with other distances for the copies that it has: by the distance of now; others stay."""
+        """Return a block with other prefetch distances.
+
+        Args:
+            distances: current `backward_prefetch` -> new one; other distances are unchanged.
+        """
         table = np.arange(max((0, *distances, *(tensor.prefetch for tensor in self.tensors))) + 1)
         for now, then in distances.items():
             table[now] = then
@@ -225,7 +242,7 @@ class Block:
         return self._with_tensors(tensors, self.arrays.own | {"prefetch": table[self.arrays.own["prefetch"]]})
 
     def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: Columns) -> "Block":
-        """The block with other copies of its tensors; `own` says the same of those that only it reads."""
+        """Return a block with these tensors; `own` has the columns of those that no other block reads."""
         handed = tuple(tensor for tensor in tensors if tensor.role is not None)
         known = replace(self.arrays, own=own, handed=handed)
         return Block(self.forward, self.backward, tensors, self.reads, self.once, known)
@@ -241,7 +258,14 @@ def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]
 def make_arrays(
     forward: Sequence[BlockOp], backward: Sequence[BlockOp], once: Sequence[BlockOp], tensors: Sequence[BlockTensor]
 ) -> BlockArrays:
-    """The arrays of what a block consists of."""
+    """Build the arrays of a block.
+
+    Args:
+        forward: operators of forward.
+        backward: operators of backward.
+        once: operators that run once in a step.
+        tensors: tensors that these operators produce.
+    """
     labels: dict[Label, int] = {}
 
     def label_of(name: Label) -> int:
@@ -270,7 +294,7 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> Co
 
 
 def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> Columns:
-    """Tensors of a block; `label_of` gives the number of a label in it."""
+    """Build the columns of tensors of a block; `label_of` returns the number of a label."""
     return _columns(tensors, TENSOR_TYPES, label_of) | {
         "kind": np.array([_kind(t) for t in tensors], np.int8),
         "uses": use_rows([t.uses for t in tensors]),
@@ -280,13 +304,13 @@ def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], in
 def _columns(
     rows: Sequence[BlockOp | BlockTensor], types: Mapping[str, type], label_of: Callable[[Label], int]
 ) -> Columns:
-    """An array of each of these attributes, and of the labels."""
+    """Build one array for each of these attributes, and one of label numbers."""
     columns: Columns = {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
     return {"label": np.array([label_of(row.label) for row in rows], np.int32)} | columns
 
 
 def use_rows(uses: Sequence[Uses]) -> np.ndarray:
-    """A row for each field of `Uses`: int64, shape (num_fields, num_uses)."""
+    """Transpose uses to one row for each field of `Uses`: int64, shape (num_fields, num_uses)."""
     return np.array(uses, np.int64).reshape(-1, len(Uses._fields)).T
 
 

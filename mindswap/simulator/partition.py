@@ -1,9 +1,9 @@
-"""A compiled step cut into blocks that can be put together again in any number and order.
+"""Partition of a compiled step into blocks from which a model of any depth is assembled.
 
-What is before the layers, each compiled layer, and what is behind them become one block each, with its
-part of forward and its part of backward. A block knows its own tensors, and which tensors of the block
-before, of the block behind and of the whole step it reads. So three compiled layers give a model of eighty,
-and layers under different settings can stand side by side.
+Each segment (before the layers, each compiled layer, after the layers) becomes one block with its operators of forward
+and backward. A block lists the tensors that it produces, and those that it reads of the previous block, of the next
+block, and of the shared tensors of the step. Three compiled layers therefore suffice for a model of eighty, and layers
+with different settings can be combined.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -23,21 +23,23 @@ from mindswap.units import ceil_div
 
 
 class BlockMaker:
-    """Reads a compiled step, and makes the block of each of its sections when it is asked for.
+    """Read a compiled step, and build the block of each of its segments on request.
 
     Args:
-        graph: a step with lazy_inline on, from the compiler or from `graph.passes.swap_recompute`.
-        label: what to call a forward operator.
-        collectives: communication that belongs to a node, by its name.
-        is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
-        once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
-            another only.
-        rule: what becomes of gradients of weights; by default they stay as they are made.
-        alignment_bytes: the memory of a tensor is a multiple of it.
-        is_swapping: the step, of one micro-batch, swaps, if not in these layers.
+        graph: step compiled with lazy_inline, from the compiler or from `graph.passes.swap_recompute`.
+        operator_ns: (node, work) -> duration of the operator in ns.
+        label: forward operator -> its names.
+        collectives: name of a node -> communication that belongs to it.
+        collective_ns: communication -> its duration in ns.
+        is_fused: whether consecutive element-wise operators are one kernel (jit_level O1).
+        once: names of forward operators that run once in a step, for all micro-batches; they read only weights and
+            each other.
+        rule: memory of weight gradients; the default keeps them as produced.
+        alignment_bytes: allocation granularity of the memory pool.
+        is_swapping: whether another layer of the step, which has one micro-batch, swaps.
 
     Raises:
-        SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
+        SimulationError: if the graph was compiled without lazy_inline, or layers that are not neighbours share tensors.
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class BlockMaker:
     ):
         if not graph.has_lazy_inline:
             raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-        # A weight that backward reads as it is stored: each of several micro-batches has a copy of its own until then.
-        # Dry runs have it so (`llama_gqa pp2 bf16_weights optimizer_whole` of benchmarks/dryrun); of one alone, none.
+        # If backward reads a weight in its stored type, each of several micro-batches copies the weight and keeps the
+        # copy until then; a single micro-batch does not (docs/internals/notes.md#weights-copied-for-backward).
         kept = {entry.forward_name for entry in graph.saved} if rule.is_summed else set()
         copied = frozenset(node.name for node in graph.forward if node.op == "TensorMove" and node.name in kept)
         static = constant_operators(graph).keys() if rule.is_summed else frozenset()
@@ -67,16 +69,20 @@ class BlockMaker:
         self.rule = rule
         self.alignment_bytes = alignment_bytes
         self.roles = self._name_roles()
-        # The tensors that each section makes or reads, in order.
+        # The tensors that each segment produces or reads, in order of production.
         self.known: dict[int, list[StepTensor]] = {section: [] for section in range(-1, step.num_layers + 1)}
         for tensor in step.tensors:
             for section in {tensor.section, *tensor.uses}:
                 self.known[section].append(tensor)
                 if section != tensor.section:
-                    self._source(tensor, section)  # refuses the whole step, whichever block is asked for
+                    self._source(tensor, section)  # raises for the step as a whole, before any block is built
 
     def block(self, section: int) -> Block:
-        """That of one section: -1 before the layers, then the layers from 0 on, and what is behind them."""
+        """Return the block of one segment.
+
+        Args:
+            section: -1 before the layers, 0 to num_layers - 1 for the layers, num_layers after them.
+        """
         tensors: list[BlockTensor] = []
         reads: list[Read] = []
         for tensor in self.known[section]:
@@ -87,7 +93,7 @@ class BlockMaker:
                 if tensor.place.is_forward or tensor.is_read:
                     tensors.append(_block_tensor(tensor, size_bytes, uses, role))
             elif uses != Uses():
-                if role is None:  # another section reads it
+                if role is None:  # `_name_roles` covers all tensors that another segment reads
                     raise AssertionError("a tensor that another segment reads has no role")
                 reads.append(Read(self._source(tensor, section), role, size_bytes, uses))
         places = (Place(section, True), Place(section, False), Place(section, True, True))
@@ -95,7 +101,7 @@ class BlockMaker:
         return Block(forward, backward, tuple(tensors), tuple(reads), once)
 
     def _name_roles(self) -> dict[StepTensor, Role]:
-        """Roles of the tensors that other sections read."""
+        """Assign roles to the tensors that other segments read."""
         counts: dict[tuple[object, ...], int] = {}
         roles: dict[StepTensor, Role] = {}
         for tensor in self.step.tensors:
@@ -108,7 +114,7 @@ class BlockMaker:
         return roles
 
     def _is_shared(self, tensor: StepTensor) -> bool:
-        """Made before the layers (in backward: behind them) and read by more than the next section."""
+        """Return whether the first segment of the pass produces it and more than the second one reads it."""
         first, second = (-1, 0) if tensor.place.is_forward else (self.step.num_layers, self.step.num_layers - 1)
         return tensor.section == first and bool(tensor.uses.keys() - {first, second})
 
@@ -125,11 +131,11 @@ class BlockMaker:
         )
 
     def _memory_of(self, size_bytes: int) -> int:
-        """The piece of memory that a tensor gets."""
+        """Return the bytes that the memory pool allocates for a tensor."""
         return ceil_div(size_bytes, self.alignment_bytes) * self.alignment_bytes
 
     def _gradient(self, tensor: StepTensor) -> Iterable[BlockTensor]:
-        """Parts of a gradient of a weight: until its sum or its ReduceScatter has taken it, and those that stay."""
+        """Yield the tensors of a weight gradient: until it is accumulated or reduced, and until the optimizer."""
         size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
         ops = self.step.ops[tensor.place]
         behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
@@ -158,7 +164,7 @@ def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Uses, role: Role | 
         role,
         prefetch=max(tensor.prefetch, default=0),
         num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
-        is_held=bool(tensor.prefetch) and tensor.has_keeper,  # stays in spite of its copies
+        is_held=bool(tensor.prefetch) and tensor.has_keeper,  # then its memory is not freed by the copies
         is_once=tensor.place.is_once,
         is_early=tensor.is_early,
         is_early_later=tensor.is_early_later,

@@ -1,4 +1,4 @@
-"""A compiled step read operator by operator: what runs in each section, which tensors it makes and reads."""
+"""Traversal of a compiled step: the operators of each segment, and the tensors that they produce and read."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -20,7 +20,7 @@ from mindswap.simulator.segments import backward_sections, count_layers, find_ea
 
 
 class Place(NamedTuple):
-    """A list of operators in which positions count: forward or backward of a section, or what it does once."""
+    """An operator list: forward, backward, or the once-run part of a segment. Positions are indices in it."""
 
     section: int
     is_forward: bool
@@ -28,17 +28,17 @@ class Place(NamedTuple):
 
 
 class UntimedOp(NamedTuple):
-    """An operator as it is read; how long it takes is found when its section is asked for, and most are not."""
+    """An operator without its duration, which is computed when the block of its segment is requested."""
 
     node: Node
     label: Label
     kind: OpKind
-    wait_op: int  # this and the next two: as of `BlockOp`
+    wait_op: int  # this field and the next two are those of `BlockOp`
     wait_once: int
     is_weight: bool
 
 
-# Where the fields of `Uses` stand.
+# Indices of the fields of `Uses`.
 LAST_FORWARD, FIRST_BACKWARD, LAST_BACKWARD, FIRST_INPUT, FIRST_WEIGHT = map(
     Uses._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
 )
@@ -47,36 +47,36 @@ UNUSED = Uses()[:-1]  # without `last_once`
 
 @dataclass(eq=False, slots=True)
 class StepTensor:
-    """A tensor while the graph is read."""
+    """A tensor of the step, updated while the graph is read."""
 
-    label: Label  # who makes it
-    type: TensorType  # shape and bytes
-    place: Place  # where it is made
-    made_at: int  # position there
-    is_again: bool  # by an operator that runs again
-    uses: dict[int, list[int]] = field(default_factory=dict)  # by section, the fields of `Uses` but the last
+    label: Label  # label of its producer
+    type: TensorType  # shape, dtype and bytes
+    place: Place  # operator list of its producer
+    made_at: int  # position of its producer in that list
+    is_again: bool  # produced by a recomputed operator
+    uses: dict[int, list[int]] = field(default_factory=dict)  # segment -> fields of `Uses` without the last
     last_once: int = NO_OP  # last use by an operator that runs once
-    is_read: bool = False  # by any operator
-    collective: int = NO_OP  # position of the collective that makes it what its readers want
+    is_read: bool = False  # some operator reads it
+    collective: int = NO_OP  # position of the collective on it that its readers wait for
     prefetch: list[int] = field(default_factory=list)  # `backward_prefetch` of each of its copies to the host
-    has_keeper: bool = False  # backward holds it under a name that is not copied
-    is_gradient: bool = False  # backward hands it out
-    is_one_way: bool = False  # its copy never comes back
-    is_early: bool = False  # there from the begin of forward on
-    is_early_later: bool = False  # likewise in every micro-batch but the first
+    has_keeper: bool = False  # backward saves it under a name that is not offloaded
+    is_gradient: bool = False  # backward returns it
+    is_one_way: bool = False  # offloaded and never prefetched
+    is_early: bool = False  # live from the start of forward
+    is_early_later: bool = False  # live from the start of forward in every micro-batch but the first
 
     @property
     def section(self) -> int:
-        """Section that makes it."""
+        """Segment of its producer."""
         return self.place.section
 
     def uses_in(self, section: int) -> Uses:
-        """Positions at which a section reads it."""
+        """Return the positions at which a segment reads it."""
         last_once = self.last_once if section == self.section else NO_OP
         return Uses._make((*self.uses.get(section, UNUSED), last_once))
 
     def note_use(self, place: Place, position: int, is_weight: bool) -> None:
-        """An operator reads it."""
+        """Record a read by the operator at a position of an operator list."""
         self.is_read = True
         if place.is_once:
             self.last_once = position
@@ -87,7 +87,7 @@ class StepTensor:
         if place.is_forward:
             uses[LAST_FORWARD] = position
             return
-        for first in (FIRST_BACKWARD, FIRST_WEIGHT if is_weight else FIRST_INPUT):  # the last one stands behind it
+        for first in (FIRST_BACKWARD, FIRST_WEIGHT if is_weight else FIRST_INPUT):  # the field of the last use follows
             if uses[first] == NO_OP:
                 uses[first] = position
             uses[first + 1] = position
@@ -95,13 +95,13 @@ class StepTensor:
 
 @dataclass(eq=False)
 class StepReader:
-    """Reads forward, then backward, and books every operator and every use on a section of the step.
+    """Read forward, then backward, and assign every operator and every use to a segment of the step.
 
     Raises:
         SimulationError: if the step has no layers.
     """
 
-    graph: Graph  # this and the next seven: as `BlockMaker` takes them
+    graph: Graph  # this field and the next seven are arguments of `BlockMaker`
     operator_ns: Callable[[Node, Work], int]
     label: Callable[[Node], Names]
     collectives: Mapping[str, tuple[Collective, ...]]
@@ -109,22 +109,21 @@ class StepReader:
     once: Set[str]
     is_fused: bool
     is_swapping: bool = False
-    copied: Set[str] = frozenset()  # copies of weights that are memory
-    static: Set[str] = frozenset()  # made once in a step, of constants: `graph.constants.made_bytes`
-    ops: dict[Place, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # operators of each place, in order
+    copied: Set[str] = frozenset()  # copies of weights that occupy memory
+    static: Set[str] = frozenset()  # operators on constants, computed once in a step: `graph.constants`
+    ops: dict[Place, list[BlockOp | UntimedOp]] = field(default_factory=dict)  # in execution order
     tensors: list[StepTensor] = field(default_factory=list)  # in order of production
     values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
-    unwritten: set[str] = field(default_factory=set)  # values that stay within a kernel
-    early: Set[str] = frozenset()  # operators behind the layers that run when forward begins
-    # Operators of forward that read weights only, mostly casts. Marked for recompute they run once all the same in a
-    # step that swaps nothing: a copy of them waits for nothing of backward (recompute.cc ties those that read a value
-    # of forward), and the backend, where both are in one graph, merges what is equal. Of a step that swaps anything it
-    # does not: they run again. Both seen in `execute_order.csv` of dry runs of 2.9.0. With several micro-batches that
-    # is so where whole cells run again, and not where casts are named (28 November 2026): there all count as kept.
+    unwritten: set[str] = field(default_factory=set)  # values internal to a fused kernel
+    early: Set[str] = frozenset()  # operators after the layers that run at the start of forward
+    # Forward operators that read weights only, mostly casts. If they are marked for recompute in a step without swap,
+    # they still run once: recompute.cc adds control dependencies only to copies that read a forward value, so the
+    # backend merges the copy with the original. It does not in a step with swap
+    # (docs/internals/notes.md#recomputed-weight-casts).
     of_weights: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.num_layers = count_layers(self.graph)  # that were compiled
+        self.num_layers = count_layers(self.graph)  # compiled layers
         self.weight_nodes = find_weight_gradients(self.graph)
 
     def read(self) -> None:
@@ -149,7 +148,7 @@ class StepReader:
         self._note_gradients()
 
     def ops_of(self, place: Place) -> tuple[BlockOp, ...]:
-        """Operators of a place, in order, with their durations."""
+        """Return the operators of a list in execution order, with durations."""
         return tuple(self._timed(op, place) if isinstance(op, UntimedOp) else op for op in self.ops.get(place, ()))
 
     def _timed(self, op: UntimedOp, place: Place) -> BlockOp:
@@ -171,7 +170,10 @@ class StepReader:
         return find_fusions(self.graph)
 
     def _note_unwritten(self, unwritten: Mapping[str, str], nodes: Sequence[Node], sections: Sequence[int]) -> None:
-        """A kernel is of one section, and communication reads what is in memory."""
+        """Record values internal to a fused kernel.
+
+        Fusion does not cross segments, and a collective reads its operand from memory.
+        """
         place = {node.name: section for node, section in zip(nodes, sections, strict=True)}
         self.unwritten.update(
             name
@@ -191,17 +193,17 @@ class StepReader:
         elif node.op == "MakeTuple":
             self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
         elif node.op == "TensorMove" and not self.values.get(node.inputs[0]) and node.name not in self.copied:
-            return  # of a weight: it is read where it is
+            return  # copy of a weight: readers use the weight itself
         elif node.is_duplicate and node.origin in self.of_weights and not self.is_swapping:
             self.values[node.name] = self.values[node.origin]
         elif is_kernel(node.op):
             self._run(node, place)
 
     def _run(self, node: Node, place: Place) -> None:
-        """Appends an operator with its communication; notes what it reads and makes.
+        """Append an operator with its communication; record its reads and outputs.
 
-        Its communication is on the other stream. It comes before the operator, which then waits for it, or behind it;
-        then readers wait for it (`StepTensor.collective`).
+        Communication runs on the other stream: before the operator, which then waits for it, or after the operator,
+        whose readers then wait for it (`StepTensor.collective`).
         """
         ops = self.ops.setdefault(place, [])
         label, read = self._label(node, place), list(self._tensors_of(node.inputs))
@@ -222,8 +224,8 @@ class StepReader:
                 waits.append(tensor.collective)
             elif tensor.place.is_once and tensor.place == place._replace(is_once=True):
                 wait_once = max(wait_once, tensor.collective)
-        if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
-            # Without a collective it takes no time: another one has the tensor already.
+        if node.op in COMMUNICATION_OPS:  # an explicit communication node
+            # No collective: its result is the one of an earlier communication, so it takes no time.
             duration_ns = after.pop()[1] if after else 0
             _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
         else:
@@ -241,7 +243,7 @@ class StepReader:
     def _run_ring(
         self, own: UntimedOp, place: Place, begin: int, exchange: Collective, read: Sequence[StepTensor]
     ) -> list[BlockOp]:
-        """The operators of an attention whose keys and values come from other ranks, and its buffers."""
+        """Expand ring attention into its rounds, and record its buffers."""
         node, work = own.node, self._work(own.node, place)
         operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
         statistic = self.graph.index.forward_nodes.get(node.origin, node).outputs[0].size_bytes
@@ -262,7 +264,7 @@ class StepReader:
         self, node: Node, label: Label, place: Place, position: int, read: Sequence[StepTensor]
     ) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
-        if node.name in self.unwritten:  # whoever reads it reads what it is made of
+        if node.name in self.unwritten:  # its readers read the inputs of the fused kernel
             self.values[node.name] = tuple(dict.fromkeys(read))
             return []
         is_early, is_early_later = node.name in self.early, _is_early_later(node, place, read)
@@ -281,7 +283,7 @@ class StepReader:
         return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
 
     def _made_at(self, node: Node, place: Place) -> int:
-        """Position of the last maker of a node's first operand, if it is in the same pass of the section."""
+        """Return the position of the last producer of the first operand, if that is in the same pass and segment."""
         known = list(self._tensors_of(node.inputs[:1]))
         is_here = all((tensor.section, tensor.place.is_forward) == place[:2] for tensor in known)
         return max(tensor.made_at for tensor in known) if known and is_here else NO_OP
@@ -313,7 +315,7 @@ class StepReader:
                     tensor.is_one_way = True
 
     def _note_gradients(self) -> None:
-        """Backward gives the gradients of what its function reads from outside, as one tuple."""
+        """Mark weight gradients: backward returns the gradients of its free variables as one tuple."""
         last = self.graph.backward[-1] if self.graph.backward else None
         if last is not None and last.op == "MakeTuple":
             for tensor in self._tensors_of((last.name,)):
@@ -321,10 +323,10 @@ class StepReader:
 
 
 def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> bool:
-    """Return whether an operator casts a weight that was gathered once.
+    """Return whether the operator casts a weight that is all-gathered once in a step.
 
-    From the second micro-batch on, with a pipeline or without, the backend launches all of these before anything else
-    of forward (dry runs of 2.9.0, 2026-11-24).
+    From the second micro-batch on, the backend launches all of these casts at the start of forward
+    (docs/internals/notes.md#casts-of-gathered-weights).
     """
     is_cast = node.op == "Cast" and place.is_forward and not place.is_once
     return is_cast and bool(read) and all(tensor.place.is_once for tensor in read)
@@ -333,7 +335,7 @@ def _is_early_later(node: Node, place: Place, read: Sequence[StepTensor]) -> boo
 def _communicate(
     ops: list[BlockOp | UntimedOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool
 ) -> int:
-    """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
+    """Append a collective that starts after the operator at `begin` (`NO_OP`: the last one); return its position."""
     wait_op = len(ops) - 1 if begin == NO_OP else begin
     ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))
     return len(ops) - 1

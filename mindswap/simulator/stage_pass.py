@@ -1,6 +1,6 @@
-"""The operators of one pass through a virtual chunk, to be laid down for every micro-batch.
+"""Operators of one forward or backward pass through a virtual chunk, and groups of micro-batches that repeat it.
 
-Positions count from the begin of the pass.
+Positions are relative to the start of the pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,60 +12,65 @@ from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.simulator.layer_block import Block, Columns, Read, Source
 from mindswap.simulator.program import NO_OP, OpKind
 
-# Where backward is cut, positions in the half of the weight gradients are this plus the position there.
+# Offset of positions in the weight gradient half of a split backward, to tell them from those in the first half.
 WEIGHT_HALF = 2**40
 
 
 @dataclass(frozen=True, eq=False)
 class StagePass:
-    """One pass through the sections of a virtual chunk."""
+    """One pass through the segments of a virtual chunk."""
 
-    # piece_ns, the durations of each piece of the sequence, or of all; kind, wait_op, label, layer; is_weight: it goes
-    # to the half of the weight gradients where backward is cut. Only where there are any: wait_once, what an operator
-    # waits for where `wait_op` has nothing, from the begin of the first forward pass; wait_half, the same from the
-    # begin of the other half of backward
+    # Arrays by name, shape (num_ops,): kind, wait_op, label, layer; is_weight (runs in the weight gradient half of a
+    # split backward); piece_ns, shape (num_ops, num_pieces) (durations of the sequence pieces, or one for all).
+    # Optional, for operators without `wait_op`: wait_once (operator to wait for, relative to the first forward pass)
+    # and wait_half (relative to the first half of a split backward)
     columns: dict[str, np.ndarray]
-    starts: dict[int, int]  # where each section begins
-    # where what a section does once in a step begins; only in the first forward pass
+    starts: dict[int, int]  # segment -> position of its first operator
+    # segment -> position of its first once-run operator; only in the first forward pass
     once: dict[int, int] = field(default_factory=dict)
-    receive: int | None = None  # the section for which another stage hands something over; None for none
-    send: int | None = None  # the section of another stage to which something is handed over
-    is_first_held_back: bool = False  # the pass begins with communication of what was computed just before it
+    receive: int | None = None  # first segment of the pass, if it receives a boundary tensor; None otherwise
+    send: int | None = None  # segment that the boundary tensor of this pass is sent to; None for none
+    is_first_held_back: bool = False  # it starts with a collective, which waits for the operator before the pass
 
     @property
     def num_ops(self) -> int:
-        """Operators, RECEIVE and SEND included."""
+        """Number of operators, RECEIVE and SEND included."""
         return len(self.columns["kind"])
 
 
 def shift(positions: np.ndarray, base: int | np.ndarray) -> np.ndarray:
-    """Positions counted from an earlier begin; `NO_OP` stays."""
+    """Add a base to positions; `NO_OP` is unchanged."""
     return np.where(positions == NO_OP, NO_OP, positions + base)
 
 
 def neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
-    """Reads of a block of tensors of the neighbour from which a pass comes to it."""
+    """Return the reads of boundary tensors of the previous block in the order of the pass.
+
+    Args:
+        block: the reading block.
+        is_forward: whether the pass is forward; then the previous block is the one before it, else the one after it.
+    """
     source = Source.BEFORE if is_forward else Source.BEHIND
     return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
 
 
 def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
-    """Both halves of a backward pass, and where each of its operators is in them.
+    """Split a backward pass into input gradients and weight gradients, as zero-bubble schedules do.
 
-        whole    R  g  w  g  w  S      g gives a gradient of an input, w one of a weight
+        full     R  g  w  g  w  S      g: gradient of an input, w: gradient of a weight
         halves   R  g  g  S  |  w  w
 
     Returns:
-        The half that the stage before waits for, the half of the weight gradients, and positions of all operators:
-        those in the second half count from `WEIGHT_HALF`.
+        The first half, which the previous stage waits for; the weight gradient half; and the new position of each
+        operator, int64, shape (num_ops,), plus `WEIGHT_HALF` for those in the second half.
     """
     is_weight = whole.columns["is_weight"]
-    place = np.cumsum(~is_weight) - 1  # of the last operator of the first half that is not behind; -1 is `NO_OP`
+    place = np.cumsum(~is_weight) - 1  # of the last operator of the first half up to here; -1 is `NO_OP`
     places = np.where(is_weight, np.cumsum(is_weight) - 1 + WEIGHT_HALF, place)
     waits = whole.columns["wait_op"]
     is_waiting = waits != NO_OP
     waits = np.maximum(waits, 0)
-    # An operator of the first half waits for none of the second, but for the one before it.
+    # An operator of the first half never waits for the second half, but for the input gradient before that operator.
     in_first = np.where(is_waiting, place[waits], NO_OP)
     waits_within = is_waiting & is_weight[waits]
     in_second = np.where(waits_within, places[waits] - WEIGHT_HALF, NO_OP)
@@ -77,9 +82,11 @@ def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
 
 
 class ModelSections:
-    """The sections of a model: numbers for all of their labels, and their operators one behind the other.
+    """The segments of a model: assembles their operators into passes, and numbers their labels.
 
-    `send_ns` is the time of handing bytes on: (section, other section, bytes) -> ns.
+    Args:
+        blocks: block of each segment: before the layers, every layer, after the layers.
+        send_ns: (source segment, target segment, bytes) -> duration of sending a boundary tensor in ns.
     """
 
     def __init__(self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int]):
@@ -88,7 +95,7 @@ class ModelSections:
         self.labels: dict[Label, int] = {}
         number_of = self.labels.setdefault  # called for thousands of labels
         numbers: list[int] = []
-        self._first: dict[Block, int] = {}  # where the numbers of its labels begin
+        self._first: dict[Block, int] = {}  # offset of its labels in `_numbers`
         for block in dict.fromkeys(blocks):
             self._first[block] = len(numbers)
             numbers += [number_of(name, len(self.labels)) for name in block.arrays.labels]
@@ -99,7 +106,15 @@ class ModelSections:
         return self.labels.setdefault(name, len(self.labels))
 
     def labels_of(self, sections: Sequence[int], numbers: Sequence[np.ndarray]) -> np.ndarray:
-        """Labels of each section's block, as the block numbers them, in numbers of the step, one behind the other."""
+        """Translate label numbers of blocks to label numbers of the step.
+
+        Args:
+            sections: segments.
+            numbers: for each segment, label numbers in its block.
+
+        Returns:
+            int32, the translated numbers of all segments, concatenated.
+        """
         first = np.repeat([self._first[self.blocks[section]] for section in sections], list(map(len, numbers)))
         return self._numbers[np.concatenate(numbers) + first]
 
@@ -108,15 +123,15 @@ class ModelSections:
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
 
     def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
-        """The operators of one pass; the first of each stream waits for what another stage sends.
+        """Assemble one pass; the first operator of each stream waits for the boundary tensor that it receives.
 
         Args:
-            sections: of the chunk, in the order of forward.
-            is_forward: of forward, not of backward.
-            once: where what is done once begins in the first pass; None if this is the first pass.
+            sections: segments of the virtual chunk, in forward order.
+            is_forward: whether to assemble forward.
+            once: segment -> position of its once-run operators in the first forward pass; None if this is that pass.
         """
         order, step = (sections, 1) if is_forward else (sections[::-1], -1)
-        # A pass begins and ends at the ends of the model, else at another stage.
+        # A pass that does not start or end at an end of the model exchanges boundary tensors with another chunk.
         ends = (0, len(self.blocks) - 1)[::step]
         has_receive = order[0] != ends[0]
         target = order[-1] + step if order[-1] != ends[1] else None
@@ -149,16 +164,16 @@ class ModelSections:
             "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
         }
         if once is None and begun:
-            # Of two on the communication stream the later one, which is not the one that runs once, ends last.
+            # `wait_op` has priority: it is the later of the two on the communication stream.
             wait_op[:] = np.where(wait_op == NO_OP, _wait_once(parts, sizes, begun), wait_op)
         elif once:
             columns["wait_once"] = _wait_once(parts, sizes, once)
         if has_receive and len(wait_op):
-            # Where communication comes first, so does on the other stream what runs again: recompute.cc ties it to the
-            # gradient.
+            # If a collective is first, the first compute operator is recomputed and waits too: recompute.cc adds a
+            # dependency on the incoming gradient.
             first = [0, int(np.argmax(columns["kind"] < OpKind.COLLECTIVE))]
             wait_op[first] = np.maximum(wait_op[first], 0)
-        # Communication of what the section before has made.
+        # A segment that starts with a collective: its operand is produced by the previous segment.
         is_held_back = [not is_once and part["kind"][:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_once in parts]
         for is_it, at in zip(is_held_back, begins, strict=True):
             if is_it and at:
@@ -186,28 +201,28 @@ class ModelSections:
         return {name: np.insert(column, at, values[name], axis=0) for name, column in columns.items()}
 
     def handed_bytes(self, section: int, is_forward: bool) -> int:
-        """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
+        """Return the bytes of the boundary tensor (hidden states or their gradient) that a segment receives.
 
-        Copies of it in another type (for a norm) are made on the other side.
+        If the segment reads it in several dtypes, the smallest is sent and the receiver casts it.
         """
         return min((read.size_bytes for read in neighbour_reads(self.blocks[section], is_forward)), default=0)
 
 
 def _wait_once(parts: Sequence[tuple[int, Columns, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
-    """Positions of once-run operators that others wait for, from the begin of the first forward pass."""
+    """Return the once-run operators that operators wait for, as positions in the first forward pass."""
     base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
     wait_once = [np.full(len(part["kind"]), NO_OP) if is_once else part["wait_once"] for _, part, is_once in parts]
     return shift(np.concatenate(wait_once), base)
 
 
-# Micro-batches of a virtual chunk that are laid down alike: where their passes begin, where their tensors live. Here
-# two of them on one stage, F forward and B backward, and a tensor that F1 makes and B1 reads:
+# Micro-batches of a virtual chunk that repeat the same passes: start of each pass, lifetime of each tensor. Here two of
+# them on one stage, F forward and B backward, and a tensor that F1 produces and B1 reads:
 #
 #     operators   | F0 | F1 | B0 | B1 |
 #     begins[1]        ^         ^
 #     tensor            [---------]
 
-# Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
+# Columns of the tensor table. Positions are absolute; `NO_OP` for no use.
 TENSOR_COLUMNS = (
     "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
     "micro_batch", "prefetch", "num_copies", "is_held",
@@ -215,7 +230,12 @@ TENSOR_COLUMNS = (
 
 
 def tensor_rows(size_bytes: np.ndarray, **columns: np.ndarray | int) -> Columns:
-    """A table of tensors, of columns or of what all have: what is not given is no use, no place, and no copies."""
+    """Build a tensor table.
+
+    Args:
+        size_bytes: sizes, shape (num_tensors,).
+        columns: arrays of that shape, or scalars for all tensors; the defaults are no use, no layer and no copies.
+    """
     values = dict.fromkeys(TENSOR_COLUMNS, NO_OP) | dict.fromkeys(("prefetch", "num_copies", "is_held"), 0) | columns
     rows: Columns = {name: np.broadcast_to(value, size_bytes.shape) for name, value in values.items()}
     return rows | {"size_bytes": size_bytes}
@@ -223,39 +243,39 @@ def tensor_rows(size_bytes: np.ndarray, **columns: np.ndarray | int) -> Columns:
 
 @dataclass(eq=False)
 class MicroBatchGroup:
-    """Micro-batches of a virtual chunk that are laid down alike: their passes, and where they begin.
+    """Micro-batches of a virtual chunk with the same passes, and the start of each pass.
 
-    Not frozen: what is laid down is added.
+    Mutable: each scheduled pass is added to `begins`.
     """
 
     forward: StagePass
-    backward: StagePass  # the whole one, also where it is cut
-    halves: tuple[StagePass, StagePass] | None = None  # of backward, where it is cut
-    # where the operators of the whole backward are in the halves; None where it is not cut
+    backward: StagePass  # unsplit, also if it is split in `halves`
+    halves: tuple[StagePass, StagePass] | None = None  # of backward, if it is split
+    # positions of the operators of backward in the halves (`cut_backward`); None if it is not split
     places: np.ndarray | None = None
-    # for each micro-batch, or piece of a sequence counted over all of them, where its forward, its backward (the first
-    # half), and the half of its weight gradients begin
+    # micro-step (micro-batch, or sequence piece numbered over all micro-batches) -> start of its forward, of its
+    # backward (or first half), and of its weight gradient half
     begins: dict[int, list[int]] = field(default_factory=dict)
 
     def begins_of(self, which: int) -> np.ndarray:
-        """Begin of each forward (0), backward (1) or weight gradients (2); shape (num_micro_steps, 1)."""
+        """Return the starts of forward (0), backward (1) or weight gradients (2): shape (num_micro_steps, 1)."""
         return np.array([begins[which] for begins in self.begins.values()], np.int64)[:, None]
 
     def placed(self, positions: np.ndarray) -> np.ndarray:
-        """Positions in the whole backward, where they are in the halves if it is cut."""
+        """Translate positions in backward to positions in the halves if it is split."""
         if self.places is None or not len(self.places):
             return positions
         return np.where(positions == NO_OP, NO_OP, self.places[np.minimum(positions, len(self.places) - 1)])
 
     def placed_uses(self, uses: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-        """Last use in forward, first and last in backward: shape (3, num_tensors).
+        """Return last use in forward, first and last use in backward: shape (3, num_tensors).
 
-        Where backward is cut, the first half has the first of the uses for gradients of inputs, if there is one.
+        If backward is split and a tensor is read for input gradients, its first use is in the first half.
 
         Args:
-            uses: as `uses` of tensors, of some sections.
-            forward: where for each tensor its section begins in forward.
-            backward: the same in backward.
+            uses: rows of `Uses`, shape (num_fields, num_tensors), positions relative to a segment.
+            forward: start of the segment of each tensor in forward.
+            backward: start of the segment of each tensor in backward.
         """
         last_forward = shift(uses[0], forward)
         first, last, *halves = self.placed(shift(uses[1:7], backward))
@@ -266,14 +286,22 @@ class MicroBatchGroup:
         return np.array((last_forward, first, last))
 
     def in_backward(self, positions: np.ndarray) -> np.ndarray:
-        """Absolute positions in backward of each micro-batch: shape (num_micro_steps, num_positions)."""
+        """Return absolute positions in backward of each micro-step: shape (num_micro_steps, num_positions)."""
         placed = shift(positions, self.begins_of(1))
         if self.halves is None:
             return placed
         return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), placed)
 
     def expand(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
-        """Tensors of every micro-batch, one after the other; what `is_final` stays until operator `last_compute`."""
+        """Repeat tensors for every micro-step.
+
+        Args:
+            tensors: columns with positions relative to the passes, shape (num_tensors,).
+            last_compute: last compute operator of the stage, until which `is_final` tensors are live.
+
+        Returns:
+            Columns with absolute positions, shape (num_micro_steps * num_tensors,).
+        """
         forward = self.begins_of(0)
         is_forward = tensors["is_forward"].astype(bool)
         last_backward = self.in_backward(tensors["last_backward"])

@@ -1,6 +1,6 @@
-"""The tensors of a virtual chunk as columns of a table.
+"""Tensors of a virtual chunk as columns of a tensor table.
 
-Positions are within the passes of the chunk, but for what is made once in a step: those are absolute.
+Positions are relative to the passes of the chunk, but absolute for tensors that are computed once in a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,33 +13,33 @@ from mindswap.simulator.layer_block import Block, BlockTensor, Columns, Read, Ro
 from mindswap.simulator.program import NO_OP, MemoryKind
 from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSections, neighbour_reads, shift, tensor_rows
 
-FAR = 2**62  # behind every position
+FAR = 2**62  # after every position
 ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
-# What the passes of a chunk do not change.
+# Columns that do not depend on positions.
 FIXED_COLUMNS = ("size_bytes", "is_forward", "kind", "prefetch", "num_copies", "is_held")
 
 
 @dataclass(frozen=True)
 class TensorTable:
-    """Makes the columns of a chunk: sections of a model, and micro-batches that are laid down alike."""
+    """Builder of the tensor columns of a virtual chunk: segments of a model, and micro-batches with the same passes."""
 
     model: ModelSections
     sections: tuple[int, ...]
     turns: MicroBatchGroup
 
     def own(self) -> dict[str, np.ndarray]:
-        """Tensors that no other block reads."""
+        """Build the columns of tensors that only their own block reads."""
         tables = [self.model.blocks[section].arrays.own for section in self.sections]
         flags = {name: _joined(tables, name) for name in ("is_final", "is_early_later")}
         return self._columns(self.sections, tables) | flags
 
     def others(self) -> dict[str, np.ndarray]:
-        """Tensors that blocks hand on, that other stages send, and that the layers share."""
+        """Build the columns of boundary tensors, received tensors, and tensors that all layers share."""
         handed, elsewhere = self._handed(), self._from_elsewhere()
         return {name: np.concatenate([column, elsewhere[name]]) for name, column in handed.items()}
 
     def _columns(self, sections: Sequence[int], tables: Sequence[Columns]) -> dict[str, np.ndarray]:
-        """Tensors of sections, with the uses by the section that makes them."""
+        """Build the columns of tensors of segments, with uses by the producing segment only."""
         sizes = [len(own["label"]) for own in tables]
         forward, backward = _starts(self.turns, sections, sizes)
         made_at = _joined(tables, "made_at")
@@ -51,9 +51,9 @@ class TensorTable:
         return columns | dict(zip(("last_forward", "first_backward", "last_backward"), uses, strict=True))
 
     def _handed(self) -> dict[str, np.ndarray]:
-        """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
+        """Build the columns of boundary tensors: a neighbouring block reads them, on this stage or another one."""
         blocks, sections, turns = self.model.blocks, self.sections, self.turns
-        # Each block with the next one in forward and in backward; itself where there is none.
+        # (block, next block in the pass, pass); the next block is the block itself at the end of the chunk.
         pairs = [
             (section, sections[near] if 0 <= near < len(sections) else section, is_forward)
             for at, section in enumerate(sections)
@@ -68,7 +68,7 @@ class TensorTable:
         reads = turns.placed_uses(_joined(links, "reads"), *starts)
         is_sent = _joined(links, "is_sent")
         for part, rows in ((turns.forward, slice(0, 1)), (turns.backward, slice(1, 3))):
-            if part.send is not None:  # what another stage reads is read when it is sent
+            if part.send is not None:  # the last use of a sent tensor is SEND
                 is_forward = part is turns.forward
                 sent = is_sent & (columns["is_forward"] == is_forward)
                 reads[rows, sent] = self._placed(part.num_ops - 1, is_forward)
@@ -81,10 +81,10 @@ class TensorTable:
         }
 
     def _from_elsewhere(self) -> dict[str, np.ndarray]:
-        """Tensors that other stages send, and that the layers share; of those the uses by all sections together."""
+        """Build the columns of received tensors, and of shared tensors with the uses by all segments."""
         model, sections, turns = self.model, self.sections, self.turns
         rows: list[list[int]] = []  # of `ROW_COLUMNS`
-        readers: list[tuple[int, int, Uses]] = []  # number of a row, and who reads it
+        readers: list[tuple[int, int, Uses]] = []  # (table row, reading segment, its uses)
         for part, section in ((turns.forward, sections[0]), (turns.backward, sections[-1])):
             if part.receive is not None:
                 is_forward = part is turns.forward
@@ -98,7 +98,7 @@ class TensorTable:
                 number = numbers.setdefault(role, len(rows))
                 is_forward = role.is_forward
                 part, first_section = (turns.forward, sections[0]) if is_forward else (turns.backward, sections[-1])
-                if number == len(rows):  # what another stage makes is there from the start
+                if number == len(rows):  # a tensor of another stage is live from the start
                     begin = self._placed(part.starts[first_section], is_forward)
                     rows.append([entry.size_bytes, is_forward, begin, model.label("shared by layers"), NO_OP])
                 if isinstance(entry, BlockTensor):
@@ -121,14 +121,23 @@ class TensorTable:
         )
 
     def _placed(self, position: int, is_forward: bool) -> int:
-        """An operator of a pass; of the whole backward, where it is in the halves."""
+        """Translate a position in a pass to the position in the halves if the pass is a split backward."""
         return position if is_forward else int(self.turns.placed(np.array(position)))
 
 
 def once_columns(
     model: ModelSections, begins: Mapping[int, int], turns: Sequence[MicroBatchGroup]
 ) -> dict[str, np.ndarray]:
-    """Tensors that are made once, where each section of a chunk `begins` with them, and read by all micro-batches."""
+    """Build the columns of tensors that are computed once in a step and read by all micro-batches.
+
+    Args:
+        model: segments of the model.
+        begins: segment -> absolute position of its once-run operators.
+        turns: all groups of micro-batches of the virtual chunk.
+
+    Returns:
+        Columns with absolute positions.
+    """
     sections = tuple(begins)
     tables = [model.blocks[section].arrays.shared for section in sections]
     sizes = [len(own["label"]) for own in tables]
@@ -152,14 +161,14 @@ def once_columns(
 
 
 def _starts(turns: MicroBatchGroup, sections: Sequence[int], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Begin of sections in forward and in backward, each as often as its size says."""
+    """Return the start of segments in forward and in backward, each repeated by its size."""
     parts = (turns.forward, turns.backward)
     forward, backward = np.array([[part.starts[section] for section in sections] for part in parts], np.int64)
     return np.repeat(forward, sizes), np.repeat(backward, sizes)
 
 
 def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[Columns]) -> dict[str, np.ndarray]:
-    """Columns that the passes do not change, with labels and layers of the step."""
+    """Build the columns that do not depend on positions, with label numbers and layers of the step."""
     columns = {name: _joined(tables, name) for name in FIXED_COLUMNS}
     numbers = [own["label"] for own in tables]
     columns["label"] = model.labels_of(sections, numbers)
@@ -177,19 +186,25 @@ def _far_if_none(positions: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=2**14)
 def shared_by(block: Block) -> Sequence[tuple[Role, BlockTensor | Read]]:
-    """What a block makes for all layers, and what it reads of that."""
+    """Return the tensors that a block produces for all layers, and its reads of such tensors, with their roles."""
     entries: list[BlockTensor | Read] = [*block.arrays.handed, *block.reads]
     return [(entry.role, entry) for entry in entries if entry.role is not None and entry.role.is_shared]
 
 
 @lru_cache(maxsize=2**14)
 def links_of(block: Block, other: Block | None, is_forward: bool) -> Columns:
-    """Tensors that a block hands on in one pass, which goes on with the other block; None where it ends here.
+    """Build the columns of boundary tensors of a block in one pass.
 
-    Beside what the block says of them: `reads`, uses by the neighbour, counted from where it begins; `is_sent`: there
-    is none here, and another stage may read it.
+    Cached, because a planner requests few different pairs many times.
 
-    Made once for each pair, as a planner meets few pairs often.
+    Args:
+        block: producer.
+        other: next block in the pass; None if the chunk ends here.
+        is_forward: whether the pass is forward.
+
+    Returns:
+        Tensor columns, and in addition `reads`, uses by the next block with positions relative to it, shape
+        (num_fields, num_tensors), and `is_sent`, whether the chunk ends here, so that another stage may read it.
     """
     arrays = block.arrays
     labels = {label: position for position, label in enumerate(arrays.labels)}
