@@ -1,4 +1,4 @@
-"""A training step that can be simulated and planned, without a device: of a configuration, or of any network."""
+"""Load a training step from a configuration, or capture it from any MindSpore network; no device is needed."""
 
 import os
 from collections import Counter
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Step(LoadedStep):
-    """A training step ready to be simulated, planned and dry run."""
+    """A training step that can be simulated, planned and dry run."""
 
     def plan(self, memory: str | int | None = None, **options: Any) -> "StepPlan":
-        """The swap and recompute settings that train fastest within a memory budget.
+        """Search the fastest swap and recompute policy within a memory budget.
 
         Args:
-            memory: of each card, `"40GiB"` or bytes; default is what may be used of the device.
-            options: as of `mindswap.features.plan.make_plan`.
+            memory: budget of each card, `"40GiB"` or bytes; default is the usable memory of the device.
+            options: other arguments of `mindswap.features.plan.make_plan`.
 
         Raises:
-            PlanError: if the memory cannot be read.
+            PlanError: the memory cannot be parsed.
         """
         from mindswap.features.plan import make_plan
 
         return make_plan(self, memory, **options)
 
     def dry_run(self, options: "DryRunOptions | None" = None) -> "StepDryRun":
-        """One step on MindSpore's Ascend backend without a card, beside the simulation: what memory really does.
+        """Measure the memory of a step on MindSpore's Ascend backend without a card, and compare with the simulation.
 
         Args:
-            options: which ranks, how many layers; default is one rank of each stage, and short models for long ones.
+            options: ranks and number of layers; default is one rank per stage, and short models in place of long ones.
 
         Raises:
-            LaunchError: it cannot be run here, or the backend fails.
+            LaunchError: a dry run is not possible here, or the backend failed.
         """
         from mindswap.features.dryrun import dry_run_step
 
@@ -77,21 +77,21 @@ def load_step(
     expert_skew: str | None = None,
     captured: CapturedStep | None = None,
 ) -> Step:
-    """Capture the network of a configuration without its policy.
+    """Load the step of a configuration: capture its network, without the policy.
 
     Args:
-        config: MindFormers YAML, or a step that `mindswap trace` recorded (.json); or a YAML file that was read.
-        device: name or file; default is what `mindswap:` of the configuration says.
-        overrides: figures of the device to replace; they go before those of the configuration.
-        use_cache: False compiles again and keeps nothing.
-        memory: of each card that may be used, `"54GiB"` or bytes; the same as `overrides={"memory": ...}`.
-        expert_skew: tokens that the busiest rank of experts receives, for one that it sends out; default `"1"`.
-        captured: of a configuration with the same network on one rank; None captures this one.
+        config: path of a MindFormers YAML file or of a step that `mindswap trace` recorded (.json); or a document.
+        device: name or file of the device; default is that of `mindswap:` in the configuration.
+        overrides: device properties to replace, by name; they override those of the configuration.
+        use_cache: whether to read and write the cache of compiled graphs.
+        memory: usable memory of each card, `"54GiB"` or bytes; the same as `overrides={"memory": ...}`.
+        expert_skew: tokens received per token sent by the busiest expert parallel rank; default `"1"`.
+        captured: capture of a configuration with the same network; None captures this one.
 
     Raises:
-        PolicyError: if the configuration is wrong.
-        GraphError: if the network cannot be built or compiled.
-        CostError: if the device is not known.
+        PolicyError: the configuration has errors.
+        GraphError: the network cannot be built or compiled.
+        CostError: the device is unknown.
     """
     document = config if isinstance(config, Document) else None
     config = document.file if document is not None else file_name(config)
@@ -117,10 +117,10 @@ def load_step(
 
 
 def settings_of(document: Document) -> StepSettings:
-    """The settings of a step with the schedule that the environment makes of it; refuses what is not simulated.
+    """Read the step settings, with the pipeline schedule that environment variables select.
 
     Raises:
-        SimulationError: with its place in the configuration.
+        SimulationError: the simulator does not support a setting; with its location in the configuration.
     """
     settings = read_step_settings(document)
     fault = next(find_sequence_faults(document), None)
@@ -147,23 +147,23 @@ def capture_step(
     num_micro_batches: int = 1,
     optimizer: str = DEFAULT_OPTIMIZER,
 ) -> Step:
-    """Capture the training step of any MindSpore network on one card; the network is left as it was.
+    """Capture the training step of any MindSpore network on one card; the network is not changed.
 
     Args:
-        network: a MindSpore `Cell` that gives a loss, without a policy on it.
-        inputs: its inputs, as tensors of the right shape and dtype; the values do not matter. Their first dimension
-            counts as samples; of token ids (integers in two dimensions) the second as tokens.
-        layers: path of the list of layers, e.g. `"backbone.blocks"`; None looks for it by the names that
-            MindFormers uses.
-        device: name or file.
-        memory: of the card that may be used, `"54GiB"` or bytes.
+        network: a MindSpore `Cell` that returns a loss, without a policy applied.
+        inputs: its inputs, tensors of the right shape and dtype; values do not matter. The first dimension counts
+            samples, and the second dimension of token ids (2D integers) counts tokens.
+        layers: path of the list of layers, e.g. `"backbone.blocks"`; None searches for the names that MindFormers
+            uses.
+        device: name or file of the device.
+        memory: usable memory of the card, `"54GiB"` or bytes.
         num_micro_batches: forward and backward passes per step.
-        optimizer: whose states are in memory; one that `mindswap simulate` knows.
+        optimizer: optimizer whose states are simulated; one that `mindswap simulate` supports.
 
     Raises:
-        ApplyError: if there is no such list of layers.
-        GraphError: if the compiler refuses the network, or a policy is on it already.
-        CostError: if device or optimizer are not known.
+        ApplyError: there is no such list of layers.
+        GraphError: the network does not compile, or a policy is already applied to it.
+        CostError: the device or the optimizer is unknown.
     """
     from mindswap.adapters.graph.network import capture_network
 
@@ -196,7 +196,7 @@ def _memory_override(memory: str | int | None) -> dict[str, str]:
 
 
 def find_compute_dtype(graph: Graph) -> str:
-    """The dtype in which the step computes most on the matrix units."""
+    """Return the dtype with the most FLOPs on the matrix units."""
     flops: Counter[str] = Counter()
     for node, work in zip(graph.forward, measure_work(graph)[0], strict=True):
         if classify(node.op).unit is ComputeUnit.MATRIX and node.outputs:
@@ -211,7 +211,7 @@ def dry_run_file(
     device: str | os.PathLike[str] | None = None,
     overrides: dict[str, str] | None = None,
 ) -> "StepDryRun":
-    """One step of a file, as `Step.dry_run`, which is captured while it runs."""
+    """Dry run the step of a file as `Step.dry_run`; its network is captured while the dry run is in progress."""
     from mindswap.features.dryrun import memory_limits, run_stages
 
     document = load_document(file_name(path))

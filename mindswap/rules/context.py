@@ -1,4 +1,4 @@
-"""Context of the rules, and the questions that several rules ask."""
+"""The context that is passed to each rule, and analyses that several rules share."""
 
 import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -18,76 +18,78 @@ from mindswap.policy.formats.mindformers2.settings import Settings2x
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 
-# Keys beside indices of layers: where statements of every layer stand, and where all statements stand.
+# Keys of the index besides layer indices: of statements for every layer, and of all statements.
 EVERY, ANY = "every layer", "any layer"
 
 
 class StatementIndex:
-    """Statements by their layers, added one after another: those that share a layer are found without trying all."""
+    """Index of statements by layer, to find those that share a layer without comparing all pairs."""
 
     def __init__(self, statements: Iterable[Statement] = ()):
         self._statements: list[Statement] = []
-        self._found: dict[int | str, list[int]] = {}
+        self._positions: dict[int | str, list[int]] = {}
         for statement in statements:
             self.add(statement)
 
     def add(self, statement: Statement) -> None:
-        """One more, which later ones may meet."""
-        for place in _places(statement.layers, asks=False):
-            self._found.setdefault(place, []).append(len(self._statements))
+        """Add a statement."""
+        for key in _index_keys(statement.layers, is_query=False):
+            self._positions.setdefault(key, []).append(len(self._statements))
         self._statements.append(statement)
 
     def candidates(self, layers: Layers) -> list[Statement]:
-        """Those that have one of these layers, in the order in which they were added."""
-        positions = {position for place in _places(layers, asks=True) for position in self._found.get(place, ())}
+        """Return the statements that share a layer with `layers`, in the order in which they were added."""
+        positions: set[int] = set()
+        for key in _index_keys(layers, is_query=True):
+            positions.update(self._positions.get(key, ()))
         return [self._statements[position] for position in sorted(positions)]
 
 
-def _places(layers: Layers, asks: bool) -> tuple[int | str, ...]:
-    """Keys of layers in an index; with `asks`, those of all that share a layer with them."""
+def _index_keys(layers: Layers, is_query: bool) -> tuple[int | str, ...]:
+    """Return the keys under which layers are stored, or those to look up for all that share a layer."""
     if not layers:
         return ()
     if layers.indices is None:
-        return (ANY,) if asks else (ANY, EVERY)
-    return (EVERY if asks else ANY, *layers.indices)
+        return (ANY,) if is_query else (ANY, EVERY)
+    return (EVERY if is_query else ANY, *layers.indices)
 
 
 @dataclass
 class FirstOfLayer:
-    """The first statement of each layer, and the first with another value.
+    """The first statement of each layer, and the first one with another value.
 
-    Two at most, so that thousands of equal statements are not compared with one another.
+    At most two per layer, so that thousands of equal statements are not compared with each other.
     """
 
-    _said: dict[Hashable, list[tuple[int, Statement, Hashable]]] = field(default_factory=dict)
+    _statements: dict[Hashable, list[tuple[int, Statement, Hashable]]] = field(default_factory=dict)
     _count: int = 0
 
     def other(self, layers: Layers, value: Hashable) -> Statement | None:
-        """The first statement of one of these layers with another value."""
-        said = (entry for place in _places(layers, asks=True) for entry in self._said.get(place, ()))
-        others = (entry for entry in said if entry[2] != value)
+        """Return the first statement of one of these layers with another value; None if there is none."""
+        entries = (entry for key in _index_keys(layers, is_query=True) for entry in self._statements.get(key, ()))
+        others = (entry for entry in entries if entry[2] != value)
         first = min(others, key=lambda entry: entry[0], default=None)
         return first[1] if first is not None else None
 
     def add(self, statement: Statement, value: Hashable) -> None:
-        """Add one more statement about its layers."""
-        for place in _places(statement.layers, asks=False):
-            said = self._said.setdefault(place, [])
-            if not said or (len(said) == 1 and said[0][2] != value):
-                said.append((self._count, statement, value))
+        """Add a statement with its value."""
+        for key in _index_keys(statement.layers, is_query=False):
+            entries = self._statements.setdefault(key, [])
+            if not entries or (len(entries) == 1 and entries[0][2] != value):
+                entries.append((self._count, statement, value))
         self._count += 1
 
 
 @dataclass(frozen=True)
 class StatementOverlap:
-    """Overlap of two statements: the same operators in the same layers."""
+    """Layers and operators that two statements share."""
 
     layers: Layers  # the layers they share
-    operators: tuple[str, ...] = ()  # the operators they share; empty where the model is not known
+    operators: tuple[str, ...] = ()  # the operators they share; empty if the model is not known
 
 
 class RecomputeIndex:
-    """The operators that are recomputed, excludes taken off; each layer is looked at when it is first asked for."""
+    """Recomputed operators of each layer, without excluded ones; computed on first use."""
 
     def __init__(self, settings: PolicySettings, coverage: Coverage):
         self._settings, self._coverage = settings, coverage
@@ -95,13 +97,13 @@ class RecomputeIndex:
 
     @cached_property
     def _policy(self) -> Policy:
-        """Policy of the statements about recompute together, patterns that cannot be matched left out."""
+        """Policy of all recompute statements whose patterns are valid."""
         usable = (s for s in self._settings.recompute if s.pattern is None or self._coverage.error(s.pattern) is None)
         return build_policy(replace(self._settings, is_swap_enabled=True, swap=(), recompute=tuple(usable)))
 
     def operators(self, layer_index: int) -> frozenset[str]:
-        """Those of a layer."""
-        if not self._settings.recompute:  # of a model of thousands of layers the rest takes seconds
+        """Return the recomputed operators of a layer."""
+        if not self._settings.recompute:  # the rest takes seconds for models with thousands of layers
             return frozenset()
         if layer_index not in self._operators:
             tree = self._coverage.layer_classes[self._coverage.layer_class_of[layer_index]]
@@ -117,11 +119,11 @@ class Context:
     """Context passed to each rule."""
 
     document: Document  # the configuration, as located nodes
-    settings: PolicySettings  # what it says, statement by statement
-    coverage: Coverage | None = None  # patterns against the model; None where the model is not known
+    settings: PolicySettings  # its statements
+    coverage: Coverage | None = None  # matches patterns in the model; None if the model is not known
     environ: Mapping[str, str] = field(default_factory=dict)  # environment variables
-    is_run: bool = False  # the training begins: what MindFormers refuses with swap off is left to it
-    # derived: what is recomputed; None where the model is not known
+    is_run: bool = False  # check at the start of a training: with swap off, errors of MindFormers are left to it
+    # derived: recomputed operators; None if the model is not known
     recompute: "RecomputeIndex | None" = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,24 +137,33 @@ class Context:
 
     @property
     def error_with_swap(self) -> Level:
-        """Level of what is wrong with swap alone: a warning while swap is off."""
+        """Level of problems that matter with swap only: a warning while swap is off."""
         return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
     def as_applied(self) -> "Context":
-        """Context with recompute as it acts: with swap off in the layers that MindFormers takes for its counts."""
+        """Return the context with the effective recompute: with swap off, counts per stage are expanded to layers."""
         if self.settings.is_swap_enabled or self.num_layers is None or self.document.root is None:
             return self
         expansion, path = expand_stage_recompute(self.document, self.num_layers), "recompute_config.recompute"
-        place = path, self.document.place(*path.split("."))
-        whole = Statement("recompute", *place, None, *place, expansion.policy.layer_recompute, path)
-        statements = (whole, *expansion.statements) if whole.layers else expansion.statements
+        location = self.document.place(*path.split("."))
+        full = Statement(
+            option="recompute",
+            path=path,
+            location=location,
+            pattern=None,
+            pattern_path=path,
+            pattern_location=location,
+            layers=expansion.policy.layer_recompute,
+            layers_path=path,
+        )
+        statements = (full, *expansion.statements) if full.layers else expansion.statements
         return replace(self, settings=replace(self.settings, recompute=statements))
 
     @property
     def stop_level(self) -> Level:
-        """Level of what stops MindFormers or MindSpore: an error.
+        """Level of settings that stop MindFormers or MindSpore: an error.
 
-        In a run with swap off it is a warning, as nothing of ours may stop such a run.
+        A warning in a run with swap off, which mindswap must not stop.
         """
         return Level.WARNING if self.is_left_to_mindformers else Level.ERROR
 
@@ -162,10 +173,9 @@ class Context:
         return self.is_run and not self.settings.is_swap_enabled
 
     def overlap(self, left: Statement, right: Statement) -> StatementOverlap | None:
-        """Overlap of two statements; None if they concern no operator together.
+        """Return the overlap of two statements; None if they share no operator.
 
-        Where the model is not known, only what the texts of the patterns show counts: equal parts
-        from the layer down.
+        If the model is not known, patterns overlap if one is a prefix of the other, part by part.
         """
         layers = shared_layers(left.layers, right.layers)
         if not layers:
@@ -183,7 +193,7 @@ class Context:
     def overlaps(
         self, lefts: Iterable[Statement], rights: Iterable[Statement]
     ) -> Iterator[tuple[Statement, Statement, StatementOverlap]]:
-        """Every pair of statements, one of each side, that concern the same operators."""
+        """Yield all pairs of a left and a right statement that share operators, with their overlap."""
         index = StatementIndex(rights)
         for left in lefts:
             for right in index.candidates(left.layers):
@@ -192,21 +202,21 @@ class Context:
                     yield left, right, overlap
 
     def recomputed_operators(self, layer_index: int) -> frozenset[str]:
-        """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
+        """Return the recomputed operators of a layer without excluded ones; the model must be known."""
         if self.recompute is None:
             raise AssertionError("the model is not known")
         return self.recompute.operators(layer_index)
 
     def matches_anything(self, statement: Statement) -> bool:
-        """True if a pattern names something in one of its layers (the model must be known)."""
+        """Return whether the pattern of a statement matches in one of its layers; the model must be known."""
         if self.coverage is None:
             raise AssertionError("the model is not known")
-        by_kind = self.coverage.layers_by_class(statement.layers)
-        return any(self.coverage.operators(statement.pattern, kind) for kind in by_kind)
+        layer_classes = self.coverage.layers_by_class(statement.layers)
+        return any(self.coverage.operators(statement.pattern, layer_class) for layer_class in layer_classes)
 
 
 def shared_layers(left: Layers, right: Layers) -> Layers:
-    """The layers in both sets."""
+    """Return the intersection of two sets of layers."""
     if left.indices is None:
         return right
     if right.indices is None:
@@ -214,7 +224,7 @@ def shared_layers(left: Layers, right: Layers) -> Layers:
     return Layers(set(left.indices).intersection(right.indices))
 
 
-# What a rule for 2.x files looks at, and how it is made.
+# Decorator and context of rules for MindFormers 2.x.
 
 rule = functools.partial(rules.rule, prefix="pynative-")
 
@@ -224,9 +234,9 @@ class Context2x:
     """Context passed to each rule."""
 
     document: Document  # the configuration, as located nodes
-    settings: Settings2x  # what it says, statement by statement
-    effect: SettingsEffect  # what upstream makes of that
-    mindformers: str = ""  # the version that is installed here; "" if none is, or if nobody looked
+    settings: Settings2x  # its statements
+    effect: SettingsEffect  # their effect in MindFormers 2.x
+    mindformers: str = ""  # installed version; "" if not installed or not checked
 
     @property
     def num_layers(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Plans for a file of MindFormers 2.x: its step is a trace of the network, its policy are sections of 2.x."""
+"""Plans for configurations of MindFormers 2.x. The step comes from a trace; the policy is written as 2.x sections."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from mindswap.simulator.layer_swaps import LayerSwapModel
 from mindswap.simulator.step_model import StepModel
 from mindswap.steps.recorded import capture_of, read_trace
 
-# Sizes of `model` that a trace and a file must share: the key in 2.x and those in `model.model_config` of 1.9.
+# Sizes that must be equal in the file and in the trace: key of `model` in 2.x -> keys of `model.model_config` in 1.9.
 SIZES = {
     "hidden_size": ("hidden_size",),
     "intermediate_size": ("intermediate_size",),
@@ -34,19 +34,19 @@ SIZES = {
 
 
 def load_step_2x(document: Document, trace: str | None, device: str | None, overrides: dict[str, str]) -> LoadedStep:
-    """The step of a file of MindFormers 2.x, as a trace of the same network has it.
+    """Load the step of a MindFormers 2.x configuration from a trace of the same network.
 
     Args:
-        document: the file.
-        trace: made by `mindswap trace`; None is refused with how to make one.
-        device: name or file; default is what `mindswap:` says in the file, then in the configuration of the trace.
-        overrides: figures of the device to replace.
+        document: the configuration.
+        trace: file made by `mindswap trace`; None raises an error that explains how to make one.
+        device: name or file of the device; default is that of `mindswap:` in the configuration, then in the trace.
+        overrides: device properties to replace, by name.
 
     Raises:
         PlanError: the trace is of another network.
-        PolicyError: the file is wrong, or there is no trace.
+        PolicyError: the configuration has errors, or there is no trace.
         DataError: the trace cannot be read.
-        CostError: the device is not known.
+        CostError: the device is unknown.
     """
     if trace is None:
         raise PolicyError([_trace_problem(document)])
@@ -66,7 +66,7 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
 
 
 def _trace_problem(document: Document) -> Problem:
-    """The error of a plan without a trace."""
+    """Return the error of a plan without a trace."""
     problem = wrong_form_problem(document)
     if problem is None:
         raise AssertionError("a file of MindFormers 1.9")
@@ -80,7 +80,7 @@ def _trace_problem(document: Document) -> Problem:
 
 
 def _architecture(document: Document) -> str:
-    """Class of the model, "" where a file does not say; the newer models have it in a list."""
+    """Return the class of the model; "" if the configuration does not have it. In newer models it is a list."""
     for keys in (("model", "architectures"), ("model", "model_config", "architectures"), ("model", "arch", "type")):
         node = document.get(*keys)
         if node is not None:
@@ -90,10 +90,16 @@ def _architecture(document: Document) -> str:
 
 
 def require_same_model(document: Document, source: Document, num_layers: int, trace: str) -> None:
-    """Stop where a trace of so many layers, with `source` as its configuration, cannot be the step of a file of 2.x.
+    """Check that a trace can be the step of a 2.x configuration.
+
+    Args:
+        document: the 2.x configuration.
+        source: the configuration of the trace.
+        num_layers: layers of the trace.
+        trace: path of the trace, for messages.
 
     Raises:
-        PlanError: with the place in the file.
+        PlanError: with the location of the first difference.
     """
     if find_num_layers_2x(document) not in (num_layers, None):
         node = document.get("model", "num_hidden_layers") or document.get("model")
@@ -116,32 +122,32 @@ def require_same_model(document: Document, source: Document, num_layers: int, tr
         raise PlanError(f"{trace}: its configuration has {stages} pipeline stages\n    allowed: 1")
     for key, names in SIZES.items():
         node = document.get("model", key)
-        found = [value for name in names if (value := source.get("model", "model_config", name)) is not None]
-        if node is not None and found and node.value != found[0].value:
+        sizes = [value for name in names if (value := source.get("model", "model_config", name)) is not None]
+        if node is not None and sizes and node.value != sizes[0].value:
             raise PlanError(
-                f"{node.location}: model.{key}: {show(node)}; in the configuration of {trace} it is {show(found[0])}\n"
+                f"{node.location}: model.{key}: {show(node)}; in the configuration of {trace} it is {show(sizes[0])}\n"
                 "    fix:     a trace of the same network"
             )
 
 
 def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
-    """A policy of whole layers in the sections of MindFormers 2.x; its one `layer_swap` counts `prefetch` in layers."""
+    """Return a policy of full layers as sections of MindFormers 2.x, where `prefetch` counts layers."""
     swap: dict[str, Any] = {"enable": False}
     for entry in policy.layer_swap:
         layers = index_runs(entry.layers.resolve(num_layers))
         swap = {"enable": True, "default_prefetch": entry.prefetch, "layer_swap": [{"layers": layers}]}
-    again = policy.layer_recompute.resolve(num_layers)
+    recomputed = policy.layer_recompute.resolve(num_layers)
     recompute: dict[str, Any] = {"mode": "None"}
-    if again:
-        recompute = {"mode": "full", "full_recompute_layer": index_runs(again)}
+    if recomputed:
+        recompute = {"mode": "full", "full_recompute_layer": index_runs(recomputed)}
     return {"swap": swap, "recompute": recompute}
 
 
 def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
-    """The file of a step of `load_step_2x` with a plan, read back; comments and all else are as they were.
+    """Return the text of a 2.x configuration with a plan, after reading it back. Comments and other keys stay.
 
     Raises:
-        PlanError: what is read back is another policy, or has errors.
+        PlanError: the text read back gives another policy, or has errors.
     """
     num_layers = len(step.model.captured.sample.layer_map)
     text = step.config_text()
@@ -155,15 +161,15 @@ def planned_text_2x(step: LoadedStep, plan: Plan, target: str) -> str:
 
 
 def _is_read_back(policy: Policy, num_layers: int, checked: PynativeCheck) -> bool:
-    """True if MindFormers does what the plan says, layer by layer."""
+    """Return whether the settings that were read back have the effect of the policy in every layer."""
     effect = checked.effect
     swapped = union_layers(entry.layers for entry in policy.layer_swap)
     distances = {entry.prefetch for entry in policy.layer_swap if entry.layers}
-    asked = [(i in swapped, i in policy.layer_recompute, (), ()) for i in range(num_layers)]
-    found = [(layer.is_swapped, layer.is_recomputed, layer.swapped, layer.recomputed) for layer in effect.layers]
-    return found == asked and distances <= {effect.settings.prefetch}
+    expected = [(i in swapped, i in policy.layer_recompute, (), ()) for i in range(num_layers)]
+    actual = [(layer.is_swapped, layer.is_recomputed, layer.swapped, layer.recomputed) for layer in effect.layers]
+    return actual == expected and distances <= {effect.settings.prefetch}
 
 
 def is_2x(document: Document) -> bool:
-    """True for a file of MindFormers 2.x."""
+    """Return whether a configuration is of MindFormers 2.x."""
     return find_form(document) is Form.PYNATIVE

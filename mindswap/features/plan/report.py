@@ -1,4 +1,4 @@
-"""A plan for the terminal and as JSON. Everything about time and memory is simulated, and says so."""
+"""Report of a plan as text and JSON. All times and sizes are simulated, and the reports say so."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,55 +17,56 @@ NUM_HOLDERS = 6
 def format_plan(
     plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "", memory: MemoryBudget | None = None
 ) -> str:
-    """The plan and what it is compared with.
+    """Format a plan and the policies that it is compared with.
 
     Args:
         plan: the plan.
-        device_title: of the device that is simulated.
-        tokens_per_card: tokens of a step.
-        budget_source: where the budget is from; "" where the user named it.
-        memory: memory of a card with its margin, for peaks without fragments; None for a budget without a margin.
+        device_title: name of the simulated device.
+        tokens_per_card: tokens of a step per card.
+        budget_source: origin of the budget; "" if the user gave it.
+        memory: memory budget with its safety margin, for peaks without fragmentation; None without a margin.
     """
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
     lines += [f"budget: {budget_source}", ""] if budget_source else [""]
-    compared = {one.name: one for one in plan.compared}
-    if own := compared.get(YOURS):
-        fit = _fit(own, memory)
+    compared = {each.name: each for each in plan.compared}
+    if file_policy := compared.get(YOURS):
+        fit = _fit(file_policy, memory)
         verdict = "fits" if fit is Fit.YES else "does not fit"
         if memory is not None and fit is Fit.IN_MARGIN:
-            verdict = memory.describe(own.peak_bytes)
-        lines.append(f"your file    {format_time(own.step_time_ns)}, {format_bytes(own.peak_bytes)}, {verdict}")
+            verdict = memory.describe(file_policy.peak_bytes)
+        figures = f"{format_time(file_policy.step_time_ns)}, {format_bytes(file_policy.peak_bytes)}"
+        lines.append(f"your file    {figures}, {verdict}")
     if plan.fits:
         lines += [*_figure_lines(plan, compared.get(FULL)), "", *_policy_lines(plan)]
     else:
         lines += _nothing_fits_lines(plan, budget_source)
-    known: dict[tuple[str, ...], tuple[str, ...]] = {}  # rows that say the same are one
-    for one in plan.compared:
-        row = _row(one, plan.unconstrained_ns, tokens_per_card, memory)
-        known.setdefault(row[1:], row)
-    rows = list(known.values())
+    unique_rows: dict[tuple[str, ...], tuple[str, ...]] = {}  # by figures: policies with equal figures share a row
+    for each in plan.compared:
+        row = _row(each, plan.unconstrained_ns, tokens_per_card, memory)
+        unique_rows.setdefault(row[1:], row)
+    rows = list(unique_rows.values())
     if plan.fits:
-        ours = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
-        rows.append(_row(ours, plan.unconstrained_ns, tokens_per_card, memory))
+        this_plan = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
+        rows.append(_row(this_plan, plan.unconstrained_ns, tokens_per_card, memory))
     return "\n".join([*lines, "", format_table(HEADER, rows)])
 
 
 def _figure_lines(plan: Plan, full: Compared | None) -> Iterator[str]:
-    """Times and memory of a plan that fits; `full` is the one with as many entries as help, of a simple one."""
+    """Format time and memory of a feasible plan; `full` is the unrestricted plan, if this one is a simple one."""
     yield f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation"
-    beside = " " * 13
+    indent = " " * 13
     if plan.lower_bound_ns is not None and plan.gap is not None:
-        least = format_time(plan.lower_bound_ns)
-        yield f"{beside}{_percent(plan.gap)} over the lower bound: no policy is faster than {least} in this memory"
+        bound = format_time(plan.lower_bound_ns)
+        yield f"{indent}{_percent(plan.gap)} over the lower bound: no policy is faster than {bound} in this memory"
     if full is not None and full.fits:
         cost = _percent(plan.step_time_ns / full.step_time_ns - 1)
-        yield f"{beside}{cost} over the plan with as many entries as help"
+        yield f"{indent}{cost} over the plan with as many entries as help"
     stages = ", ".join(format_bytes(size, "GiB") for size in plan.stage_peak_bytes)
     of_stages = f"; stages {stages}" if len(plan.stage_peak_bytes) > 1 else ""
     yield f"peak memory  {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}{of_stages}"
-    if plan.is_coupled:  # where the specification says otherwise than the backend does
-        yield f"{beside}swaps what recomputed operators use: MindSpore 2.9.0 does it, against the specification"
+    if plan.is_coupled:  # the specification excludes this combination, but the backend compiles it
+        yield f"{indent}swaps what recomputed operators use: MindSpore 2.9.0 does it, against the specification"
     yield f"host memory  {format_bytes(plan.host_bytes)} of a node"
     yield f"found with   {_simulations(plan)}"
 
@@ -93,7 +94,7 @@ def _nothing_fits_lines(plan: Plan, budget_source: str) -> list[str]:
 
 
 def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for machines; `sections` is the policy as the file has it."""
+    """Return a plan as plain data for `--json`; `sections` has the policy as in the file."""
     return {
         "simulated": True,
         "device": device,
@@ -105,13 +106,13 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[s
         "host_budget_bytes_per_node": plan.host_budget_bytes,
         "holders": [{"name": name, "size_bytes": size} for name, size in plan.holders],
         **attributes(plan, "is_coupled num_evaluations is_interrupted"),
-        "compared": [attributes(one, "name step_time_ns peak_bytes fits") for one in plan.compared],
+        "compared": [attributes(each, "name step_time_ns peak_bytes fits") for each in plan.compared],
         **sections,
     }
 
 
 def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
-    """The curve as a table, least memory first."""
+    """Format the plans of a sweep as a table, least memory first."""
     rows = []
     for plan in plans:
         policy, gap = plan.policy, "" if plan.gap is None else _percent(plan.gap)
@@ -124,7 +125,7 @@ def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
 
 
 def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """The curve for machines."""
+    """Return the plans of a sweep as plain data for `--json`."""
     return [
         {
             "simulated": True,
@@ -140,7 +141,7 @@ def _percent(value: float) -> str:
 
 
 def _round_up(size_bytes: int) -> str:
-    """A size that can be typed, not below the given one."""
+    """Format a size for the command line, rounded up to one decimal."""
     unit = "GiB" if size_bytes >= UNITS["GiB"] else "MiB"
     return f"{-(-size_bytes * 10 // UNITS[unit]) / 10:.1f}{unit}"
 
@@ -156,7 +157,7 @@ def _policy_lines(plan: Plan) -> list[str]:
 
 
 def _fit(one: Compared, memory: MemoryBudget | None) -> Fit:
-    """Whether a policy fits; in the margin where only the memory of the card is short of it."""
+    """Return whether a policy fits; IN_MARGIN if its peak is inside the safety margin only."""
     if one.fits:
         return Fit.YES
     return Fit.IN_MARGIN if memory is not None and memory.fit(one.peak_bytes) is Fit.IN_MARGIN else Fit.NO

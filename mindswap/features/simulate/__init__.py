@@ -1,4 +1,4 @@
-"""A training step as it was loaded, which plans and dry runs take, and one simulation of it."""
+"""A loaded training step (`LoadedStep`), input of simulation, plan and dry run, and one simulation of it (`Run`)."""
 
 import functools
 import os
@@ -30,7 +30,7 @@ from mindswap.units import format_bytes, format_count, format_time
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One step under one policy; all figures are simulated. `print` shows the report.
+    """A simulated step under one policy. All figures are simulated. `print` shows the report.
 
     Attributes:
         model: the step under any policy.
@@ -46,47 +46,47 @@ class Run:
 
     @property
     def device(self) -> Device:
-        """On what."""
+        """The simulated device."""
         return self.model.costs.device
 
     @property
     def step_time_ns(self) -> int:
-        """One step, end to end."""
+        """Step time in ns."""
         return self.simulated.step_time_ns
 
     @property
     def peak_bytes(self) -> int:
-        """Highest device memory of any pipeline stage."""
+        """Peak device memory in bytes, the highest of all pipeline stages."""
         return self.simulated.peak_bytes
 
     @property
     def fits(self) -> bool:
-        """True if that is within the memory that may be used."""
+        """Return whether the peak is within the usable device memory."""
         return self.memory.fits(self.peak_bytes)
 
     @property
     def memory(self) -> MemoryBudget:
-        """Memory that simulated peaks are compared with."""
+        """Memory budget that simulated peaks are compared with."""
         return budget_of_device(self.device).without_fragments(self.device)
 
     @property
     def tokens_per_s(self) -> float:
-        """Of each card."""
+        """Tokens per second and card."""
         settings = self.model.settings
         return settings.num_tokens * 1e9 / self.step_time_ns / settings.num_cards
 
     @property
     def step_time_s(self) -> float:
-        """The same in seconds."""
+        """Step time in seconds."""
         return self.step_time_ns / 1e9
 
     @property
     def peak_gib(self) -> float:
-        """Highest device memory in GiB."""
+        """Peak device memory in GiB."""
         return self.peak_bytes / 2**30
 
     def report(self) -> SimulationReport:
-        """Who waits for whom, what each layer costs, what fills the memory at its peak."""
+        """Return the report: waiting times and their causes, costs of layers, live memory at the peak."""
         model, settings, device, timeline = self.model, self.model.settings, self.device, self.simulated.timeline
         stages = measure_stages(timeline, self.simulated.static)
         host_bytes = [stage.host_bytes for stage in stages]
@@ -113,7 +113,7 @@ class Run:
         )
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """A page that opens offline in a browser.
+        """Write an HTML page that needs no network.
 
         Raises:
             DataError: it cannot be written.
@@ -121,7 +121,7 @@ class Run:
         write_new(path, format_html(self.report()), overwrite=True)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """A Chrome trace (.json, .json.gz) for Perfetto.
+        """Write a Chrome trace (.json, .json.gz) for Perfetto.
 
         Raises:
             DataError: it cannot be written.
@@ -129,7 +129,7 @@ class Run:
         write_trace(self.report(), Path(file_name(path)))
 
     def save_insight(self, folder: str | os.PathLike[str]) -> None:
-        """Folders `rank_N_ascend_ms` for MindStudio Insight and msprof-analyze, one for a card of each stage.
+        """Write folders `rank_N_ascend_ms` for MindStudio Insight and msprof-analyze, one per pipeline stage.
 
         Raises:
             DataError: they cannot be written.
@@ -152,7 +152,7 @@ class Run:
 
 
 def outside_line(model: StepModel, device: Device) -> str:
-    """Device memory beside what MindSpore may use, which no policy moves and no budget counts; "" for none."""
+    """Describe device memory that MindSpore does not manage, so that no budget includes it; "" without any."""
     if not model.outside_bytes:
         return ""
     left_bytes = device.memory_bytes - device.usable_memory_bytes
@@ -166,7 +166,7 @@ def outside_line(model: StepModel, device: Device) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LoadedStep:
-    """A training step ready to be simulated: what it is, and one simulation of it.
+    """A training step that can be simulated.
 
     Attributes:
         document: the configuration; empty for a network without one.
@@ -184,12 +184,12 @@ class LoadedStep:
 
     @property
     def device(self) -> Device:
-        """On what."""
+        """The simulated device."""
         return self.model.costs.device
 
     @property
     def title(self) -> str:
-        """Name for reports."""
+        """Name in reports."""
         return self.path.stem if self.path is not None else "network"
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class LoadedStep:
         )
 
     def config_text(self) -> str:
-        """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""
+        """Return the text of the configuration, also of a recorded step; bytes that are not UTF-8 are surrogates."""
         if self.path is None:
             return ""
         if is_trace_path(str(self.path)):
@@ -207,7 +207,7 @@ class LoadedStep:
         return self.path.read_bytes().decode("utf-8", "surrogatepass")
 
     def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
-        """One step under a policy.
+        """Simulate the step under a policy.
 
         Args:
             policy: in layer indices; default is that of the configuration.
@@ -227,7 +227,7 @@ class LoadedStep:
         return Run(model, chosen, simulated, title or self.title)
 
     def short(self, kept: Sequence[int] | None, num_micro_batches: int | None = None) -> "LoadedStep":
-        """The step of a model with fewer layers, each of which does what one of `kept` does, or of fewer micro-batches.
+        """Return the step with fewer layers, which correspond to the layers `kept`, or with fewer micro-batches.
 
         None for all of them.
         """
@@ -239,7 +239,7 @@ class LoadedStep:
         return replace(self, policy=policy, model=model)
 
     def with_swap(self) -> "LoadedStep":
-        """The step as it is compiled with swap enabled, with lazy_inline: other operators cast gathered weights."""
+        """Return the step as compiled with swap enabled, which sets lazy_inline: then all-gather precedes the cast."""
         sharding = self.model.settings.sharding
         is_other = type(self.model) is StepModel and sharding.num_ranks > 1 and has_single_micro_step(self.document)
         if not is_other or sharding.is_cast_after_gather:
@@ -249,7 +249,7 @@ class LoadedStep:
 
 @functools.lru_cache(maxsize=1)
 def _cast_behind(step: LoadedStep) -> LoadedStep:
-    """The step with weights cast behind their gather; made once, as its model keeps what it found."""
+    """Return the step with weights cast after the all-gather. Cached, because its model caches simulations."""
     settings = step.model.settings
     sharding = replace(settings.sharding, is_cast_after_gather=True)
     return replace(step, model=step.model.remade(settings=replace(settings, sharding=sharding)))
