@@ -1,4 +1,4 @@
-"""The configuration that is run: the user's, made short, repeatable and measured; for workers, or for a dry run."""
+"""Derive the configuration of a short, reproducible, measured run, or of a dry run, from the user's."""
 
 import contextlib
 import copy
@@ -22,7 +22,7 @@ SPEED_UP = "parallel_speed_up_json_path"
 
 @dataclass(frozen=True)
 class SyntheticData:
-    """A MindRecord made on the spot, in place of the user's data."""
+    """Generated MindRecord that replaces the user's data."""
 
     path: str
     columns: tuple[str, ...]
@@ -30,14 +30,14 @@ class SyntheticData:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of the runs."""
+    """Options of short runs."""
 
-    num_steps: int  # steps of training
-    num_workers: int  # workers of msrun; 0: as the configuration has, which `derive` does not look up
-    num_layers: int | None = None  # layers of the cut model; None leaves them
-    num_micro_batches: int | None = None  # of a pipeline, without interleaved halves of a batch; None leaves them
-    is_profiled: bool = True  # profile the last step of rank 0
-    is_deterministic: bool = False  # kernels that give the same bits each time
+    num_steps: int  # number of training steps
+    num_workers: int  # workers of msrun; 0 for the number of the configuration, to be replaced before `derive`
+    num_layers: int | None = None  # layers of the truncated model; None for all layers
+    num_micro_batches: int | None = None  # micro-batches of a pipeline without interleaved halves; None for no change
+    is_profiled: bool = True  # whether to profile the last step of rank 0
+    is_deterministic: bool = False  # whether to use deterministic kernels
 
 
 MakeData = Callable[[Document], SyntheticData | None]
@@ -46,20 +46,26 @@ MakeData = Callable[[Document], SyntheticData | None]
 def derive(
     config: Mapping[str, Any], wanted: RunOptions, make_data: MakeData = lambda document: None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The configuration of the runs, and in words what differs from the user's.
+    """Derive the configuration of a short run. Swap and recompute are unchanged.
 
-    Swap and recompute stay as they are. `make_data` makes data for the sizes of the runs; None keeps the user's.
+    Args:
+        config: the user's configuration.
+        wanted: options of the run.
+        make_data: function that generates data for the sizes of the run, or returns None to keep the user's data.
+
+    Returns:
+        The configuration, and a line for each difference from the user's.
 
     Raises:
-        LaunchError: the parallel sizes do not fit the number of workers, or no data can be made.
+        LaunchError: if the parallel sizes do not fit the number of workers, or no data can be generated.
     """
     edit = _Edit(copy.deepcopy(dict(config)))
     wants = package_data("measure/run.yaml")
     for path, value in wants["always"].items():
-        if path != "seed" or edit.get(path) is None:  # weights would differ from run to run
+        if path != "seed" or edit.get(path) is None:  # without a seed the weights would differ between runs
             edit.set(path, value, only_if_there=path.startswith("model."))
-    # No checkpoints, nothing that writes or waits. TrainCallBack ends the training: `runner_config.stop_step`, which
-    # should make one, is read and dropped by mindformers 1.9.0 (trainer/base_trainer.py:1344).
+    # Without checkpoints and other callbacks that write or wait. TrainCallBack ends the training, because mindformers
+    # 1.9.0 reads and drops `runner_config.stop_step`, which should create one (trainer/base_trainer.py:1344).
     last = {"type": "TrainCallBack", "stop_step": wanted.num_steps}
     edit.set("callbacks", [{"type": "MFLossMonitor", "per_print_times": 1}, {"type": "StepReport"}, last])
     if wanted.num_layers is not None:
@@ -72,7 +78,7 @@ def derive(
         edit.set("context.deterministic", "ON")
     edit.set("profile", wanted.is_profiled)
     if wanted.is_profiled:
-        # ProfileMonitor starts behind step `start`, and writes at the end of step `stop`: the last, which is not timed.
+        # ProfileMonitor starts after step `start` and writes at the end of step `stop`. The last step is not timed.
         last_step = wanted.num_steps
         edit.data |= {"profile_start_step": last_step, "profile_stop_step": last_step, **wants["profiler"]}
         edit.changes.append(f"profiler: step {last_step} of rank 0, Level{wants['profiler']['profiler_level']}")
@@ -80,7 +86,7 @@ def derive(
 
 
 def switched_off(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with nothing swapped and nothing recomputed."""
+    """Return a copy of the configuration without swap and recompute."""
     data = copy.deepcopy(dict(config))
     data["swap_config"] = {"swap": False}
     data["recompute_config"] = {"recompute": False, "select_recompute": False, "select_comm_recompute": False}
@@ -90,7 +96,7 @@ def switched_off(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_config(config: Mapping[str, Any], comment: str) -> str:
-    """The configuration as YAML that stands for itself, below a comment."""
+    """Format the configuration as self-contained YAML below a comment."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     return "\n".join([*lines, *block_lines(config, 0, 2)]) + "\n"
 
@@ -102,21 +108,24 @@ def run_config(
     kept: Sequence[int] | None,
     make_data: MakeData,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """As `derive`, perhaps with fewer layers; its files are found from any folder.
+    """Derive a configuration as `derive`, with absolute paths and optionally with fewer layers.
 
     Args:
         document: the user's configuration.
-        policy: what it asks for, in layer indices.
-        wanted: as of `derive`.
-        make_data: as of `derive`.
-        kept: layers of the whole model that those of a short one stand for; None for all of them.
+        policy: its policy, in layer indices.
+        wanted: see `derive`.
+        kept: layers of the full model that the layers of the truncated one represent; None for all layers.
+        make_data: see `derive`.
+
+    Returns:
+        See `derive`.
 
     Raises:
-        LaunchError: as `derive`.
+        LaunchError: see `derive`.
     """
     config, changes = derive(with_absolute_paths(_own_data(document), Path.cwd()), wanted, make_data)
     if kept is not None:
-        # In layer indices, which need `swap: True` also where only recompute is asked for.
+        # Layer indices need `swap: True`, also if only recompute is set.
         cut = replace(truncated_policy(policy, tuple(kept)), is_swap_enabled=True)
         config |= policy_sections(cut, config, len(kept))
     return config, changes
@@ -131,16 +140,22 @@ def write_backend_config(
     folder: Path,
     num_micro_batches: int | None = None,
 ) -> Path:
-    """The configuration of a dry run: one step, data made on the spot, nothing saved, perhaps fewer layers.
+    """Write the configuration of a dry run: one step, generated data, no checkpoints, optionally fewer layers.
 
     Args:
         document: the user's configuration.
-        policy: what it asks for, in layer indices.
-        num_ranks: of the parallel training; 1 for one without.
-        kept: as of `run_config`.
-        make_data: as of `run_config`.
-        folder: where it is written; it is made.
-        num_micro_batches: as of `RunOptions`.
+        policy: its policy, in layer indices.
+        num_ranks: ranks of the parallel training; 1 without parallelism.
+        kept: see `run_config`.
+        make_data: see `derive`.
+        folder: output folder, which is created.
+        num_micro_batches: see `RunOptions`.
+
+    Returns:
+        Path of the configuration.
+
+    Raises:
+        LaunchError: see `derive`; or a file of speed-up settings is missing.
     """
     _require_speed_up(document)
     folder.mkdir(parents=True)
@@ -154,10 +169,10 @@ def write_backend_config(
 
 
 def _require_speed_up(document: Document) -> None:
-    """Refuse a configuration that names a file of speed-up settings that is not here: a training stops there, too.
+    """Refuse a configuration with a missing file of speed-up settings, as a training does.
 
     Raises:
-        LaunchError: names the place in the configuration and where the file was looked for.
+        LaunchError: if it is missing; names the line of the configuration and the path.
     """
     node = document.get("context", "ascend_config", SPEED_UP)
     path = node.value if node is not None else None
@@ -171,14 +186,14 @@ def _require_speed_up(document: Document) -> None:
 
 
 def _for_ascend(config: dict[str, Any], folder: Path) -> None:
-    """Settings that a dry run needs otherwise than a training."""
+    """Change the settings that differ between a dry run and a training."""
     context = config["context"] = dict(config.get("context") or {})
     context["device_target"] = "Ascend"
     # MindSpore refuses `dataset_broadcast_opt_level` without sink mode.
     context.pop("dataset_broadcast_opt_level", None)
     ascend = context.get("ascend_config")
     if isinstance(ascend, dict) and isinstance(path := ascend.get(SPEED_UP), str) and Path(path).is_file():
-        with contextlib.suppress(ValueError):  # MindSpore says what is wrong with it
+        with contextlib.suppress(ValueError):  # MindSpore reports the error
             settings = json.loads(read_limited(path, 1 << 20))
             settings = {key: value for key, value in settings.items() if key != "dataset_broadcast_opt_level"}
             write_new(folder / "parallel_speed_up.json", json.dumps(settings), overwrite=True)
@@ -194,21 +209,21 @@ def _for_ascend(config: dict[str, Any], folder: Path) -> None:
 
 
 class _Edit:
-    """A configuration that remembers what was changed in it."""
+    """Editable configuration that records its changes."""
 
     def __init__(self, data: dict[str, Any]):
         self.data = data
         self.changes: list[str] = []
 
     def get(self, path: str) -> Any:
-        """The value at a key path; None if it is not there."""
+        """Return the value at a key path; None if it is missing."""
         node: Any = self.data
         for name in path.split("."):
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
     def set(self, path: str, value: Any, only_if_there: bool = False) -> None:
-        """Set a value; sections that are not there are made."""
+        """Set the value at a key path and create missing sections, unless `only_if_there`."""
         *parents, last = path.split(".")
         node = self.data
         for name in parents:
@@ -273,20 +288,20 @@ def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
             made["construct_args_key"] = columns
         edit.data["train_dataset"] = made
         edit.changes.append(f"train_dataset: {_show(synthetic.path)}, made for this proof")
-    # Written by an alias in most files; here the two must not differ.
+    # Most files set this by a YAML alias, so both must be equal.
     edit.data["train_dataset_task"] = {
         **(edit.get("train_dataset_task") or {"type": "CausalLanguageModelDataset"}),
         "dataset_config": edit.get("train_dataset"),
     }
 
 
-# The data of a proof: the user's where it is there, else a MindRecord made on the spot.
+# The data of a proof: the user's if it exists, else a generated MindRecord.
 
 PATH_KEYS = ("dataset_dir", "dataset_files", "pretrained_model_dir", SPEED_UP)
 
 
 def has_own_data(config: Mapping[str, Any]) -> bool:
-    """The configuration names a MindRecord that is there, or a loader of another kind, which is left to itself."""
+    """Return whether the configuration has data: an existing MindRecord, or a loader of another type."""
     loader = _loader(config)
     if loader.get("type", "MindDataset") != "MindDataset":
         return True
@@ -302,7 +317,7 @@ def _loader(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _own_data(document: Document) -> dict[str, Any]:
-    """The user's configuration with its bases merged, and with a device file that is found from anywhere."""
+    """Return the user's configuration with its bases merged and an absolute path of the device file."""
     data = document.data()
     asked = read_cost_settings(document)
     if asked.device is not None and Path(asked.device).suffix:
@@ -312,7 +327,7 @@ def _own_data(document: Document) -> dict[str, Any]:
 
 
 def with_absolute_paths(value: Any, home: Path, is_path: bool = False) -> Any:
-    """The configuration with paths of files that it reads as they are from `home`; those that are not there stay."""
+    """Return the configuration with absolute paths of its input files, if they exist relative to `home`."""
     if isinstance(value, dict):
         return {key: with_absolute_paths(item, home, key in PATH_KEYS) for key, item in value.items()}
     if isinstance(value, list):

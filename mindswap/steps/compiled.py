@@ -1,4 +1,4 @@
-"""A network compiled under a policy, and beside it without what is judged; with the parallel optimizer."""
+"""Compile a network with and without a policy, including the AllGathers of the parallel optimizer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 def compile_under(
     document: Document, policy: Policy, placement: RankPlacement | None, use_cache: bool, with_peak: bool = False
 ) -> "Capture":
-    """A network under a policy, of the layers that tell all others; compiled anew for every answer.
+    """Compile the representative layers of a network with a policy. The result is not cached.
 
     Args:
-        document: MindFormers YAML, read; MindFormers reads its file.
-        policy: one with swap disabled leaves recompute to MindFormers.
-        placement: as this rank has it; None for one rank that has the whole model.
-        use_cache: False builds the layers of the model again and keeps nothing.
-        with_peak: also of the layers that `find_peak` needs.
+        document: the configuration; MindFormers reads its file, too.
+        policy: with swap disabled, MindFormers sets its own recompute.
+        placement: compile the stage of this rank; None for one rank with the full model.
+        use_cache: False rebuilds the layers of the model and stores nothing.
+        with_peak: also compile the layers that `find_peak` needs.
+
+    Returns:
+        The compiled network.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
@@ -57,17 +60,21 @@ def compile_with(
     use_cache: bool,
     with_tags: bool = False,
 ) -> tuple["Capture", Mapping[int, int]]:
-    """The same network under another policy, and which of its layers is like each of the first.
+    """Compile the same network with another policy, as a baseline, and match its layers.
 
-    Without swap fewer layers differ. It is kept, for all policies of which this is the other half.
+    Without swap fewer layers differ, so fewer are compiled. The baseline is cached and shared by all policies that
+    are compared with it.
 
     Args:
-        document: as of `compile_under`.
-        compiled: what it stands beside.
-        other: what is the same on both sides, without swap.
-        placement: as of `compile_under`.
-        use_cache: as of `compile_under`.
-        with_tags: as of `adapters.graph.mindformers.capture`.
+        document: see `compile_under`.
+        compiled: the network to compare with.
+        other: policy of the baseline.
+        placement: see `compile_under`.
+        use_cache: see `compile_under`.
+        with_tags: see `adapters.graph.mindformers.capture`.
+
+    Returns:
+        The baseline, and the compiled layer of the baseline for each compiled layer of the network.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
@@ -103,7 +110,7 @@ def compile_with(
 
 
 def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayers":
-    """The layers of the model, built once and kept, for all policies; for use inside of `quiet`."""
+    """Build the layers of the model, cached for all policies; call it inside `quiet`."""
     from mindswap.adapters.graph.mindformers import BuiltLayers, build_layers
 
     return cached_result(
@@ -118,15 +125,21 @@ def _build_layers(document: Document, path: str, use_cache: bool) -> "BuiltLayer
 
 
 def place_requested_rank(document: Document, rank: int | None, num_layers: int | None) -> RankPlacement | None:
-    """Place of the rank that is asked for; None where none is."""
+    """Return the placement of the requested rank; None if no rank is requested."""
     return None if rank is None else place_rank(document, rank, require_num_layers(document, num_layers, "--rank: "))
 
 
 def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> Mapping[int, int] | None:
-    """For each compiled layer its like in another compiled network of these layers of the model.
+    """Match each compiled layer with the layer of the same class in another compiled network.
 
-    None where they are no likes: the kind of a layer may depend on its number, which is another one where fewer are
-    built.
+    Args:
+        compiled: the network whose layers are matched.
+        other: the other network, of the same model.
+        indices: layers of the model that `other` represents.
+
+    Returns:
+        Position in `compiled` -> position in `other`. None if trees of matched layers differ: a layer may depend on its
+        index, and indices change if fewer layers are built.
     """
     stands = dict(zip(indices, other.sample.layer_map, strict=True))
     like = {position: stands[index] for position, index in enumerate(compiled.sample.indices)}
@@ -135,12 +148,12 @@ def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> 
 
 
 def layer_indices(compiled: "Capture", placement: RankPlacement | None) -> Sequence[int]:
-    """Layers of the model that a compiled network stands for."""
+    """Return the layers of the model that a compiled network represents."""
     return placement.layers if placement is not None else range(len(compiled.sample.layer_map))
 
 
 def _gathered(compiled: "Capture", document: Document) -> "Capture":
-    """A compiled network with the AllGathers of weights, which the frontend inserts for Ascend only."""
+    """Add the AllGathers of weights to a compiled network, because the frontend inserts them for Ascend only."""
     if not compiled.graph.has_lazy_inline:
         return compiled
     sharding = read_weight_sharding(document)
@@ -161,11 +174,11 @@ def _gathered(compiled: "Capture", document: Document) -> "Capture":
     return replace(compiled, graph=gathered.graph, notes=(*compiled.notes, note))
 
 
-# The step of a configuration without its policy: compiled once, and kept.
+# The step of a configuration without its policy, compiled once and cached.
 
-# What a captured step is made of, for the cache.
+# Classes of a captured step, for the cache.
 STEP_CLASSES = (CapturedStep, *GRAPH_CLASSES)
-# Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
+# Expert imbalance in thousandths: BALANCED if each expert rank receives as many tokens as it sends; upper limit.
 BALANCED, MAX_SKEW = 1000, 1_000_000
 
 
@@ -177,13 +190,24 @@ def capture_config(
     skew_permille: int,
     use_cache: bool,
 ) -> CapturedStep:
-    """The step of a rank, which are all alike; arguments as of `load_step`.
+    """Capture the step of one rank, which represents all ranks.
+
+    Args:
+        config: path of the configuration.
+        document: the configuration.
+        settings: parallel and batch settings of the step.
+        num_layers: layers of the model.
+        skew_permille: tokens of the busiest expert rank, in thousandths of the balanced number.
+        use_cache: False recompiles and stores nothing.
+
+    Returns:
+        The captured step, without the policy of the configuration.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
     """
     path = str(Path(config).resolve())
-    # In one part, every rank of a stage is like one that has the whole model.
+    # Without sharding every rank of a stage is the same as one rank with the full model.
     placement = place_rank(document, 0, num_layers, skew_permille) if settings.num_parts > 1 else None
 
     def make() -> CapturedStep:
@@ -206,10 +230,16 @@ def capture_config(
 
 
 def read_skew(text: str | None) -> int:
-    """Imbalance of tokens over the ranks of experts, in thousandths, of a text such as `"1.5"`; None is balanced.
+    """Parse the imbalance of tokens over expert ranks.
+
+    Args:
+        text: tokens of the busiest rank as a factor of the balanced number, such as `"1.5"`; None if balanced.
+
+    Returns:
+        The factor in thousandths.
 
     Raises:
-        GraphError: if it is no number from 1 on.
+        GraphError: if it is not a number in the range from 1.
     """
     if text is None:
         return BALANCED

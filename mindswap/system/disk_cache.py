@@ -1,8 +1,8 @@
-"""Entries that are kept on disk between runs: files and folders that are checked before they are used.
+"""Disk cache of files and folders, verified on each read.
 
-Each has its size and a hash with it. What does not match, is of another user, or is no regular file (a pipe, a link) is
-made anew. Entries are written completely or not at all, also by several processes at once, and those least recently
-used go when all of them take too much.
+Each entry is stored with its size and a hash. An entry that does not match, belongs to another user, or is not a
+regular file (a pipe, a link) is created anew. Writes are atomic, also with several concurrent processes. If the cache
+exceeds its size limit, the least recently used entries are evicted.
 """
 
 import contextlib
@@ -27,37 +27,39 @@ from mindswap.files import replace_file
 logger = logging.getLogger(__name__)
 # A captured step of a large model takes a few MiB, stand-ins 10 MiB, samples 4 bytes for each token and column.
 MAX_CACHE_BYTES = 2 << 30
-# A folder is in use by a process for hours: it stays that long after each use.
+# A process uses a folder for hours, so folders are not evicted for this long after each use.
 IN_USE_S = 24 * 3600
 HEADER = b"mindswap cache 1 "
 MANIFEST = ".manifest.json"
 FILE_END, TEMPORARY_END = ".entry", ".tmp"
 FOLDERS = ("stand_ins", "samples")  # of entries that are folders
-# Names of entries, and of what a killed writer left. The user may have chosen a folder with own files for the cache.
+# Names of entries and of leftovers of killed writers. Only these are deleted, as the user may have chosen a folder
+# with other files for the cache.
 _FILE_NAME = re.compile(rf"[0-9a-f]{{64}}{FILE_END}|\.[0-9a-f]{{64}}{FILE_END}\.[0-9a-f]{{8}}{TEMPORARY_END}")
 _FOLDER_NAME = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 _UNFINISHED_NAME = re.compile(rf"\.([0-9a-f]{{16}}|[0-9a-f]{{64}})\.[0-9a-f]{{8}}{TEMPORARY_END}")
 _OF_PYTHON = "__pycache__"  # written where a module of an entry is imported
 _CHUNK_BYTES = 1 << 20
-# Owner, in a container, of what belongs to users that it does not know.
+# In a container, the owner of files of users outside of its user namespace.
 _OVERFLOW_UID = Path("/proc/sys/kernel/overflowuid")
 
 
-# Who may write: stand-ins are libraries that a dry run preloads, so whoever can write there runs code as this user.
+# Permissions: stand-ins are libraries that a dry run preloads, so anyone who can write to the cache can run code as
+# this user.
 
 
 def require_private(folder: Path) -> None:
-    """Refuse a cache that others than this user and root can change.
+    """Refuse a cache that users other than this one and root can change.
 
     Raises:
-        DataError: names the folder, its owner or mode, and what to do.
+        DataError: if they can; names the folder, its owner or mode, and a fix.
     """
     if danger := find_danger(folder):
         raise DataError(find_unsafe_reason(folder, danger))
 
 
 def find_unsafe_reason(folder: Path, danger: str) -> str:
-    """Return the text of an error or a warning: a cache that others can change, and what to do."""
+    """Return the message for a cache that others can change, with the fix."""
     return (
         f"{folder}: the cache is not used: {danger}\n"
         "    allowed: a folder of yours that nobody else can write to, nor to the folders above it\n"
@@ -66,10 +68,10 @@ def find_unsafe_reason(folder: Path, danger: str) -> str:
 
 
 def find_danger(folder: Path) -> str:
-    """Return why others than this user and root could change a cache; "" if they cannot.
+    """Return why users other than this one and root could change a cache; "" if they cannot.
 
-    As sshd does with its files: the folder and all above it belong to this user or to root, and nobody else can write
-    there. A folder such as /tmp, with the sticky bit, may be above a folder of this user.
+    Same rule as sshd: the folder and all its parents belong to this user or to root, and nobody else can write to
+    them. Parents with the sticky bit, such as /tmp, are allowed.
     """
     ends = {folder.absolute(), Path(os.path.realpath(folder))}  # Path.resolve raises for circles
     for place in sorted({place for end in ends for place in (end, *end.parents)}):
@@ -79,12 +81,12 @@ def find_danger(folder: Path) -> str:
 
 
 def _danger(place: Path, is_cache: bool) -> str:
-    """Why others could change what is in a folder; "" if they cannot."""
+    """Return why others could change the content of a folder; "" if they cannot."""
     try:
         status = place.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except OSError as error:  # below a folder that this user cannot enter, or on a disk that is gone
+    except OSError as error:  # no permission to enter a parent folder, or the disk was removed
         return f"{place} cannot be read ({error.strerror or error})"
     trusted = {0, os.geteuid()} if is_cache else {0, os.geteuid(), _overflow_uid()}
     if status.st_uid not in trusted:
@@ -98,7 +100,7 @@ def _danger(place: Path, is_cache: bool) -> str:
 
 
 def _is_own_group(group_id: int) -> bool:
-    """Return whether a group has the name of this user and no other member, as most systems make one for each user."""
+    """Return whether a group is this user's private group: it has the user's name and no other member."""
     try:
         group, user = grp.getgrgid(group_id), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -124,7 +126,7 @@ def _overflow_uid() -> int:
 
 
 def read_entry(folder: Path, name: str) -> bytes | None:
-    """The content of an entry that is a file; None if there is none that is good."""
+    """Return the content of a file entry; None if it is missing or invalid."""
     path = folder / f"{name}{FILE_END}"
     try:
         content = _read_regular(path)
@@ -132,7 +134,7 @@ def read_entry(folder: Path, name: str) -> bytes | None:
         if header != _header(name, data):
             logger.warning("ignored a cache entry that is not as it was written: %s", path)
             return None
-        os.utime(path)  # used: it is the last one to go
+        os.utime(path)  # most recently used, so evicted last
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -142,10 +144,10 @@ def read_entry(folder: Path, name: str) -> bytes | None:
 
 
 def write_entry(folder: Path, name: str, data: bytes) -> None:
-    """Keep an entry that is a file, in place of what is there.
+    """Write a file entry and replace the existing one.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: if it cannot be written.
     """
     path = folder / f"{name}{FILE_END}"
     _make_private(folder)
@@ -156,15 +158,15 @@ def write_entry(folder: Path, name: str, data: bytes) -> None:
 
 
 def _header(name: str, data: bytes) -> bytes:
-    """The name is part of the hash: a file of another entry is none of this one."""
+    """Return the first line of a file entry. The hash includes the name, so renamed files are invalid."""
     return HEADER + f"{len(data)} {hashlib.sha256(name.encode() + HEADER + data).hexdigest()}".encode()
 
 
 def _read_regular(path: Path) -> bytes:
-    """The content of a regular file of this user or root; a pipe is not waited for, a link not followed.
+    """Read a regular file of this user or root, without blocking on a pipe or following a link.
 
     Raises:
-        OSError: it is none.
+        OSError: if it is not a regular file, or belongs to another user.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 a descriptor
         status = os.fstat(file.fileno())
@@ -175,20 +177,23 @@ def _read_regular(path: Path) -> bytes:
         return file.read()
 
 
-# Entries that are folders: a manifest in them has size and hash of every file.
+# Entries that are folders: their manifest has size and hash of every file.
 
 
 def cached_folder(root: Path, kind: str, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that is kept, filled by `make` unless it is there and good; never seen before it is complete.
+    """Return a folder entry, created by `make` if it is missing or invalid. It appears only when complete.
 
     Args:
-        root: the cache.
+        root: folder of the cache.
         kind: one of `FOLDERS`.
-        name: of the entry.
-        make: writes the files into the empty folder that it is given.
+        name: name of the entry.
+        make: function that writes the files into an empty folder.
+
+    Returns:
+        Path of the folder.
 
     Raises:
-        DataError: the folder cannot be made.
+        DataError: if the folder cannot be created.
     """
     folder = root / kind / name
     if _is_good(folder):
@@ -213,7 +218,7 @@ def cached_folder(root: Path, kind: str, name: str, make: Callable[[Path], objec
 
 
 def _install(made: Path, folder: Path) -> None:
-    """Rename a folder to its place; what is there goes, unless it is good: then another process was first."""
+    """Rename a folder to its final path, replacing an invalid one; a valid one of another process is kept."""
     for _ in range(10):
         try:
             if not folder.is_dir() or folder.is_symlink():
@@ -233,7 +238,7 @@ def _install(made: Path, folder: Path) -> None:
 
 
 def _is_good(folder: Path) -> bool:
-    """Return whether all files of a folder, and no others, are as its manifest has them."""
+    """Return whether the files of a folder match its manifest exactly."""
     try:
         if not stat.S_ISDIR(folder.lstat().st_mode):
             return False
@@ -247,7 +252,7 @@ def _manifest(folder: Path, name: str) -> dict[str, object]:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Paths of what is no folder, relative; without the manifest and what Python writes."""
+    """Yield relative paths of all files and links, without the manifest and `__pycache__`."""
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != _OF_PYTHON]
         links = [name for name in folders if Path(place, name).is_symlink()]
@@ -255,10 +260,10 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _fingerprint(path: Path) -> list[object]:
-    """Size and hash of a regular file, or the target of a link.
+    """Return size and hash of a regular file, or the target of a link.
 
     Raises:
-        OSError: it is something else.
+        OSError: if it is neither, or belongs to another user.
     """
     if path.is_symlink():
         return ["link", os.readlink(path)]  # noqa: PTH115 as text
@@ -273,12 +278,12 @@ def _fingerprint(path: Path) -> list[object]:
     return [size_bytes, digest.hexdigest()]
 
 
-# What all of it takes.
+# Size and eviction.
 
 
 @dataclass(frozen=True, order=True)
 class CacheEntry:
-    """One entry on disk, or what a writer left that was killed."""
+    """One entry on disk, or a leftover of a killed writer."""
 
     used_ns: int  # time of the last use
     path: Path
@@ -286,14 +291,14 @@ class CacheEntry:
 
 
 def cache_size(folder: Path) -> int:
-    """Bytes of all entries of a cache."""
+    """Return the size of all entries of a cache in bytes."""
     return sum(entry.size_bytes for entry in _entries(folder))
 
 
 def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
-    """Delete the entries least recently used, but `keep`, until the cache takes no more than `max_bytes`.
+    """Delete least recently used entries until the cache takes at most `max_bytes`.
 
-    Folders that may be in use stay.
+    `keep` and folders that may be in use are never deleted.
     """
     entries = sorted(_entries(folder))
     left_bytes = sum(entry.size_bytes for entry in entries)
@@ -307,7 +312,7 @@ def evict(folder: Path, keep: Path, max_bytes: int = MAX_CACHE_BYTES) -> None:
 
 
 def _entries(folder: Path) -> list[CacheEntry]:
-    """What this package made, by its name and, of a folder, by its manifest: everything else is the user's."""
+    """List entries, recognized by name and, for folders, by manifest. All other files belong to the user."""
     paths = [path for path in _children(folder) if _FILE_NAME.fullmatch(path.name) and _is_regular(path)]
     paths += [path for kind in FOLDERS for path in _children(folder / kind) if _is_entry_folder(path)]
     found = []
@@ -324,15 +329,15 @@ def _entries(folder: Path) -> list[CacheEntry]:
 
 
 def _children(folder: Path) -> list[Path]:
-    with contextlib.suppress(OSError):  # not made yet, no folder, or another user's
+    with contextlib.suppress(OSError):  # missing, not a folder, or no permission
         return [*folder.iterdir()]
     return []
 
 
 def _is_entry_folder(path: Path) -> bool:
-    """Return whether a folder has the name of an entry and a manifest for this name, or the name of an unfinished one.
+    """Return whether a folder is an entry (by name and manifest) or an unfinished one (by name).
 
-    The files in it need not be as written: a damaged entry is ours, too.
+    Its files are not verified: damaged entries count, too.
     """
     if not _is_kind(path, stat.S_ISDIR):
         return False
@@ -362,14 +367,14 @@ def _is_kind(path: Path, is_of_mode: Callable[[int], bool]) -> bool:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder of a cache, for this user alone, if it is missing."""
+    """Create the folder of a cache for this user only, if it is missing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    require_private(folder)  # somebody else may have made it meanwhile
+    require_private(folder)  # another user may have created it in the meantime
 
 
 def _remove(path: Path) -> None:
-    """Delete what is there, of any kind, if that is possible."""
+    """Delete a file, link or folder if it exists; ignore errors."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,6 +1,6 @@
-"""Runs the loop: asks `decide`, does what it says, and tells it what happened.
+"""Event loop of an adaptive run: execute the actions of `decide` and report their events.
 
-Waits and times are of the monotonic clock; nothing here reads the time of day.
+All times are of the monotonic clock.
 """
 
 import contextlib
@@ -40,29 +40,30 @@ from mindswap.system.signals import signals_raise
 
 @dataclass(eq=False)
 class AdaptiveRun:
-    """An adaptive run: asks `decide`, does what it says, and tells it what happened."""
+    """Adaptive run: executes the actions of `decide` and reports their events."""
 
-    task: NodeTask  # on each node
-    nodes: Nodes  # where
-    key: str  # of configuration, versions and device: what a saved state must have been saved under
-    settings: Settings  # of the user
-    saves_checkpoints: bool  # the configuration says that it does
+    task: NodeTask  # task of each node
+    nodes: Nodes
+    key: str  # key of configuration, versions and device; a saved state with another key is ignored
+    settings: Settings  # settings of the user
+    saves_checkpoints: bool  # whether the configuration saves checkpoints
     planner: Planner
-    report_status: Callable[[str], None]  # takes one message for the user
-    num_measured_steps: int = 10  # steps after which a plan is judged
-    poll_s: float = 1.0  # pause between two looks at the logs
-    is_unsaved: bool = False
-    is_prepared: bool = False  # an attempt is, whose workers are to be started
-    is_measured: bool = False
+    report_status: Callable[[str], None]  # prints one message for the user
+    num_measured_steps: int = 10  # number of steps after which a plan is evaluated
+    poll_s: float = 1.0  # interval at which the logs are read
+    is_unsaved: bool = False  # whether writing the state file failed
+    is_prepared: bool = False  # whether an attempt is prepared but not started
+    is_measured: bool = False  # whether the running attempt was measured
 
     def train(self) -> tuple[int, State]:
-        """Train until it is done, given up or interrupted.
+        """Train until the training completes, fails for good or is interrupted.
 
         Returns:
-            0 after a training that finished, else its exit code, or 128 + number of the signal; and the last state.
+            The exit code and the last state. The code is 0 if the training completed, else that of the training, or
+            128 + signal number.
 
         Raises:
-            MindswapError: it cannot be started.
+            MindswapError: if it cannot be started.
         """
         self.run_dir = self.task.run_dir
         self.file = StateFile(self.run_dir)
@@ -197,7 +198,7 @@ class AdaptiveRun:
         return Measured(seen.step, seen.num_steps, peak_bytes, step_ns, startup_ns, saves)
 
     def _with_full_disks(self, event: Ended) -> Ended:
-        """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
+        """Add full disks to the text of a failure, as they are its likely cause or truncated the logs."""
         missing = self.nodes.full_disks()
         if not missing:
             return event
@@ -216,7 +217,7 @@ class AdaptiveRun:
             return fresh
         if state is None:
             return fresh
-        if state.is_finished:  # what is there now belongs to the training that finished
+        if state.is_finished:  # existing checkpoints belong to the completed training
             state = replace(state, ignored_checkpoints=present)
         if state.running:  # this program was killed: the logs say how far the attempt came
             self.nodes.open(state.running.number)

@@ -1,6 +1,6 @@
-"""Recompute in counts per pipeline stage (swap off) -> the same in layer indices (swap on).
+"""Convert recompute settings from counts per pipeline stage (swap off) to layer indices (swap on).
 
-The result is judged by reading it back: in every layer the same operators must be recomputed.
+The result is parsed and compared: in every layer the same operators must be recomputed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,23 +23,23 @@ from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.rules.checker import CheckResult, check_document, check_shape, missing_num_layers
 from mindswap.steps.network import find_layer_trees
 
-# What all kinds of a conversion share: what is asked for, what comes out.
+# Input and output of all kinds of conversion.
 
 
 @dataclass(frozen=True)
 class Request:
-    """A configuration that is to be converted."""
+    """Configuration to convert."""
 
-    document: Document  # read with what it is based on; without a root without CONFIG
-    text: str = ""  # the file itself
-    num_layers: int | None = None  # layers of the model, where the file does not say
-    target: str = "the result"  # name of what is written, for messages
+    document: Document  # the configuration with its bases merged; has no root if CONFIG is not given
+    text: str = ""  # text of the file
+    num_layers: int | None = None  # layers of the model, from the command line
+    target: str = "the result"  # name of the output in messages
 
     def find_num_layers(self, stated: int | None) -> int:
-        """Layers of the model: what is asked for, or what is `stated` in the file.
+        """Return the number of layers: that of the request, or `stated` in the file.
 
         Raises:
-            LaunchError: neither says it, or both and not the same.
+            LaunchError: if both are missing, or they differ.
         """
         if stated is not None and self.num_layers not in (None, stated):
             raise LaunchError(f"--num-layers {self.num_layers}: {self.document.file} has {stated} layers")
@@ -54,10 +54,10 @@ class Request:
 class Converted:
     """Sections of MindFormers 1.9 with swap on."""
 
-    sections: dict[str, dict[str, Any]]  # those that change, with their new values
-    problems: tuple[Problem, ...]  # warnings: of counts per stage, what is lost though it had no effect
-    policy: Policy  # what the sections ask for, in layer indices
-    comments: Mapping[str, str]  # what to put above a section
+    sections: dict[str, dict[str, Any]]  # changed sections with their new values
+    problems: tuple[Problem, ...]  # warnings, for example of dropped settings that had no effect
+    policy: Policy  # policy of the sections, in layer indices
+    comments: Mapping[str, str]  # section -> comment to put above it
 
 
 RULE = "convert"
@@ -68,12 +68,18 @@ COMMENTS = {"recompute_config": "layer indices, from counts per pipeline stage (
 
 
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
-    """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
+    """Convert counts per stage (swap off) to layer indices (swap on), with nothing swapped.
 
-    Without `trees` what is excluded cannot be converted.
+    Args:
+        document: the configuration, with swap off.
+        num_layers: layers of the model.
+        trees: cells of each layer; None if unknown, then `exclude` entries cannot be converted.
+
+    Returns:
+        The converted sections with warnings.
 
     Raises:
-        PolicyError: it cannot be said so, or is wrong; with every reason.
+        PolicyError: if the settings are wrong or cannot be expressed in layer indices; lists every reason.
     """
     swap = document.get("swap_config", "swap")
     if swap is not None and swap.value is not False:
@@ -105,7 +111,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     problems += _attention_problem(document, policy)
     sections = policy_sections(policy, document.data(), num_layers)
     if not (policy.layer_recompute or any(getattr(policy, option) for option in SELECT_OPTIONS)):
-        sections["swap_config"] = {"swap": False}  # nothing is recomputed: both forms say that, and this one quietly
+        sections["swap_config"] = {"swap": False}  # nothing is recomputed; this form avoids warnings
         return Converted(sections, sort_problems(problems), policy, COMMENTS)
     read_back = check_shape(document_from_data({**document.data(), **sections}, document.file), num_layers)
     if read_back.policy is None:
@@ -118,14 +124,14 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
 
 
 def known_trees(document: Document, checked: CheckResult) -> LayerTrees | None:
-    """The layers from a table, else, where something is excluded from recomputation, from the real network."""
+    """Return the layers from a table; if operators are excluded and there is no table, from the real network."""
     if is_empty(document.get("recompute_config", EXCLUDE)):
         return checked.trees
     return find_layer_trees(document.file, checked.trees, checked.num_layers)
 
 
 def _without_whole(policy: Policy, num_layers: int) -> Policy:
-    """The policy with nothing selected in layers that are recomputed whole, where it has no effect."""
+    """Return the policy without selected operators in fully recomputed layers, where they have no effect."""
     changes: dict[str, Any] = {}
     whole = set(policy.layer_recompute.resolve(num_layers))
     for option in SELECTED:
@@ -135,7 +141,7 @@ def _without_whole(policy: Policy, num_layers: int) -> Policy:
 
 
 def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | None) -> Iterator[Problem]:
-    """Excludes while the model is not known: whether a name is a cell decides what it means with swap off."""
+    """Report excludes if the model is unknown: with swap off they depend on whether a name is a cell."""
     for statement in statements if trees is None else ():
         if statement.option == EXCLUDE and statement.layers:
             message = (
@@ -147,7 +153,7 @@ def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | Non
 
 
 def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
-    """Flags that MindFormers does not pass on with swap off; with swap on they would act."""
+    """Report flags that MindFormers ignores with swap off but would apply with swap on."""
     for name, default in RECOMPUTE_FLAGS.items():
         node = document.get("recompute_config", name)
         acts = name == "recompute_slice_activation" and document.value("recompute_config", "recompute") is True
@@ -157,7 +163,7 @@ def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
 
 
 def _attention_problem(document: Document, policy: Policy) -> list[Problem]:
-    """The legacy Llama recomputes more than what is selected, without saying so."""
+    """Warn of operators that the legacy Llama recomputes in addition to the selected ones."""
     is_llama = document.value("model", "arch", "type") == "LlamaForCausalLM"
     has_flash = document.value("model", "model_config", "use_flash_attention") is True
     node = document.get("recompute_config", "select_recompute")

@@ -1,4 +1,4 @@
-"""Operators of a configuration that hold the activation memory."""
+"""Find the operators that hold the activation memory: `mindswap inspect`."""
 
 import os
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ from mindswap.steps.compile_cache import cached_result
 from mindswap.steps.compiled import compile_under, compile_with, layer_indices, place_requested_rank
 from mindswap.steps.recorded import capture_of, is_trace_path, read_trace, require_compilable
 
-# What a report is made of, for the cache.
+# Classes of a report, for the cache.
 REPORT_CLASSES = (LayerMemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Holders of the memory.
+    """Holders of activation memory in a configuration.
 
     Attributes:
-        title: of the configuration, and of the rank.
-        report: layer by layer, operator by operator.
+        title: name of the configuration, and the rank.
+        report: memory of each layer and operator.
     """
 
     title: str
@@ -38,12 +38,15 @@ class Inspection:
 
 
 def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_cache: bool = True) -> Inspection:
-    """Measure what a configuration keeps, swaps and recomputes, from the compiled graph.
+    """Measure saved, swapped and recomputed activations in the compiled graph of a configuration.
 
     Args:
         path: MindFormers YAML, or a step that `mindswap trace` recorded.
-        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
-        use_cache: False compiles again and keeps nothing.
+        rank: report sizes of this rank and the layers of its pipeline stage; None for one rank with the full model.
+        use_cache: False recompiles and stores nothing.
+
+    Returns:
+        Memory of each layer and operator.
 
     Raises:
         PolicyError: if the configuration is wrong.
@@ -70,7 +73,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
 
 
 def _inspect_trace(path: str) -> Inspection:
-    """The same of a recorded step, with what its policy makes of it worked out by the rules of the compiler."""
+    """Measure a recorded step; the policy is applied by our own copy of the compiler's rules."""
     step, document = read_trace(path)
     policy = replace(check_document(document).require_policy(), is_swap_enabled=True)
     captured = capture_of(step)
@@ -85,13 +88,16 @@ def _inspect_trace(path: str) -> Inspection:
 def inspect_config(
     document: Document, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> LayerMemoryReport:
-    """Compile with and without the policy, and measure what is kept.
+    """Compile with and without the policy, and measure the saved activations.
 
     Args:
-        document: MindFormers YAML, read.
-        policy: what it asks for.
-        placement: measure as this rank has it; default is one rank that has the whole model.
-        use_cache: False compiles without the policy again and keeps nothing.
+        document: the configuration.
+        policy: its policy.
+        placement: measure the stage of this rank; None for one rank with the full model.
+        use_cache: False recompiles the network without the policy and stores nothing.
+
+    Returns:
+        Memory of each layer and operator.
 
     Raises:
         GraphError: if the network cannot be built or compiled.

@@ -1,4 +1,4 @@
-"""Short runs on this machine, measured beside simulated: `mindswap prove`."""
+"""Compare short measured runs on this machine with their simulation: `mindswap prove`."""
 
 import json
 import time
@@ -31,7 +31,7 @@ from mindswap.system.signals import signals_raise
 from mindswap.units import format_bytes, format_count, format_time
 
 MAX_DEFAULT_WORKERS = 8
-# Without --memory: of what the step needs with everything kept, so that the plan has something to move.
+# Without --memory: percentage of the peak without swap and recompute, so that the plan has to offload something.
 DEFAULT_BUDGET_PERCENT = 80
 TITLES = {
     "off": "nothing swapped, nothing recomputed",
@@ -42,41 +42,41 @@ TITLES = {
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """Request of a proof."""
+    """Request for a proof."""
 
-    folder: Path  # for all that a proof writes
+    folder: Path  # output folder
     config: Path  # the user's file
-    variants: tuple[str, ...]  # runs to make
-    wanted: RunOptions  # what each is to be
-    budget_bytes: int | None  # for the plan; None takes a share of what the step needs
-    wants_synthetic_data: bool  # also where the configuration has data
-    device_words: tuple[str, ...]  # options of the simulated device
-    report_status: Callable[[str], None]  # takes a line for the user
-    cluster: RayPlace | None = None  # the nodes that train; None for this machine alone
+    variants: tuple[str, ...]  # names of the runs, of `TITLES`
+    wanted: RunOptions  # options of each run
+    budget_bytes: int | None  # memory budget of the plan; None for `DEFAULT_BUDGET_PERCENT`
+    wants_synthetic_data: bool  # use synthetic data although the configuration has data
+    device_words: tuple[str, ...]  # command line options of the simulated device
+    report_status: Callable[[str], None]  # prints a line for the user
+    cluster: RayPlace | None = None  # nodes of the training; None for this machine
 
     def file(self, name: str) -> Path:
-        """The configuration of a run."""
+        """Return the path of the configuration of a run."""
         return self.folder / f"{name}.yaml"
 
 
 def prove(
     request: ProofRequest, document: Document, is_put_aside: bool, begin_s: float
 ) -> tuple[Proof | None, Path | None, int]:
-    """Prove a configuration, and leave a report and an archive to send back in its folder.
+    """Run a configuration, compare it with its simulation, and write a report and an archive into the folder.
 
     Args:
-        request: what to run, and where.
+        request: runs to make, and their output folder.
         document: the configuration, from `load_trainable`.
-        is_put_aside: an earlier folder of that name goes aside.
-        begin_s: when this began.
+        is_put_aside: whether to rename an existing output folder.
+        begin_s: start of the command, of `time.monotonic`.
 
     Returns:
-        What is proven, as far as it came; the archive; the exit code: 0 if no check failed, 1 if one did, 128 + the
-        number of a signal.
+        The proof, incomplete if interrupted, and the archive, both None if no run was started; the exit code: 0 if no
+        check failed, 1 if one did, 128 + signal number if interrupted.
 
     Raises:
-        LaunchError: the runs cannot start.
-        DataError: the folder is there, or cannot be made.
+        LaunchError: if the runs cannot start.
+        DataError: if the folder exists, or cannot be created.
     """
     if request.cluster is None:
         _require_cards(document, request.wanted.num_workers)
@@ -106,7 +106,7 @@ def prove(
 
 
 def _require_cards(document: Document, num_workers: int) -> None:
-    """Stop before minutes of simulating where the runs cannot start."""
+    """Fail early, before minutes of simulation, if there are too few devices."""
     if missing := cards_missing(document, []):
         raise LaunchError(missing)
     cards = 0 if is_on_cpu(document) else count_cards()
@@ -115,10 +115,10 @@ def _require_cards(document: Document, num_workers: int) -> None:
 
 
 def _prepare(request: ProofRequest, document: Document) -> Proof:
-    """Write the configurations and the data, simulate each run.
+    """Write configurations and data, and simulate each run.
 
     Raises:
-        MindswapError: the configuration is wrong, or cannot be simulated.
+        MindswapError: if the configuration is wrong, or cannot be simulated.
     """
     policy = policy_of(document, checked := check_document(document))
     if checked.num_layers is None or document.root is None:
@@ -171,7 +171,7 @@ def _prepare(request: ProofRequest, document: Document) -> Proof:
 
 
 def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:
-    """The runs with their simulations, and the plan."""
+    """Simulate all runs, and make the plan."""
     request.report_status("simulating: swap off")
     title, off = simulate(request, "off")
     variants = []
@@ -188,14 +188,14 @@ def _simulate_all(request: ProofRequest, proof: Proof) -> Proof:
 
 
 def simulate(request: ProofRequest, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
-    """Title of the device, and the step of a run on it."""
+    """Simulate a run; return the title of the device and the simulated figures."""
     words = request.device_words if device is None else device
     data = ask(["simulate", "--json", str(request.file(name)), *words]).require(f"simulating {name}.yaml")
     return data["device"], read_simulated(data)
 
 
 def _plan(request: ProofRequest, off: Simulated) -> Variant:
-    """The plan within the budget; without one asked for, within one in which something has to move."""
+    """Plan within the budget; without a requested one, within a budget that needs swap or recompute."""
     budget, file = request.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100, request.file("plan")
     found = _ask_plan(request, budget)
     if found["status"] == "infeasible" and request.budget_bytes is None:
@@ -215,11 +215,11 @@ def _ask_plan(request: ProofRequest, budget_bytes: int) -> Any:
     return ask(["plan", str(request.file("yaml")), *words]).require("planning")
 
 
-# The runs, one after the other, and what their profile says of the device.
+# The runs in sequence, and the calibration from their profile.
 
 
 def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
-    """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
+    """Run the variants in sequence, then calibrate; yield the proof after each step."""
     yield proof
     for index, variant in enumerate(proof.variants):
         if variant.skipped:
@@ -238,7 +238,7 @@ def _run_variants(request: ProofRequest, proof: Proof) -> Iterator[Proof]:
             proof = replace(proof, variants=(*before, variant, *behind))
             yield proof
         if measured.exit_code and not measured.is_out_of_memory:
-            # What keeps one run from training keeps the others, too: do not wait for it again.
+            # The same error would stop the other runs, so they are skipped.
             rest = (replace(other, skipped=f"{variant.name} failed") for other in behind)
             yield replace(proof, variants=(*before, variant, *rest))
             return
@@ -268,12 +268,12 @@ def _run(request: ProofRequest, proof: Proof, variant: Variant) -> MeasuredRun:
 
 
 def _data_files(folder: Path) -> dict[Path, bytes]:
-    """The data that was made for the proof."""
+    """Return path and content of the synthetic data."""
     return {path.absolute(): path.read_bytes() for path in folder.glob("*.mindrecord*")}
 
 
 def calibrated(request: ProofRequest, proof: Proof) -> Proof:
-    """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
+    """Calibrate the device from the profile of a run and repeat the simulations; prefer a run with copies."""
     found = {variant.name: variant.measured.profile for variant in proof.variants if variant.measured is not None}
     profile = next((found[name] for name in ("plan", "yaml", "off") if found.get(name) is not None), None)
     if profile is None:

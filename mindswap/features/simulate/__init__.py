@@ -33,10 +33,10 @@ class Run:
     """A simulated step under one policy. All figures are simulated. `print` shows the report.
 
     Attributes:
-        model: the step under any policy.
-        policy: in layer indices.
-        simulated: what came out.
-        title: name of what was simulated.
+        model: model of the step for any policy.
+        policy: the simulated policy, in layer indices.
+        simulated: timeline and memory of the step.
+        title: name for reports.
     """
 
     model: StepModel
@@ -116,7 +116,7 @@ class Run:
         """Write an HTML page that needs no network.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: if it cannot be written.
         """
         write_new(path, format_html(self.report()), overwrite=True)
 
@@ -124,7 +124,7 @@ class Run:
         """Write a Chrome trace (.json, .json.gz) for Perfetto.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: if it cannot be written.
         """
         write_trace(self.report(), Path(file_name(path)))
 
@@ -132,7 +132,7 @@ class Run:
         """Write folders `rank_N_ascend_ms` for MindStudio Insight and msprof-analyze, one per pipeline stage.
 
         Raises:
-            DataError: they cannot be written.
+            DataError: if they cannot be written.
         """
         write_simulated(self.report(), Path(file_name(folder)))
 
@@ -170,10 +170,10 @@ class LoadedStep:
 
     Attributes:
         document: the configuration; empty for a network without one.
-        policy: what it asks for, in layer indices.
-        model: the step under any policy.
-        known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
-        path: the file of the configuration; None for a network without one.
+        policy: policy of the configuration, in layer indices.
+        model: model of the step for any policy.
+        known_layers: cell trees that contain all operator names of the configuration; None without a table of them.
+        path: file of the configuration; None for a network without one.
     """
 
     document: Document
@@ -210,11 +210,14 @@ class LoadedStep:
         """Simulate the step under a policy.
 
         Args:
-            policy: in layer indices; default is that of the configuration.
-            title: name for reports.
+            policy: policy in layer indices; None for that of the configuration.
+            title: name for reports; "" for that of the step.
+
+        Returns:
+            The simulated step.
 
         Raises:
-            SimulationError: if it cannot be simulated, with the place of the recompute in the configuration.
+            SimulationError: if it cannot be simulated; has the line of `select_recompute` in the configuration.
         """
         chosen = self.policy if policy is None else policy
         require("policy", chosen, Policy)
@@ -229,7 +232,9 @@ class LoadedStep:
     def short(self, kept: Sequence[int] | None, num_micro_batches: int | None = None) -> "LoadedStep":
         """Return the step with fewer layers, which correspond to the layers `kept`, or with fewer micro-batches.
 
-        None for all of them.
+        Args:
+            kept: layers of the full model that the layers of the truncated one represent; None for all layers.
+            num_micro_batches: number of micro-batches; None for the same number.
         """
         model, policy = self.model, self.policy
         if kept is not None:

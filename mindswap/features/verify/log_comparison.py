@@ -1,4 +1,4 @@
-"""Policy against what the workers logged."""
+"""Compare the policy with the logs of the workers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,49 +12,49 @@ from mindswap.runtime.logs.oom import MemoryStatistics, SetLine, WorkerLog, pars
 
 @dataclass(frozen=True)
 class LogFinding:
-    """One thing found in the logs."""
+    """Finding in the logs of one or more workers."""
 
-    workers: tuple[int, ...]  # numbers of the workers whose logs say the same; empty for all of them together
-    level: Level  # an error means that the run did not do what the policy asks, or that this cannot be seen
-    message: str  # what is wrong
-    fix: str = ""  # what to do; "" if nothing
+    workers: tuple[int, ...]  # numbers of the workers with this finding; empty if it is about the run
+    level: Level  # ERROR: the run did not follow the policy, or the logs cannot show whether it did
+    message: str
+    fix: str = ""  # "" if there is none
 
 
-# Workers without a log that a finding names at most: the name of a file decides how many are missing.
+# Limit of missing logs that a finding names, because the number in a file name can be arbitrarily large.
 MAX_NAMED = 10_000
-# Level, message and fix of a finding, before it is known who shares it.
+# Level, message and fix of a finding, the key by which workers are grouped.
 _Said = tuple[Level, str, str]
 
 
 def _said(name: str, **values: object) -> _Said:
-    """The finding of this name in `data/logs/findings.yaml`, with its `{...}` filled in."""
+    """Format the finding of this name in `data/logs/findings.yaml`."""
     text = package_data("logs/findings.yaml")[name]
     return Level(text["level"]), text["message"].format(**values), text.get("fix", "")
 
 
 @dataclass(frozen=True)
 class LogReport:
-    """The logs of a run against the policy."""
+    """Comparison of the logs of a run with the policy."""
 
     num_workers: int  # workers whose logs were read
-    findings: tuple[LogFinding, ...]  # errors first; workers with the same finding in one
-    # of the workers that printed statistics, by their number
+    findings: tuple[LogFinding, ...]  # errors first, one for all workers that share it
+    # worker -> memory statistics, if it logged any
     memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
-    nodes: Mapping[int, str] = field(default_factory=dict)  # worker -> folder of its node, where each node has one
-    num_stages: int = 1  # pipeline stages, each of as many workers in a row
-    predicted_peak_bytes: int | None = None  # what the measured peak is compared with
+    nodes: Mapping[int, str] = field(default_factory=dict)  # worker -> folder of its node, if each node has one
+    num_stages: int = 1  # pipeline stages, each with the same number of consecutive workers
+    predicted_peak_bytes: int | None = None  # predicted peak memory to compare with the measured one
 
     def stage(self, worker: int) -> int:
-        """Pipeline stage of a worker: MindSpore gives each stage as many ranks in a row."""
+        """Return the pipeline stage of a worker: MindSpore assigns consecutive ranks to each stage."""
         return worker * self.num_stages // max(self.num_workers, 1)
 
     @property
     def is_ok(self) -> bool:
-        """Every worker logged the policy, whole and without an error."""
+        """Return whether every worker logged the full policy, without errors."""
         return all(finding.level is not Level.ERROR for finding in self.findings)
 
     def difference_bytes(self, measured: MemoryStatistics) -> int | None:
-        """Measured peak, without fragments, minus the predicted one; None without either."""
+        """Return measured peak (without fragments) minus predicted peak in bytes; None if either is unknown."""
         if measured.used_peak_bytes is None or self.predicted_peak_bytes is None:
             return None
         return measured.used_peak_bytes - self.predicted_peak_bytes
@@ -66,10 +66,20 @@ def compare_logs(
     predicted_peak_bytes: int | None = None,
     num_stages: int = 1,
 ) -> LogReport:
-    """Compare what every worker logged with the lines of each layer that `policy.applied` gives."""
+    """Compare the logs of all workers with the expected lines.
+
+    Args:
+        expected: lines of each layer, from `policy.applied.format_log_lines`.
+        logs: the logs of the workers.
+        predicted_peak_bytes: simulated peak memory; None if unknown.
+        num_stages: number of pipeline stages.
+
+    Returns:
+        The findings, and the measured memory.
+    """
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
-    # Workers of which the same is said are one finding.
+    # Workers with equal findings are grouped.
     workers: dict[_Said, list[int]] = {}
     for log in logs:
         for said in _examine(log, wanted, is_any_finished):
@@ -80,14 +90,14 @@ def compare_logs(
     order = list(Level)
     errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
     nodes = {log.worker: log.node for log in logs if log.node}
-    # With a log missing, which stage a worker is of is not known.
+    # If logs are missing, the stage of a worker is unknown.
     is_whole = not logs or (max(log.worker for log in logs) == len(logs) - 1 and len(logs) % num_stages == 0)
     stages = num_stages if is_whole else 1
     return LogReport(len(logs), errors_first, memory, nodes, stages, predicted_peak_bytes)
 
 
 def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
-    """A gap in the numbers shows a missing log; how many workers there were is not known."""
+    """Report missing logs by gaps in the worker numbers, because the number of workers is unknown."""
     present = {log.worker for log in logs}
     if not present:
         yield LogFinding((), *_said("no-logs"))
@@ -108,8 +118,8 @@ def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) 
 
 
 def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said]:
-    """The `Set ...` lines against those of the policy."""
-    # With pieces left over, a line put together from pieces may be one that nobody wrote.
+    """Compare the `Set ...` lines with those of the policy."""
+    # If unmatched pieces remain, a line joined from pieces may be wrong.
     sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
     own = {line.text: line for line in sure if not line.is_upstream}
     if log.has_upstream_swap or len(own) < len(sure):
@@ -145,7 +155,7 @@ def _layers(lines: Sequence[SetLine]) -> str:
 
 
 def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
-    """Findings about the run: lazy_inline, memory, its end."""
+    """Report findings about the run: lazy_inline, memory, and how it ended."""
     if log.num_offload_warnings:
         yield _said("dropped-on-cpu" if log.is_cpu_run else "dropped")
     elif log.is_cpu_run:

@@ -1,4 +1,4 @@
-"""Find the lines that matter in a log of any size, block by block."""
+"""Scan a log of any size for relevant lines, block by block."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from mindswap.runtime.logs.oom import (
 # Environment variable that makes workers log their peak memory while they train.
 REPORT_MEMORY = "MINDSWAP_REPORT_MEMORY"
 
-# A line without any of these says nothing of interest. Few, long and rare: each costs a search of the whole log.
+# Every relevant line contains one of these. They are few, long and rare because each costs a search of the full log.
 NEEDLES = (
     b" at layer ",
     b"emory",  # out of memory in most of its forms, and memory statistics
@@ -29,7 +29,7 @@ NEEDLES = (
     b" lazy_inline",
     b"..Training Over!..",
 )
-# What a line of no interest has none of, whatever its header says.
+# An INFO or DEBUG line without any of these is irrelevant.
 _TELLING = (
     b" at layer ", b"lazy_inline", b"[WARNING]", b"[ERROR]", b"] - ", b"Error", b"peak", b"Device ", b"\r", b"\x1b",
 )  # fmt: skip
@@ -47,7 +47,7 @@ _STATISTICS = (
     ("used_peak_bytes", re.compile(r"Used peak memory usage \(without fragments\): (\d{1,9})M")),
     ("actual_peak_bytes", re.compile(r"Actual peak memory usage(?: \(with fragments\))?: (\d{1,9})M")),
 )
-# What mindswap itself logs while it trains (`adapters/plugin.py`), in bytes.
+# Peak memory that mindswap logs during training (`adapters/plugin.py`), in bytes.
 _REPORT = re.compile(r"mindswap: peak memory (\d{1,15}) bytes used, (\d{1,15}) bytes reserved")
 
 
@@ -55,9 +55,16 @@ Search = Callable[[bytes, int, int], Callable[[int], int]]
 
 
 def search(block: bytes, position: int, stop: int) -> Callable[[int], int]:
-    """Gives the first place from another one on, and before `stop`, at which a needle begins; else `stop`.
+    """Return a function that finds the next needle in a block.
 
-    To be asked for places in rising order, from `position` on.
+    Args:
+        block: bytes to search.
+        position: start of the search.
+        stop: end of the search.
+
+    Returns:
+        Function: position -> position of the first needle at or after it, `stop` without any. The positions of
+        successive calls must not decrease.
     """
 
     def find(needle: bytes, position: int) -> int:
@@ -76,29 +83,32 @@ def search(block: bytes, position: int, stop: int) -> Callable[[int], int]:
 
 
 class LogScanner:
-    """Takes a log in blocks of any size, while it grows or at once, and keeps what matters.
+    """Incremental scanner of a log, which is fed in blocks of any size.
 
-    Memory stays bounded: a line counts up to 1 MiB, and lists have a limit. `find` is `search`, or what does the same.
+    Memory is bounded: lines are limited to 1 MiB, and lists have a limit.
+
+    Args:
+        find: `search` or an equivalent function.
     """
 
     def __init__(self, find: Search = search) -> None:
         self._find = find
         self._carry = b""
-        self._pending = ""  # a Set line that another line broke into; its end may follow
-        self._is_repairing = False  # the message at hand was put together from pieces
+        self._pending = ""  # start of a `Set` line that another line interrupted; its end may follow
+        self._is_repairing = False  # whether the current message was joined from pieces
         self._set_lines: dict[str, SetLine] = {}
         self._broken: dict[str, None] = {}
         self._oom: dict[tuple[str, int | None], OomEvent] = {}
-        self._log = WorkerLog(0)  # what is no list
+        self._log = WorkerLog(0)  # all fields that are not lists
 
     def feed(self, block: bytes) -> None:
-        """Scan the next block of the log, which may end in the middle of a line."""
+        """Scan the next block of the log, which may end within a line."""
         if b"\0" in block:
-            block = block.replace(b"\0", b"")  # a file with holes
+            block = block.replace(b"\0", b"")  # a sparse file
         if b"\n" not in block and len(self._carry) + len(block) < MAX_LINE_BYTES:
             self._carry += block
             return
-        if self._carry:  # the line that began in the block before
+        if self._carry:  # the line that started in the previous block
             first = block.find(b"\n") + 1
             line, self._carry = self._carry + block[:first], b""
             self._scan(line, 0, len(line))
@@ -111,7 +121,7 @@ class LogScanner:
         self._scan(block, first, end)
 
     def finish(self, worker: int, size_bytes: int = 0) -> WorkerLog:
-        """Everything found; the last line without an end counts as broken."""
+        """Return the result for a complete log; a last line without a newline counts as broken."""
         is_cut_off = bool(self._carry)
         if is_cut_off:
             carry, self._carry = self._carry, b""
@@ -120,7 +130,7 @@ class LogScanner:
         return self.snapshot(worker, size_bytes, is_cut_off)
 
     def snapshot(self, worker: int, size_bytes: int = 0, is_cut_off: bool = False) -> WorkerLog:
-        """Everything found in whole lines so far; the log may go on."""
+        """Return the result for all complete lines so far; scanning may continue."""
         return replace(
             self._log,
             worker=worker,
@@ -135,7 +145,7 @@ class LogScanner:
         self._log = replace(self._log, **found)
 
     def _scan(self, block: bytes, position: int, stop: int) -> None:
-        """Look at the lines between two places of a block that hold a needle, and at the one after a broken line."""
+        """Scan the lines of a part of a block that contain a needle or follow a broken line."""
         first = self._find(block, position, stop)
         while position < stop:
             if not self._pending:
@@ -236,5 +246,5 @@ class LogScanner:
 
 
 def _is_idle(raw: bytes) -> bool:
-    """A line of level INFO about memory, of which MindSpore writes very many with GLOG_v=1; one message, whole."""
+    """Return whether the line is a single irrelevant INFO or DEBUG message: with GLOG_v=1 there are very many."""
     return raw.startswith((b"[INFO]", b"[DEBUG]")) and not any(map(raw.__contains__, _TELLING))
