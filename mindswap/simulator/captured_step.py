@@ -1,4 +1,4 @@
-"""A captured step without swap and recompute: the ground of every simulation of a model. Plain data."""
+"""A captured step without swap and recompute, its weights, and the memory rule of weight gradients. Plain data."""
 
 import math
 from collections.abc import Mapping
@@ -16,49 +16,60 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.simulator.cost.static_memory import FLOAT32_BYTES, Parameter
 from mindswap.units import ceil_div
 
-# How long a gradient of a weight is on the device, and what of it stays until the optimizer.
+# Lifetime of weight gradients in MindSpore 2.9.0, `ops/_grad_experimental/grad_comm_ops.py`:
 #
-# MindSpore 2.9.0, `ops/_grad_experimental/grad_comm_ops.py`:
-#
-# - with sums over micro-batches (`_VirtualAssignAdd`) the gradient is added to its sum at once; the sums are static;
-# - with the parallel optimizer (`AllGather`) a ReduceScatter takes the whole gradient and gives the part of this rank.
-#   Its type is that of the weight: where forward casts the part before the AllGather, backward casts the whole gradient
-#   before the ReduceScatter (tests/adapters/test_gathered_weights.py). Each one on its own:
+# - accumulation over micro-batches (`_VirtualAssignAdd`): the gradient is added to its accumulator at once; the
+#   accumulators are static memory;
+# - parallel optimizer (`AllGather`): a ReduceScatter reduces the full gradient to the shard of this rank. Its dtype is
+#   that of the weight: if forward casts the shard before the AllGather, backward casts the full gradient before the
+#   ReduceScatter (tests/adapters/test_gathered_weights.py). Collectives are not fused:
 #   `get_enable_reduce_scatter_fusion()` is False unless `comm_fusion` is configured;
-# - what other ranks have, too, and is not cut goes through an AllReduce (`_MirrorOperator`), which gives a new tensor;
-# - else it stays as it is.
+# - data parallel, unsharded weights: an AllReduce (`_MirrorOperator`) with a new tensor as output;
+# - otherwise the gradient is unchanged.
 #
-# The communication of a group of ranks has a stream of its own. Memory that it reads is free again when the compute
-# stream has waited for that stream (runtime/device, the pool's events), and backward waits for data parallelism only if
-# it gathers weights again (level3): so what was sent stays until the optimizer begins, beside what came of it. Seen in
-# dry runs of the Ascend backend, 2.9.0: tests/adapters/test_dry_run_figures.py.
+# Each communication group has its own stream. Memory that it reads is freed when the compute stream has waited for that
+# stream (runtime/device, events of the pool), and backward waits for data parallel groups only if it gathers weights a
+# second time (level3). So a reduced gradient's input stays until the optimizer starts, together with the output
+# (docs/internals/notes.md#memory-of-sent-tensors).
 
-# A weight as its gradient shows it: before (-1), in (0) or behind (1) the layers, and its shape.
+# Identifies the weight of a gradient, which has no name: before (-1), in (0) or after (1) the layers, and the shape.
 GradientKey = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class GradientRule:
-    """Memory of each gradient of a step; sizes are those of a whole gradient, in the type of its weight."""
+    """Memory rule of the weight gradients of a step; sizes are those of full gradients in the dtype of the weight."""
 
-    is_summed: bool = False  # added up over micro-batches
-    sharding: WeightSharding = WHOLE  # what the parallel optimizer cuts
-    whole: frozenset[GradientKey] = frozenset()  # what it leaves whole by name
-    is_shared: bool = False  # data parallel ranks have the same weights
-    own: frozenset[GradientKey] = frozenset()  # of those that nobody else has: experts
+    is_summed: bool = False  # accumulated over micro-batches
+    sharding: WeightSharding = WHOLE  # weights that the parallel optimizer shards
+    whole: frozenset[GradientKey] = frozenset()  # weights that it leaves unsharded by name
+    is_shared: bool = False  # weights are replicated over data parallel ranks
+    own: frozenset[GradientKey] = frozenset()  # weights that no other rank has: experts
 
     def is_cut(self, known: TensorType, where: int) -> bool:
-        """The weight of a gradient is cut: they have one shape and type. Names are not known here."""
+        """Return whether the weight of a gradient is sharded.
+
+        Args:
+            known: type of the gradient, which is that of the weight.
+            where: segment as in `GradientKey`.
+        """
         return (where, known.shape) not in self.whole and self.sharding.is_sharded("", known.shape, known.size_bytes)
 
     def is_sent(self, known: TensorType, where: int) -> bool:
-        """A gradient goes to other ranks."""
+        """Return whether a gradient is reduced over ranks; arguments as in `is_cut`."""
         return self.is_shared and (where, known.shape) not in self.own
 
     def parts_bytes(self, size_bytes: int, is_cut: bool, is_sent: bool) -> tuple[int, int, int]:
-        """A whole gradient until the next operator only, until the optimizer begins, and what the optimizer reads.
+        """Split the memory of a gradient by lifetime.
 
-        The first where something else takes its place at once, the second where communication has read it.
+        Args:
+            size_bytes: size of the full gradient.
+            is_cut: whether its weight is sharded.
+            is_sent: whether it is reduced over ranks.
+
+        Returns:
+            Bytes until the next operator (accumulated, or released after the reduction); bytes until the optimizer
+            starts (input of the reduction); bytes that the optimizer reads.
         """
         if self.is_summed:
             return size_bytes, 0, 0
@@ -66,48 +77,58 @@ class GradientRule:
         return size_bytes * is_passing, size_bytes * (is_sent and not is_passing), self.own_bytes(size_bytes, is_cut)
 
     def final_bytes(self, size_bytes: int, num_elements: int, num_shards: int) -> int:
-        """Bytes that the optimizer reads in place of it, where the weight is cut over so many ranks.
+        """Return the bytes of the scaled gradient that the optimizer reads.
 
-        MindFormers' `wrapper.py` scales gradients before the optimizer: to new tensors of float32
-        (`_grad_scale`), or of the type of the sums (`shard_grad_scale`).
+        MindFormers' `wrapper.py` scales gradients before the optimizer, into new tensors of float32 (`_grad_scale`) or
+        of the dtype of the accumulators (`shard_grad_scale`).
+
+        Args:
+            size_bytes: size of the full gradient.
+            num_elements: its number of elements.
+            num_shards: ranks over which the weight is sharded.
         """
         return ceil_div(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, num_shards)
 
     def own_bytes(self, size_bytes: int, is_cut: bool) -> int:
-        """The part of this rank."""
+        """Return the bytes of the shard of this rank."""
         return ceil_div(size_bytes, self.sharding.num_ranks) if is_cut else size_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute."""
+    """One micro-batch on one rank of a stage, compiled without swap and recompute."""
 
-    sample: LayerSample  # layers that were compiled, and which of them stands for each layer of the model
-    trees: tuple[CellNode, ...]  # tree of each compiled layer
-    graph: Graph  # the step; sizes are those of one rank
-    # tensor parallel communication, by name of the node that it belongs to
+    sample: LayerSample  # compiled layers, and the representative layer of each layer of the model
+    trees: tuple[CellNode, ...]  # cell tree of each compiled layer
+    graph: Graph  # forward and backward; sizes are those of one rank
+    # tensor parallel communication: name of a node -> collectives that belong to it
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
-    # every primitive carries its path, so `graph` has some operators several times that the compiler runs once
+    notes: tuple[str, ...] = ()  # caveats: differences from the training step, as text
+    # every primitive has its path as a tag, so `graph` repeats operators that the compiler otherwise merges
     has_all_tags: bool = False
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return len(self.sample.layer_map)
 
     def names(self) -> OperatorNames:
-        """Return the names of the operators, by the trees of the layers."""
+        """Return the operator names by the cell trees of the layers."""
         return OperatorNames(self.trees, self.graph, self.has_all_tags)
 
 
 def gradient_key(weight: Parameter) -> GradientKey:
-    """Key of a weight in a `GradientRule`."""
+    """Return the key of a weight in a `GradientRule`."""
     return (0 if weight.layer_index is not None else 1 if weight.is_behind else -1), weight.shape
 
 
 def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Parameter, ...]:
-    """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
+    """Return the weights that forward reads, in order of first read.
+
+    Args:
+        graph: step with unsharded weights.
+        sharding: rules of the parallel optimizer.
+    """
     found: dict[str, Parameter] = {}
     has_layers_begun = False
     for node in graph.forward:
@@ -128,17 +149,22 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Par
 
 
 def find_tied_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[Parameter, ...]:
-    """The weights that are read before the layers and behind them: an embedding table that the head uses.
+    """Return the weights that are read both before and after the layers, such as an embedding tied to the head.
 
-    Behind them is what comes when the last one has begun: its small sums for the loss may be at the very end.
+    An operator outside the layers counts as after them from the start of the last layer on, because that layer's
+    contributions to the loss may be at the very end of the graph.
+
+    Args:
+        graph: step with unsharded weights.
+        sharding: rules of the parallel optimizer.
     """
     begins: dict[int, int] = {}
     for position, node in enumerate(graph.forward):
         if node.layer_index is not None and node.op not in NO_WORK_OPS:
             begins.setdefault(node.layer_index, position)
     last = begins[max(begins)] if begins else -1
-    read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
-    sources: dict[str, str] = {}  # value -> weight that it is a read of
+    read: tuple[set[str], set[str]] = (set(), set())  # before the layers, after them
+    sources: dict[str, str] = {}  # value -> weight of which it is the load
     for position, node in enumerate(graph.forward):
         if node.op in WEIGHT_OPS or is_gathering(node):
             source = node.inputs[0]
@@ -150,7 +176,7 @@ def find_tied_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tupl
 
 
 def list_doubts(captured: Graph, settings: StepSettings) -> tuple[str, ...]:
-    """Known gaps of a simulated step, in words."""
+    """Return the caveats of a simulated step: what is not modelled, as text."""
     if settings.pipeline.num_stages == 1:
         return ()
     inlining = () if settings.inlines_layers else (f"{LAYERS_NOT_INLINED}; swaps are simulated as if it did",)

@@ -1,8 +1,8 @@
-"""Tensors of a stage -> copies and memory intervals, by the rules of MindSpore's Ascend backend.
+"""Copies and memory intervals of the tensors of a stage, by the rules of MindSpore's Ascend backend.
 
-Sources: acl_stream_assign.cc (release after three times `backward_prefetch` operators of the execution order, copies
-out and in included), insert_pre_fetch_depend.cc (prefetch `backward_prefetch + 1` operators before the first user,
-copies not included).
+Sources: acl_stream_assign.cc (device memory is released `3 * backward_prefetch` places after the offload in the
+execution order, which includes copies), insert_pre_fetch_depend.cc (a prefetch starts `backward_prefetch + 1` operators
+before the first user, copies not included).
 
     compute    | make |  3 x prefetch ops  | ...           ... |  prefetch + 1 ops  | use |
     copies            | out ->                                 | in ->
@@ -19,7 +19,7 @@ import numpy as np
 from mindswap.simulator.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Ops
 
 # kDefaultDelayFactor of AddDelayedSendRecvKernel, acl_stream_assign.cc. Also in the machine code of the 2.9.0 wheel:
-# libmindspore_ascend.so.2, 0x5df8c9, `lea (%rax,%rax,2),%rax` behind the reading of `backward_prefetch`.
+# libmindspore_ascend.so.2, 0x5df8c9, `lea (%rax,%rax,2),%rax` after the load of `backward_prefetch`.
 RELEASE_FACTOR = 3
 
 Columns = TypeVar("Columns", Copies, Intervals)
@@ -27,27 +27,30 @@ Columns = TypeVar("Columns", Copies, Intervals)
 
 @dataclass(frozen=True)
 class TransferCosts:
-    """Time of moving bytes."""
+    """Durations of transfers: functions of bytes that return ns."""
 
-    copy_out_ns: Callable[[int], int]  # to the host, alone on the link
-    copy_in_ns: Callable[[int], int]  # and back
+    copy_out_ns: Callable[[int], int]  # offload (D2H) on an idle link
+    copy_in_ns: Callable[[int], int]  # prefetch (H2D) on an idle link
     send_ns: Callable[[int], int] = lambda size_bytes: 0  # to the next pipeline stage
-    contended_permille: int = 1000  # as in `Program`
+    contended_permille: int = 1000  # see `Program`
 
 
 def place_memory(
     tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: int, stage: int, costs: TransferCosts, num_before: int
 ) -> tuple[Copies, Intervals]:
-    """Copies and intervals of one stage.
+    """Compute the copies and memory intervals of one stage.
 
     Args:
         tensors: columns of `stage_pass.TENSOR_COLUMNS`, shape (num_tensors,).
         ops: operators of all stages.
         first: position of the first operator of this stage.
-        end: behind its last one.
-        stage: its number.
-        costs: of copies between device and host.
-        num_before: copies of the stages before it: intervals name copies by their position among all.
+        end: position after its last operator.
+        stage: index of the stage.
+        costs: durations of transfers.
+        num_before: number of copies of the previous stages; intervals refer to copies by position over all stages.
+
+    Returns:
+        Copies, and intervals whose begin or end is a position of an operator, or `~position` of a copy.
     """
     is_saved = tensors["is_forward"].astype(bool) & (tensors["first_backward"] != NO_OP)
     is_copied = (is_saved & (tensors["num_copies"] > 0)) | (tensors["num_copies"] == ONE_WAY)
@@ -58,7 +61,7 @@ def place_memory(
     last_use = np.maximum.reduce([tensors["begin"], tensors["last_forward"], tensors["last_backward"]])
     kind = np.where(is_saved, MemoryKind.KEPT, tensors["kind"])
     leaves = is_copied & ~tensors["is_held"].astype(bool)
-    # Copies of a tensor stand one after another; the last of them lets it go.
+    # Copies of a tensor are adjacent; the last one releases its device memory.
     copy_ends = num_before + np.cumsum(tensors["num_copies"][copied]) - 1
     let_go_by = np.zeros(len(is_copied), np.int64)
     let_go_by[copied] = copy_ends
@@ -69,7 +72,7 @@ def place_memory(
     times = np.repeat(copied, tensors["num_copies"][copied])
     returns = is_saved[times]
     back, arrivals = times[returns], ~(num_before + np.flatnonzero(returns))
-    # What stays on the device all the time, what leaves it, and every copy that comes back.
+    # One interval for each tensor that stays on the device or is offloaded, and one for each prefetch.
     stay, leave = np.flatnonzero(~leaves), np.flatnonzero(leaves)
     which = np.concatenate((stay, leave, back))
     kinds = (kind[stay], np.full(len(leave), MemoryKind.OFFLOADING), np.full(len(back), MemoryKind.PREFETCHED))
@@ -85,14 +88,14 @@ def place_memory(
 
 
 def _place_copies(tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: int, costs: TransferCosts) -> Copies:
-    """Copies in order of the table, `num_copies` of each tensor next to one another."""
+    """Build the copies in the order of the tensor table, `num_copies` adjacent ones for each tensor."""
     times = np.repeat(np.arange(len(tensors["size_bytes"])), tensors["num_copies"])
     size, producer = tensors["size_bytes"][times], tensors["begin"][times]
     distance, user = tensors["prefetch"][times], tensors["first_backward"][times]
     returns = user != NO_OP
     prefetch_op = user - (distance + 1)
     prefetch_op = np.where(prefetch_op < first, NO_OP, np.maximum(prefetch_op, producer))
-    # A copy in that waits for its copy out only stands behind that.
+    # A prefetch that waits only for its offload follows the producer in the execution order.
     ins = np.where(prefetch_op == NO_OP, producer, prefetch_op)[returns]
     return Copies(
         size_bytes=size,
@@ -109,7 +112,7 @@ def _place_copies(tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: 
 
 
 def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarray:
-    """Few sizes are different."""
+    """Return the duration for each size, computed once per distinct size, because few are distinct."""
     unique, inverse = np.unique(sizes, return_inverse=True)
     return np.array([duration_ns(int(size)) for size in unique], np.int64)[inverse] if len(sizes) else sizes
 
@@ -117,15 +120,16 @@ def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarr
 def _release_ops(
     producer: np.ndarray, distance: np.ndarray, ins: np.ndarray, ops: Ops, first: int, end: int
 ) -> np.ndarray:
-    """The operator three times `distance` places behind each copy out in the execution order, all copies counted.
+    """Return the operator after which the device memory of each offloaded tensor is released.
 
-    Between two operators the copies out of the first stand before the copies in that wait for it. Where the place is
-    no operator of the compute stream, the next one is taken, and the last one at the end.
+    It is `RELEASE_FACTOR * distance` places after the offload in the execution order of operators and copies, or the
+    next operator of the compute stream, or the last one of the stage. Between two operators, the offloads of the first
+    precede the prefetches that wait for it.
 
     Args:
-        producer: of the tensor of each copy out.
-        distance: prefetch distance of each copy out.
-        ins: operators behind which the copies in stand.
+        producer: producer of the tensor of each offload.
+        distance: `backward_prefetch` of each offload.
+        ins: operators that the prefetches follow.
         ops: as in `place_memory`.
         first: as in `place_memory`.
         end: as in `place_memory`.
@@ -148,6 +152,6 @@ def _release_ops(
 
 
 def join(parts: Sequence[Columns]) -> Columns:
-    """Tables of one kind, one behind the other."""
+    """Concatenate tables of the same type."""
     names = [column.name for column in fields(parts[0])]
     return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

@@ -1,6 +1,6 @@
-"""A model ready to be simulated under any policy: captured once, asked thousands of times.
+"""Simulation of one captured step under many policies.
 
-Everything here is simulated.
+The step is captured once; a planner then simulates thousands of policies on it. All figures are simulated.
 """
 
 import copy
@@ -40,40 +40,40 @@ from mindswap.simulator.timeline import (
 )
 
 PLAIN = Policy(is_swap_enabled=True)
-# Steps that were read last and stay so: most often few of their blocks are asked for, one shortly after the other.
+# Size of the cache of partitioned steps: most often few blocks of a step are requested, in quick succession.
 NUM_RECENT = 32
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A step under one policy."""
+    """Result of simulating a step under one policy."""
 
     timeline: Timeline  # operators and copies of all stages
-    terms: tuple[StepTerm, ...]  # what comes behind them
-    activation_bytes: tuple[int, ...]  # peak of each stage
+    terms: tuple[StepTerm, ...]  # step overhead after the passes: gradients and optimizer
+    activation_bytes: tuple[int, ...]  # peak activation memory of each stage
     static: tuple[StaticMemory, ...]  # static memory of each stage
 
     @property
     def step_time_ns(self) -> int:
-        """Return the time of a step, with the work behind the passes."""
+        """Step time in ns, with the overhead after the passes."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
     def peak_bytes(self) -> int:
-        """Highest device memory of any stage."""
+        """Peak device memory of the stage that needs most, in bytes."""
         return max(a + s.total_bytes for a, s in zip(self.activation_bytes, self.static, strict=True))
 
 
 class StepModel:
-    """Gives the program of a step under a policy, and simulates it.
+    """Model of one step: builds its program under a policy, and simulates it.
 
-    Layers on which a policy sets the same are the same block, made once.
+    Layers with equal settings share one block, which is built once and cached.
 
     Args:
-        captured: the step without swap and recompute.
-        costs: what operators and copies cost.
+        captured: step without swap and recompute.
+        costs: durations of operators, and the device with its links.
         settings: micro-batches, parallel settings, optimizer.
-        fixed: a policy that holds beside any other.
+        fixed: policy that applies together with every simulated policy.
 
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
@@ -83,11 +83,11 @@ class StepModel:
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings, fixed: Policy | None = None):
         self.costs = costs
         self.settings = settings
-        # The graphs under a policy, and the step as it was captured.
+        # Graphs of the compiled layers under a policy, and the step as captured.
         self.layers = CompiledLayers(captured, settings, fixed)
-        self.names = self.layers.labels  # what to call its operators
+        self.names = self.layers.labels  # operator -> its names
         self.doubts = list_doubts(captured.graph, settings)
-        # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.
+        # The step without any policy: weights all-gathered, tensors shared by layers, equal operators merged.
         self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.doubts))
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
@@ -106,21 +106,25 @@ class StepModel:
         )
         self._collectives = {**captured.collectives, **self.layers.gathers}
         self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
-        self.is_swapping = False  # other layers swap, whatever a policy says of them
-        self._has_one_turn = self.layout.num_micro_steps == 1  # also where it stands for a step of more
-        self._blocks: dict[tuple[Hashable, int], Block] = {}  # by what makes them and section
-        self._recent: dict[Hashable, Callable[[int], Block]] = {}  # what makes the blocks of a step that was read
+        self.is_swapping = False  # assume that other layers swap, independently of the policy
+        self._has_one_turn = self.layout.num_micro_steps == 1  # not updated by `with_micro_batches`
+        self._blocks: dict[tuple[Hashable, int], Block] = {}  # by layer settings and segment
+        self._recent: dict[Hashable, Callable[[int], Block]] = {}  # layer settings -> builder of blocks
 
     # -- other models of the same step ------------------------------------------------------------
 
     def remade(
         self, costs: CostTable | None = None, settings: StepSettings | None = None, fixed: Policy | None = None
     ) -> "StepModel":
-        """The same captured step with other costs, under other settings, or beside another fixed policy."""
+        """Return a model of the same captured step with other costs, settings, or fixed policy; None keeps them."""
         return StepModel(self.layers.source, costs or self.costs, settings or self.settings, fixed or self.layers.fixed)
 
     def short(self, kept: Sequence[int]) -> "StepModel":
-        """The step of a model with fewer layers, as many on each stage, of which each stands for one of `kept`."""
+        """Return a step model truncated to fewer layers.
+
+        Args:
+            kept: indices of the layers of the full model that remain, spread evenly over the stages.
+        """
         source = self.layers.source
         layer_map = tuple(source.sample.layer_map[index] for index in kept)
         captured = replace(source, sample=replace(source.sample, layer_map=layer_map))
@@ -128,7 +132,7 @@ class StepModel:
         return StepModel(captured, self.costs, settings, self.layers.fixed)
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
-        """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
+        """Return the same model with another number of micro-batches; both share the cache of blocks."""
         other = copy.copy(self)
         other.layout = replace(self.layout, num_micro_batches=num_micro_batches)
         other.settings = replace(self.settings, num_micro_batches=num_micro_batches)
@@ -136,7 +140,7 @@ class StepModel:
         return other
 
     def swapping(self, is_swapping: bool = True) -> "StepModel":
-        """The same model with layers as they are where others swap; what it knows of them is shared."""
+        """Return the same model with `is_swapping` set; both share the cache of blocks."""
         other = copy.copy(self)
         other.is_swapping = is_swapping
         return other
@@ -150,15 +154,21 @@ class StepModel:
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
     def program(self, policy: Policy) -> Program:
-        """Operators, copies and memory of a step under a policy; of one with swap disabled it is what is recomputed.
+        """Build operators, copies and memory intervals of a step under a policy.
+
+        If the policy disables swap, only its recompute settings apply.
 
         Raises:
-            SimulationError: if it computes several layers again at once, which no block can express.
+            SimulationError: if it recomputes several layers at once, which blocks cannot express.
         """
         return build_program(self.blocks(policy), self.transfers, self.layout)
 
     def blocks(self, policy: Policy) -> list[Block]:
-        """Blocks before the layers, of every layer under the policy, and behind them."""
+        """Return one block per segment: before the layers, every layer under the policy, after the layers.
+
+        Raises:
+            SimulationError: if it recomputes several layers at once, or tensors cross more than one layer.
+        """
         if policy.output_recompute:
             raise SimulationError(
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
@@ -171,12 +181,12 @@ class StepModel:
         model = self.swapping(self.is_swapping or has_swaps(self.layers.with_fixed(acting)))
         layers = layers_of(model)
         if model.is_swapping and not any(t.num_copies for block in dict.fromkeys(layers) for t in block.tensors):
-            layers = layers_of(self)  # what is named moves nothing
+            layers = layers_of(self)  # no named tensor is saved for backward, so nothing is swapped
         behind = len(self.captured.trees)
         return [self._block(PLAIN, 0, -1), *layers, self._block(PLAIN, 0, behind)]
 
     def blocks_with_free_gathers(self) -> list[Block]:
-        """`blocks` without swap and recompute, in which gathering weights takes no time."""
+        """Return `blocks` without swap and recompute, with zero duration of the AllGathers of weights."""
         if not self.layers.gathers:
             return self.blocks(PLAIN)
         free = copy.copy(self)
@@ -184,7 +194,7 @@ class StepModel:
         return free.blocks(PLAIN)
 
     def layer_block(self, policy: Policy, layer_index: int) -> Block:
-        """One layer under a policy, as `blocks` has it."""
+        """Return the block of one layer under a policy, as in `blocks` if no layer swaps."""
         position = self.captured.sample.layer_map[layer_index]
         acting = with_recompute_only(policy)
         try:
@@ -193,12 +203,12 @@ class StepModel:
             raise self.layers.not_simulated(error, acting, layer_index) from None
 
     def keeper_names(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
-        """`CompiledLayers.keeper_names` of a layer, swap enabled or not."""
+        """Return `CompiledLayers.keeper_names` of a layer, whether or not swap is enabled."""
         return self.layers.keeper_names(with_recompute_only(policy), layer_index)
 
     def _block(self, policy: Policy, layer_index: int, section: int) -> Block:
-        """A section of the compiled step in which all layers are under what the policy sets on one layer."""
-        # It is about what runs again: all other layers are the same in any step.
+        """Return the block of a segment, if all compiled layers have the settings of one layer of the model."""
+        # Swap of another layer changes recomputed layers only (`StepReader.of_weights`).
         is_swapping = self.is_swapping and self._has_one_turn
         is_swapping = is_swapping and any(layer_key(self.layers.with_fixed(policy), layer_index)[0])
         key = (*layer_key(policy, layer_index), is_swapping)
@@ -228,7 +238,7 @@ class StepModel:
 
     @property
     def static(self) -> tuple[StaticMemory, ...]:
-        """Return the static memory of each stage."""
+        """Static memory of each stage."""
         return self.weights.static
 
     @property
@@ -238,15 +248,17 @@ class StepModel:
 
     @property
     def outside_bytes(self) -> int:
-        """Device memory that HCCL takes beside what MindSpore may use."""
+        """Device memory of HCCL buffers outside MindSpore's pool, in bytes."""
         return communication_bytes(self.communicators, self.costs.device)
 
     def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
-        """The work on weights and gradients, each part as long as it takes on the stage that takes longest.
+        """Return the step overhead after the passes, each term with its duration on the slowest stage.
 
-        Gradients are handed on while backward of the last micro-batch goes on; what is left behind it is exposed.
-        Gathering of weights is in the timeline, which may be of any number of micro-batches: terms repeat as often as
-        this model has them.
+        Gradient reduction overlaps backward of the last micro-batch; only the rest is exposed. AllGathers of weights
+        are part of the timeline.
+
+        Args:
+            timeline: of this step with any number of micro-batches; the terms use the number of this model.
         """
         durations = dict(self._update_terms)
         if any(map(any, self.weights.exchange_ns)):
@@ -254,7 +266,7 @@ class StepModel:
         return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
 
     def exposed_exchange_ns(self, timeline: Timeline) -> int:
-        """Time of handing on gradients that is left behind backward, on the stage where it is longest."""
+        """Return the exposed time of gradient reduction after backward, on the slowest stage, in ns."""
         times = self.settings.num_gradient_reductions
         return max(
             repeated_exchange_ns(
@@ -265,14 +277,14 @@ class StepModel:
 
     @property
     def weight_casts(self) -> frozenset[str]:
-        """Labels of casts of gathered weights: backward holds them in place of what was gathered."""
+        """Labels of casts of all-gathered weights: backward saves the cast in place of the gathered weight."""
         graph = self.captured.graph
         gathered = {node.name for node in graph.forward if is_gathering(node)}
         casts = (node for node in graph.forward if node.op == "Cast" and not gathered.isdisjoint(node.inputs))
         return frozenset(str(self.names(node)) for node in casts)
 
     def model_flops(self) -> int:
-        """Floating point operations of the matrix units in one step without recompute, all cards."""
+        """Return the floating point operations of matrix units in one step without recompute, over all cards."""
         graph, counts = self.captured.graph, self.captured.sample.layer_map
         total = 0
         for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
@@ -283,6 +295,6 @@ class StepModel:
         return total * self.settings.num_micro_steps * per_stage_rank
 
     def collective_ns(self, collective: Collective) -> int:
-        """Duration of communication within a layer, in ns."""
+        """Return the duration of a collective within a layer, in ns."""
         sent = (collective.kind, collective.size_bytes, collective.num_ranks)
         return collective_ns(*sent, self.costs.device, collective.stride)
