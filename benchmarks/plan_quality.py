@@ -129,7 +129,7 @@ def measure(case: Case) -> dict:
     """Text about a model, and what it missed."""
     loaded = load_step(config_path(case.config))
     model, device = loaded.model, loaded.device
-    shorts = short_model(model)
+    short_models = short_model(model)
     problems = [
         PlanProblem(model, gib * GIB, device.host_memory_bytes, device.num_cards_per_node) for gib in case.budgets_gib
     ]
@@ -143,7 +143,7 @@ def measure(case: Case) -> dict:
     others = {
         # Steps with few micro-batches give the same policies as the whole one, sooner.
         name: [
-            judge(problem, strategy(shorts[-1], problem.budget_bytes), shorts, plan)
+            judge(problem, strategy(short_models[-1], problem.budget_bytes), short_models, plan)
             for problem, plan in zip(problems, plans, strict=True)
         ]
         for name, strategy in STRATEGIES.items()
@@ -179,12 +179,12 @@ def measure(case: Case) -> dict:
     return {"text": "\n".join([*lines, ""]), "missed": missed, "has_captured": "mindspore" in sys.modules}
 
 
-def judge(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel], plan: Plan) -> Evaluation:
+def judge(problem: PlanProblem, policy: Policy, short_models: Sequence[StepModel], plan: Plan) -> Evaluation:
     """A policy on short steps; one that seems quicker than the plan is replayed in full, as the plan was.
 
     Copies that fall behind from one micro-batch to the next cost nothing in a short step.
     """
-    judged = evaluate_short(problem, policy, shorts)
+    judged = evaluate_short(problem, policy, short_models)
     return evaluate(problem, policy) if is_quicker(judged, plan) else judged
 
 

@@ -48,7 +48,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Figures:
+class DecisionCosts:
     """Figures of one variant that are compared.
 
     Attributes:
@@ -116,20 +116,20 @@ def device_overrides(rates: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-def simulate(configs: Mapping[str, Path], overrides: dict[str, str]) -> dict[str, Figures]:
+def simulate(configs: Mapping[str, Path], overrides: dict[str, str]) -> dict[str, DecisionCosts]:
     """Every variant on the CPU device."""
-    figures: dict[str, Figures] = {}
+    figures: dict[str, DecisionCosts] = {}
     first_ms = None
     for name, path in configs.items():
         loaded = load_step(str(path), "cpu", overrides)
         step = loaded.model.simulate(loaded.policy)
         step_ms = step.step_time_ns / 1e6
         first_ms = first_ms or step_ms
-        figures[name] = Figures(step.activation_bytes[0], step_ms, step_ms / first_ms)
+        figures[name] = DecisionCosts(step.activation_bytes[0], step_ms, step_ms / first_ms)
     return figures
 
 
-def train_in_turns(configs: Mapping[str, Path], folder: Path) -> dict[str, Figures]:
+def train_in_turns(configs: Mapping[str, Path], folder: Path) -> dict[str, DecisionCosts]:
     """Train every variant in a process of its own, one step of each in every round."""
     data = prepare_data(folder)
     workers = {name: Worker(path, data) for name, path in configs.items()}
@@ -144,7 +144,9 @@ def train_in_turns(configs: Mapping[str, Path], folder: Path) -> dict[str, Figur
             worker.process.wait()
     relative = relative_times(rounds[WARM_UP:])
     return {
-        name: Figures(read_peak_bytes(logs[name]), 1000 * statistics.median(r[name] for r in rounds[WARM_UP:]), ratio)
+        name: DecisionCosts(
+            read_peak_bytes(logs[name]), 1000 * statistics.median(r[name] for r in rounds[WARM_UP:]), ratio
+        )
         for name, ratio in relative.items()
     }
 
@@ -221,7 +223,7 @@ def read_peak_bytes(log: str) -> int:
     return int(found[-1]) * MIB
 
 
-def format_comparison(simulated: Mapping[str, Figures], measured: Mapping[str, Figures]) -> str:
+def format_comparison(simulated: Mapping[str, DecisionCosts], measured: Mapping[str, DecisionCosts]) -> str:
     """Both next to each other, relative to the first variant, and their differences."""
     first = next(iter(simulated))
     header = (

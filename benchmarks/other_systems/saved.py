@@ -10,7 +10,7 @@ from mindswap.graph.ops import VIEW_OPS, is_kernel
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
-from mindswap.simulator.layer_block import BlockTensor, Source, Uses
+from mindswap.simulator.layer_block import BlockTensor, Consumers, Source
 from mindswap.simulator.program import NO_OP, Program
 from mindswap.simulator.step_model import StepModel
 
@@ -102,7 +102,7 @@ def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, Blo
     is_last = any(section == chunk[-1] for stage in model.layout.chunks for chunk in stage)
     reads = {read.role: read.uses for read in behind.reads if read.source is Source.BEFORE and not is_last}
     for number, tensor in enumerate(tensor for tensor in block.tensors if tensor.is_forward):
-        own, other = tensor.uses, reads.get(tensor.role, Uses()) if tensor.role is not None else Uses()
+        own, other = tensor.uses, reads.get(tensor.role, Consumers()) if tensor.role is not None else Consumers()
         if own.first_backward == other.first_backward == NO_OP:
             continue
         last = max(tensor.made_at, own.last_forward)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mindswap.errors import SimulationError
 from mindswap.planner.solver.search import Progress, Search, Stop
-from mindswap.planner.stage_problem import KEEP, Figures, Space
+from mindswap.planner.stage_problem import KEEP, DecisionCosts, StageProblem
 
 __all__ = ["DISTANCES", "count_choices", "enumerate_all", "solve_relaxed"]
 
@@ -22,7 +22,7 @@ MAX_CHOICES = 2_000_000
 
 
 def enumerate_all(
-    space: Space,
+    stage_problem: StageProblem,
     progress: Progress = lambda: None,
     starts: Sequence[np.ndarray] = (),
     distances: Sequence[int] = DISTANCES,
@@ -35,18 +35,20 @@ def enumerate_all(
     Raises:
         SimulationError: there are more than a few million.
     """
-    if count_choices(space.figures, distances) > MAX_CHOICES:
+    if count_choices(stage_problem.costs, distances) > MAX_CHOICES:
         raise SimulationError("too many choices to try them all: use the solver 'fast'")
-    search = Search(space, MAX_CHOICES, progress)
-    options = _options(space.figures, distances)
-    shape = (space.figures.num_layers, space.figures.num_items)
+    search = Search(stage_problem, MAX_CHOICES, progress)
+    options = _options(stage_problem.costs, distances)
+    shape = (stage_problem.costs.num_layers, stage_problem.costs.num_groups)
     with contextlib.suppress(Stop):
         keep_score = search.score(np.zeros(shape, np.int64))
         if keep_score.fits:
             return search
-        times = [[_recompute_ns(space.figures, cell, value) for value in values] for cell, values in options.items()]
-        micro_batches = space.layout.num_micro_batches
-        is_additive = getattr(space, "is_additive", False)  # recompute takes the sum of its times, never less
+        times = [
+            [_recompute_ns(stage_problem.costs, cell, value) for value in values] for cell, values in options.items()
+        ]
+        micro_batches = stage_problem.layout.num_micro_batches
+        is_additive = getattr(stage_problem, "is_additive", False)  # recompute takes the sum of its times, never less
         for picked in itertools.product(*(range(len(values)) for values in options.values())):
             again_ns = sum(column[index] for column, index in zip(times, picked, strict=True)) * micro_batches
             best = search.best_score
@@ -58,37 +60,39 @@ def enumerate_all(
             ):
                 continue
             values = [column[index] for column, index in zip(options.values(), picked, strict=True)]
-            choice = np.array(values, np.int64).reshape(shape)
-            if not _is_redundant(choice):
-                search.score(choice)
+            assignment = np.array(values, np.int64).reshape(shape)
+            if not _is_redundant(assignment):
+                search.score(assignment)
     return search
 
 
-def count_choices(figures: Figures, distances: Sequence[int] = DISTANCES) -> int:
+def count_choices(costs: DecisionCosts, distances: Sequence[int] = DISTANCES) -> int:
     """Number of choices."""
-    return math.prod(len(values) for values in _options(figures, distances).values())
+    return math.prod(len(values) for values in _options(costs, distances).values())
 
 
-def _options(figures: Figures, distances: Sequence[int]) -> dict[tuple[int, int], tuple[int, ...]]:
+def _options(costs: DecisionCosts, distances: Sequence[int]) -> dict[tuple[int, int], tuple[int, ...]]:
     """Values of each cell, row after row."""
     found = {}
-    for layer, item in np.ndindex(figures.num_layers, figures.num_items):
-        freed = figures.freed_bytes[layer, item]
-        ways = tuple(-way for way in range(1, len(freed)) if freed[way] > 0)
-        found[layer, item] = (KEEP, *ways, *(distances if freed[0] > 0 else ()))
+    for layer, group in np.ndindex(costs.num_layers, costs.num_groups):
+        freed = costs.freed_bytes[layer, group]
+        path_indices = tuple(-path_index for path_index in range(1, len(freed)) if freed[path_index] > 0)
+        found[layer, group] = (KEEP, *path_indices, *(distances if freed[0] > 0 else ()))
     return found
 
 
-def _recompute_ns(figures: Figures, cell: tuple[int, int], value: int) -> int:
-    return int(figures.recompute_ns[cell][-value]) if value < KEEP else 0
+def _recompute_ns(costs: DecisionCosts, cell: tuple[int, int], value: int) -> int:
+    return int(costs.recompute_ns[cell][-value]) if value < KEEP else 0
 
 
-def _is_redundant(choice: np.ndarray) -> bool:
+def _is_redundant(assignment: np.ndarray) -> bool:
     """A layer that is recomputed whole has no items to decide."""
-    return bool((choice[choice[:, 0] < KEEP, 1:] != KEEP).any())
+    return bool((assignment[assignment[:, 0] < KEEP, 1:] != KEEP).any())
 
 
-def solve_relaxed(space: Space, progress: Progress = lambda: None, starts: Sequence[np.ndarray] = ()) -> Search:
+def solve_relaxed(
+    stage_problem: StageProblem, progress: Progress = lambda: None, starts: Sequence[np.ndarray] = ()
+) -> Search:
     """An integer programme in which bytes and times add up, with HiGHS; its answer is then simulated.
 
     One variable for each cell and value: 1 if the cell has it. At most one per cell; what is freed covers what
@@ -101,28 +105,33 @@ def solve_relaxed(space: Space, progress: Progress = lambda: None, starts: Seque
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
 
-    search = Search(space, 40, progress)
-    figures = space.figures
-    shape = (figures.num_layers, figures.num_items)
+    search = Search(stage_problem, 40, progress)
+    costs = stage_problem.costs
+    shape = (costs.num_layers, costs.num_groups)
     with contextlib.suppress(Stop):
         score, timeline = search.run(np.zeros(shape, np.int64))
         if score.fits:
             return search
-        cells = [(layer, item, way) for layer, item, way in zip(*np.nonzero(figures.freed_bytes > 0), strict=True)]
-        freed = np.array([figures.freed_bytes[cell] for cell in cells], float)
-        again_ns = np.array([figures.recompute_ns[cell] for cell in cells], float)
-        copy_ns = np.array([figures.copy_ns[layer, item] if way == 0 else 0 for layer, item, way in cells], float)
+        cells = [
+            (layer, group, path_index)
+            for layer, group, path_index in zip(*np.nonzero(costs.freed_bytes > 0), strict=True)
+        ]
+        freed = np.array([costs.freed_bytes[cell] for cell in cells], float)
+        again_ns = np.array([costs.recompute_ns[cell] for cell in cells], float)
+        copy_ns = np.array(
+            [costs.copy_ns[layer, group] if path_index == 0 else 0 for layer, group, path_index in cells], float
+        )
         num = len(cells)
         ops = timeline.program.ops
-        forward_ns = float(ops.duration_ns[ops.kind == 0].sum()) / space.layout.num_micro_batches
+        forward_ns = float(ops.duration_ns[ops.kind == 0].sum()) / stage_problem.layout.num_micro_batches
         # [Constraint] One value per cell. A layer that is recomputed whole has no items: its row counts for all.
-        rows = [layer * figures.num_items + item for layer, item, _ in cells]
-        whole = [(layer, j) for j, (layer, item, _) in enumerate(cells) if item == 0]
+        rows = [layer * costs.num_groups + group for layer, group, _ in cells]
+        whole = [(layer, j) for j, (layer, group, _) in enumerate(cells) if group == 0]
         entries = [(row, j) for j, row in enumerate(rows)]
-        entries += [(layer * figures.num_items + item, j) for layer, j in whole for item in range(1, figures.num_items)]
+        entries += [(layer * costs.num_groups + group, j) for layer, j in whole for group in range(1, costs.num_groups)]
         at, of = zip(*entries, strict=True)
         once = coo_array((np.ones(len(at)), (at, of)), shape=(shape[0] * shape[1], num + 1)).tocsr()
-        needed = -(-score.excess_bytes // figures.num_in_flight)
+        needed = -(-score.excess_bytes // costs.num_in_flight)
         for _ in range(8):
             # [Variables] cells, and the time of copies that forward does not hide.
             found = milp(
@@ -137,14 +146,14 @@ def solve_relaxed(space: Space, progress: Progress = lambda: None, starts: Seque
             )
             if found.x is None:
                 break
-            choice = np.zeros(shape, np.int64)
-            for (layer, item, way), value in zip(cells, found.x[:num], strict=True):
+            assignment = np.zeros(shape, np.int64)
+            for (layer, group, path_index), value in zip(cells, found.x[:num], strict=True):
                 if value > 0.5:
-                    choice[layer, item] = -way if way else len(ops)
-            now, line = search.run(choice)
-            distances = space.smallest_distances(line)
-            now = min(now, search.score(np.where(choice > KEEP, np.maximum(distances, 1), choice)))
+                    assignment[layer, group] = -path_index if path_index else len(ops)
+            now, line = search.run(assignment)
+            distances = stage_problem.min_distances(line)
+            now = min(now, search.score(np.where(assignment > KEEP, np.maximum(distances, 1), assignment)))
             if now.fits:
                 break
-            needed += -(-now.excess_bytes // figures.num_in_flight)
+            needed += -(-now.excess_bytes // costs.num_in_flight)
     return search

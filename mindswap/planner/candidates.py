@@ -2,7 +2,7 @@
 
 A piece of memory leaves only if every name under which backward holds it is swapped, or if every operator
 between it and what is kept anyway is recomputed. A name may stand for several operators: `add` names both
-additions of a layer. What is made under one name is one `Item`; a name that holds several items acts on all.
+additions of a layer. What is made under one name is one `ActivationGroup`; a name that holds several items acts on all.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -22,7 +22,7 @@ IGNORED_OPS = WEIGHT_OPS | ORDERING_OPS
 
 
 @dataclass(frozen=True)
-class Item:
+class ActivationGroup:
     """Activations of a layer about which one decision is made."""
 
     label: Names  # operator that makes the first of them
@@ -33,7 +33,7 @@ class Item:
     swap_names: tuple[str, ...]
     # ways to make some or all of the tensors again; each is the operators that `select_recompute` must name, back to
     # what is kept anyway. Empty where there is none.
-    recompute_names: tuple[tuple[str, ...], ...]
+    recompute_paths: tuple[tuple[str, ...], ...]
     # of these, the ways that lead out of a cell with weights, or to one that can only run again as a whole
     across_cells: frozenset[tuple[str, ...]] = frozenset()
 
@@ -43,14 +43,14 @@ class Item:
         return sum(self.sizes_bytes)
 
 
-def find_items(
+def find_activation_groups(
     graph: Graph,
     names: OperatorNames,
     layer_index: int,
     layer: CellNode,
     has_cells: bool = True,
     is_newer: bool = False,
-) -> tuple[Item, ...]:
+) -> tuple[ActivationGroup, ...]:
     """The items of one compiled layer, in order of production; behind them cells that can only run again.
 
     Args:
@@ -64,16 +64,16 @@ def find_items(
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
     walker = _Walker(graph, names, layer_index, layer, saved, is_newer)
     own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
-    groups = _tied(own, walker)
-    items = tuple(walker.item(group) for group in groups)
+    storage_groups = _group_by_name(own, walker)
+    groups = tuple(walker.group(storages) for storages in storage_groups)
     if not has_cells:
-        return items
+        return groups
     # What no operator name reaches, functions say, runs again with a cell around it.
-    out_of_reach = (group for group in groups if not walker.is_within_reach(group))
-    cells = dict.fromkeys(cell for group in out_of_reach for entry in group for cell in _cells_around(entry))
+    out_of_reach = (storages for storages in storage_groups if not walker.is_within_reach(storages))
+    cells = dict.fromkeys(cell for storages in out_of_reach for entry in storages for cell in _cells_around(entry))
     before = {around for cell in cells for around in walker.cells_before(cell)}
-    items = tuple(_with_across(item, before) for item in items)
-    return (*items, *(Item(Names.of(cell), (), (), (), ((cell,),)) for cell in cells))
+    groups = tuple(_with_across(group, before) for group in groups)
+    return (*groups, *(ActivationGroup(Names.of(cell), (), (), (), ((cell,),)) for cell in cells))
 
 
 def _can_leave(entry: SavedStorage) -> bool:
@@ -81,13 +81,17 @@ def _can_leave(entry: SavedStorage) -> bool:
     return entry.storage.producer is None or not is_gathering(entry.storage.producer)
 
 
-def _with_across(item: Item, before: Set[str]) -> Item:
+def _with_across(group: ActivationGroup, before: Set[str]) -> ActivationGroup:
     """The item with its ways that are in a cell of `before`, right before a cell that runs again.
 
     In all layers these do not compile together: "The pointer[context] is null" (Qwen3-MoE, 2.9.0, 28 November 2026).
     """
-    ways = {way for way in item.recompute_names if any(name.rpartition(".")[0] in before for name in way)}
-    return replace(item, across_cells=item.across_cells | ways)
+    recompute_paths = {
+        path_index
+        for path_index in group.recompute_paths
+        if any(name.rpartition(".")[0] in before for name in path_index)
+    }
+    return replace(group, across_cells=group.across_cells | recompute_paths)
 
 
 def _cells_around(entry: SavedStorage) -> Iterator[str]:
@@ -99,23 +103,23 @@ def _cells_around(entry: SavedStorage) -> Iterator[str]:
         cell = cell.rpartition(".")[0]
 
 
-def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
+def _group_by_name(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
     """Storages whose makers share an operator name in one group."""
-    groups: list[tuple[set[str], list[SavedStorage]]] = []
+    storage_groups: list[tuple[set[str], list[SavedStorage]]] = []
     for entry in saved:
         names = set(walker.label(entry))
         members = [entry]
-        for group in [group for group in groups if group[0] & names]:
-            groups.remove(group)
-            names |= group[0]
-            members = group[1] + members
-        groups.append((names, members))
-    return [members for _, members in groups]
+        for storages in [storages for storages in storage_groups if storages[0] & names]:
+            storage_groups.remove(storages)
+            names |= storages[0]
+            members = storages[1] + members
+        storage_groups.append((names, members))
+    return [members for _, members in storage_groups]
 
 
-def _parts(group: list[SavedStorage]) -> list[list[SavedStorage]]:
+def _parts(storages: list[SavedStorage]) -> list[list[SavedStorage]]:
     """Each storage of a group alone, and at last all of it."""
-    return [*([entry] for entry in group if len(group) > 1), group]
+    return [*([entry] for entry in storages if len(storages) > 1), storages]
 
 
 class _Walker:
@@ -150,37 +154,41 @@ class _Walker:
             raise AssertionError("a saved storage without its operator")
         return self.names(entry.storage.producer)
 
-    def item(self, group: list[SavedStorage]) -> Item:
-        producers = tuple(dict.fromkeys(self.label(entry) for entry in group))
-        holders = [self.graph.owner(node) for entry in group for node in entry.holders]
-        makers = [entry.storage.producer for entry in group if entry.storage.producer is not None]
-        ways = {way: is_across for way, is_across in self.ways(group).items() if self.output_names.isdisjoint(way)}
-        return Item(
+    def group(self, storages: list[SavedStorage]) -> ActivationGroup:
+        producers = tuple(dict.fromkeys(self.label(entry) for entry in storages))
+        holders = [self.graph.owner(node) for entry in storages for node in entry.holders]
+        makers = [entry.storage.producer for entry in storages if entry.storage.producer is not None]
+        recompute_paths = {
+            path_index: is_across
+            for path_index, is_across in self.recompute_paths(storages).items()
+            if self.output_names.isdisjoint(path_index)
+        }
+        return ActivationGroup(
             label=producers[0],
             producers=producers,
-            sizes_bytes=tuple(entry.storage.size_bytes for entry in group),
+            sizes_bytes=tuple(entry.storage.size_bytes for entry in storages),
             swap_names=self._paths([*holders, *makers]) if self._can_swap(holders) else (),
-            recompute_names=tuple(filter(None, ways)),
-            across_cells=frozenset(way for way, is_across in ways.items() if is_across),
+            recompute_paths=tuple(filter(None, recompute_paths)),
+            across_cells=frozenset(path_index for path_index, is_across in recompute_paths.items() if is_across),
         )
 
-    def ways(self, group: list[SavedStorage]) -> dict[tuple[str, ...], bool]:
+    def recompute_paths(self, storages: list[SavedStorage]) -> dict[tuple[str, ...], bool]:
         """Names with which some or all of the storages are made again -> whether that leads out of a cell with weights.
 
         Empty names where one is missing.
         """
         found: dict[tuple[str, ...], bool] = {}
-        for part, is_short in product(_parts(group), (False, True)):
+        for part, is_short in product(_parts(storages), (False, True)):
             nodes = list(self._made_again(part, is_short))
             # But for all of it, some of these do not compile in two layers: "The pointer[context] is null".
-            if (part is group and not is_short) or not (self.is_newer and self._is_into_cell(nodes)):
-                way = self._way(nodes)
-                found[way] = found.get(way, False) or self._is_across(nodes)
+            if (part is storages and not is_short) or not (self.is_newer and self._is_into_cell(nodes)):
+                path_index = self._recompute_path(nodes)
+                found[path_index] = found.get(path_index, False) or self._is_across(nodes)
         return found
 
-    def is_within_reach(self, group: list[SavedStorage]) -> bool:
+    def is_within_reach(self, storages: list[SavedStorage]) -> bool:
         """Names of operators make some of the storages again, back to what is kept anyway."""
-        return any(self._way(list(self._made_again(part, is_short=False))) for part in _parts(group))
+        return any(self._recompute_path(list(self._made_again(part, is_short=False))) for part in _parts(storages))
 
     def cells_before(self, cell: str) -> set[str]:
         """The cells of the layer outside of one that make what operators in it read."""
@@ -216,7 +224,7 @@ class _Walker:
             any(name.rpartition(".")[0] == node.cell_path for name in self.names(node)) for node in holders
         )
 
-    def _way(self, nodes: list[Node]) -> tuple[str, ...]:
+    def _recompute_path(self, nodes: list[Node]) -> tuple[str, ...]:
         """Names with which these operators run again.
 
         A tuple that an operator reads has no name of its own; it runs again with its cell. What makes the output of a
@@ -246,14 +254,14 @@ class _Walker:
                 return ()  # what the compiler put there goes with the operator that reads it
         return tuple(found)
 
-    def _made_again(self, group: list[SavedStorage], is_short: bool) -> Iterator[Node]:
+    def _made_again(self, storages: list[SavedStorage], is_short: bool) -> Iterator[Node]:
         """The operators from the names that backward holds back to values that are kept anyway.
 
         A short way ends at what makes more than it reads and nobody keeps, such as a cast to a wider type: what it
         reads is then kept instead.
         """
-        own = {node.name for entry in group for node in entry.holders}
-        stack = [node for entry in group for node in entry.holders]
+        own = {node.name for entry in storages for node in entry.holders}
+        stack = [node for entry in storages for node in entry.holders]
         seen = set()
         while stack:
             node = stack.pop()

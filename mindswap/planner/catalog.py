@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Names
-from mindswap.planner.candidates import Item, find_items
-from mindswap.planner.effect import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
+from mindswap.planner.candidates import ActivationGroup, find_activation_groups
+from mindswap.planner.effect import ALL_OPERATORS, Consumers, coupled_swaps, find_consumers, find_merged_consumers
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 from mindswap.policy.cell_tree import CellNode, exact_pattern, match_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
@@ -17,9 +17,9 @@ from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.step_model import StepModel
 
 # The first item of every layer: all of it, which `recompute` names.
-WHOLE_LAYER = Item(Names(), (), (), (), ((),))
+WHOLE_LAYER = ActivationGroup(Names(), (), (), (), ((),))
 # What a layer does not have.
-NO_ITEM = Item(Names(), (), (), (), ())
+NO_GROUP = ActivationGroup(Names(), (), (), (), ())
 # What is smaller than this part of a layer is not worth a decision.
 SMALL_PERMILLE = 2
 
@@ -30,48 +30,50 @@ class Catalog:
 
     kinds: tuple[int, ...]  # compiled layer that stands for each layer of the model
     # shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label
-    items: tuple[tuple[Item, ...], ...]
-    # freed_bytes, recompute_ns, copy_ns, conflicts, reads: as `Figures` has them; not writeable
+    groups: tuple[tuple[ActivationGroup, ...], ...]
+    # freed_bytes, recompute_ns, copy_ns, conflicts, reads: as `DecisionCosts` has them; not writeable
     freed_bytes: np.ndarray
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
     conflicts: np.ndarray
     reads: np.ndarray
-    uses: tuple[Uses, ...]  # for each compiled layer, which operators use whose output
-    merged: tuple[Uses, ...]  # of these, the uses by operators that the graph does not have
-    left: tuple[frozenset[Role], ...]  # for each, from `left_before`
+    uses: tuple[Consumers, ...]  # for each compiled layer, which operators use whose output
+    merged: tuple[Consumers, ...]  # of these, the uses by operators that the graph does not have
+    unheld_roles: tuple[frozenset[Role], ...]  # for each, from `find_unheld_roles`
     # ways that lead out of a cell with weights, as `freed_bytes` has them; none where MindSpore compiles them beside
     # cells in one plan
     is_across: np.ndarray
     is_cell: np.ndarray  # items that are cells, shape (num_items,)
 
-    def mixes(self, choice: np.ndarray) -> bool:
+    def combines_incompatible(self, assignment: np.ndarray) -> bool:
         """A choice, int of shape (num_layers, num_items), has a cell that runs again and a way that leads out of one.
 
         MindSpore 2.9.0 does not compile both in the newer models ("Cannot have multiple U Monad"): each is tied to a
         state of the weights, and these are not the same.
         """
-        ways = np.maximum(-choice, 0)
-        across = self.is_across[np.array(self.kinds)[:, None], np.arange(choice.shape[1]), ways]
-        return bool((ways[:, self.is_cell] > 0).any() and across.any())
+        path_indices = np.maximum(-assignment, 0)
+        across = self.is_across[np.array(self.kinds)[:, None], np.arange(assignment.shape[1]), path_indices]
+        return bool((path_indices[:, self.is_cell] > 0).any() and across.any())
 
-    def unmixed(self) -> tuple["Catalog", "Catalog"]:
+    def split_incompatible(self) -> tuple["Catalog", "Catalog"]:
         """The same without such ways, and without such cells."""
         cells = np.zeros_like(self.is_across)
         cells[:, self.is_cell, 1:] = True
         return self._without(self.is_across), self._without(cells)
 
-    def _without(self, ways: np.ndarray) -> "Catalog":
+    def _without(self, path_indices: np.ndarray) -> "Catalog":
         return replace(
-            self, freed_bytes=np.where(ways, 0, self.freed_bytes), recompute_ns=np.where(ways, 0, self.recompute_ns)
+            self,
+            freed_bytes=np.where(path_indices, 0, self.freed_bytes),
+            recompute_ns=np.where(path_indices, 0, self.recompute_ns),
         )
 
-    def item(self, layer_index: int, position: int) -> Item:
+    def group(self, layer_index: int, position: int) -> ActivationGroup:
         """An item of a layer of the model."""
-        return self.items[self.kinds[layer_index]][position]
+        return self.groups[self.kinds[layer_index]][position]
 
 
-def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None) -> Catalog:
+def build_catalog(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None) -> Catalog:
     """The items of every compiled layer.
 
     Args:
@@ -85,55 +87,57 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     by_layer = []
     for position in range(len(captured.trees)):
         tree, is_newer = captured.trees[position], model.settings.is_newer
-        every = find_items(captured.graph, model.names, position, tree, has_cells, is_newer)
+        every = find_activation_groups(captured.graph, model.names, position, tree, has_cells, is_newer)
         if known is not None:
             layer = known[captured.sample.layer_map.index(position)]
             paths = {".".join(path) for path, _ in layer.walk()}
-            every = tuple(_only(item, paths.issuperset) for item in every)
+            every = tuple(_only(group, paths.issuperset) for group in every)
         if allow.pinned:
             pinned = _pinned(allow.pinned, captured.trees[position])
-            every = tuple(_only(item, pinned.isdisjoint) for item in every)
-        least_bytes = sum(item.size_bytes for item in every) * SMALL_PERMILLE // 1000
-        by_layer.append({item.label: item for item in every if not item.producers or item.size_bytes >= least_bytes})
+            every = tuple(_only(group, pinned.isdisjoint) for group in every)
+        least_bytes = sum(group.size_bytes for group in every) * SMALL_PERMILLE // 1000
+        by_layer.append(
+            {group.label: group for group in every if not group.producers or group.size_bytes >= least_bytes}
+        )
     labels = list(dict.fromkeys(label for found in by_layer for label in found))
-    items = tuple((WHOLE_LAYER, *(found.get(label, NO_ITEM) for label in labels)) for found in by_layer)
-    num_ways = max(len(item.recompute_names) for row in items for item in row)
-    shape = (len(items), len(labels) + 1)
-    kinds, uses, merged = captured.sample.layer_map, find_uses(model), find_merged_uses(model)
-    freed_bytes = np.zeros((*shape, 1 + num_ways), np.int64)
+    groups = tuple((WHOLE_LAYER, *(found.get(label, NO_GROUP) for label in labels)) for found in by_layer)
+    num_recompute_paths = max(len(group.recompute_paths) for layer_groups in groups for group in layer_groups)
+    shape = (len(groups), len(labels) + 1)
+    kinds, uses, merged = captured.sample.layer_map, find_consumers(model), find_merged_consumers(model)
+    freed_bytes = np.zeros((*shape, 1 + num_recompute_paths), np.int64)
     recompute_ns = np.zeros_like(freed_bytes)
     copy_ns = np.zeros(shape, np.int64)
-    conflicts, reads = np.zeros((2, *shape, 1 + num_ways, shape[1]), bool)
-    left = tuple(left_before(model, kinds.index(position)) for position in range(len(items)))
+    conflicts, reads = np.zeros((2, *shape, 1 + num_recompute_paths, shape[1]), bool)
+    unheld_roles = tuple(find_unheld_roles(model, kinds.index(position)) for position in range(len(groups)))
     is_across, is_cell = np.zeros(freed_bytes.shape, bool), np.zeros(shape[1], bool)
-    for position, row in enumerate(items):
+    for position, layer_groups in enumerate(groups):
         layer_index = kinds.index(position)
         if allow.recompute:
             # Recompute of a whole layer is of what is pinned as well.
             has_whole = not model.layers.reads_caches and not allow.pinned
-            freed_bytes[position, :, 1:], recompute_ns[position, :, 1:] = _recompute_figures(
-                model, layer_index, row, num_ways, has_whole, left[position]
+            freed_bytes[position, :, 1:], recompute_ns[position, :, 1:] = _recompute_costs(
+                model, layer_index, layer_groups, num_recompute_paths, has_whole, unheld_roles[position]
             )
         if allow.swap:
-            freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
-        is_cell |= [bool(item.recompute_names) and not item.producers for item in row]
+            freed_bytes[position, :, 0], copy_ns[position] = _swap_costs(model, layer_index, layer_groups)
+        is_cell |= [bool(group.recompute_paths) and not group.producers for group in layer_groups]
         if model.settings.is_newer:
-            for i, item in enumerate(row):
-                is_across[position, i, 1 : 1 + len(item.recompute_names)] = [
-                    way in item.across_cells for way in item.recompute_names
+            for i, group in enumerate(layer_groups):
+                is_across[position, i, 1 : 1 + len(group.recompute_paths)] = [
+                    path_index in group.across_cells for path_index in group.recompute_paths
                 ]
-        conflicts[position] = _find_conflicts(merged[position], row, freed_bytes[position])
-        reads[position] = _find_conflicts(uses[position], row, freed_bytes[position])
+        conflicts[position] = _find_conflicts(merged[position], layer_groups, freed_bytes[position])
+        reads[position] = _find_conflicts(uses[position], layer_groups, freed_bytes[position])
     arrays = (freed_bytes, recompute_ns, copy_ns, conflicts, reads)
     for array in (*arrays, is_across, is_cell):
         array.flags.writeable = False
-    return Catalog(kinds, items, *arrays, uses, merged, left, is_across, is_cell)
+    return Catalog(kinds, groups, *arrays, uses, merged, unheld_roles, is_across, is_cell)
 
 
-def _only(item: Item, may_name: Callable[[tuple[str, ...]], bool]) -> Item:
+def _only(group: ActivationGroup, may_name: Callable[[tuple[str, ...]], bool]) -> ActivationGroup:
     """The item with the decisions that may name what they do."""
-    swap_names = item.swap_names if may_name(item.swap_names) else ()
-    return replace(item, swap_names=swap_names, recompute_names=tuple(filter(may_name, item.recompute_names)))
+    swap_names = group.swap_names if may_name(group.swap_names) else ()
+    return replace(group, swap_names=swap_names, recompute_paths=tuple(filter(may_name, group.recompute_paths)))
 
 
 def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
@@ -144,63 +148,70 @@ def _pinned(patterns: Sequence[str], layer: CellNode) -> frozenset[str]:
     return frozenset(".".join(path) for path in inside | around)
 
 
-def _recompute_figures(
-    model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int, has_whole: bool, left: Set[Role]
+def _recompute_costs(
+    model: StepModel,
+    layer_index: int,
+    layer_groups: Sequence[ActivationGroup],
+    num_recompute_paths: int,
+    has_whole: bool,
+    unheld_roles: Set[Role],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that each way of recompute of a layer frees, and its time: int64, shape (num_items, num_ways)."""
-    freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
+    freed_bytes, recompute_ns = np.zeros((2, len(layer_groups), num_recompute_paths), np.int64)
     plain = model.layer_block(Policy(), layer_index)
-    for i, item in enumerate(row):
-        if item is WHOLE_LAYER and not has_whole:
+    for i, group in enumerate(layer_groups):
+        if group is WHOLE_LAYER and not has_whole:
             continue
-        for way in range(len(item.recompute_names)):
-            again = model.layer_block(recompute_policy([(item, 1 + way)]), layer_index)
-            freed = kept_bytes(model, plain, left) - kept_bytes(model, again, left)
+        for path_index in range(len(group.recompute_paths)):
+            again = model.layer_block(recompute_policy([(group, 1 + path_index)]), layer_index)
+            freed = kept_bytes(model, plain, unheld_roles) - kept_bytes(model, again, unheld_roles)
             if freed > 0:
-                freed_bytes[i, way] = freed
-                recompute_ns[i, way] = max(0, backward_ns(again) - backward_ns(plain))
+                freed_bytes[i, path_index] = freed
+                recompute_ns[i, path_index] = max(0, backward_ns(again) - backward_ns(plain))
     return freed_bytes, recompute_ns
 
 
-def _swap_figures(model: StepModel, layer_index: int, row: Sequence[Item]) -> tuple[np.ndarray, np.ndarray]:
+def _swap_costs(
+    model: StepModel, layer_index: int, layer_groups: Sequence[ActivationGroup]
+) -> tuple[np.ndarray, np.ndarray]:
     """Bytes that each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
-    freed_bytes, copy_ns = np.zeros((2, len(row)), np.int64)
+    freed_bytes, copy_ns = np.zeros((2, len(layer_groups)), np.int64)
     held = {label for label, names in model.keeper_names(Policy(), layer_index).items() if HELD in names}
-    for i, item in enumerate(row):
-        if item.swap_names and held.isdisjoint(item.producers):
-            freed_bytes[i] = item.size_bytes
-            out_ns = sum(map(model.transfers.copy_out_ns, item.sizes_bytes))
-            in_ns = sum(map(model.transfers.copy_in_ns, item.sizes_bytes))
+    for i, group in enumerate(layer_groups):
+        if group.swap_names and held.isdisjoint(group.producers):
+            freed_bytes[i] = group.size_bytes
+            out_ns = sum(map(model.transfers.copy_out_ns, group.sizes_bytes))
+            in_ns = sum(map(model.transfers.copy_in_ns, group.sizes_bytes))
             copy_ns[i] = max(out_ns, in_ns)
     return freed_bytes, copy_ns
 
 
-def _find_conflicts(uses: Uses, row: Sequence[Item], freed_bytes: np.ndarray) -> np.ndarray:
+def _find_conflicts(uses: Consumers, layer_groups: Sequence[ActivationGroup], freed_bytes: np.ndarray) -> np.ndarray:
     """Which swaps recompute reads, in which ways, in one compiled layer.
 
     Args:
         uses: which operators of the layer use whose output.
-        row: its items.
+        layer_groups: its items.
         freed_bytes: by each decision, shape (num_items, 1 + num_ways).
 
     Returns:
         bool, shape (num_items, 1 + num_ways, num_items): item and way of recompute, item that is swapped.
     """
-    conflicts = np.zeros((*freed_bytes.shape, len(row)), bool)
-    for i, way in np.argwhere(freed_bytes[:, 1:] > 0).tolist():
-        recomputed = recomputed_names_of(row[i], 1 + way)
+    conflicts = np.zeros((*freed_bytes.shape, len(layer_groups)), bool)
+    for i, path_index in np.argwhere(freed_bytes[:, 1:] > 0).tolist():
+        recomputed = recomputed_names_of(layer_groups[i], 1 + path_index)
         for j in np.flatnonzero(freed_bytes[:, 0] > 0).tolist():
-            idle = idle_swaps(uses, row[j].swap_names, recomputed)
-            conflicts[i, 1 + way, j] = i != j and bool(idle)
+            idle = coupled_swaps(uses, layer_groups[j].swap_names, recomputed)
+            conflicts[i, 1 + path_index, j] = i != j and bool(idle)
     return conflicts
 
 
-def recomputed_names_of(item: Item, way: int) -> tuple[str, ...]:
+def recomputed_names_of(group: ActivationGroup, path_index: int) -> tuple[str, ...]:
     """Cells and operators that a way of an item, from 1 on, recomputes."""
-    return (ALL_OPERATORS,) if item is WHOLE_LAYER else item.recompute_names[way - 1]
+    return (ALL_OPERATORS,) if group is WHOLE_LAYER else group.recompute_paths[path_index - 1]
 
 
-def left_before(model: StepModel, layer_index: int) -> frozenset[Role]:
+def find_unheld_roles(model: StepModel, layer_index: int) -> frozenset[Role]:
     """What the block before a layer makes for others, and does not hold itself: it is there for whom backward reads it.
 
     The first layer reads the embedding in a wider type than it holds anything in: with recompute that has to stay.
@@ -210,14 +221,14 @@ def left_before(model: StepModel, layer_index: int) -> frozenset[Role]:
     return frozenset(t.role for t in handed if t.role is not None and t.uses.first_backward == NO_OP)
 
 
-def kept_bytes(model: StepModel, block: Block, left: Set[Role]) -> int:
-    """Return the bytes kept from forward to backward, with those of `left_before`.
+def kept_bytes(model: StepModel, block: Block, unheld_roles: Set[Role]) -> int:
+    """Return the bytes kept from forward to backward, with those of `find_unheld_roles`.
 
     What all micro-batches read is there in any case if there are more.
     """
     of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_micro_steps == 1 else (block.arrays.own,)
     own_bytes = sum(int(t["size_bytes"][t["is_forward"] & (t["uses"][1] != NO_OP)].sum()) for t in of_block)
-    read = [one for one in block.reads if one.source is Source.BEFORE and one.role in left]
+    read = [one for one in block.reads if one.source is Source.BEFORE and one.role in unheld_roles]
     return own_bytes + sum(one.size_bytes for one in read if one.uses.first_backward != NO_OP)
 
 
@@ -240,11 +251,11 @@ def backward_ns(block: Block) -> int:
     return free_ns[True] - begin_ns
 
 
-def recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:
+def recompute_policy(path_indices: Sequence[tuple[ActivationGroup, int]]) -> Policy:
     """Recompute of items in one layer; the policy names all layers."""
-    if any(item is WHOLE_LAYER for item, _ in ways):
+    if any(group is WHOLE_LAYER for group, _ in path_indices):
         return Policy(True, layer_recompute=ALL_LAYERS)
-    chosen = [item.recompute_names[way - 1] for item, way in ways]
+    chosen = [group.recompute_paths[path_index - 1] for group, path_index in path_indices]
     names = sorted({name for names in chosen for name in names if not _is_inside(name, chosen)})
     return Policy(True, select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names))
 

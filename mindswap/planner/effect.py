@@ -15,17 +15,17 @@ from mindswap.simulator.step_model import StepModel
 
 
 @dataclass(frozen=True)
-class Faults:
+class IneffectiveNames:
     """Operator names of a layer that no entry of a policy shall have."""
 
     swap: frozenset[str] = frozenset()  # their swap moves nothing, or copies for nothing
     recompute: frozenset[str] = frozenset()  # backward runs none of their operators again
 
 
-NO_FAULTS = Faults()
+NO_INEFFECTIVE_NAMES = IneffectiveNames()
 
 
-def foresee_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerEffect:
+def predict_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerEffect:
     """Effect that a policy would have in one layer of the model.
 
     A function that a cell calls (`ops.reshape`) may have the place of an operator that is to be swapped: a capture
@@ -40,11 +40,11 @@ def foresee_effect(model: StepModel, policy: Policy, layer_index: int) -> LayerE
     return replace(effect, layer_index=layer_index, missing=missing)
 
 
-def is_foreseen_as_asked(model: StepModel, policy: Policy) -> bool:
+def is_fully_effective(model: StepModel, policy: Policy) -> bool:
     """Every entry of a policy would have its effect in every layer that it names; no copy is for nothing."""
     kinds = model.captured.sample.layer_map
     layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(kinds)}
-    effects = (foresee_effect(model, policy, index) for index in layers.values())
+    effects = (predict_effect(model, policy, index) for index in layers.values())
     return all(effect.is_as_asked and not effect.wasted for effect in effects)
 
 
@@ -52,32 +52,32 @@ def is_foreseen_as_asked(model: StepModel, policy: Policy) -> bool:
 NO_EFFECT = (IdleReason.NOT_RUN_AGAIN, IdleReason.NOT_CALLED)
 
 
-class Foresight:
+class EffectPredictor:
     """Faults of the layers of a model, each question asked once."""
 
     def __init__(self, model: StepModel):
         self.model = model
-        self._known: dict[tuple[object, ...], Faults] = {}
+        self._known: dict[tuple[object, ...], IneffectiveNames] = {}
 
-    def faults(self, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> Faults:
+    def ineffective_names(self, layer_index: int, recompute: Policy, swapped: Iterable[str]) -> IneffectiveNames:
         """Names to leave out of what is recomputed and swapped in a layer, so that all that is left has its effect."""
-        names, found = frozenset(swapped), NO_FAULTS
+        names, found = frozenset(swapped), NO_INEFFECTIVE_NAMES
         key = (self.model.captured.sample.layer_map[layer_index], layer_key(recompute, layer_index), names)
         while key not in self._known:
             without = set(map(exact_pattern, found.recompute))
             again = tuple(entry for entry in recompute.select_recompute if entry.pattern not in without)
             entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(names - found.swap))
             policy = replace(recompute, select_recompute=again, op_swap=entries)
-            more = _faults_of(self.model, policy, layer_index, names - found.swap)
-            before, found = found, Faults(found.swap | more.swap, found.recompute | more.recompute)
+            more = _find_ineffective_names(self.model, policy, layer_index, names - found.swap)
+            before, found = found, IneffectiveNames(found.swap | more.swap, found.recompute | more.recompute)
             if found == before:
                 self._known[key] = found
         return self._known[key]
 
 
-def _faults_of(model: StepModel, policy: Policy, layer_index: int, swapped: Set[str]) -> Faults:
+def _find_ineffective_names(model: StepModel, policy: Policy, layer_index: int, swapped: Set[str]) -> IneffectiveNames:
     """The entries behind what a layer does not do as asked; all of `swapped` where they cannot be told."""
-    effect = foresee_effect(model, policy, layer_index)
+    effect = predict_effect(model, policy, layer_index)
     patterns = {exact_pattern(name): name for name in swapped}
     not_again = {idle.entry for idle in effect.idle if idle.reason in (*NO_EFFECT, IdleReason.GATHERED)}
     found = {patterns[idle.entry] for idle in effect.idle if idle.entry in patterns and idle.reason not in NO_EFFECT}
@@ -86,7 +86,7 @@ def _faults_of(model: StepModel, policy: Policy, layer_index: int, swapped: Set[
     copied += [pair.producer for entry in effect.wasted for pair in entry.pairs]
     for node in (*copied, *effect.missing):
         found |= swapped & set(model.names(graph.owner(node))) or swapped
-    return Faults(frozenset(found), frozenset(not_again - {"recompute"} - patterns.keys()))
+    return IneffectiveNames(frozenset(found), frozenset(not_again - {"recompute"} - patterns.keys()))
 
 
 # Swaps that take no effect by the specification: recomputed operators of the layer use what they move. Source: coupling
@@ -97,19 +97,19 @@ def _faults_of(model: StepModel, policy: Policy, layer_index: int, swapped: Set[
 ALL_OPERATORS = ""
 
 # Operator path -> paths of the operators of the same layer that use its output.
-Uses = Mapping[str, frozenset[str]]
+Consumers = Mapping[str, frozenset[str]]
 
 
-def find_uses(model: StepModel) -> tuple[Uses, ...]:
+def find_consumers(model: StepModel) -> tuple[Consumers, ...]:
     """The uses in each compiled layer of a captured model."""
-    found = [dict(uses) for uses in find_merged_uses(model)]
+    found = [dict(uses) for uses in find_merged_consumers(model)]
     for (layer, name), users in operator_uses(model.captured.graph, model.names).items():
         known = found[layer].get(name, frozenset())
         found[layer][name] = known | frozenset(path for other, path in users if other == layer)
     return tuple(found)
 
 
-def find_merged_uses(model: StepModel) -> tuple[Uses, ...]:
+def find_merged_consumers(model: StepModel) -> tuple[Consumers, ...]:
     """Of these, the uses by operators that the graph does not have.
 
     If such a user is recomputed, the value is copied out, and back never, for nothing: no
@@ -127,7 +127,7 @@ def find_merged_uses(model: StepModel) -> tuple[Uses, ...]:
     return tuple(found)
 
 
-def idle_swaps(uses: Uses, swapped: Iterable[str], recomputed: Sequence[str]) -> frozenset[str]:
+def coupled_swaps(uses: Consumers, swapped: Iterable[str], recomputed: Sequence[str]) -> frozenset[str]:
     """Swapped operators whose swap takes no effect.
 
     Args:
@@ -139,7 +139,7 @@ def idle_swaps(uses: Uses, swapped: Iterable[str], recomputed: Sequence[str]) ->
     return frozenset(name for name, user in pairs if any(is_within(user, cell) for cell in recomputed))
 
 
-def is_coupled(model: StepModel, uses: Sequence[Uses], policy: Policy) -> bool:
+def is_coupled(model: StepModel, uses: Sequence[Consumers], policy: Policy) -> bool:
     """A policy in layer indices swaps what recomputed operators of the same layer use; `uses` is of compiled layers."""
     layers = {(kind, layer_key(policy, index)): index for index, kind in enumerate(model.captured.sample.layer_map)}
     for (kind, _), index in layers.items():
@@ -149,6 +149,6 @@ def is_coupled(model: StepModel, uses: Sequence[Uses], policy: Policy) -> bool:
         recomputed = [
             user for user in users if layer.decision_for(tuple(user.split("."))).treatment is Treatment.RECOMPUTE
         ]
-        if idle_swaps(uses[kind], swapped, recomputed):
+        if coupled_swaps(uses[kind], swapped, recomputed):
             return True
     return False

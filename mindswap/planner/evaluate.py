@@ -44,15 +44,15 @@ class Candidate:
     step_time_ns: int
     stage_peak_bytes: tuple[int, ...]
     is_on_host: bool  # host memory is within its budget
-    choice: np.ndarray | None = None  # where it comes from one
+    assignment: np.ndarray | None = None  # where it comes from one
 
     @classmethod
     def of(
-        cls, problem: PlanProblem, policy: Policy, judged: Evaluation, choice: np.ndarray | None = None
+        cls, problem: PlanProblem, policy: Policy, evaluation: Evaluation, assignment: np.ndarray | None = None
     ) -> "Candidate":
         """A policy with what it comes to."""
-        is_on_host = judged.host_bytes <= problem.host_bytes
-        return cls(policy, judged.step_time_ns, judged.stage_peak_bytes, is_on_host, choice)
+        is_on_host = evaluation.host_bytes <= problem.host_bytes
+        return cls(policy, evaluation.step_time_ns, evaluation.stage_peak_bytes, is_on_host, assignment)
 
     @property
     def peak_bytes(self) -> int:
@@ -74,9 +74,9 @@ class Candidate:
 MAX_OPERATORS = 60_000
 # Turns of forward and backward of a full pipeline that are simulated at least: with fewer, copies that fall behind do
 # not show.
-NUM_TURNS = 4
+NUM_ROUNDS = 4
 # Of these, the last ones, whose time is carried on.
-MEASURED_TURNS = 2
+MEASURED_ROUNDS = 2
 # What one more micro-batch takes less than a turn of the slowest stage, in thousandths, before more are simulated.
 UNSTEADY_PERMILLE = 1
 
@@ -89,13 +89,13 @@ def evaluate(problem: PlanProblem, policy: Policy) -> Evaluation:
     """
     factor = 2
     while True:
-        judged, is_steady = _carried_on(problem, policy, short_model(problem.model, MAX_OPERATORS, factor))
+        evaluation, is_steady = _extrapolate(problem, policy, short_model(problem.model, MAX_OPERATORS, factor))
         if is_steady:
-            return judged
+            return evaluation
         factor *= 2
 
 
-def evaluate_short(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel]) -> Evaluation:
+def evaluate_short(problem: PlanProblem, policy: Policy, short_models: Sequence[StepModel]) -> Evaluation:
     """A policy on two short steps, carried on to the number of micro-batches of the full one.
 
     Once a pipeline is full, every further micro-batch takes the same time and memory stays as it is.
@@ -103,30 +103,30 @@ def evaluate_short(problem: PlanProblem, policy: Policy, shorts: Sequence[StepMo
     Args:
         problem: what the budget is.
         policy: what to simulate.
-        shorts: from `short_model`, with fewer and with more micro-batches; one is enough if it is the full step.
+        short_models: from `short_model`, with fewer and with more micro-batches; one is enough if it is the full step.
     """
-    return _carried_on(problem, policy, shorts)[0]
+    return _extrapolate(problem, policy, short_models)[0]
 
 
-def _carried_on(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel]) -> tuple[Evaluation, bool]:
+def _extrapolate(problem: PlanProblem, policy: Policy, short_models: Sequence[StepModel]) -> tuple[Evaluation, bool]:
     """As `evaluate_short`; and whether one more micro-batch takes as long as a turn of the slowest stage."""
-    steps = [model.simulate(policy) for model in shorts]
-    counts = [model.layout.num_micro_batches for model in shorts]
-    judged = _judge(problem, steps[-1])
+    steps = [model.simulate(policy) for model in short_models]
+    counts = [model.layout.num_micro_batches for model in short_models]
+    evaluation = _evaluate(problem, steps[-1])
     if len(steps) == 1:
-        return judged, True
-    (step_ns, own_ns), (short_ns, short_own_ns) = (
+        return evaluation, True
+    (step_ns, passes_ns), (short_ns, short_passes_ns) = (
         (step.step_time_ns, step.timeline.step_time_ns) for step in reversed(steps)
     )
     per_batch_ns = (step_ns - short_ns) / (counts[1] - counts[0])
-    own_batch_ns = (own_ns - short_own_ns) / (counts[1] - counts[0])
-    turn_ns = slowest_turn_ns(steps[1].timeline, shorts[1].layout)
-    left = problem.model.layout.num_micro_batches - counts[1]
-    judged = replace(judged, step_time_ns=judged.step_time_ns + round(left * per_batch_ns))
-    return judged, own_batch_ns * 1000 >= turn_ns * (1000 - UNSTEADY_PERMILLE)
+    passes_per_batch_ns = (passes_ns - short_passes_ns) / (counts[1] - counts[0])
+    round_ns = slowest_round_ns(steps[1].timeline, short_models[1].layout)
+    num_remaining = problem.model.layout.num_micro_batches - counts[1]
+    evaluation = replace(evaluation, step_time_ns=evaluation.step_time_ns + round(num_remaining * per_batch_ns))
+    return evaluation, passes_per_batch_ns * 1000 >= round_ns * (1000 - UNSTEADY_PERMILLE)
 
 
-def slowest_turn_ns(timeline: Timeline, layout: StageLayout, only_stage: int | None = None) -> int:
+def slowest_round_ns(timeline: Timeline, layout: StageLayout, only_stage: int | None = None) -> int:
     """Time of the last turns of forward and backward of the stage in which they take longest; 0 where none are known.
 
     Args:
@@ -136,17 +136,17 @@ def slowest_turn_ns(timeline: Timeline, layout: StageLayout, only_stage: int | N
     """
     stages = range(layout.num_stages) if only_stage is None else (only_stage,)
     starts = timeline.program.stage_starts.tolist()
-    found = [0]
+    rounds_ns = [0]
     for stage, begin, end in zip(stages, starts[:-1], starts[1:], strict=True):
         ahead = layout.num_ahead(stage)
         last = layout.num_micro_batches - (ahead or 0)  # its backward comes behind the last forward
-        if ahead is None or last < MEASURED_TURNS:
+        if ahead is None or last < MEASURED_ROUNDS:
             return 0
         ops, ends_ns = timeline.program.ops, np.zeros(layout.num_micro_batches, np.int64)
         is_backward = (ops.kind[begin:end] == OpKind.BACKWARD) | (ops.kind[begin:end] == OpKind.RECOMPUTE)
         np.maximum.at(ends_ns, ops.micro_batch[begin:end][is_backward], timeline.op_end_ns[begin:end][is_backward])
-        found.append(int(ends_ns[last] - ends_ns[last - MEASURED_TURNS]) // MEASURED_TURNS)
-    return max(found)
+        rounds_ns.append(int(ends_ns[last] - ends_ns[last - MEASURED_ROUNDS]) // MEASURED_ROUNDS)
+    return max(rounds_ns)
 
 
 def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tuple[StepModel, ...]:
@@ -163,7 +163,7 @@ def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tu
     layout = model.layout
     num_chunks = max(len(chunks) for chunks in layout.chunks)
     # Interleaved schedules go in rounds of as many micro-batches as stages.
-    first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + NUM_TURNS
+    first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + NUM_ROUNDS
     size = layout.num_stages if num_chunks > 1 else 1
     ops = sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy())) * layout.num_sequences
     first = layout.short_of(max(first * factor, max_operators // ops // size * size))
@@ -173,7 +173,7 @@ def short_model(model: StepModel, max_operators: int = 0, factor: int = 1) -> tu
     return (model.with_micro_batches(first), model.with_micro_batches(second))
 
 
-def _judge(problem: PlanProblem, step: SimulatedStep) -> Evaluation:
+def _evaluate(problem: PlanProblem, step: SimulatedStep) -> Evaluation:
     peaks = tuple(a + s.total_bytes for a, s in zip(step.activation_bytes, step.static, strict=True))
     timeline = step.timeline
     stage_host_bytes = [

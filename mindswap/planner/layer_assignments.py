@@ -7,8 +7,8 @@ import numpy as np
 
 from mindswap.graph.analysis.saved_tensors import Label
 from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
-from mindswap.planner.effect import NO_FAULTS, Faults, Foresight, idle_swaps
-from mindswap.planner.stage_problem import KEEP, Worth
+from mindswap.planner.effect import NO_INEFFECTIVE_NAMES, EffectPredictor, IneffectiveNames, coupled_swaps
+from mindswap.planner.stage_problem import KEEP, AssignmentCost
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulator.layer_block import Block, Role
@@ -16,7 +16,7 @@ from mindswap.simulator.program import NO_OP
 from mindswap.simulator.step_model import StepModel
 
 
-class Rows:
+class LayerAssignments:
     """Meaning of a row of a choice for its layer: operator names, and the block that comes of it.
 
     Args:
@@ -27,92 +27,103 @@ class Rows:
     def __init__(self, model: StepModel, catalog: Catalog):
         self.model = model
         self.catalog = catalog
-        self.foresight = Foresight(model)
+        self.effect_predictor = EffectPredictor(model)
         fixed = model.layers.fixed
         self._fixed_distances = {entry.prefetch for entry in fixed.op_swap} if fixed is not None else set[int]()
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
-        self._worth: dict[tuple[int, bytes], Worth] = {}
+        self._assignment_cost: dict[tuple[int, bytes], AssignmentCost] = {}
         self._idle: dict[tuple[int, bytes], frozenset[str]] = {}
 
-    def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
+    def recompute(self, layer_index: int, decisions: np.ndarray) -> Policy:
         """Recompute of a row, as a policy."""
-        found = np.flatnonzero(row < KEEP).tolist()
-        return recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
+        found = np.flatnonzero(decisions < KEEP).tolist()
+        return recompute_policy([(self.catalog.group(layer_index, i), -int(decisions[i])) for i in found])
 
-    def recomputed_names(self, layer_index: int, row: np.ndarray) -> tuple[str, ...]:
+    def recomputed_names(self, layer_index: int, decisions: np.ndarray) -> tuple[str, ...]:
         """Cells and operators that are recomputed; `ALL_OPERATORS` for the whole layer."""
-        found = np.flatnonzero(row < KEEP).tolist()
-        named = [recomputed_names_of(self.catalog.item(layer_index, i), -int(row[i])) for i in found]
+        found = np.flatnonzero(decisions < KEEP).tolist()
+        named = [recomputed_names_of(self.catalog.group(layer_index, i), -int(decisions[i])) for i in found]
         return tuple(dict.fromkeys(name for names in named for name in names))
 
-    def faults(self, layer_index: int, row: np.ndarray) -> Faults:
+    def ineffective_names(self, layer_index: int, decisions: np.ndarray) -> IneffectiveNames:
         """Names in a row without effect: no plan has them."""
-        if row[0] < KEEP:
-            return NO_FAULTS
-        named = self._named(layer_index, row)
-        return self.foresight.faults(layer_index, self.recompute(layer_index, row), named)
+        if decisions[0] < KEEP:
+            return NO_INEFFECTIVE_NAMES
+        named = self._named(layer_index, decisions)
+        return self.effect_predictor.ineffective_names(layer_index, self.recompute(layer_index, decisions), named)
 
-    def _swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+    def _swaps(self, layer_index: int, decisions: np.ndarray) -> dict[str, int]:
         """Names to swap that have an effect -> distance; without items that recomputed operators use.
 
         What has no effect has none whatever else is swapped: that is asked once beside what the row recomputes, of
         all that it leaves. A policy asks for its very row.
         """
-        named, key = self._named(layer_index, row), (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        named, key = (
+            self._named(layer_index, decisions),
+            (self.catalog.kinds[layer_index], np.minimum(decisions, KEEP).tobytes()),
+        )
         if named and key not in self._idle:
-            every = self._named(layer_index, np.where(row == KEEP, 1, row))
-            self._idle[key] = self.foresight.faults(layer_index, self.recompute(layer_index, row), every).swap
+            every = self._named(layer_index, np.where(decisions == KEEP, 1, decisions))
+            self._idle[key] = self.effect_predictor.ineffective_names(
+                layer_index, self.recompute(layer_index, decisions), every
+            ).swap
         return {name: distance for name, distance in named.items() if name not in self._idle[key]}
 
-    def _named(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+    def _named(self, layer_index: int, decisions: np.ndarray) -> dict[str, int]:
         """Names to swap that hold something -> distance; without items that recomputed operators use.
 
         Equal operators are one only under one setting, so names of one have one distance, the largest.
         """
         named: dict[str, int] = {}
-        for i, names, is_idle in self._swapped(layer_index, row):
+        for i, names, is_idle in self._swapped(layer_index, decisions):
             if not is_idle:
-                named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
-        for merged in self.keeper_names(layer_index, row).values() if named else ():
+                named |= {name: max(named.get(name, 0), int(decisions[i])) for name in names}
+        for merged in self.keeper_names(layer_index, decisions).values() if named else ():
             for names in map(named.keys().__and__, merged):
                 named |= dict.fromkeys(names, max((named[name] for name in names), default=0))
         return named
 
-    def _swapped(self, layer_index: int, row: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
+    def _swapped(self, layer_index: int, decisions: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
         """Each swapped item: its names under which backward holds something, and whether it is swapped for nothing."""
-        swapped = np.flatnonzero(row > KEEP).tolist()
+        swapped = np.flatnonzero(decisions > KEEP).tolist()
         if not swapped:
             return
-        uses, recomputed = self.catalog.merged[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
+        uses, recomputed = (
+            self.catalog.merged[self.catalog.kinds[layer_index]],
+            self.recomputed_names(layer_index, decisions),
+        )
         holding = {
-            name for holders in self.keeper_names(layer_index, row).values() for names in holders for name in names
+            name
+            for holders in self.keeper_names(layer_index, decisions).values()
+            for names in holders
+            for name in names
         }
         for i in swapped:
-            names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
-            yield i, names, bool(idle_swaps(uses, names, recomputed))
+            names = holding.intersection(self.catalog.group(layer_index, i).swap_names)
+            yield i, names, bool(coupled_swaps(uses, names, recomputed))
 
-    def policy(self, choice: np.ndarray) -> Policy:
+    def policy(self, assignment: np.ndarray) -> Policy:
         """The policy of a choice for all layers of the model."""
         whole: list[int] = []
         swaps: dict[tuple[str, int], list[int]] = {}
         again: dict[str, list[int]] = {}
-        for layer, row in enumerate(choice):
-            if row[0] < KEEP:
+        for layer, decisions in enumerate(assignment):
+            if decisions[0] < KEEP:
                 whole.append(layer)
                 continue
-            faults = self.faults(layer, row)
-            idle = set(map(exact_pattern, faults.recompute))
-            for entry in self.recompute(layer, row).select_recompute:
+            ineffective_names = self.ineffective_names(layer, decisions)
+            idle = set(map(exact_pattern, ineffective_names.recompute))
+            for entry in self.recompute(layer, decisions).select_recompute:
                 if entry.pattern in idle:
                     continue
                 again.setdefault(entry.pattern, []).append(layer)
-            for name, distance in self._named(layer, row).items():
-                if name not in faults.swap:
+            for name, distance in self._named(layer, decisions).items():
+                if name not in ineffective_names.swap:
                     swaps.setdefault((exact_pattern(name), distance), []).append(layer)
 
         def layers_of(indices: list[int]) -> Layers:
-            return ALL_LAYERS if len(indices) == len(choice) else Layers(tuple(indices))
+            return ALL_LAYERS if len(indices) == len(assignment) else Layers(tuple(indices))
 
         return Policy(
             True,
@@ -121,46 +132,48 @@ class Rows:
             select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
         )
 
-    def effective(self, layer_index: int, row: np.ndarray) -> np.ndarray:
+    def effective(self, layer_index: int, decisions: np.ndarray) -> np.ndarray:
         """A row without the items that it would swap for nothing, of which its policy names none."""
-        found = row.copy()
-        if (row > KEEP).any() and row[0] == KEEP:
-            faulty = self.faults(layer_index, row).swap
-            for i, names, is_idle in self._swapped(layer_index, row):
+        found = decisions.copy()
+        if (decisions > KEEP).any() and decisions[0] == KEEP:
+            faulty = self.ineffective_names(layer_index, decisions).swap
+            for i, names, is_idle in self._swapped(layer_index, decisions):
                 if is_idle or names <= faulty:
                     found[i] = KEEP
         return found
 
-    def keeper_names(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
+    def keeper_names(self, layer_index: int, decisions: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """By label of a tensor, the names under which it is held beside what the row recomputes."""
-        key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        key = (self.catalog.kinds[layer_index], np.minimum(decisions, KEEP).tobytes())
         if key not in self._keepers:
-            self._keepers[key] = self.model.keeper_names(self.recompute(layer_index, row), layer_index)
+            self._keepers[key] = self.model.keeper_names(self.recompute(layer_index, decisions), layer_index)
         return self._keepers[key]
 
-    def block(self, layer_index: int, row: np.ndarray) -> Block:
+    def block(self, layer_index: int, decisions: np.ndarray) -> Block:
         """The layer with what the row recomputes and swaps."""
-        key = (self.catalog.kinds[layer_index], row.tobytes())
+        key = (self.catalog.kinds[layer_index], decisions.tobytes())
         if key not in self._blocks:
-            self._blocks[key] = self._make_block(layer_index, row)
+            self._blocks[key] = self._make_block(layer_index, decisions)
         return self._blocks[key]
 
-    def worth(self, layer_index: int, row: np.ndarray) -> Worth:
+    def assignment_cost(self, layer_index: int, decisions: np.ndarray) -> AssignmentCost:
         """Worth of a row, from its block."""
-        near = np.minimum(row, 1)
+        near = np.minimum(decisions, 1)
         key = (self.catalog.kinds[layer_index], near.tobytes())
-        if key not in self._worth:
-            plain, left = self.block(layer_index, np.zeros_like(row)), self.catalog.left[key[0]]
-            self._worth[key] = _worth(self.model, left, plain, self.block(layer_index, near))
-        return self._worth[key]
+        if key not in self._assignment_cost:
+            plain, unheld_roles = self.block(layer_index, np.zeros_like(decisions)), self.catalog.unheld_roles[key[0]]
+            self._assignment_cost[key] = _assignment_cost(
+                self.model, unheld_roles, plain, self.block(layer_index, near)
+            )
+        return self._assignment_cost[key]
 
-    def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
-        recompute = self.recompute(layer_index, row)
-        if not (row > KEEP).any():
+    def _make_block(self, layer_index: int, decisions: np.ndarray) -> Block:
+        recompute = self.recompute(layer_index, decisions)
+        if not (decisions > KEEP).any():
             return self.model.layer_block(recompute, layer_index)
-        named = self._swaps(layer_index, row)
+        named = self._swaps(layer_index, decisions)
         copies: dict[Label, tuple[int, int, bool]] = {}
-        for label, holders in self.keeper_names(layer_index, row).items():
+        for label, holders in self.keeper_names(layer_index, decisions).items():
             distances = [[named.get(name) for name in names] for names in holders]
             if not self.model.captured.has_all_tags:
                 distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
@@ -169,7 +182,7 @@ class Rows:
             if moved:
                 copies[label] = (max(moved), len(moved), any(None in group for group in distances))
         # Where names are of several tensors without any recompute, they are with it, and it need not be read alone.
-        if _is_plain(self.block(layer_index, np.zeros_like(row)), copies, is_saved=False):
+        if _is_plain(self.block(layer_index, np.zeros_like(decisions)), copies, is_saved=False):
             block = self.model.layer_block(recompute, layer_index)
             if _is_plain(block, copies):
                 return block.with_copies(copies)
@@ -201,14 +214,14 @@ def _is_plain(block: Block, labels: Container[Label], is_saved: bool = True) -> 
     return (are_read or not is_saved) and len(named) == len({tensor.label for tensor in named})
 
 
-def _worth(model: StepModel, left: Set[Role], plain: Block, block: Block) -> Worth:
+def _assignment_cost(model: StepModel, unheld_roles: Set[Role], plain: Block, block: Block) -> AssignmentCost:
     """Worth of a block beside that of the same layer without any policy, but for what is pinned in both.
 
-    `left` is from `left_before`.
+    `unheld_roles` is from `find_unheld_roles`.
     """
     unheld_bytes, link_ns, host_bytes = np.subtract(_copies(model, block), _copies(model, plain)).tolist()
-    return Worth(
-        kept_bytes(model, plain, left) - kept_bytes(model, block, left) + unheld_bytes,
+    return AssignmentCost(
+        kept_bytes(model, plain, unheld_roles) - kept_bytes(model, block, unheld_roles) + unheld_bytes,
         max(0, backward_ns(block) - backward_ns(plain)),
         link_ns,
         host_bytes,

@@ -6,7 +6,7 @@ from enum import Enum
 
 from mindswap.config.step_settings import LAYERS_NOT_INLINED, MAX_INLINED_MICRO_BATCHES
 from mindswap.errors import PlanError
-from mindswap.planner.effect import Foresight, foresee_effect
+from mindswap.planner.effect import EffectPredictor, predict_effect
 from mindswap.planner.problem import Allow
 from mindswap.policy.cell_tree import SEPARATOR, CellNode, Match, PatternError, exact_pattern, is_within, match_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -20,7 +20,7 @@ COPY_FREES_NOTHING = "its copy frees nothing: another name holds the same memory
 RECOMPUTE_FREES_NOTHING = "its recompute frees nothing without that of another name"
 
 
-class Means(Enum):
+class PinTreatment(Enum):
     """Treatment of the operators of a pin."""
 
     KEEP = "keep"
@@ -33,12 +33,14 @@ class Pin:
     """One decision of the user, in every layer."""
 
     pattern: str  # as `op_name`
-    means: Means
+    treatment: PinTreatment
     distance: int = DEFAULT_DISTANCE  # `backward_prefetch` of a swap
 
     def __str__(self) -> str:
-        distance = f":{self.distance}" if self.means is Means.SWAP and self.distance != DEFAULT_DISTANCE else ""
-        return f"--pin {self.pattern}={self.means.value}{distance}"
+        distance = (
+            f":{self.distance}" if self.treatment is PinTreatment.SWAP and self.distance != DEFAULT_DISTANCE else ""
+        )
+        return f"--pin {self.pattern}={self.treatment.value}{distance}"
 
 
 # Compiled layer and operator path or cell path.
@@ -51,16 +53,16 @@ def read_pin(text: str) -> Pin:
     Raises:
         PlanError: it is none of these.
     """
-    pattern, _, treatment = text.rpartition("=")
-    name, colon, distance = treatment.partition(":")
-    means = next((member for member in Means if member.value == name), None)
-    is_number = distance.isdecimal() and int(distance) > 0 and means is Means.SWAP
-    if not pattern or means is None or (colon and not is_number):
+    pattern, _, decision = text.rpartition("=")
+    name, colon, distance = decision.partition(":")
+    treatment = next((member for member in PinTreatment if member.value == name), None)
+    is_number = distance.isdecimal() and int(distance) > 0 and treatment is PinTreatment.SWAP
+    if not pattern or treatment is None or (colon and not is_number):
         raise PlanError(
             f"--pin {text}: is not a decision\n    allowed: PATTERN=swap, PATTERN=swap:12 (backward_prefetch), "
             "PATTERN=recompute, PATTERN=keep\n    fix:     such as --pin 'attention\\.flash_attention=swap'"
         )
-    return Pin(pattern, means, int(distance) if colon else DEFAULT_DISTANCE)
+    return Pin(pattern, treatment, int(distance) if colon else DEFAULT_DISTANCE)
 
 
 def pinned_policy(
@@ -75,7 +77,7 @@ def pinned_policy(
         pins: decisions.
         model: the step, without pins.
         allow: what plans may do.
-        known: trees of all layers in which names must be, as in `collect_items`.
+        known: trees of all layers in which names must be, as in `build_catalog`.
 
     Raises:
         PlanError: with every pin that matches nothing, whose treatment is not allowed, that contradicts another one, or
@@ -98,11 +100,11 @@ def pinned_policy(
     names = {
         pin: [(kind, match.name) for kind, match in found]
         for pin, found in matches.items()
-        if pin.means is not Means.KEEP
+        if pin.treatment is not PinTreatment.KEEP
     }
     idle = _idle_names(names, model)
     for pin in names if idle else ():
-        if pin.means is Means.SWAP:
+        if pin.treatment is PinTreatment.SWAP:
             split = (
                 [(kind, name) for name in _split(match, (kind, match.name) in idle)] for kind, match in matches[pin]
             )
@@ -137,13 +139,15 @@ def _split(match: Match, has_idle: bool) -> Iterable[str]:
 
 def _not_allowed(pins: Sequence[Pin], allow: Allow, inlines_layers: bool) -> Iterator[str]:
     for pin in pins:
-        if pin.means is Means.SWAP and not allow.swap and not inlines_layers:
+        if pin.treatment is PinTreatment.SWAP and not allow.swap and not inlines_layers:
             yield (
                 f"{pin}: {LAYERS_NOT_INLINED}\n    allowed: micro_batch_num up to {MAX_INLINED_MICRO_BATCHES}\n"
                 "    fix:     pin it to recompute or keep, or fewer micro-batches of more samples"
             )
-        elif (pin.means is Means.SWAP and not allow.swap) or (pin.means is Means.RECOMPUTE and not allow.recompute):
-            other = "recompute" if pin.means is Means.SWAP else "swap"
+        elif (pin.treatment is PinTreatment.SWAP and not allow.swap) or (
+            pin.treatment is PinTreatment.RECOMPUTE and not allow.recompute
+        ):
+            other = "recompute" if pin.treatment is PinTreatment.SWAP else "swap"
             yield (
                 f"{pin}: --allow {other} excludes it\n    allowed: {other}, keep\n"
                 "    fix:     --allow swap,recompute, or leave the pin out"
@@ -165,7 +169,7 @@ def _contradictions(matches: Mapping[Pin, Sequence[tuple[int, Match]]]) -> list[
     for pin, entries in matches.items():
         for name in ((kind, operator) for kind, match in entries for operator in _operators_of(match)):
             other = decided.setdefault(name, pin)
-            if (other.means, other.distance) != (pin.means, pin.distance):
+            if (other.treatment, other.distance) != (pin.treatment, pin.distance):
                 found.setdefault((other, pin), name[1])
     return [
         f"{pin}: {name} is pinned by {other} as well\n    allowed: one decision about an operator\n"
@@ -176,26 +180,26 @@ def _contradictions(matches: Mapping[Pin, Sequence[tuple[int, Match]]]) -> list[
 
 def _idle_names(names: Mapping[Pin, Sequence[Name]], model: StepModel) -> dict[Name, str]:
     """The names on which all pins together have no effect, with the reason: asked of the rewritten graphs."""
-    foresight, layer_map = Foresight(model), model.captured.sample.layer_map
+    effect_predictor, layer_map = EffectPredictor(model), model.captured.sample.layer_map
     idle: dict[Name, str] = {}
     for kind in range(len(model.captured.trees)):
-        by_means = {means: dict[str, int]() for means in Means}
+        by_treatment = {treatment: dict[str, int]() for treatment in PinTreatment}
         for pin, found in names.items():
-            by_means[pin.means].update({name: pin.distance for own, name in found if own == kind})
-        swapped, recomputed = by_means[Means.SWAP], by_means[Means.RECOMPUTE]
+            by_treatment[pin.treatment].update({name: pin.distance for own, name in found if own == kind})
+        swapped, recomputed = by_treatment[PinTreatment.SWAP], by_treatment[PinTreatment.RECOMPUTE]
         policy = Policy(
             True,
             op_swap=tuple(OpSwap(exact_pattern(name), ALL_LAYERS, distance) for name, distance in swapped.items()),
             select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in recomputed),
         )
         layer_index = layer_map.index(kind)
-        faults = foresight.faults(layer_index, policy, swapped)
-        reasons = {entry.entry: entry.reason.value for entry in foresee_effect(model, policy, layer_index).idle}
+        ineffective_names = effect_predictor.ineffective_names(layer_index, policy, swapped)
+        reasons = {entry.entry: entry.reason.value for entry in predict_effect(model, policy, layer_index).idle}
         for name in swapped:
-            if name in faults.swap:
+            if name in ineffective_names.swap:
                 idle[kind, name] = reasons.get(exact_pattern(name), COPY_FREES_NOTHING)
         for name in recomputed:
-            if name in faults.recompute:
+            if name in ineffective_names.recompute:
                 # `reasons` has none for a name that is idle only once other idle names are left out.
                 idle[kind, name] = reasons.get(name, RECOMPUTE_FREES_NOTHING)
     return idle
@@ -203,17 +207,17 @@ def _idle_names(names: Mapping[Pin, Sequence[Name]], model: StepModel) -> dict[N
 
 def _no_effect(pin: Pin, reason: str, model: StepModel) -> str:
     """A pin without effect, and the operators on which its treatment has one."""
-    foresight, layer_map = Foresight(model), model.captured.sample.layer_map
+    effect_predictor, layer_map = EffectPredictor(model), model.captured.sample.layer_map
     found: dict[str, None] = {}
     for kind in range(len(model.captured.trees)):
         layer_index = layer_map.index(kind)
         groups = model.keeper_names(Policy(), layer_index).values()
         names = sorted({name for held_by in groups for group in held_by for name in group if name})
-        if pin.means is Means.SWAP:
-            idle = foresight.faults(layer_index, Policy(True), names).swap
+        if pin.treatment is PinTreatment.SWAP:
+            idle = effect_predictor.ineffective_names(layer_index, Policy(True), names).swap
         else:
             entries = tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names)
-            idle = foresight.faults(layer_index, Policy(True, select_recompute=entries), ()).recompute
+            idle = effect_predictor.ineffective_names(layer_index, Policy(True, select_recompute=entries), ()).recompute
         found |= dict.fromkeys(name for name in names if name not in idle)
     near = ", ".join(closest_names(pin.pattern.replace(SEPARATOR, "."), sorted(found), limit=1)) or "leave it out"
     return (
@@ -230,24 +234,26 @@ def _is_inside(name: Name, decided: Iterable[Name]) -> bool:
 def _to_policy(decided: Mapping[Name, Pin], model: StepModel) -> Policy:
     """The entries, each for the layers that have the operator."""
     layer_map = model.captured.sample.layer_map
-    where: dict[tuple[str, Means, int], list[int]] = {}
+    where: dict[tuple[str, PinTreatment, int], list[int]] = {}
     for (kind, name), pin in decided.items():
-        indices = where.setdefault((name, pin.means, pin.distance), [])
+        indices = where.setdefault((name, pin.treatment, pin.distance), [])
         indices += [index for index, own in enumerate(layer_map) if own == kind]
 
     def layers_of(indices: Sequence[int]) -> Layers:
         return ALL_LAYERS if len(indices) == len(layer_map) else Layers(tuple(sorted(indices)))
 
     entries = [
-        (exact_pattern(name), means, distance, layers_of(indices))
-        for (name, means, distance), indices in sorted(where.items(), key=lambda item: item[0][0])
+        (exact_pattern(name), treatment, distance, layers_of(indices))
+        for (name, treatment, distance), indices in sorted(where.items(), key=lambda item: item[0][0])
     ]
     return Policy(
         True,
         op_swap=tuple(
-            OpSwap(name, layers, distance) for name, means, distance, layers in entries if means is Means.SWAP
+            OpSwap(name, layers, distance)
+            for name, treatment, distance, layers in entries
+            if treatment is PinTreatment.SWAP
         ),
         select_recompute=tuple(
-            OpRecompute(name, layers) for name, means, _, layers in entries if means is Means.RECOMPUTE
+            OpRecompute(name, layers) for name, treatment, _, layers in entries if treatment is PinTreatment.RECOMPUTE
         ),
     )

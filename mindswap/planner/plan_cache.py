@@ -10,7 +10,7 @@ from mindswap.planner.evaluate import Candidate, Evaluation, evaluate
 from mindswap.planner.lower_bound import BoundInputs, min_step_ns
 from mindswap.planner.problem import PlanProblem
 from mindswap.planner.solver.search import Interruptible
-from mindswap.planner.stages import LEAST_REPAIR, StageSolver
+from mindswap.planner.stages import MIN_REPAIR, StageSolver
 from mindswap.policy.model import Policy
 from mindswap.simulator.step_model import StepModel
 
@@ -20,14 +20,14 @@ ENOUGH_PART = 200
 # too. Next to the least memory a search misses a few percent, for one budget and not for the next.
 FAR_PART = 40
 # These budgets, in thousandths of the one that was asked: with what fits in less, and what to mix it with.
-BESIDE_PERMILLE = (995, 1010)
+NEARBY_PERMILLE = (995, 1010)
 # Neighbours of a budget that are mixed: the fastest plans that fit, and the nearest ones for more memory.
 NUM_NEIGHBOURS = 2
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
 
 
-class Curve:
+class PlanCache:
     """Plans of one model under the same rules.
 
     Args:
@@ -50,8 +50,8 @@ class Curve:
         self.progress = Interruptible()
         self.solver = StageSolver(problem, short, catalog, lambda: self.progress())
         everything = Candidate.of(problem, problem.with_switches(Policy()), keep, np.zeros(self.solver.shape, np.int64))
-        self.known = [everything]
-        self.least: Candidate | None = None
+        self.evaluated = [everything]
+        self.min_memory: Candidate | None = None
         self.nearest: Candidate | None = None
 
     @property
@@ -66,20 +66,20 @@ class Curve:
         above the bound, and mixes of these; no further where one is close to the bound.
         """
         enough_ns = self._enough_ns(budget_bytes)
-        best = self._fastest(budget_bytes, self.known)
+        best = self._fastest(budget_bytes, self.evaluated)
         if not self._is_enough(best, enough_ns):
-            best = self._fastest(budget_bytes, [self._solved(budget_bytes, enough_ns), *([best] if best else [])])
+            best = self._fastest(budget_bytes, [self._solve(budget_bytes, enough_ns), *([best] if best else [])])
         if best is None and not self.progress.is_stopped:
-            best = self._fastest(budget_bytes, [self._least()])
+            best = self._fastest(budget_bytes, [self._solve_min_memory()])
         if best is not None:
-            for permille in BESIDE_PERMILLE:
+            for permille in NEARBY_PERMILLE:
                 if not self._is_enough(best, enough_ns + enough_ns // FAR_PART):
-                    beside_bytes = budget_bytes * permille // 1000
-                    found = self._solved(beside_bytes, self._enough_ns(beside_bytes))
-                    best = min(best, found, *self.known, key=lambda one: one.rank(budget_bytes))
+                    nearby_bytes = budget_bytes * permille // 1000
+                    candidate = self._solve(nearby_bytes, self._enough_ns(nearby_bytes))
+                    best = min(best, candidate, *self.evaluated, key=lambda one: one.rank(budget_bytes))
             return best if self._is_enough(best, enough_ns) else self._mixed(best, budget_bytes)
         # The least is there for every budget; what came nearer to this one may not be for another.
-        nearest = self.least if self.least is not None and self.least.is_on_host else self.nearest
+        nearest = self.min_memory if self.min_memory is not None and self.min_memory.is_on_host else self.nearest
         if nearest is None:
             raise AssertionError("no plan was made")
         return nearest
@@ -101,63 +101,63 @@ class Curve:
     def _fastest(self, budget_bytes: int, candidates: Iterable[Candidate]) -> Candidate | None:
         return min((one for one in candidates if one.fits(budget_bytes)), key=_time_of, default=None)
 
-    def _solved(self, budget_bytes: int, enough_ns: int = 0) -> Candidate:
+    def _solve(self, budget_bytes: int, enough_ns: int = 0) -> Candidate:
         """A plan of the solver, made once more with less where the whole step is a little over its budget."""
         solver, extra_ns = self.solver, enough_ns - self.keep.step_time_ns
-        found = self._candidate(solver.effective(solver.solve(budget_bytes, extra_ns)))
-        over_bytes = found.peak_bytes - budget_bytes
-        if over_bytes <= 0 or not solver.fits_alone or self.progress.is_stopped:
-            return found
-        less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
-        again = self._candidate(solver.effective(solver.solve(less_bytes, extra_ns)))
-        return min(found, again, key=lambda candidate: candidate.rank(budget_bytes))
+        candidate = self._replay(solver.effective(solver.solve(budget_bytes, extra_ns)))
+        excess_bytes = candidate.peak_bytes - budget_bytes
+        if excess_bytes <= 0 or not solver.fits_alone or self.progress.is_stopped:
+            return candidate
+        less_bytes = budget_bytes - excess_bytes - budget_bytes // MIN_REPAIR
+        repaired = self._replay(solver.effective(solver.solve(less_bytes, extra_ns)))
+        return min(candidate, repaired, key=lambda candidate: candidate.rank(budget_bytes))
 
-    def _least(self) -> Candidate:
+    def _solve_min_memory(self) -> Candidate:
         """The least memory that is found."""
-        if self.least is None:
-            found = self._solved(0)
+        if self.min_memory is None:
+            candidate = self._solve(0)
             if self.progress.is_stopped:
-                return found
-            self.least = found
-        return self.least
+                return candidate
+            self.min_memory = candidate
+        return self.min_memory
 
     def _mixed(self, best: Candidate, budget_bytes: int) -> Candidate:
         """The best of a plan and of mixes of what fits with what is faster and needs more."""
-        lean = [one for one in self.known if one.fits(budget_bytes)]
-        rich = [one for one in self.known if one.is_on_host and not one.fits(budget_bytes)]
-        nearest = sorted(rich, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
-        for high, low in product(nearest, sorted(lean, key=_time_of)[:NUM_NEIGHBOURS]):
+        low_memory = [one for one in self.evaluated if one.fits(budget_bytes)]
+        high_memory = [one for one in self.evaluated if one.is_on_host and not one.fits(budget_bytes)]
+        nearest = sorted(high_memory, key=lambda one: one.peak_bytes)[:NUM_NEIGHBOURS]
+        for high, low in product(nearest, sorted(low_memory, key=_time_of)[:NUM_NEIGHBOURS]):
             if high.step_time_ns < best.step_time_ns and not self.progress.is_stopped:
                 best = min(best, self._mix(low, high, budget_bytes), key=lambda one: one.rank(budget_bytes))
         return best
 
-    def _mix(self, lean: Candidate, rich: Candidate, budget_bytes: int) -> Candidate:
+    def _mix(self, low_memory: Candidate, high_memory: Candidate, budget_bytes: int) -> Candidate:
         """The best mix of the layers of two plans for a budget, or the one that needs less."""
-        if lean.choice is None or rich.choice is None:  # all that are known come from one
+        if low_memory.assignment is None or high_memory.assignment is None:  # all that are known come from one
             raise AssertionError("a plan without its assignment")
-        tried_bytes, best = budget_bytes, lean
+        tried_bytes, best = budget_bytes, low_memory
         for _ in range(NUM_TRIES):
-            found = self._candidate(self.solver.mix(lean.choice, rich.choice, tried_bytes))
-            best = min(best, found, key=lambda one: one.rank(budget_bytes))
-            if found.fits(budget_bytes) or self.progress.is_stopped:
+            candidate = self._replay(self.solver.mix(low_memory.assignment, high_memory.assignment, tried_bytes))
+            best = min(best, candidate, key=lambda one: one.rank(budget_bytes))
+            if candidate.fits(budget_bytes) or self.progress.is_stopped:
                 break
-            tried_bytes -= max(1, found.peak_bytes - budget_bytes)
+            tried_bytes -= max(1, candidate.peak_bytes - budget_bytes)
         return best
 
-    def _candidate(self, choice: np.ndarray) -> Candidate:
+    def _replay(self, assignment: np.ndarray) -> Candidate:
         """A choice as it is on the whole step; remembered, if the search was not stopped meanwhile."""
-        policy = self.problem.with_switches(self.solver.rows.policy(choice))
-        found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice)
+        policy = self.problem.with_switches(self.solver.layer_assignments.policy(assignment))
+        candidate = Candidate.of(self.problem, policy, evaluate(self.problem, policy), assignment)
         if not self.progress.is_stopped:
-            self.known.append(found)
-        if self.nearest is None or _need(found) < _need(self.nearest):
-            self.nearest = found
-        return found
+            self.evaluated.append(candidate)
+        if self.nearest is None or _memory_rank(candidate) < _memory_rank(self.nearest):
+            self.nearest = candidate
+        return candidate
 
 
 def _time_of(candidate: Candidate) -> int:
     return candidate.step_time_ns
 
 
-def _need(candidate: Candidate) -> tuple[bool, int, int]:
+def _memory_rank(candidate: Candidate) -> tuple[bool, int, int]:
     return not candidate.is_on_host, candidate.peak_bytes, candidate.step_time_ns

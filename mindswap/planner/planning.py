@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mindswap.planner.catalog import Catalog, collect_items
-from mindswap.planner.effect import is_coupled, is_foreseen_as_asked
+from mindswap.planner.catalog import Catalog, build_catalog
+from mindswap.planner.effect import is_coupled, is_fully_effective
 from mindswap.planner.evaluate import Candidate, Evaluation, evaluate, evaluate_short, short_model
 from mindswap.planner.lower_bound import BoundInputs, collect_bound_inputs, least_budget_bytes, min_step_ns
-from mindswap.planner.plan_cache import Curve
+from mindswap.planner.plan_cache import PlanCache
 from mindswap.planner.problem import DEFAULT_ALLOW, FULL, Allow, Compared, Objective, Plan, PlanProblem
 from mindswap.planner.simple import MAX_ENTRIES, find_simple, num_entries
 from mindswap.planner.solver.search import Interruptible, Progress
@@ -46,20 +46,20 @@ class Planner:
         self.model, self.allow, self.known = model, allow, known
         _keep_freed_memory()
         with _without_collector():
-            self.shorts = short_model(model)
-            self.bound_inputs = collect_bound_inputs(model, self.shorts[-1].simulate(Policy()))
-        self.curves: dict[Hashable, Curve] = {}
+            self.short_models = short_model(model)
+            self.bound_inputs = collect_bound_inputs(model, self.short_models[-1].simulate(Policy()))
+        self.plan_caches: dict[Hashable, PlanCache] = {}
         self.common: dict[Hashable, tuple[dict[str, Policy], dict[str, Evaluation], Evaluation]] = {}
 
     @functools.cached_property
     def catalog(self) -> Catalog:
         """What may be chosen in each layer; a bound needs none of it."""
-        return collect_items(self.model.swapping(self.allow.swap), self.allow, self.known)
+        return build_catalog(self.model.swapping(self.allow.swap), self.allow, self.known)
 
     @functools.cached_property
-    def unmixed(self) -> tuple[Catalog, ...]:
+    def split_incompatible(self) -> tuple[Catalog, ...]:
         """The same without one or the other of what MindSpore does not compile together."""
-        return self.catalog.unmixed()
+        return self.catalog.split_incompatible()
 
     def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
         """The best policy that is found for a problem of this model.
@@ -68,24 +68,24 @@ class Planner:
             problem: what to look for.
             progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         """
-        find = self._least_memory if problem.objective is Objective.MEMORY else self._fastest
+        find = self._minimize_memory if problem.objective is Objective.MEMORY else self._fastest
         with _without_collector():
             return find(problem, Interruptible(progress))
 
     def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
-        policies, judged, keep = self._common(problem)
+        policies, evaluation, keep = self._common(problem)
         num_before = self.num_evaluations
-        found = self._found(problem, keep, progress)
-        limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
+        best = self._search(problem, keep, progress)
+        limit_ns = best.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
         others = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
-            for name, one in judged.items()
+            for name, one in evaluation.items()
             if one.fits
-            and (not found.fits(problem.budget_bytes) or one.step_time_ns < limit_ns)
-            and self._is_allowed(problem.allow, policies[name])
+            and (not best.fits(problem.budget_bytes) or one.step_time_ns < limit_ns)
+            and self._is_eligible(problem.allow, policies[name])
         ]
-        fitting = [one for one in (found, *others) if one.fits(problem.budget_bytes)]
-        policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else found.policy
+        fitting = [one for one in (best, *others) if one.fits(problem.budget_bytes)]
+        policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else best.policy
         return plan_of(
             problem,
             self.bound_inputs,
@@ -94,7 +94,7 @@ class Planner:
             evaluate(problem, policy),
             compared=tuple(
                 Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
-                for name, one in judged.items()
+                for name, one in evaluation.items()
             ),
             num_evaluations=self.num_evaluations - num_before,
             is_coupled=is_coupled(self.model, self.catalog.uses, policy),
@@ -109,10 +109,10 @@ class Planner:
             policies = {name: problem.with_switches(baseline_policy(name, trees)) for name in BASELINES}
             # Where pieces of a sequence read what others left no whole layer can run again.
             policies = {name: one for name, one in policies.items() if has_whole or one.layer_recompute == NO_LAYERS}
-            judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
-            self.common[key] = policies, judged, evaluate(problem, policies[KEEP_ALL])
-        policies, judged, keep = self.common[key]
-        return policies, {name: one.within(problem) for name, one in judged.items()}, keep.within(problem)
+            evaluation = {name: evaluate_short(problem, policy, self.short_models) for name, policy in policies.items()}
+            self.common[key] = policies, evaluation, evaluate(problem, policies[KEEP_ALL])
+        policies, evaluation, keep = self.common[key]
+        return policies, {name: one.within(problem) for name, one in evaluation.items()}, keep.within(problem)
 
     def plan_simple(self, problem: PlanProblem, full: Plan, progress: Progress = lambda: None) -> Plan:
         """The best policy of at most `MAX_ENTRIES` entries, beside the plan without that limit.
@@ -122,11 +122,11 @@ class Planner:
             full: the plan of `plan` for it.
             progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
         """
-        asked = Interruptible(progress)
-        policy, judged, number = find_simple(problem, self.shorts, asked)
+        interruptible = Interruptible(progress)
+        policy, evaluation, number = find_simple(problem, self.short_models, interruptible)
         if full.fits and num_entries(full.policy) <= MAX_ENTRIES:
-            policy, judged = min(
-                (policy, judged), (full.policy, evaluate(problem, full.policy)),
+            policy, evaluation = min(
+                (policy, evaluation), (full.policy, evaluate(problem, full.policy)),
                 key=lambda one: (not one[1].fits, one[1].step_time_ns),
             )  # fmt: skip
         combined_with = Compared(FULL, full.step_time_ns, full.peak_bytes, full.fits)
@@ -135,40 +135,44 @@ class Planner:
             self.bound_inputs,
             full.unconstrained_ns,
             policy,
-            judged,
+            evaluation,
             compared=(*full.compared, combined_with),
             num_evaluations=full.num_evaluations + number,
             is_coupled=is_coupled(self.model, self.catalog.uses, policy),
-            is_interrupted=full.is_interrupted or asked.is_stopped,
+            is_interrupted=full.is_interrupted or interruptible.is_stopped,
         )
 
     @property
     def num_evaluations(self) -> int:
         """Simulations made."""
-        return sum(curve.num_evaluations for curve in self.curves.values())
+        return sum(plan_cache.num_evaluations for plan_cache in self.plan_caches.values())
 
-    def _found(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Candidate:
+    def _search(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Candidate:
         """The best of the search; what MindSpore does not compile together is searched for apart."""
-        found = self._curve(problem, keep, progress, self.catalog).best(problem.budget_bytes)
-        if found.choice is None or not self.catalog.mixes(found.choice):
-            return found
-        apart = [self._curve(problem, keep, progress, one).best(problem.budget_bytes) for one in self.unmixed]
+        best = self._plan_cache(problem, keep, progress, self.catalog).best(problem.budget_bytes)
+        if best.assignment is None or not self.catalog.combines_incompatible(best.assignment):
+            return best
+        apart = [
+            self._plan_cache(problem, keep, progress, one).best(problem.budget_bytes) for one in self.split_incompatible
+        ]
         return min(apart, key=lambda one: one.rank(problem.budget_bytes))
 
-    def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible, catalog: Catalog) -> Curve:
+    def _plan_cache(
+        self, problem: PlanProblem, keep: Evaluation, progress: Interruptible, catalog: Catalog
+    ) -> PlanCache:
         """Plans made under the same rules before, to go on with."""
         key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, catalog)
-        if key not in self.curves:
-            self.curves[key] = Curve(problem, self.shorts[0], self.bound_inputs, catalog, keep)
-        curve = self.curves[key]
-        curve.progress = progress
-        return curve
+        if key not in self.plan_caches:
+            self.plan_caches[key] = PlanCache(problem, self.short_models[0], self.bound_inputs, catalog, keep)
+        plan_cache = self.plan_caches[key]
+        plan_cache.progress = progress
+        return plan_cache
 
     def bound_ns(self, problem: PlanProblem) -> int | None:
         """Step time that no policy within the budget of a problem of this model can beat; None if none is within it."""
         return min_step_ns(self.bound_inputs, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
 
-    def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
+    def _is_eligible(self, allow: Allow, policy: Policy) -> bool:
         """A plan may be the policy of a common setting where all of it is allowed and has its effect."""
         swaps = has_swaps(policy)
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
@@ -176,9 +180,9 @@ class Planner:
             return False
         if allow.pinned and (swaps or again):
             return False
-        return is_foreseen_as_asked(self.model, policy)
+        return is_fully_effective(self.model, policy)
 
-    def _least_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
+    def _minimize_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
         """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
         best = self._fastest(problem, progress)
         limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
@@ -201,7 +205,7 @@ class Planner:
 
 
 def plan_of(
-    problem: PlanProblem, bound_inputs: BoundInputs, keep_ns: int, policy: Policy, judged: Evaluation, **search: Any
+    problem: PlanProblem, bound_inputs: BoundInputs, keep_ns: int, policy: Policy, evaluation: Evaluation, **search: Any
 ) -> Plan:
     """A policy with what it comes to.
 
@@ -210,25 +214,27 @@ def plan_of(
         bound_inputs: of the model, for the bound.
         keep_ns: step time if everything is kept.
         policy: the best that was found.
-        judged: the same on the whole step.
+        evaluation: the same on the whole step.
         search: what else `Plan` says of how it was found.
     """
     host_bytes, allow = problem.host_bytes_per_card, problem.allow
     fixed = problem.model.layers.fixed
     return Plan(
-        fits=judged.fits,
+        fits=evaluation.fits,
         policy=policy.combined_with(fixed) if fixed is not None else policy,
-        step_time_ns=judged.step_time_ns,
-        stage_peak_bytes=judged.stage_peak_bytes,
+        step_time_ns=evaluation.step_time_ns,
+        stage_peak_bytes=evaluation.stage_peak_bytes,
         stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
-        host_bytes=judged.host_bytes,
+        host_bytes=evaluation.host_bytes,
         budget_bytes=problem.budget_bytes,
         unconstrained_ns=keep_ns,
         lower_bound_ns=min_step_ns(bound_inputs, problem.budget_bytes, host_bytes, allow),
-        smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
+        smallest_budget_bytes=min(problem.budget_bytes, evaluation.peak_bytes)
+        if evaluation.fits
+        else evaluation.peak_bytes,
         least_budget_bytes=least_budget_bytes(bound_inputs, host_bytes, allow),
         host_budget_bytes=problem.host_bytes,
-        holders=_holders_of(judged),
+        holders=_memory_by_operator(evaluation),
         **search,
     )
 
@@ -260,13 +266,13 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
+def _memory_by_operator(evaluation: Evaluation) -> tuple[tuple[str, int], ...]:
     """Memory of the fullest stage at its peak, by operator; static memory as one."""
-    stage = max(range(len(judged.stage_peak_bytes)), key=lambda s: judged.stage_peak_bytes[s])
-    timeline = judged.step.timeline
+    stage = max(range(len(evaluation.stage_peak_bytes)), key=lambda s: evaluation.stage_peak_bytes[s])
+    timeline = evaluation.step.timeline
     profile = profile_memory(timeline, stage)
     intervals, labels = timeline.program.intervals, timeline.program.labels
-    sizes: dict[str, int] = {"parameters, optimizer, sums of gradients": judged.step.static[stage].total_bytes}
+    sizes: dict[str, int] = {"parameters, optimizer, sums of gradients": evaluation.step.static[stage].total_bytes}
     for position in profile.holders:
         label = str(labels[intervals.label[position]])
         sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])

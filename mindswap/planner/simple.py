@@ -33,13 +33,13 @@ NUM_REPLAYED = 8  # candidates that are simulated whole, until one fits there
 
 
 @dataclass(frozen=True)
-class Simple:
+class SimplePolicy:
     """A policy of few entries."""
 
     swap: str  # what is swapped: a cell, or `WHOLE_LAYER`
-    again: str  # what is recomputed
+    recomputed_part: str  # what is recomputed
     num_swapped: tuple[int, ...]  # layers of each stage
-    num_again: tuple[int, ...]  # layers of each stage
+    num_recomputed: tuple[int, ...]  # layers of each stage
     prefetch: int
 
     def policy(self, stages: Sequence[Sequence[int]], settings: Policy) -> Policy:
@@ -50,22 +50,28 @@ class Simple:
             settings: switches of recompute.
         """
         swapped: list[int] = []
-        again: list[int] = []
-        for layers, num_swapped, num_again in zip(stages, self.num_swapped, self.num_again, strict=True):
+        recomputed_part: list[int] = []
+        for layers, num_swapped, num_recomputed in zip(stages, self.num_swapped, self.num_recomputed, strict=True):
             # What comes last is needed first: there is no time for its copies.
             out = evenly(layers[:-1], num_swapped) if num_swapped < len(layers) else tuple(layers)
             stay = [layer for layer in layers if layer not in out]
             swapped += out
-            again += evenly(stay, num_again) if num_again <= len(stay) else (*stay, *out[: num_again - len(stay)])
-        out_set, again_set = Layers(swapped), Layers(again)
+            recomputed_part += (
+                evenly(stay, num_recomputed)
+                if num_recomputed <= len(stay)
+                else (*stay, *out[: num_recomputed - len(stay)])
+            )
+        out_set, again_set = Layers(swapped), Layers(recomputed_part)
         return replace(
             settings,
             is_swap_enabled=True,
             default_prefetch=None,
             layer_swap=(LayerSwap(out_set, self.prefetch),) if swapped and self.swap == WHOLE_LAYER else (),
             op_swap=(OpSwap(self.swap, out_set, self.prefetch),) if swapped and self.swap != WHOLE_LAYER else (),
-            layer_recompute=again_set if self.again == WHOLE_LAYER else NO_LAYERS,
-            select_recompute=(OpRecompute(self.again, again_set),) if again and self.again != WHOLE_LAYER else (),
+            layer_recompute=again_set if self.recomputed_part == WHOLE_LAYER else NO_LAYERS,
+            select_recompute=(OpRecompute(self.recomputed_part, again_set),)
+            if recomputed_part and self.recomputed_part != WHOLE_LAYER
+            else (),
         )
 
 
@@ -75,7 +81,7 @@ def num_entries(policy: Policy) -> int:
 
 
 def find_simple(
-    problem: PlanProblem, shorts: Sequence[StepModel], progress: Interruptible
+    problem: PlanProblem, short_models: Sequence[StepModel], progress: Interruptible
 ) -> tuple[Policy, Evaluation, int]:
     """The fastest policy of few entries that fits, its evaluation, and how many were simulated.
 
@@ -83,27 +89,27 @@ def find_simple(
 
     Args:
         problem: what to look for.
-        shorts: the model with few micro-batches, from `short_model`.
+        short_models: the model with few micro-batches, from `short_model`.
         progress: called after each simulation.
     """
-    search = _SimpleSearch(problem, shorts[0], progress)
+    search = _SimpleSearch(problem, short_models[0], progress)
     with suppress(Stop):
         search.run()
-    ranked = sorted(search.known, key=search.rank)
+    ranked = sorted(search.evaluated, key=search.rank)
     found: list[tuple[Policy, Evaluation]] = []
     for policy in ranked:
         found.append((policy, evaluate(problem, policy)))
         if found[-1][1].fits or len(found) == NUM_REPLAYED:
             break
-    policy, judged = min(found, key=lambda one: (not one[1].fits, one[1].peak_bytes))
-    return policy, judged, len(search.known)
+    policy, evaluation = min(found, key=lambda one: (not one[1].fits, one[1].peak_bytes))
+    return policy, evaluation, len(search.evaluated)
 
 
 class _SimpleSearch:
     """Simulates policies, each once, in a short step.
 
     Attributes:
-        known: what was simulated.
+        evaluated: what was simulated.
     """
 
     def __init__(self, problem: PlanProblem, short: StepModel, progress: Interruptible):
@@ -114,12 +120,12 @@ class _SimpleSearch:
         num_layers = problem.model.captured.num_layers
         self.stages = [[section - 1 for section in own if 1 <= section <= num_layers] for own in sections]
         self.settings = problem.with_switches(Policy())
-        self.known: dict[Policy, Candidate] = {}  # time lines of hundreds would fill the memory
+        self.evaluated: dict[Policy, Candidate] = {}  # time lines of hundreds would fill the memory
 
     def run(self) -> None:
-        """Fills `known`: nothing, quarters of the layers in all parts, then the best of them a little otherwise."""
+        """Fills `evaluated`: nothing, quarters of the layers in all parts, then the best of them a little otherwise."""
         none = (0,) * len(self.stages)
-        self._judge(Simple(WHOLE_LAYER, WHOLE_LAYER, none, none, PREFETCH))
+        self._evaluate(SimplePolicy(WHOLE_LAYER, WHOLE_LAYER, none, none, PREFETCH))
         found = []
         for simple in self._coarse():
             try:
@@ -129,17 +135,17 @@ class _SimpleSearch:
         for simple in sorted(found, key=self._rank_of)[:NUM_REFINED]:
             self._refine(simple)
 
-    def _coarse(self) -> Iterator[Simple]:
+    def _coarse(self) -> Iterator[SimplePolicy]:
         none = (0,) * len(self.stages)
         model = self.problem.model
         swaps, agains = parts(model.captured.trees, self.problem.allow, model.settings.has_interleaved_halves)
         if agains:
-            yield from (Simple(WHOLE_LAYER, again, none, none, PREFETCH) for again in agains)
-        for swap, again, quarters in product(swaps, agains or (None,), range(1, NUM_QUARTERS + 1)):
+            yield from (SimplePolicy(WHOLE_LAYER, recomputed_part, none, none, PREFETCH) for recomputed_part in agains)
+        for swap, recomputed_part, quarters in product(swaps, agains or (None,), range(1, NUM_QUARTERS + 1)):
             counts = tuple(len(layers) * quarters // NUM_QUARTERS for layers in self.stages)
-            yield Simple(swap, again if again is not None else swap, counts, none, PREFETCH)
+            yield SimplePolicy(swap, recomputed_part if recomputed_part is not None else swap, counts, none, PREFETCH)
 
-    def _refine(self, best: Simple) -> None:
+    def _refine(self, best: SimplePolicy) -> None:
         """Other distances, then layers more or fewer, as long as it gets better."""
         for distance in DISTANCES if any(best.num_swapped) else ():
             best = min(best, self._fit(replace(best, prefetch=distance)), key=self._rank_of)
@@ -151,43 +157,43 @@ class _SimpleSearch:
                 step //= 2
             best = better
 
-    def _moved(self, simple: Simple, by: int) -> tuple[int, ...]:
+    def _moved(self, simple: SimplePolicy, by: int) -> tuple[int, ...]:
         return tuple(
             min(len(layers), max(0, n + by)) for layers, n in zip(self.stages, simple.num_swapped, strict=True)
         )
 
-    def _fit(self, simple: Simple) -> Simple:
+    def _fit(self, simple: SimplePolicy) -> SimplePolicy:
         """With as few recomputed layers in each stage as fit, found by halving in all stages at once."""
         if not self.problem.allow.recompute:
-            self._judge(replace(simple, num_again=(0,) * len(self.stages)))
-            return replace(simple, num_again=(0,) * len(self.stages))
-        apart = simple.swap != simple.again and WHOLE_LAYER not in (simple.swap, simple.again)
+            self._evaluate(replace(simple, num_recomputed=(0,) * len(self.stages)))
+            return replace(simple, num_recomputed=(0,) * len(self.stages))
+        apart = simple.swap != simple.recomputed_part and WHOLE_LAYER not in (simple.swap, simple.recomputed_part)
         high = [len(layers) - (0 if apart else n) for layers, n in zip(self.stages, simple.num_swapped, strict=True)]
         low = [0] * len(high)
         while any(a < b for a, b in zip(low, high, strict=True)):
             middle = tuple((a + b) // 2 for a, b in zip(low, high, strict=True))
-            judged = self._judge(replace(simple, num_again=middle))
-            for stage, size in enumerate(judged.stage_peak_bytes):
+            evaluation = self._evaluate(replace(simple, num_recomputed=middle))
+            for stage, size in enumerate(evaluation.stage_peak_bytes):
                 if size <= self.problem.budget_bytes:
                     high[stage] = middle[stage]
                 elif low[stage] < high[stage]:
                     low[stage] = middle[stage] + 1
-        self._judge(replace(simple, num_again=tuple(high)))
-        return replace(simple, num_again=tuple(high))
+        self._evaluate(replace(simple, num_recomputed=tuple(high)))
+        return replace(simple, num_recomputed=tuple(high))
 
-    def _judge(self, simple: Simple) -> Candidate:
+    def _evaluate(self, simple: SimplePolicy) -> Candidate:
         policy = simple.policy(self.stages, self.settings)
-        if policy not in self.known:
-            judged = evaluate_short(self.problem, policy, (self.short,))
-            self.known[policy] = Candidate.of(self.problem, policy, judged)
+        if policy not in self.evaluated:
+            evaluation = evaluate_short(self.problem, policy, (self.short,))
+            self.evaluated[policy] = Candidate.of(self.problem, policy, evaluation)
             self.progress()
-        return self.known[policy]
+        return self.evaluated[policy]
 
-    def _rank_of(self, simple: Simple) -> tuple[bool, int, int]:
+    def _rank_of(self, simple: SimplePolicy) -> tuple[bool, int, int]:
         return self.rank(simple.policy(self.stages, self.settings))
 
     def rank(self, policy: Policy) -> tuple[bool, int, int]:
-        return self.known[policy].rank(self.problem.budget_bytes)
+        return self.evaluated[policy].rank(self.problem.budget_bytes)
 
 
 def parts(
@@ -199,8 +205,8 @@ def parts(
     """
     every = [part for part in (*CELLS, WEIGHT_CASTS) if all(match_pattern(part, tree) for tree in trees)]
     cells = [part for part in every if part != WEIGHT_CASTS]
-    again = [part for part in every if part == WEIGHT_CASTS or not has_interleaved_halves]
-    return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *again) if allow.recompute else ()
+    recomputed_part = [part for part in every if part == WEIGHT_CASTS or not has_interleaved_halves]
+    return (WHOLE_LAYER, *cells) if allow.swap else (), (WHOLE_LAYER, *recomputed_part) if allow.recompute else ()
 
 
 def evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:

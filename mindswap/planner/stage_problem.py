@@ -25,7 +25,7 @@ KEEP = 0
 
 
 @dataclass(frozen=True, eq=False)
-class Figures:
+class DecisionCosts:
     """Worth of each decision, taken alone. First axes are layers and items."""
 
     # int64, shape (num_layers, num_items, 1 + num_ways): device memory freed per micro-batch, by swap at 0, by
@@ -48,45 +48,47 @@ class Figures:
         return self.freed_bytes.shape[0]
 
     @property
-    def num_items(self) -> int:
+    def num_groups(self) -> int:
         """Items of a layer."""
         return self.freed_bytes.shape[1]
 
-    def freed_by(self, choice: np.ndarray) -> np.ndarray:
+    def freed_bytes_of(self, assignment: np.ndarray) -> np.ndarray:
         """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
-        return np.where((choice == KEEP) | self.idle(choice), 0, _of_choice(self.freed_bytes, choice))
+        return np.where(
+            (assignment == KEEP) | self.is_ineffective(assignment), 0, _select_by_decision(self.freed_bytes, assignment)
+        )
 
-    def can(self, choice: np.ndarray) -> np.ndarray:
+    def is_possible(self, assignment: np.ndarray) -> np.ndarray:
         """Which decisions of a choice can be made here: bool, shape (num_layers, num_items)."""
-        return (choice == KEEP) | (_of_choice(self.freed_bytes, choice) > 0)
+        return (assignment == KEEP) | (_select_by_decision(self.freed_bytes, assignment) > 0)
 
-    def idle(self, choice: np.ndarray) -> np.ndarray:
+    def is_ineffective(self, assignment: np.ndarray) -> np.ndarray:
         """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""
-        layers, items = np.ogrid[: self.num_layers, : self.num_items]
-        return (choice > KEEP) & self.all_conflicts[layers, items, np.maximum(-choice, 0)].any(axis=1)
+        layers, groups = np.ogrid[: self.num_layers, : self.num_groups]
+        return (assignment > KEEP) & self.all_conflicts[layers, groups, np.maximum(-assignment, 0)].any(axis=1)
 
-    def swapped_recompute_inputs(self, row: np.ndarray, layer: int) -> np.ndarray:
+    def swapped_recompute_inputs(self, decisions: np.ndarray, layer: int) -> np.ndarray:
         """Swaps of a row of a layer that what it recomputes reads: bool, shape (num_items,)."""
         reads = np.broadcast_to(self.reads, self.all_conflicts.shape)[layer]
-        return (row > KEEP) & reads[np.arange(self.num_items), np.maximum(-row, 0)].any(axis=0)
+        return (decisions > KEEP) & reads[np.arange(self.num_groups), np.maximum(-decisions, 0)].any(axis=0)
 
     @property
     def all_conflicts(self) -> np.ndarray:
         """`conflicts` in its full shape."""
-        return np.broadcast_to(self.conflicts, (*self.freed_bytes.shape, self.num_items))
+        return np.broadcast_to(self.conflicts, (*self.freed_bytes.shape, self.num_groups))
 
-    def time_of(self, choice: np.ndarray) -> np.ndarray:
+    def recompute_ns_of(self, assignment: np.ndarray) -> np.ndarray:
         """Time that each decision recomputes, shape (num_layers, num_items)."""
-        return _of_choice(self.recompute_ns, choice)
+        return _select_by_decision(self.recompute_ns, assignment)
 
 
-def _of_choice(table: np.ndarray, choice: np.ndarray) -> np.ndarray:
+def _select_by_decision(table: np.ndarray, assignment: np.ndarray) -> np.ndarray:
     """The column of each decision: that of its way, 0 for swap and for what is kept; shape of the choice."""
-    return np.take_along_axis(table, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
+    return np.take_along_axis(table, np.maximum(-assignment, 0)[:, :, None], axis=2)[:, :, 0]
 
 
 @dataclass(frozen=True)
-class Worth:
+class AssignmentCost:
     """Worth of a row of a choice in its layer, per micro-batch."""
 
     freed_bytes: int  # device memory that is free between forward and backward
@@ -110,15 +112,15 @@ class Score:
         return self.excess_bytes == 0
 
 
-class Space(ABC):
+class StageProblem(ABC):
     """One pipeline stage."""
 
-    figures: Figures  # of the decisions
+    costs: DecisionCosts  # of the decisions
     budget_bytes: int  # for activations
     host_budget_bytes: int  # for what is swapped, one card
-    enough_extra_ns = 0.0  # per micro-batch, what a choice may take more than keeping everything, to be good enough
-    num_later = 0  # micro-batches that are not run: a score has their time
-    items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
+    tolerated_extra_ns = 0.0  # per micro-batch, what a choice may take more than keeping everything, to be good enough
+    num_unsimulated = 0  # micro-batches that are not run: a score has their time
+    groups: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
     layers: Sequence[int]  # index in the model of each layer
     fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them
 
@@ -128,30 +130,30 @@ class Space(ABC):
         self.stage = stage
 
     @abstractmethod
-    def blocks(self, choice: np.ndarray) -> Sequence[Block]:
+    def blocks(self, assignment: np.ndarray) -> Sequence[Block]:
         """The whole step, with the layers of this stage as chosen."""
 
     @abstractmethod
-    def worth(self, layer: int, row: np.ndarray) -> Worth:
+    def assignment_cost(self, layer: int, decisions: np.ndarray) -> AssignmentCost:
         """Worth of a row.
 
         Args:
             layer: position among the layers of the stage.
-            row: shape (num_items,); distances do not matter.
+            decisions: shape (num_items,); distances do not matter.
         """
 
-    def effective(self, layer: int, row: np.ndarray) -> np.ndarray:
-        """A row without swaps that would move nothing, or copy for nothing, beside the rest of it; as of `worth`."""
-        return row
+    def effective(self, layer: int, decisions: np.ndarray) -> np.ndarray:
+        """Return the decisions without swaps that have no effect; arguments as of `assignment_cost`."""
+        return decisions
 
     @property
     def num_scored(self) -> int:
         """Micro-batches of which a score has the time."""
-        return self.layout.num_micro_batches + self.num_later
+        return self.layout.num_micro_batches + self.num_unsimulated
 
-    def timeline(self, choice: np.ndarray) -> Timeline:
+    def timeline(self, assignment: np.ndarray) -> Timeline:
         """The stage alone."""
-        program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)
+        program = build_program(self.blocks(assignment), self.transfers, self.layout, self.stage)
         return run_program(program)
 
     def score(self, timeline: Timeline) -> Score:
@@ -161,28 +163,28 @@ class Space(ABC):
         excess = max(0, peak_bytes - self.budget_bytes) + max(0, host_bytes - self.host_budget_bytes)
         return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
 
-    def smallest_distances(self, timeline: Timeline) -> np.ndarray:
+    def min_distances(self, timeline: Timeline) -> np.ndarray:
         """The least `backward_prefetch` with which no copy would delay an operator that has its time in a timeline.
 
         Returns:
             int64, shape (num_layers, num_items): the largest over micro-batches; 0 where nothing is copied.
         """
         program, copies = timeline.program, timeline.program.copies
-        found = np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
+        min_distances = np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64)
         needed = np.ones(len(copies), np.int64)
         for begin, end in zip(program.stage_starts.tolist(), program.stage_starts[1:].tolist(), strict=False):
-            own = np.flatnonzero((copies.producer_op >= begin) & (copies.producer_op < end))
+            own_copies = np.flatnonzero((copies.producer_op >= begin) & (copies.producer_op < end))
             distances = (
-                -(-_release_distances(timeline, own, begin, end) // RELEASE_FACTOR),
-                _prefetch_distances(timeline, own, begin, end),
+                -(-_release_distances(timeline, own_copies, begin, end) // RELEASE_FACTOR),
+                _prefetch_distances(timeline, own_copies, begin, end),
             )
-            needed[own] = np.maximum(1, np.maximum(*distances))
-        layer, item = self._cells_of(copies.layer, copies.label, program.labels)
-        known = (layer >= 0) & (item >= 0)
-        np.maximum.at(found, (layer[known], item[known]), needed[known])
-        return found
+            needed[own_copies] = np.maximum(1, np.maximum(*distances))
+        layer, group = self._positions_of(copies.layer, copies.label, program.labels)
+        is_decided = (layer >= 0) & (group >= 0)
+        np.maximum.at(min_distances, (layer[is_decided], group[is_decided]), needed[is_decided])
+        return min_distances
 
-    def at_peak(self, timeline: Timeline) -> np.ndarray:
+    def is_on_device_at_peak(self, timeline: Timeline) -> np.ndarray:
         """Swapped cells that are on the device at the peak all the same, on their way out or back already.
 
         Args:
@@ -191,58 +193,60 @@ class Space(ABC):
         Returns:
             bool, shape (num_layers, num_items).
         """
-        found = np.zeros((self.figures.num_layers, self.figures.num_items), bool)
+        is_on_device = np.zeros((self.costs.num_layers, self.costs.num_groups), bool)
         intervals = timeline.program.intervals
         holders = profile_memory(timeline, 0).holders
         holders = holders[np.isin(intervals.kind[holders], (MemoryKind.OFFLOADING, MemoryKind.PREFETCHED))]
-        layer, item = self._cells_of(intervals.layer[holders], intervals.label[holders], timeline.program.labels)
-        known = (layer >= 0) & (item >= 0)
-        found[layer[known], item[known]] = True
-        return found
+        layer, group = self._positions_of(intervals.layer[holders], intervals.label[holders], timeline.program.labels)
+        is_decided = (layer >= 0) & (group >= 0)
+        is_on_device[layer[is_decided], group[is_decided]] = True
+        return is_on_device
 
-    def _cells_of(self, layer: np.ndarray, label: np.ndarray, labels: Sequence[Label]) -> tuple[np.ndarray, np.ndarray]:
+    def _positions_of(
+        self, layer: np.ndarray, label: np.ndarray, labels: Sequence[Label]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Layer of this space and item of what a program calls so; -1 where it has none."""
         layer_of = np.full(2 + max((*self.layers, int(layer.max(initial=0)))), -1)  # -1 is outside the layers
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         paths = (label[0] if isinstance(label, Names) else label for label in labels)
-        item_of = np.array([self.items.get(path, -1) for path in paths])
+        item_of = np.array([self.groups.get(path, -1) for path in paths])
         return layer_of[layer], item_of[label]
 
 
-def _release_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int) -> np.ndarray:
+def _release_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
     """Places, copies counted, from each copy out to the last operator that starts before the copy has ended.
 
     Args:
         timeline: a simulated step.
-        own: positions of the copies of one stage.
+        own_copies: positions of the copies of one stage.
         begin: position of its first operator.
         end: behind its last one.
     """
-    producer = timeline.program.copies.producer_op[own] - begin
+    producer = timeline.program.copies.producer_op[own_copies] - begin
     producers = np.sort(producer)
     started_ns = np.maximum.accumulate(timeline.op_start_ns[begin:end])
-    last = np.maximum(np.searchsorted(started_ns, timeline.out_end_ns[own], side="left") - 1, producer + 1)
+    last = np.maximum(np.searchsorted(started_ns, timeline.out_end_ns[own_copies], side="left") - 1, producer + 1)
     copies_before = np.searchsorted(producers, last) - np.searchsorted(producers, producer)
     return last - producer - 1 + copies_before
 
 
-def _prefetch_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int) -> np.ndarray:
+def _prefetch_distances(timeline: Timeline, own_copies: np.ndarray, begin: int, end: int) -> np.ndarray:
     """Operators from the start of each copy in to its first user, if every copy came in as late as it can.
 
     Args:
         timeline: a simulated step.
-        own: positions of the copies of one stage.
+        own_copies: positions of the copies of one stage.
         begin: position of its first operator.
         end: behind its last one.
     """
-    user = timeline.program.copies.first_user_op[own] - begin
+    user = timeline.program.copies.first_user_op[own_copies] - begin
     order = np.argsort(user, kind="stable")
-    duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[own][order]
+    duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[own_copies][order]
     user_ns = timeline.op_start_ns[begin:end][user[order]]
     # They come in one after another: the time left before each user, least over all that come later.
     total_ns = np.cumsum(duration_ns)
     latest_ns = np.minimum.accumulate((user_ns - total_ns)[::-1])[::-1] + total_ns - duration_ns
     ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns[begin:end]), latest_ns, side="right") - 1
-    distance = np.empty(len(own), np.int64)
+    distance = np.empty(len(own_copies), np.int64)
     distance[order] = user[order] - np.maximum(ended, 0) - 1
     return distance

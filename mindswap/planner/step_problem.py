@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.planner.evaluate import NUM_TURNS, slowest_turn_ns
-from mindswap.planner.layer_assignments import Rows
-from mindswap.planner.stage_problem import Figures, Score, Space, Worth
+from mindswap.planner.evaluate import NUM_ROUNDS, slowest_round_ns
+from mindswap.planner.layer_assignments import LayerAssignments
+from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts, Score, StageProblem
 from mindswap.policy.model import Policy
 from mindswap.simulator.engine import run_program
 from mindswap.simulator.layer_block import Block
@@ -21,23 +21,23 @@ from mindswap.simulator.summary import peak_host_bytes
 from mindswap.simulator.timeline import Timeline
 
 
-class _ModelSpace(Space):
+class _ModelProblem(StageProblem):
     """Layers of a captured model.
 
     Args:
-        rows: of the model and its items, to share what is known of layers.
+        layer_assignments: of the model and its items, to share what is known of layers.
         model: the step, or one with fewer micro-batches.
         layers: those to decide about.
-        layout, stage: as of `Space`.
+        layout, stage: as of `StageProblem`.
         in_flight: micro-batches whose activations are there at the peak.
-        budget_bytes, host_budget_bytes: as of `Space`.
+        budget_bytes, host_budget_bytes: as of `StageProblem`.
     """
 
     fixed_operators = 3000  # blocks are made and put together
 
     def __init__(
         self,
-        rows: Rows,
+        layer_assignments: LayerAssignments,
         model: StepModel,
         layers: Sequence[int],
         layout: StageLayout,
@@ -50,12 +50,16 @@ class _ModelSpace(Space):
         self.budget_bytes = budget_bytes
         self.host_budget_bytes = host_budget_bytes
         self.layers = tuple(layers)
-        catalog = rows.catalog
-        self.items = {
-            name: i for row in catalog.items for i, item in enumerate(row) for label in item.producers for name in label
+        catalog = layer_assignments.catalog
+        self.groups = {
+            name: i
+            for layer_groups in catalog.groups
+            for i, group in enumerate(layer_groups)
+            for label in group.producers
+            for name in label
         }
         kinds = [catalog.kinds[layer] for layer in self.layers]
-        self.figures = Figures(
+        self.costs = DecisionCosts(
             catalog.freed_bytes[kinds],
             catalog.recompute_ns[kinds],
             catalog.copy_ns[kinds],
@@ -64,39 +68,39 @@ class _ModelSpace(Space):
             catalog.reads[kinds],
             catalog.is_cell,
         )
-        self._rows = rows
+        self._layer_assignments = layer_assignments
         self._plain = model.blocks(Policy())
 
-    def blocks(self, choice: np.ndarray) -> Sequence[Block]:
+    def blocks(self, assignment: np.ndarray) -> Sequence[Block]:
         """The whole step, with the layers of this space as chosen."""
         blocks = list(self._plain)
-        for layer_index, row in zip(self.layers, choice, strict=True):
-            blocks[1 + layer_index] = self._rows.block(layer_index, row)
+        for layer_index, decisions in zip(self.layers, assignment, strict=True):
+            blocks[1 + layer_index] = self._layer_assignments.block(layer_index, decisions)
         return blocks
 
-    def carried_on(self, score: Score, timeline: Timeline) -> Score:
+    def extrapolate(self, score: Score, timeline: Timeline) -> Score:
         """A score of a timeline with the time of micro-batches that are not run: that of the last turns of a stage."""
-        if not self.num_later:
+        if not self.num_unsimulated:
             return score
         is_alone = timeline.program.num_stages < self.layout.num_stages
-        turn_ns = slowest_turn_ns(timeline, self.layout, self.stage if is_alone else None)
-        time_ns = score.step_time_ns + self.num_later * turn_ns
+        round_ns = slowest_round_ns(timeline, self.layout, self.stage if is_alone else None)
+        time_ns = score.step_time_ns + self.num_unsimulated * round_ns
         return replace(score, cost_ns=time_ns, step_time_ns=time_ns)
 
-    def worth(self, layer: int, row: np.ndarray) -> Worth:
+    def assignment_cost(self, layer: int, decisions: np.ndarray) -> AssignmentCost:
         """Worth of a row, exactly: items may share what runs again, or a name."""
-        return self._rows.worth(self.layers[layer], row)
+        return self._layer_assignments.assignment_cost(self.layers[layer], decisions)
 
-    def effective(self, layer: int, row: np.ndarray) -> np.ndarray:
+    def effective(self, layer: int, decisions: np.ndarray) -> np.ndarray:
         """What the policy of a row says."""
-        return self._rows.effective(self.layers[layer], row)
+        return self._layer_assignments.effective(self.layers[layer], decisions)
 
 
-class StepSpace(_ModelSpace):
+class SingleStageProblem(_ModelProblem):
     """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state.
 
     Args:
-        rows: as of `_ModelSpace`.
+        layer_assignments: as of `_ModelProblem`.
         stage: which one.
         budget_bytes: for activations.
         host_budget_bytes: of one card.
@@ -104,22 +108,29 @@ class StepSpace(_ModelSpace):
 
     Attributes:
         idle_ns: the same.
-        num_later: micro-batches that are not run: their time is that of the last turns.
+        num_unsimulated: micro-batches that are not run: their time is that of the last turns.
     """
 
-    def __init__(self, rows: Rows, stage: int, budget_bytes: int, host_budget_bytes: int, idle_ns: int = 0):
-        model = rows.model
+    def __init__(
+        self,
+        layer_assignments: LayerAssignments,
+        stage: int,
+        budget_bytes: int,
+        host_budget_bytes: int,
+        idle_ns: int = 0,
+    ):
+        model = layer_assignments.model
         num_micro_batches, num_in_flight = _short_run(model.layout, stage)
         num_layers = model.captured.num_layers
         sections = sorted(section for chunk in model.layout.chunks[stage] for section in chunk)
         layers = [section - 1 for section in sections if 1 <= section <= num_layers]
         short = replace(model.layout, num_micro_batches=num_micro_batches)
-        super().__init__(rows, model, layers, short, stage, num_in_flight, budget_bytes, host_budget_bytes)
+        super().__init__(layer_assignments, model, layers, short, stage, num_in_flight, budget_bytes, host_budget_bytes)
         if model.layout.num_ahead(stage) is not None:
-            self.num_later = model.layout.num_micro_batches - num_micro_batches
+            self.num_unsimulated = model.layout.num_micro_batches - num_micro_batches
         self.idle_ns, self._first_received_ns = 0, 0
         if idle_ns:
-            timeline = self.timeline(np.zeros((len(layers), self.figures.num_items), np.int64))
+            timeline = self.timeline(np.zeros((len(layers), self.costs.num_groups), np.int64))
             kind = timeline.program.ops.kind
             ahead = np.flatnonzero(kind[: _first_backward(kind)] < OpKind.COLLECTIVE)
             self.idle_ns = idle_ns
@@ -127,11 +138,11 @@ class StepSpace(_ModelSpace):
 
     def score(self, timeline: Timeline) -> Score:
         """Score of a timeline of this stage, carried on to all micro-batches of the step."""
-        return self.carried_on(super().score(timeline), timeline)
+        return self.extrapolate(super().score(timeline), timeline)
 
-    def timeline(self, choice: np.ndarray) -> Timeline:
+    def timeline(self, assignment: np.ndarray) -> Timeline:
         """The stage alone; what it receives is there at once, but for what the first backward waits for."""
-        program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)
+        program = build_program(self.blocks(assignment), self.transfers, self.layout, self.stage)
         kind = program.ops.kind
         is_received = np.flatnonzero(kind[: _first_backward(kind)] == OpKind.RECEIVE)
         if self._first_received_ns and len(is_received):
@@ -156,36 +167,38 @@ def idle_times_ns(timeline: Timeline) -> tuple[int, ...]:
     return tuple(found)
 
 
-class WholeSpace(_ModelSpace):
+class PipelineProblem(_ModelProblem):
     """All pipeline stages of a captured model together: here stages wait for each other, and copies with them.
 
     Args:
-        rows: as of `_ModelSpace`.
+        layer_assignments: as of `_ModelProblem`.
         model: the step, or one with fewer micro-batches.
         budget_bytes: device memory, static memory included.
         host_budget_bytes: of one card.
     """
 
-    def __init__(self, rows: Rows, model: StepModel, budget_bytes: int, host_budget_bytes: int):
+    def __init__(
+        self, layer_assignments: LayerAssignments, model: StepModel, budget_bytes: int, host_budget_bytes: int
+    ):
         in_flight = max(_short_run(model.layout, stage)[1] for stage in range(model.layout.num_stages))
         layers = range(model.captured.num_layers)
-        super().__init__(rows, model, layers, model.layout, 0, in_flight, budget_bytes, host_budget_bytes)
-        whole = rows.model.layout
+        super().__init__(layer_assignments, model, layers, model.layout, 0, in_flight, budget_bytes, host_budget_bytes)
+        whole = layer_assignments.model.layout
         if all(whole.num_ahead(stage) is not None for stage in range(whole.num_stages)):
-            self.num_later = whole.num_micro_batches - model.layout.num_micro_batches
+            self.num_unsimulated = whole.num_micro_batches - model.layout.num_micro_batches
         self.static_bytes = np.array([static.total_bytes for static in model.static])
 
-    def timeline(self, choice: np.ndarray) -> Timeline:
+    def timeline(self, assignment: np.ndarray) -> Timeline:
         """All stages."""
-        return run_program(build_program(self.blocks(choice), self.transfers, self.layout))
+        return run_program(build_program(self.blocks(assignment), self.transfers, self.layout))
 
     def score(self, timeline: Timeline) -> Score:
         """Score of all stages together; the peak is that of the fullest."""
-        over = int(self.over_bytes(timeline).sum())
+        over = int(self.excess_bytes_of_stages(timeline).sum())
         peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
-        return self.carried_on(Score(over, timeline.step_time_ns, timeline.step_time_ns, peak_bytes), timeline)
+        return self.extrapolate(Score(over, timeline.step_time_ns, timeline.step_time_ns, peak_bytes), timeline)
 
-    def over_bytes(self, timeline: Timeline) -> np.ndarray:
+    def excess_bytes_of_stages(self, timeline: Timeline) -> np.ndarray:
         """Bytes of each stage over the budgets: int64, shape (num_stages,)."""
         peaks = peak_memory(timeline) + self.static_bytes
         stage_of = timeline.program.copies_stage
@@ -201,4 +214,4 @@ def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     if num_chunks > 1:  # whole rounds, as the order is made of them
         rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
         return layout.short_of(rounds * num_stages), -(-most // num_chunks)
-    return layout.short_of(num_whole + NUM_TURNS), most
+    return layout.short_of(num_whole + NUM_ROUNDS), most

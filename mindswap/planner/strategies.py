@@ -109,7 +109,7 @@ def needs_more(one: tuple[Strategy, Batch], other: tuple[Strategy, Batch]) -> bo
 
 
 @dataclass(frozen=True)
-class StrategySpace:
+class StrategyLimits:
     """Limits of strategies.
 
     Attributes:
@@ -137,19 +137,19 @@ class StrategySpace:
     max_tensor: int
 
 
-def list_strategies(cards: int, space: StrategySpace) -> tuple[tuple[Strategy, Batch], ...]:
+def list_strategies(cards: int, limits: StrategyLimits) -> tuple[tuple[Strategy, Batch], ...]:
     """Strategies and batches to plan for: that of the configuration first, then those that cut layers and steps least.
 
     Raises:
         PlanError: there is none, with the nearest numbers of cards that have some.
     """
-    found = tuple(_strategies(cards, space))
+    found = tuple(_strategies(cards, limits))
     if found:
-        return tuple(sorted(found, key=lambda one: _rank(one, space.own)))
-    near = [at for at in _by_distance(cards) if next(_strategies(at, space), None) is not None][:2]
+        return tuple(sorted(found, key=lambda one: _rank(one, limits.own)))
+    near = [at for at in _by_distance(cards) if next(_strategies(at, limits), None) is not None][:2]
     allowed = ", ".join(map(str, sorted(near))) or "none near"
     raise PlanError(
-        f"--cards {cards}: no strategy spreads {space.num_samples} samples a step and {space.num_layers} layers over "
+        f"--cards {cards}: no strategy spreads {limits.num_samples} samples a step and {limits.num_layers} layers over "
         f"them as MindFormers takes it\n    allowed: nearest: {allowed}\n    fix:     one of these, or another batch"
     )
 
@@ -166,51 +166,51 @@ def _by_distance(cards: int) -> Iterator[int]:
         yield cards + distance
 
 
-def _strategies(cards: int, space: StrategySpace) -> Iterator[tuple[Strategy, Batch]]:
+def _strategies(cards: int, limits: StrategyLimits) -> Iterator[tuple[Strategy, Batch]]:
     """Everything that MindFormers takes, in any order."""
-    if cards % space.context:
+    if cards % limits.context:
         return
-    ranks = cards // space.context
+    ranks = cards // limits.context
     for stages in _divisors(ranks):
-        if not _has_layers(stages, space):
+        if not _has_layers(stages, limits):
             continue
         for tensor in _divisors(ranks // stages):
-            if tensor > space.max_tensor or any(number % tensor for number in space.divisible):
+            if tensor > limits.max_tensor or any(number % tensor for number in limits.divisible):
                 continue
             data = ranks // stages // tensor
-            for experts in _experts(data * tensor, space):
+            for experts in _experts(data * tensor, limits):
                 for has_sequence in (False, True) if tensor > 1 else (False,):
                     if experts > 1 and tensor > 1 and not has_sequence:
                         continue  # MindFormers asks for it
-                    for batch in _batches(data, stages, space):
+                    for batch in _batches(data, stages, limits):
                         yield Strategy(data, tensor, stages, experts, has_sequence), batch
 
 
-def _has_layers(stages: int, space: StrategySpace) -> bool:
-    if stages == space.own.stages:
+def _has_layers(stages: int, limits: StrategyLimits) -> bool:
+    if stages == limits.own.stages:
         return True  # with the offset of the configuration
-    if space.num_chunks > 1 and stages == 1:
+    if limits.num_chunks > 1 and stages == 1:
         return False
-    return space.num_layers >= stages * space.num_chunks
+    return limits.num_layers >= stages * limits.num_chunks
 
 
-def _experts(ranks: int, space: StrategySpace) -> Iterator[int]:
+def _experts(ranks: int, limits: StrategyLimits) -> Iterator[int]:
     """MindFormers takes numbers that divide the ranks of a stage (modules/transformer/moev3.py)."""
     yield 1
     for number in _divisors(ranks):
-        if number > 1 and space.num_experts and space.num_experts % number == 0:
+        if number > 1 and limits.num_experts and limits.num_experts % number == 0:
             yield number
 
 
-def _batches(data: int, stages: int, space: StrategySpace) -> Iterator[Batch]:
+def _batches(data: int, stages: int, limits: StrategyLimits) -> Iterator[Batch]:
     """A pipeline needs a micro-batch for each stage at least."""
-    if space.num_samples % data:
+    if limits.num_samples % data:
         return
-    samples = space.num_samples // data
+    samples = limits.num_samples // data
     for size in _divisors(samples):
         batch = Batch(size, samples // size)
-        is_asked = space.sizes is None or size in space.sizes
-        is_asked = is_asked and (space.counts is None or batch.count in space.counts)
+        is_asked = limits.sizes is None or size in limits.sizes
+        is_asked = is_asked and (limits.counts is None or batch.count in limits.counts)
         if is_asked and (stages == 1 or batch.count >= stages):
             yield batch
 

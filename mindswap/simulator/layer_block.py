@@ -54,7 +54,7 @@ class BlockOp:
     piece_ns: tuple[int, ...] = ()
 
 
-class Uses(NamedTuple):
+class Consumers(NamedTuple):
     """Positions of the operators of a block that read a tensor; `NO_OP` for none."""
 
     last_forward: int = NO_OP
@@ -76,7 +76,7 @@ class BlockTensor:
     is_forward: bool  # produced in forward
     is_again: bool  # produced by a recomputed operator
     made_at: int  # position of its producer in the pass
-    uses: Uses  # reads by the block itself
+    uses: Consumers  # reads by the block itself
     role: Role | None  # set if other blocks read it
     prefetch: int = 0  # `backward_prefetch` of its copies
     num_copies: int = 0  # copies to the host, one for each name that is swapped; 0 for none; or `ONE_WAY`
@@ -95,7 +95,7 @@ class Read:
     source: Source
     role: Role
     size_bytes: int
-    uses: Uses
+    uses: Consumers
 
 
 # Ring attention as operators of a block: the next keys and values are exchanged during attention over the current ones.
@@ -171,7 +171,7 @@ UNCHANGED = (-1, 0, False)
 # Arrays by name. Operators of a pass, shape (num_ops,): `OP_TYPES`; `label`; `piece_ns`, the durations of the sequence
 # pieces, shape (num_ops, num_pieces), with one piece if all have the same durations. Tensors, shape (num_tensors,):
 # `TENSOR_TYPES`; `label`; `kind`, the `MemoryKind` of a tensor that is not saved for backward; `uses`, shape
-# (num_fields of `Uses`, num_tensors). Positions are relative to the pass, labels index `BlockArrays.labels`.
+# (num_fields of `Consumers`, num_tensors). Positions are relative to the pass, labels index `BlockArrays.labels`.
 Columns = dict[str, np.ndarray]
 
 
@@ -309,9 +309,9 @@ def _columns(
     return {"label": np.array([label_of(row.label) for row in rows], np.int32)} | columns
 
 
-def use_rows(uses: Sequence[Uses]) -> np.ndarray:
-    """Transpose uses to one row for each field of `Uses`: int64, shape (num_fields, num_uses)."""
-    return np.array(uses, np.int64).reshape(-1, len(Uses._fields)).T
+def use_rows(uses: Sequence[Consumers]) -> np.ndarray:
+    """Transpose uses to one row for each field of `Consumers`: int64, shape (num_fields, num_uses)."""
+    return np.array(uses, np.int64).reshape(-1, len(Consumers._fields)).T
 
 
 def _kind(tensor: BlockTensor) -> MemoryKind:

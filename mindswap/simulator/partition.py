@@ -16,7 +16,7 @@ from mindswap.graph.analysis.work import Work
 from mindswap.graph.constants import constant_operators
 from mindswap.graph.model import Graph, Node
 from mindswap.simulator.captured_step import GradientRule
-from mindswap.simulator.layer_block import Block, BlockTensor, Read, Role, Source, Uses
+from mindswap.simulator.layer_block import Block, BlockTensor, Consumers, Read, Role, Source
 from mindswap.simulator.program import ONE_WAY
 from mindswap.simulator.segment_reader import Place, StepReader, StepTensor
 from mindswap.units import ceil_div
@@ -92,7 +92,7 @@ class BlockMaker:
                 tensors += self._gradient(tensor) if tensor.is_gradient else ()
                 if tensor.place.is_forward or tensor.is_read:
                     tensors.append(_block_tensor(tensor, size_bytes, uses, role))
-            elif uses != Uses():
+            elif uses != Consumers():
                 if role is None:  # `_name_roles` covers all tensors that another segment reads
                     raise AssertionError("a tensor that another segment reads has no role")
                 reads.append(Read(self._source(tensor, section), role, size_bytes, uses))
@@ -140,12 +140,12 @@ class BlockMaker:
         ops = self.step.ops[tensor.place]
         behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
         in_half = (at for at in behind if ops[at].is_weight == ops[made_at].is_weight)
-        taken = Uses(last_backward=behind[0] if behind else made_at, last_weight=next(in_half, made_at))
+        taken = Consumers(last_backward=behind[0] if behind else made_at, last_weight=next(in_half, made_at))
         rule = self.rule
         where = -1 if tensor.section < 0 else int(tensor.section == self.step.num_layers)
         is_cut, is_sent = rule.is_cut(tensor.type, where), rule.is_sent(tensor.type, where)
         parts = rule.parts_bytes(size_bytes, is_cut, is_sent)
-        for size, uses, is_final in zip(parts, (taken, Uses(), Uses()), (False, True, True), strict=True):
+        for size, uses, is_final in zip(parts, (taken, Consumers(), Consumers()), (False, True, True), strict=True):
             if size:
                 yield BlockTensor(
                     tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,
@@ -153,7 +153,7 @@ class BlockMaker:
                 )  # fmt: skip
 
 
-def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Uses, role: Role | None) -> BlockTensor:
+def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Consumers, role: Role | None) -> BlockTensor:
     return BlockTensor(
         tensor.label,
         size_bytes,

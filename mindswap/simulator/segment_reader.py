@@ -14,7 +14,7 @@ from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kern
 from mindswap.graph.passes.fusion import Fusion, find_fusions, find_unwritten
 from mindswap.graph.passes.gather import is_gathering
 from mindswap.graph.passes.interleaved_halves import RING, list_rounds
-from mindswap.simulator.layer_block import BlockOp, Uses, ring_buffers, ring_ops
+from mindswap.simulator.layer_block import BlockOp, Consumers, ring_buffers, ring_ops
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.segments import backward_sections, count_layers, find_early, forward_sections
 
@@ -38,11 +38,11 @@ class UntimedOp(NamedTuple):
     is_weight: bool
 
 
-# Indices of the fields of `Uses`.
+# Indices of the fields of `Consumers`.
 LAST_FORWARD, FIRST_BACKWARD, LAST_BACKWARD, FIRST_INPUT, FIRST_WEIGHT = map(
-    Uses._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
+    Consumers._fields.index, ("last_forward", "first_backward", "last_backward", "first_input", "first_weight")
 )
-UNUSED = Uses()[:-1]  # without `last_once`
+UNUSED = Consumers()[:-1]  # without `last_once`
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +54,7 @@ class StepTensor:
     place: Place  # operator list of its producer
     made_at: int  # position of its producer in that list
     is_again: bool  # produced by a recomputed operator
-    uses: dict[int, list[int]] = field(default_factory=dict)  # segment -> fields of `Uses` without the last
+    uses: dict[int, list[int]] = field(default_factory=dict)  # segment -> fields of `Consumers` without the last
     last_once: int = NO_OP  # last use by an operator that runs once
     is_read: bool = False  # some operator reads it
     collective: int = NO_OP  # position of the collective on it that its readers wait for
@@ -70,10 +70,10 @@ class StepTensor:
         """Segment of its producer."""
         return self.place.section
 
-    def uses_in(self, section: int) -> Uses:
+    def uses_in(self, section: int) -> Consumers:
         """Return the positions at which a segment reads it."""
         last_once = self.last_once if section == self.section else NO_OP
-        return Uses._make((*self.uses.get(section, UNUSED), last_once))
+        return Consumers._make((*self.uses.get(section, UNUSED), last_once))
 
     def note_use(self, place: Place, position: int, is_weight: bool) -> None:
         """Record a read by the operator at a position of an operator list."""

@@ -273,7 +273,7 @@ class MicroBatchGroup:
         If backward is split and a tensor is read for input gradients, its first use is in the first half.
 
         Args:
-            uses: rows of `Uses`, shape (num_fields, num_tensors), positions relative to a segment.
+            uses: rows of `Consumers`, shape (num_fields, num_tensors), positions relative to a segment.
             forward: start of the segment of each tensor in forward.
             backward: start of the segment of each tensor in backward.
         """

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mindswap.simulator.layer_block import Block, BlockTensor, Columns, Read, Role, Uses, tensor_arrays, use_rows
+from mindswap.simulator.layer_block import Block, BlockTensor, Columns, Consumers, Read, Role, tensor_arrays, use_rows
 from mindswap.simulator.program import NO_OP, MemoryKind
 from mindswap.simulator.stage_pass import MicroBatchGroup, ModelSections, neighbour_reads, shift, tensor_rows
 
@@ -84,7 +84,7 @@ class TensorTable:
         """Build the columns of received tensors, and of shared tensors with the uses by all segments."""
         model, sections, turns = self.model, self.sections, self.turns
         rows: list[list[int]] = []  # of `ROW_COLUMNS`
-        readers: list[tuple[int, int, Uses]] = []  # (table row, reading segment, its uses)
+        readers: list[tuple[int, int, Consumers]] = []  # (table row, reading segment, its uses)
         for part, section in ((turns.forward, sections[0]), (turns.backward, sections[-1])):
             if part.receive is not None:
                 is_forward = part is turns.forward
@@ -210,7 +210,7 @@ def links_of(block: Block, other: Block | None, is_forward: bool) -> Columns:
     labels = {label: position for position, label in enumerate(arrays.labels)}
     reads = {read.role: read.uses for read in neighbour_reads(other, is_forward)} if other is not None else {}
     handed = [
-        (tensor, reads.get(tensor.role, Uses()))
+        (tensor, reads.get(tensor.role, Consumers()))
         for tensor in arrays.handed
         if tensor.role is not None and not tensor.role.is_shared and tensor.is_forward == is_forward
     ]

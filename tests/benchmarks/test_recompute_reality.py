@@ -5,7 +5,7 @@ import yaml
 
 from benchmarks.recompute_reality import (
     VARIANTS,
-    Figures,
+    DecisionCosts,
     device_overrides,
     format_comparison,
     read_peak_bytes,
@@ -58,8 +58,8 @@ def test_the_configurations_say_what_their_names_say(tmp_path, name, layers):
 
 def test_the_table_shows_both_and_their_difference():
     mib = 2**20
-    simulated = {"keep": Figures(400 * mib, 100.0, 1.0), "all": Figures(100 * mib, 130.0, 1.3)}
-    measured = {"keep": Figures(500 * mib, 200.0, 1.0), "all": Figures(150 * mib, 250.0, 1.25)}
+    simulated = {"keep": DecisionCosts(400 * mib, 100.0, 1.0), "all": DecisionCosts(100 * mib, 130.0, 1.3)}
+    measured = {"keep": DecisionCosts(500 * mib, 200.0, 1.0), "all": DecisionCosts(150 * mib, 250.0, 1.25)}
     # 100 / 400 = 0.25 against 150 / 500 = 0.3; 1.3 against 1.25
     last = format_comparison(simulated, measured).splitlines()[-1].split()
     assert last == ["all", "100", "150", "0.250", "0.300", "-0.050", "130", "250", "1.300", "1.250", "+0.050"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.planner.stage_problem import KEEP, Figures, Score, Space, Worth
-from mindswap.simulator.layer_block import Block, BlockOp, BlockTensor, Uses
+from mindswap.planner.stage_problem import KEEP, AssignmentCost, DecisionCosts, Score, StageProblem
+from mindswap.simulator.layer_block import Block, BlockOp, BlockTensor, Consumers
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, OpKind
@@ -26,7 +26,7 @@ class Tensor:
     can_recompute: bool = True
 
 
-class ToySpace(Space):
+class ToySpace(StageProblem):
     """Layers of tensors; item i of a layer is its tensor i - 1, item 0 (the whole layer) cannot be chosen.
 
     Args:
@@ -61,7 +61,7 @@ class ToySpace(Space):
         self.budget_bytes = budget_bytes
         self.host_budget_bytes = host_budget_bytes
         self.layers = tuple(range(len(layers)))
-        self.items = {f"t{i}": i + 1 for i in range(len(layers[0]))}
+        self.groups = {f"t{i}": i + 1 for i in range(len(layers[0]))}
         shape = (len(layers), len(layers[0]) + 1)
         freed, again = np.zeros((*shape, 2), np.int64), np.zeros((*shape, 2), np.int64)
         copies = np.zeros(shape, np.int64)
@@ -73,27 +73,27 @@ class ToySpace(Space):
                 )
                 again[layer, i + 1, 1] = tensor.forward_ns
                 copies[layer, i + 1] = tensor.size_bytes * ns_per_byte
-        self.figures = Figures(freed, again, copies)
+        self.costs = DecisionCosts(freed, again, copies)
 
-    def worth(self, layer, row):
-        figures, choice = self.figures, np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
-        choice[layer] = row
+    def assignment_cost(self, layer, row):
+        costs, assignment = self.costs, np.zeros((self.costs.num_layers, self.costs.num_groups), np.int64)
+        assignment[layer] = row
         moved = row > KEEP
-        return Worth(
-            int(figures.freed_by(choice)[layer].sum()),
-            int(figures.time_of(choice)[layer].sum()),
-            int(figures.copy_ns[layer, moved].sum()),
-            int(figures.freed_bytes[layer, moved, 0].sum()),
+        return AssignmentCost(
+            int(costs.freed_bytes_of(assignment)[layer].sum()),
+            int(costs.recompute_ns_of(assignment)[layer].sum()),
+            int(costs.copy_ns[layer, moved].sum()),
+            int(costs.freed_bytes[layer, moved, 0].sum()),
         )
 
-    def evaluate(self, choice) -> Score:
+    def evaluate(self, assignment) -> Score:
         """Simulates a choice."""
-        return self.score(self.timeline(choice))
+        return self.score(self.timeline(assignment))
 
-    def blocks(self, choice):
+    def blocks(self, assignment):
         """What is before and behind the layers takes 1 ns in each pass."""
         blocks = [self.ends[0]]
-        for layer, row in enumerate(choice):
+        for layer, row in enumerate(assignment):
             key = (layer, row.tobytes())
             if key not in self.known:
                 self.known[key] = self._block(self.tensors[layer], row)
@@ -133,14 +133,16 @@ class ToySpace(Space):
         made = []
         for i, tensor in enumerate(tensors):
             last_forward = min(i + 1, len(tensors) - 1)
-            uses = Uses(last_forward, first.get(i, NO_OP), last.get(i, NO_OP))
+            uses = Consumers(last_forward, first.get(i, NO_OP), last.get(i, NO_OP))
             distance = max(int(row[i + 1]), 0)
             made.append(
                 BlockTensor(f"t{i}", tensor.size_bytes, True, False, i, uses, None, distance, int(distance > 0))
             )
             if i in again:
                 begin, end = again[i]
-                made.append(BlockTensor(f"t{i}", tensor.size_bytes, False, True, begin, Uses(NO_OP, begin, end), None))
+                made.append(
+                    BlockTensor(f"t{i}", tensor.size_bytes, False, True, begin, Consumers(NO_OP, begin, end), None)
+                )
         return Block(forward, tuple(backward), tuple(made), ())
 
 

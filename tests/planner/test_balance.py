@@ -122,7 +122,7 @@ def test_on_the_costs_of_pipeline_balance_its_answer_is_not_faster():
     assert costs.step(theirs, costs.AGAIN) == costs.STEP
     assert all(least <= again for least, again in zip(costs.least_again(theirs), costs.AGAIN, strict=True))
 
-    def judged(layout):
+    def evaluation(layout):
         sizes = layout.sizes[0]
         return layout, costs.step(sizes, costs.least_again(sizes))
 
@@ -131,9 +131,9 @@ def test_on_the_costs_of_pipeline_balance_its_answer_is_not_faster():
         return [sum(parts) for parts in zip(*costs.work(sizes, costs.least_again(sizes)), strict=True)]
 
     def faster(best, layouts):
-        return next((one for one in map(judged, layouts) if one[1] < best[1]), None)
+        return next((one for one in map(evaluation, layouts) if one[1] < best[1]), None)
 
-    ours = balance_stages(judged(Pipeline(16).layout(96)), lambda one: one[0], busy, faster)
+    ours = balance_stages(evaluation(Pipeline(16).layout(96)), lambda one: one[0], busy, faster)
     assert ours[1] == 108270 < costs.STEP
 
 

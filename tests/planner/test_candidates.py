@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.graph.analysis import saved_tensors as memory
-from mindswap.planner.candidates import Item, _Walker, _with_across
-from mindswap.planner.catalog import collect_items, recompute_policy
+from mindswap.planner.candidates import ActivationGroup, _Walker, _with_across
+from mindswap.planner.catalog import build_catalog, recompute_policy
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import PlanProblem
 from mindswap.policy.cell_tree import CellNode, exact_pattern
@@ -26,19 +26,19 @@ def model_with_a_function() -> StepModel:
 
 
 def test_a_cell_is_offered_where_no_name_reaches():
-    catalog = collect_items(model_with_a_function())
-    [cell] = [i for i, item in enumerate(catalog.items[1]) if item.recompute_names == (("attn",),)]
+    catalog = build_catalog(model_with_a_function())
+    [cell] = [i for i, group in enumerate(catalog.groups[1]) if group.recompute_paths == (("attn",),)]
     assert catalog.freed_bytes[1, cell, 1] == MB  # made again from what the layer before hands on
 
 
 def test_no_cell_is_offered_that_computes_in_halves():
     model = model_with_a_function()
     halves = StepModel(model.layers.source, model.costs, replace(model.settings, has_interleaved_halves=True))
-    assert ("attn",) not in [way for item in collect_items(halves).items[1] for way in item.recompute_names]
+    assert ("attn",) not in [way for group in build_catalog(halves).groups[1] for way in group.recompute_paths]
 
 
 def test_where_all_have_names_there_are_only_operators():
-    ways = [way for item in collect_items(small_model()).items[1] for way in item.recompute_names]
+    ways = [way for group in build_catalog(small_model()).groups[1] for way in group.recompute_paths]
     assert ("attn.exp",) in ways and ("attn",) not in ways
 
 
@@ -59,7 +59,9 @@ def test_a_tuple_runs_again_with_its_cell_but_for_what_others_read_of_that():
 
     def way(read, *nodes):
         reader = node("reader", "Neg", read, cell_path="attn")
-        return _Walker(graph([a, bundle, d, reader], []), Names(), 0, CellNode("", "Layer"), ())._way([*nodes, bundle])
+        return _Walker(graph([a, bundle, d, reader], []), Names(), 0, CellNode("", "Layer"), ())._recompute_path(
+            [*nodes, bundle]
+        )
 
     assert way("a", a) == ()  # the output of a cell stays, named or not
     assert way("a", d) == ("mlp", "attn.d")
@@ -80,8 +82,8 @@ def test_of_two_reshapes_that_the_compiler_made_one_both_are_named():
     def walker(names):
         return _Walker(graph([merged], []), names, 0, layer, ())
 
-    assert walker(First())._way([merged]) == ("qkv.view", "attn.join", "attn.split")
-    assert walker(Names())._way([merged]) == ("attn.view",)
+    assert walker(First())._recompute_path([merged]) == ("qkv.view", "attn.join", "attn.split")
+    assert walker(Names())._recompute_path([merged]) == ("attn.view",)
     # A swap is for what has its name in the cell where it stands.
     assert walker(Names())._can_swap([merged])
     assert not walker(First())._can_swap([merged])
@@ -90,7 +92,7 @@ def test_of_two_reshapes_that_the_compiler_made_one_both_are_named():
 def test_what_runs_again_with_a_cell_is_not_named_beside_it():
     """But for what the same way names as well: the output of a cell does not run again with it."""
     ways = (("feed_forward", "feed_forward.w2"), ("feed_forward.mul",), ("attention.add",))
-    chosen = [(Item(memory.Names.of(way[0]), (), (), (), (way,)), 1) for way in ways]
+    chosen = [(ActivationGroup(memory.Names.of(way[0]), (), (), (), (way,)), 1) for way in ways]
     found = [entry.pattern for entry in recompute_policy(chosen).select_recompute]
     assert found == [exact_pattern(name) for name in ("attention.add", "feed_forward", "feed_forward.w2")]
 
@@ -144,8 +146,8 @@ def test_a_way_is_known_that_is_right_before_a_cell():
     assert walker.cells_before("norm") == {"first"}
 
     ways = (("norm.cast",), ("first.far", "norm.cast"), ("first.far",), ("mlp",))
-    item = Item(memory.Names.of("norm.cast"), (), (), (), ways, frozenset({("first.far",)}))
-    assert _with_across(item, {"norm"}).across_cells == frozenset(ways[:3])
+    group = ActivationGroup(memory.Names.of("norm.cast"), (), (), (), ways, frozenset({("first.far",)}))
+    assert _with_across(group, {"norm"}).across_cells == frozenset(ways[:3])
 
 
 def newer(model: StepModel) -> StepModel:
@@ -155,23 +157,23 @@ def newer(model: StepModel) -> StepModel:
 
 def test_what_newer_models_do_not_compile_together_is_known():
     model = model_with_a_function()
-    for catalog in (collect_items(model), collect_items(newer(model))):
+    for catalog in (build_catalog(model), build_catalog(newer(model))):
         assert np.flatnonzero(catalog.is_cell).tolist() == [0, 4, 5]  # the whole layer, `attn`, `mlp`
 
-    catalog = collect_items(newer(small_model()))
-    operator = next(i for i, item in enumerate(catalog.items[1]) if ("attn.exp",) in item.recompute_names)
+    catalog = build_catalog(newer(small_model()))
+    operator = next(i for i, group in enumerate(catalog.groups[1]) if ("attn.exp",) in group.recompute_paths)
     is_across = np.zeros_like(catalog.is_across)
     is_across[:, operator, 1] = True
     catalog = replace(catalog, is_across=is_across)
-    choice = np.zeros((4, len(catalog.items[1])), np.int64)
-    choice[1, operator] = -1
-    assert not catalog.mixes(choice)
-    choice[3, 0] = -1
-    assert catalog.mixes(choice)
-    choice[1, operator] = 5
-    assert not catalog.mixes(choice)  # a swap is no recompute
+    assignment = np.zeros((4, len(catalog.groups[1])), np.int64)
+    assignment[1, operator] = -1
+    assert not catalog.combines_incompatible(assignment)
+    assignment[3, 0] = -1
+    assert catalog.combines_incompatible(assignment)
+    assignment[1, operator] = 5
+    assert not catalog.combines_incompatible(assignment)  # a swap is no recompute
 
-    without_ways, without_cells = catalog.unmixed()
+    without_ways, without_cells = catalog.split_incompatible()
     assert without_ways.freed_bytes[1, 0, 1] > 0 == without_ways.freed_bytes[1, operator, 1]
     assert without_cells.freed_bytes[1, operator, 1] > 0 == without_cells.freed_bytes[1, 0, 1]
     assert np.array_equal(without_cells.freed_bytes[:, :, 0], catalog.freed_bytes[:, :, 0])
@@ -183,10 +185,10 @@ def test_an_operator_right_before_a_cell_of_functions_is_of_those_that_do_not_co
     source = model.layers.source
     attention, mlp = source.trees[0].children
     tree = replace(source.trees[0], children=(attention, replace(mlp, children=(CellNode("inner", "Inner"),))))
-    items = collect_items(StepModel(replace(source, trees=(tree,) * len(source.trees)), model.costs, model.settings))
-    across = {way for item in items.items[1] for way in item.across_cells}
+    groups = build_catalog(StepModel(replace(source, trees=(tree,) * len(source.trees)), model.costs, model.settings))
+    across = {way for group in groups.groups[1] for way in group.across_cells}
     assert ("attn.exp",) in across and ("mlp",) not in across
-    assert not any(item.across_cells for item in collect_items(model).items[1])  # where all have names
+    assert not any(group.across_cells for group in build_catalog(model).groups[1])  # where all have names
 
 
 def test_no_plan_mixes_what_does_not_compile():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mindswap.planner.solver import column_generation
-from mindswap.planner.solver.column_generation import ColumnGeneration, _options, front_loaded, interleaved
-from mindswap.planner.stage_problem import Figures, Worth
+from mindswap.planner.solver.column_generation import MasterProblem, _options, front_loaded, interleaved
+from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts
 from tests.planner.builders import Tensor, ToySpace
 
 # Two layers: 100 bytes that take 10 ns to make again, and 50 bytes that take 20 ns and cannot be swapped; a byte takes
@@ -17,26 +17,26 @@ PLENTY = 10**9
 
 
 def test_the_cheapest_bytes_run_again():
-    assert ColumnGeneration(SPACE).choice(100, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, 0]]
-    assert ColumnGeneration(SPACE).choice(200, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
-    assert ColumnGeneration(SPACE).choice(300, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+    assert MasterProblem(SPACE).solve(100, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, 0]]
+    assert MasterProblem(SPACE).solve(200, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert MasterProblem(SPACE).solve(300, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
 
 
 def test_more_than_there_is_is_as_much_as_there_is():
-    assert ColumnGeneration(SPACE).choice(1000, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+    assert MasterProblem(SPACE).solve(1000, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
 
 
 def test_what_the_link_can_take_is_swapped_in_the_first_layers():
-    assert ColumnGeneration(SPACE).choice(100, 100, PLENTY).tolist() == [[0, 1, 0], [0, 0, 0]]
-    assert ColumnGeneration(SPACE).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+    assert MasterProblem(SPACE).solve(100, 100, PLENTY).tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert MasterProblem(SPACE).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 def test_no_room_on_the_host_and_what_stays_still():
-    assert (ColumnGeneration(SPACE).choice(100, 100, 0) <= 0).all()
+    assert (MasterProblem(SPACE).solve(100, 100, 0) <= 0).all()
     all_still, first_still = np.ones((2, 3), bool), np.array([[True] * 3, [False] * 3])
-    assert (ColumnGeneration(SPACE, all_still).choice(100, 100, PLENTY) <= 0).all()
-    assert ColumnGeneration(SPACE, first_still).choice(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
-    assert (ColumnGeneration(SPACE, first_still).with_unswappable(~first_still).choice(100, 100, PLENTY) <= 0).all()
+    assert (MasterProblem(SPACE, all_still).solve(100, 100, PLENTY) <= 0).all()
+    assert MasterProblem(SPACE, first_still).solve(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
+    assert (MasterProblem(SPACE, first_still).with_unswappable(~first_still).solve(100, 100, PLENTY) <= 0).all()
 
 
 def test_rows_are_for_whole_layers():
@@ -44,15 +44,15 @@ def test_rows_are_for_whole_layers():
 
     Two layers with the first tensor alone take 20 ns, and are 200 bytes: less time, so they are chosen.
     """
-    assert ColumnGeneration(SPACE).choice(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert MasterProblem(SPACE).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
 
 
 def test_what_more_time_on_the_link_would_save():
     """100 bytes in 10 ns of compute or 100 ns of the link: a tenth."""
-    mixture = ColumnGeneration(SPACE)
-    mixture.choice(200, 50, PLENTY)
-    assert mixture._solve(np.array([-200.0, 50, PLENTY]))[0][1] == pytest.approx(0.1)
-    assert mixture._solve(np.array([0.0, 50, PLENTY]))[0][1] == 0
+    master = MasterProblem(SPACE)
+    master.solve(200, 50, PLENTY)
+    assert master._solve(np.array([-200.0, 50, PLENTY]))[0][1] == pytest.approx(0.1)
+    assert master._solve(np.array([0.0, 50, PLENTY]))[0][1] == 0
 
 
 def test_rows_in_front_and_spread():
@@ -60,11 +60,11 @@ def test_rows_in_front_and_spread():
 
     In parts of their number A, the longer one, is at 0 and 1/2, B at 1/4, 1/2, 3/4 and 1.
     """
-    a, b = ((np.array([value]), Worth(0, 0, link_ns, 0)) for value, link_ns in ((1, 30), (0, 10)))
-    rows = [b, a, b, b, a, b]
-    assert [int(row[0]) for row, _ in front_loaded(rows)] == [1, 1, 0, 0, 0, 0]
-    assert [int(row[0]) for row, _ in interleaved(rows)] == [1, 0, 1, 0, 0, 0]
-    assert ColumnGeneration(SPACE, arrange=interleaved).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+    a, b = ((np.array([value]), AssignmentCost(0, 0, link_ns, 0)) for value, link_ns in ((1, 30), (0, 10)))
+    columns = [b, a, b, b, a, b]
+    assert [int(column[0]) for column, _ in front_loaded(columns)] == [1, 1, 0, 0, 0, 0]
+    assert [int(column[0]) for column, _ in interleaved(columns)] == [1, 0, 1, 0, 0, 0]
+    assert MasterProblem(SPACE, arrange=interleaved).solve(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
@@ -72,43 +72,43 @@ def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
 
     So 30 bytes are free in 5 ns if one layer swaps and the other one computes again.
     """
-    space = ToySpace([[Tensor(10, 1, 1), Tensor(20, 1, 1)]] * 2)
+    stage_problem = ToySpace([[Tensor(10, 1, 1), Tensor(20, 1, 1)]] * 2)
     freed = np.array([[[0, 0], [10, 0], [15, 20]]] * 2)
     conflicts = np.zeros((1, 3, 2, 3), bool)
     conflicts[0, 2, 1, 1] = True
     recompute_ns = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
-    space.figures = Figures(freed, recompute_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
-    assert ColumnGeneration(space).choice(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]
+    stage_problem.costs = DecisionCosts(freed, recompute_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
+    assert MasterProblem(stage_problem).solve(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]
 
 
 class Faulty(ToySpace):
     """Beside recompute of the second tensor swap of the first would copy for nothing: only the row itself shows it."""
 
-    def effective(self, layer, row):
-        return np.where([False, row[2] < 0, False], np.minimum(row, 0), row)
+    def effective(self, layer, column):
+        return np.where([False, column[2] < 0, False], np.minimum(column, 0), column)
 
 
 def test_a_row_that_is_used_becomes_what_its_policy_says():
     """Of 300 bytes both layers free 100 by swap and 50 again, as it seems; without these swaps all runs again."""
-    space = Faulty([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
-    assert ColumnGeneration(SPACE).choice(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
-    found = ColumnGeneration(space).choice(300, 200, PLENTY)
+    stage_problem = Faulty([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
+    assert MasterProblem(SPACE).solve(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
+    found = MasterProblem(stage_problem).solve(300, 200, PLENTY)
     assert found.tolist() == [[0, -1, -1]] * 2
 
 
 def test_no_further_rows_where_what_runs_again_is_little_enough():
     """150 bytes: both tensors of a layer take 30 ns, which are known first; the first one of both layers 20."""
-    assert ColumnGeneration(SPACE, enough_ns=30).choice(150, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, -1]]
-    assert ColumnGeneration(SPACE, enough_ns=29).choice(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert MasterProblem(SPACE, enough_ns=30).solve(150, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, -1]]
+    assert MasterProblem(SPACE, enough_ns=29).solve(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
 
 
 def test_apart_nothing_is_swapped_that_runs_again_reads():
-    space = ToySpace([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
+    stage_problem = ToySpace([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
     reads = np.zeros((1, 3, 2, 3), bool)
     reads[0, 2, 1, 1] = True
-    space.figures = replace(space.figures, reads=reads)
-    assert ColumnGeneration(space).choice(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
-    found = ColumnGeneration(space, is_apart=True).choice(250, 200, PLENTY)
+    stage_problem.costs = replace(stage_problem.costs, reads=reads)
+    assert MasterProblem(stage_problem).solve(300, 200, PLENTY).tolist() == [[0, 1, -1]] * 2
+    found = MasterProblem(stage_problem, is_uncoupled=True).solve(250, 200, PLENTY)
     assert not ((found[:, 1] > 0) & (found[:, 2] < 0)).any()
     assert found.tolist() == [[0, -1, -1], [0, 1, 0]] or found.tolist() == [[0, 1, 0], [0, -1, -1]]
 
@@ -118,28 +118,28 @@ def test_changes_of_the_best_row_that_make_it_better_come_by_what_they_promise()
 
     Item 3 saves what it costs to make it again.
     """
-    space = ToySpace([[Tensor(100, 95, 1), Tensor(200, 170, 1), Tensor(10, 10, 1, can_swap=False)]])
-    mixture = ColumnGeneration(space, rows=[np.array([0, -1, -1, 0])])
-    found = [row.tolist() for row in mixture._best_rows(0, np.array([1, 0.8, 0]))]
+    stage_problem = ToySpace([[Tensor(100, 95, 1), Tensor(200, 170, 1), Tensor(10, 10, 1, can_swap=False)]])
+    master = MasterProblem(stage_problem, columns=[np.array([0, -1, -1, 0])])
+    found = [column.tolist() for column in master._price_columns(0, np.array([1, 0.8, 0]))]
     assert found == [[0, 1, 1, 0], [0, 1, -1, 0], [0, -1, 1, 0]]
 
 
 def test_the_best_row_is_tried_without_cells_too():
     """Item 2 is a cell, with item 1 in it: a byte is worth 1 ns, so alone each is worth it."""
-    space = ToySpace([[Tensor(100, 10, 1, can_swap=False), Tensor(150, 20, 1, can_swap=False)]])
-    space.figures = replace(space.figures, is_cell=np.array([True, False, True]))
-    first, second, *_ = ColumnGeneration(space)._best_rows(0, np.array([1.0, 0, 0]))
+    stage_problem = ToySpace([[Tensor(100, 10, 1, can_swap=False), Tensor(150, 20, 1, can_swap=False)]])
+    stage_problem.costs = replace(stage_problem.costs, is_cell=np.array([True, False, True]))
+    first, second, *_ = MasterProblem(stage_problem)._price_columns(0, np.array([1.0, 0, 0]))
     assert (first.tolist(), second.tolist()) == ([0, -1, -1], [0, -1, 0])
-    dear = [row.tolist() for row in ColumnGeneration(space)._best_rows(0, np.array([0.11, 0, 0]))]
+    dear = [column.tolist() for column in MasterProblem(stage_problem)._price_columns(0, np.array([0.11, 0, 0]))]
     assert dear[0] == [0, -1, 0] and dear.count([0, -1, 0]) == 2  # not once more, but as a change of the empty row
 
 
 def test_what_may_become_of_a_tensor():
     """Of one byte, which can be swapped and run again, or one of it."""
     tensors = [Tensor(1, 1, 1), Tensor(1, 1, 1, can_swap=False), Tensor(1, 1, 1, can_recompute=False)]
-    figures = ToySpace([tensors]).figures
-    assert [_options(figures, 0, item, False) for item in range(4)] == [[0], [0, 1, -1], [0, -1], [0, 1]]
-    assert [_options(figures, 0, item, True) for item in range(4)] == [[0], [0, -1], [0, -1], [0]]
+    costs = ToySpace([tensors]).costs
+    assert [_options(costs, 0, group, False) for group in range(4)] == [[0], [0, 1, -1], [0, -1], [0, 1]]
+    assert [_options(costs, 0, group, True) for group in range(4)] == [[0], [0, -1], [0, -1], [0]]
 
 
 def test_whole_numbers_are_looked_for_once_in_equal_programmes(monkeypatch):
@@ -148,11 +148,11 @@ def test_whole_numbers_are_looked_for_once_in_equal_programmes(monkeypatch):
     monkeypatch.setattr(
         column_generation, "solve_linear", lambda *args, **options: asked.append(options) or solve(*args, **options)
     )
-    mixture = ColumnGeneration(SPACE)
-    first = mixture.choice(200, 100, PLENTY)
-    number = sum("num_whole" in options for options in asked)
+    master = MasterProblem(SPACE)
+    first = master.solve(200, 100, PLENTY)
+    number = sum("num_integers" in options for options in asked)
     assert number
-    assert np.array_equal(mixture.choice(200, 100, PLENTY), first)
-    assert sum("num_whole" in options for options in asked) == number
-    mixture.choice(100, 100, PLENTY)
-    assert sum("num_whole" in options for options in asked) > number
+    assert np.array_equal(master.solve(200, 100, PLENTY), first)
+    assert sum("num_integers" in options for options in asked) == number
+    master.solve(100, 100, PLENTY)
+    assert sum("num_integers" in options for options in asked) > number

@@ -9,10 +9,10 @@ import pytest
 from mindswap.config.parse import parse_document
 from mindswap.features.plan import planned_text
 from mindswap.features.step import load_step
-from mindswap.planner.effect import ALL_OPERATORS, find_uses, idle_swaps, is_coupled
+from mindswap.planner.effect import ALL_OPERATORS, coupled_swaps, find_consumers, is_coupled
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import PlanProblem
-from mindswap.planner.stage_problem import KEEP, Figures
+from mindswap.planner.stage_problem import KEEP, DecisionCosts
 from mindswap.planner.write import compact_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.rules.checker import check_document
@@ -22,7 +22,7 @@ USES = {"mlp.w1": frozenset({"mlp.silu"}), "mlp.silu": frozenset({"mlp.mul"}), "
 
 
 @pytest.mark.parametrize(
-    ("recomputed", "idle"),
+    ("recomputed", "is_ineffective"),
     [
         ((), set()),
         (("mlp.silu",), {"mlp.w1"}),
@@ -31,8 +31,8 @@ USES = {"mlp.w1": frozenset({"mlp.silu"}), "mlp.silu": frozenset({"mlp.mul"}), "
         ((ALL_OPERATORS,), {"mlp.w1", "mlp.silu", "mlp.mul"}),
     ],
 )
-def test_a_swap_is_idle_if_a_user_is_recomputed_by_name_or_with_its_cell(recomputed, idle):
-    assert idle_swaps(USES, ["mlp.w1", "mlp.silu", "mlp.mul", "mlp.w2"], recomputed) == idle
+def test_a_swap_is_idle_if_a_user_is_recomputed_by_name_or_with_its_cell(recomputed, is_ineffective):
+    assert coupled_swaps(USES, ["mlp.w1", "mlp.silu", "mlp.mul", "mlp.w2"], recomputed) == is_ineffective
 
 
 # Two layers of two items. Recompute of item 2 makes swap of item 1 idle.
@@ -40,20 +40,20 @@ FREED = np.array([[[0, 0], [10, 0], [15, 20]]] * 2)
 AGAIN_NS = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
 CONFLICTS = np.zeros((1, 3, 2, 3), bool)
 CONFLICTS[0, 2, 1, 1] = True
-FIGURES = Figures(FREED, AGAIN_NS, np.array([[0, 10, 15]] * 2), conflicts=CONFLICTS)
+FIGURES = DecisionCosts(FREED, AGAIN_NS, np.array([[0, 10, 15]] * 2), conflicts=CONFLICTS)
 
 
 def test_an_idle_swap_frees_nothing():
     both = np.array([[KEEP, 5, -1], [KEEP, 5, KEEP]])
-    assert FIGURES.idle(both).tolist() == [[False, True, False], [False, False, False]]
-    assert FIGURES.freed_by(both).tolist() == [[0, 0, 20], [0, 10, 0]]
+    assert FIGURES.is_ineffective(both).tolist() == [[False, True, False], [False, False, False]]
+    assert FIGURES.freed_bytes_of(both).tolist() == [[0, 0, 20], [0, 10, 0]]
 
 
 def test_of_a_row_the_swaps_that_are_read_again():
-    figures = replace(FIGURES, conflicts=np.zeros((1, 1, 1, 1), bool), reads=CONFLICTS)
-    assert not figures.idle(np.array([[KEEP, 5, -1]] * 2)).any()
-    assert figures.swapped_recompute_inputs(np.array([KEEP, 5, -1]), 0).tolist() == [False, True, False]
-    assert not figures.swapped_recompute_inputs(np.array([KEEP, 5, KEEP]), 1).any()
+    costs = replace(FIGURES, conflicts=np.zeros((1, 1, 1, 1), bool), reads=CONFLICTS)
+    assert not costs.is_ineffective(np.array([[KEEP, 5, -1]] * 2)).any()
+    assert costs.swapped_recompute_inputs(np.array([KEEP, 5, -1]), 0).tolist() == [False, True, False]
+    assert not costs.swapped_recompute_inputs(np.array([KEEP, 5, KEEP]), 1).any()
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def loaded():
 @pytest.mark.mindspore
 def test_a_policy_is_coupled_where_what_runs_again_uses_what_is_swapped_in_the_same_layer(loaded):
     """`feed_forward.mul` uses what both products make."""
-    uses = find_uses(loaded.model)
+    uses = find_consumers(loaded.model)
     policy = Policy(
         True,
         op_swap=(OpSwap(r"feed_forward\.w3\.reshape", Layers((0, 1)), 5), OpSwap("add", ALL_LAYERS, 7)),

@@ -37,7 +37,7 @@ def test_another_problem_has_its_own_budgets_of_device_and_host():
 
 def test_a_candidate_fits_where_device_and_host_have_room():
     """Less is better: what fits by time, then by memory; what does not by memory, then by time."""
-    one, slow, full = (Candidate(Policy(), *figures, True) for figures in ((7, (5, 9)), (8, (5, 8)), (7, (9, 10))))
+    one, slow, full = (Candidate(Policy(), *costs, True) for costs in ((7, (5, 9)), (8, (5, 8)), (7, (9, 10))))
     assert (one.peak_bytes, one.fits(9), one.fits(8), replace(one, is_on_host=False).fits(9)) == (9, True, False, False)
     assert (one.rank(9), one.rank(8)) == ((False, 7, 9), (True, 9, 7))
     assert min(one, slow, full, key=lambda each: each.rank(10)) is one
@@ -48,9 +48,9 @@ def test_a_candidate_fits_where_device_and_host_have_room():
 
 def test_host_memory_of_a_candidate_is_held_against_that_of_the_node():
     problem = PlanProblem(small_model(), PLENTY, 100, 8)
-    judged = replace(evaluate(problem, Policy()), host_bytes=100)
-    assert Candidate.of(problem, Policy(), judged).is_on_host
-    assert not Candidate.of(problem, Policy(), replace(judged, host_bytes=101)).is_on_host
+    evaluation = replace(evaluate(problem, Policy()), host_bytes=100)
+    assert Candidate.of(problem, Policy(), evaluation).is_on_host
+    assert not Candidate.of(problem, Policy(), replace(evaluation, host_bytes=101)).is_on_host
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_host_memory_of_a_candidate_is_held_against_that_of_the_node():
 )
 def test_two_short_steps_have_four_micro_batches_more_than_stages_and_two_more(num_stages, num_micro_batches, expected):
     """A step that is no longer than the second of them is taken whole."""
-    shorts = short_model(small_model(4, num_stages, num_micro_batches))
-    assert [short.layout.num_micro_batches for short in shorts] == expected
+    short_models = short_model(small_model(4, num_stages, num_micro_batches))
+    assert [short.layout.num_micro_batches for short in short_models] == expected
 
 
 def test_a_short_step_has_so_many_operators_as_are_allowed():
@@ -76,9 +76,9 @@ def test_a_short_step_has_so_many_operators_as_are_allowed():
 def test_short_steps_are_carried_on(num_micro_batches):
     """On one stage every micro-batch takes the same time, so 5 and 7 of them tell the whole step."""
     model = small_model(num_micro_batches=num_micro_batches)
-    shorts = short_model(model)
-    assert [short.layout.num_micro_batches for short in shorts] == [5, 7]
-    found = evaluate_short(PlanProblem(model, PLENTY, PLENTY, 8), Policy(), shorts)
+    short_models = short_model(model)
+    assert [short.layout.num_micro_batches for short in short_models] == [5, 7]
+    found = evaluate_short(PlanProblem(model, PLENTY, PLENTY, 8), Policy(), short_models)
     assert found.step_time_ns == model.simulate(Policy()).step_time_ns
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from mindswap.planner.explain import _Found, _kept_lines, _names, _wasted_line
 from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
-from mindswap.simulator.layer_block import BlockTensor, Uses
+from mindswap.simulator.layer_block import BlockTensor, Consumers
 from mindswap.simulator.program import NO_OP
 from tests.builders import trees
 
@@ -30,7 +30,7 @@ def test_what_stays_comes_largest_first_and_is_five_operators():
     """Sizes count in all layers together: 4 KiB of `big` in one, 2 of `both` in two, then 900, 800, ... bytes."""
 
     def kept(label, size_bytes):
-        return BlockTensor(label, size_bytes, True, False, 0, Uses(NO_OP, 0, 0), None)
+        return BlockTensor(label, size_bytes, True, False, 0, Consumers(NO_OP, 0, 0), None)
 
     small = [kept(f"small{size}", size) for size in (500, 600, 700, 800, 900)]
     layers = [SimpleNamespace(tensors=[*small, kept("both", 1024)]), SimpleNamespace(tensors=[kept("both", 1024)])]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindswap.planner.catalog import collect_items
-from mindswap.planner.effect import Foresight
+from mindswap.planner.catalog import build_catalog
+from mindswap.planner.effect import EffectPredictor
 from mindswap.planner.lower_bound.tensor_graph import build_tensor_graphs
 from mindswap.policy.model import Policy
 from tests.planner.loading import capture_experts
@@ -18,21 +18,21 @@ def experts(tmp_path_factory):
 
 def test_a_function_beside_a_named_operator_is_no_fault_of_its_swap(experts):
     """`ops.reshape` keeps indices in the cell in which `reshape` is an attribute, which keeps weights."""
-    names = [name for item in collect_items(experts).items[0] for name in item.swap_names]
-    faults = Foresight(experts).faults(0, Policy(True), names)
+    names = [name for group in build_catalog(experts).groups[0] for name in group.swap_names]
+    ineffective_names = EffectPredictor(experts).ineffective_names(0, Policy(True), names)
     assert "mlp.experts.reshape" in names
-    assert faults.swap == {"mlp.experts.cast_op"}  # one with `reshape`
+    assert ineffective_names.swap == {"mlp.experts.cast_op"}  # one with `reshape`
 
 
 def test_a_cast_to_a_wider_type_runs_again_alone(experts):
-    catalog = collect_items(experts)
-    [(position, item)] = [
-        (position, item)
-        for position, item in enumerate(catalog.items[0])
-        if item.swap_names == ("pre_mlp_layernorm.cast",)
+    catalog = build_catalog(experts)
+    [(position, group)] = [
+        (position, group)
+        for position, group in enumerate(catalog.groups[0])
+        if group.swap_names == ("pre_mlp_layernorm.cast",)
     ]
-    way = 1 + item.recompute_names.index(("pre_mlp_layernorm.cast",))
-    assert catalog.freed_bytes[0, position, way] == item.sizes_bytes[0] // 2  # what it reads is kept instead
+    way = 1 + group.recompute_paths.index(("pre_mlp_layernorm.cast",))
+    assert catalog.freed_bytes[0, position, way] == group.sizes_bytes[0] // 2  # what it reads is kept instead
 
 
 def test_functions_run_again_with_their_cell(experts):

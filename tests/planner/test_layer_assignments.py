@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import yaml
 
-from mindswap.planner.catalog import collect_items
-from mindswap.planner.effect import NO_FAULTS, is_foreseen_as_asked
-from mindswap.planner.layer_assignments import Rows
+from mindswap.planner.catalog import build_catalog
+from mindswap.planner.effect import NO_INEFFECTIVE_NAMES, is_fully_effective
+from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.stage_problem import KEEP
-from mindswap.planner.step_problem import WholeSpace
+from mindswap.planner.step_problem import PipelineProblem
 from mindswap.simulator.program import ONE_WAY
 from tests.adapters.edits import edited
 from tests.adapters.graphs import QWEN3, ROOT
@@ -42,23 +42,23 @@ def test_a_row_is_simulated_as_its_policy(name, tmp_path):
     config, edits = CONFIGS[name]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(edited(yaml.safe_load(config.read_text()), edits)))
     model = capture_apart(tmp_path / "config.yaml").swapping()  # as other layers do, if this one does not
-    rows = Rows(model, collect_items(model))
-    space = WholeSpace(rows, model, 1 << 50, 1 << 50)
-    can_swap = space.figures.freed_bytes[1, :, 0] > 0
-    can_recompute = space.figures.freed_bytes[1, :, 1:].max(axis=1) > 0
+    rows = LayerAssignments(model, build_catalog(model))
+    stage_problem = PipelineProblem(rows, model, 1 << 50, 1 << 50)
+    can_swap = stage_problem.costs.freed_bytes[1, :, 0] > 0
+    can_recompute = stage_problem.costs.freed_bytes[1, :, 1:].max(axis=1) > 0
     can_recompute[0] = False  # the whole layer: there is nothing to swap then
     chance = np.random.default_rng(0)
     num_faulty = 0
     for _ in range(NUM_ROWS):
         drawn = chance.integers(3, size=len(can_swap))
-        choice = np.zeros((space.figures.num_layers, len(can_swap)), np.int64)
+        assignment = np.zeros((stage_problem.costs.num_layers, len(can_swap)), np.int64)
         distance = chance.choice(DISTANCES, size=len(can_swap))
-        choice[1] = np.where(can_swap & (drawn == 1), distance, np.where(can_recompute & (drawn == 2), -1, KEEP))
-        found, expected = space.timeline(choice), model.simulate(rows.policy(choice)).timeline
+        assignment[1] = np.where(can_swap & (drawn == 1), distance, np.where(can_recompute & (drawn == 2), -1, KEEP))
+        found, expected = stage_problem.timeline(assignment), model.simulate(rows.policy(assignment)).timeline
         assert found.step_time_ns == expected.step_time_ns
         assert found.program.copies.size_bytes.tolist() == expected.program.copies.size_bytes.tolist()
-        copies = [tensor.num_copies for tensor in space.blocks(choice)[2].tensors]
+        copies = [tensor.num_copies for tensor in stage_problem.blocks(assignment)[2].tensors]
         assert ONE_WAY not in copies
-        assert name != "casts" or is_foreseen_as_asked(model, rows.policy(choice))
-        num_faulty += rows.faults(1, choice[1]) != NO_FAULTS
+        assert name != "casts" or is_fully_effective(model, rows.policy(assignment))
+        num_faulty += rows.ineffective_names(1, assignment[1]) != NO_INEFFECTIVE_NAMES
     assert num_faulty > 0 or name != "casts"

@@ -69,8 +69,8 @@ def test_no_policy_of_2x_beats_the_lower_bound(model):
     for prefetch in (1, 2):
         for swapped in subsets(range(NUM_LAYERS - prefetch)):
             for again in subsets([layer for layer in range(NUM_LAYERS) if layer not in swapped]):
-                judged = evaluate(asked, layer_policy(swapped, again, prefetch))
-                times += [judged.step_time_ns] if judged.fits else []
+                evaluation = evaluate(asked, layer_policy(swapped, again, prefetch))
+                times += [evaluation.step_time_ns] if evaluation.fits else []
     assert plan.lower_bound_ns <= min(times) <= plan.step_time_ns
 
 

@@ -16,9 +16,9 @@ from mindswap.graph.analysis.saved_tensors import Names
 from mindswap.graph.analysis.work import measure_work
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.passes.fusion import readers_of_saved
-from mindswap.planner.catalog import Catalog, collect_items
+from mindswap.planner.catalog import Catalog, build_catalog
 from mindswap.planner.evaluate import evaluate
-from mindswap.planner.layer_assignments import Rows
+from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.linear import UnsolvedError
 from mindswap.planner.lower_bound import BoundInputs, collect_bound_inputs, least_budget_bytes, min_step_ns, relaxation
 from mindswap.planner.lower_bound.inputs import Stage, StageLayers
@@ -41,7 +41,7 @@ from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulator.cost.cost_table import CostTable
-from mindswap.simulator.layer_block import Block, BlockTensor, Uses
+from mindswap.simulator.layer_block import Block, BlockTensor, Consumers
 from mindswap.simulator.memory import interval_times
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import MemoryKind, OpKind
@@ -709,7 +709,7 @@ def test_no_choice_beats_the_bound():
     num_binding = 0
     for seed in range(examples(150, 1200)):
         case = random_space(seed)
-        if count_choices(case.figures, DISTANCES) > examples(120, 300):
+        if count_choices(case.costs, DISTANCES) > examples(120, 300):
             continue
         exact = enumerate_all(case, distances=DISTANCES).best_score
         known = toy_facts(case)
@@ -735,14 +735,14 @@ def model():
 def test_no_policy_of_experts_beats_the_bound(tmp_path):
     model = capture_experts(tmp_path)
     keep = evaluate(problem(model, PLENTY), Policy())
-    known, catalog = collect_bound_inputs(model, keep.step), collect_items(model.swapping())
+    known, catalog = collect_bound_inputs(model, keep.step), build_catalog(model.swapping())
     assert any(tensor_graph.recomputed_cells for tensor_graph in known.tensor_graphs)
-    rows, chance, num_binding = Rows(model.swapping(), catalog), random.Random(0), 0
+    rows, chance, num_binding = LayerAssignments(model.swapping(), catalog), random.Random(0), 0
     for _ in range(examples(40, 200)):
         policy = rows.policy(random_choice(catalog, chance))
-        judged = evaluate(problem(model, PLENTY), policy)
-        least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
-        assert least_ns is not None and least_ns <= judged.step_time_ns, policy
+        evaluation = evaluate(problem(model, PLENTY), policy)
+        least_ns = min_step_ns(known, evaluation.peak_bytes, PLENTY, DEFAULT_ALLOW)
+        assert least_ns is not None and least_ns <= evaluation.step_time_ns, policy
         num_binding += least_ns > keep.step_time_ns
     assert num_binding >= examples(5, 10)
 
@@ -756,19 +756,19 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
         tensor_graph.swapped_together for tensor_graph in known.tensor_graphs
     )
     assert min_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) <= keep.step_time_ns
-    catalog = collect_items(model)
-    rows = Rows(model, catalog)
+    catalog = build_catalog(model)
+    rows = LayerAssignments(model, catalog)
     chance = random.Random(0)
     present = compute_liveness(model, model.layout.num_micro_batches)
     num_binding = 0
     for _ in range(examples(90, 200)):
         policy = rows.policy(random_choice(catalog, chance))
-        judged = evaluate(problem(model, PLENTY), policy)
-        least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
-        assert least_ns is not None and least_ns <= judged.step_time_ns, policy
-        assert least_budget_bytes(known, PLENTY, DEFAULT_ALLOW) <= judged.peak_bytes
+        evaluation = evaluate(problem(model, PLENTY), policy)
+        least_ns = min_step_ns(known, evaluation.peak_bytes, PLENTY, DEFAULT_ALLOW)
+        assert least_ns is not None and least_ns <= evaluation.step_time_ns, policy
+        assert least_budget_bytes(known, PLENTY, DEFAULT_ALLOW) <= evaluation.peak_bytes
         num_binding += least_ns > keep.step_time_ns
-        least_alive_bytes = spare_bytes(present, judged.step.timeline)
+        least_alive_bytes = spare_bytes(present, evaluation.step.timeline)
         assert least_alive_bytes.min() == 0, policy  # never less, and at the begin nothing else is there
     assert num_binding >= examples(5, 10)
 
@@ -803,15 +803,15 @@ def test_no_policy_of_a_pipeline_beats_the_bound():
     for seed in range(examples(12, 100)):
         model = pipelined(chance)
         keep = evaluate(problem(model, PLENTY), Policy())
-        known, catalog = collect_bound_inputs(model, keep.step), collect_items(model)
-        rows = Rows(model, catalog)
+        known, catalog = collect_bound_inputs(model, keep.step), build_catalog(model)
+        rows = LayerAssignments(model, catalog)
         assert min_step_ns(known, keep.peak_bytes, PLENTY, DEFAULT_ALLOW) == keep.step_time_ns, seed
         for _ in range(examples(6, 30)):
             policy = rows.policy(random_choice(catalog, chance))
-            judged = evaluate(problem(model, PLENTY), policy)
+            evaluation = evaluate(problem(model, PLENTY), policy)
             for allow in (DEFAULT_ALLOW, Allow(swap=bool(policy.op_swap))):
-                least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, allow)
-                assert least_ns is not None and least_ns <= judged.step_time_ns, (seed, policy)
+                least_ns = min_step_ns(known, evaluation.peak_bytes, PLENTY, allow)
+                assert least_ns is not None and least_ns <= evaluation.step_time_ns, (seed, policy)
                 num_binding += least_ns > keep.step_time_ns
     assert num_binding >= examples(5, 50)
 
@@ -855,16 +855,16 @@ def problem(model, budget_bytes: int) -> PlanProblem:
 def random_choice(catalog: Catalog, chance: random.Random) -> np.ndarray:
     """Each item of the first layers, as many as chance will have it, is kept, swapped or made again."""
     freed = catalog.freed_bytes[list(catalog.kinds)]
-    choice = np.zeros(freed.shape[:2], np.int64)
-    for item in range(1, freed.shape[1]):
-        ways = np.flatnonzero(freed[0, item] > 0).tolist()
+    assignment = np.zeros(freed.shape[:2], np.int64)
+    for group in range(1, freed.shape[1]):
+        ways = np.flatnonzero(freed[0, group] > 0).tolist()
         way = chance.choice([None, *ways])
         if way is not None:
-            choice[: chance.randint(0, len(choice)), item] = -way or chance.choice((1, 3, 33))
+            assignment[: chance.randint(0, len(assignment)), group] = -way or chance.choice((1, 3, 33))
     if chance.random() < 0.3:
-        whole = chance.randint(0, len(choice))
-        choice[whole:, 0], choice[whole:, 1:] = -1, 0
-    return choice
+        whole = chance.randint(0, len(assignment))
+        assignment[whole:, 0], assignment[whole:, 1:] = -1, 0
+    return assignment
 
 
 def test_the_flow_of_a_layer_of_four_operators():
@@ -952,10 +952,10 @@ def test_what_backward_runs_again_in_any_case_takes_no_more_time():
     assert [tensor_graph.recompute_ns for tensor_graph in build_tensor_graphs(model)] == [(2000, 0, 2000, 2000)] * 2
     keep = evaluate(problem(model, PLENTY), Policy())
     named = tuple(OpRecompute(exact_pattern(name), Layers(0)) for name in ("attn.mul", "mlp.relu"))
-    judged = evaluate(problem(model, PLENTY), Policy(select_recompute=named))
-    assert (judged.step_time_ns, judged.peak_bytes) == (keep.step_time_ns + 2000, keep.peak_bytes - MB)
+    evaluation = evaluate(problem(model, PLENTY), Policy(select_recompute=named))
+    assert (evaluation.step_time_ns, evaluation.peak_bytes) == (keep.step_time_ns + 2000, keep.peak_bytes - MB)
     known = collect_bound_inputs(model, keep.step)
-    assert min_step_ns(known, judged.peak_bytes, PLENTY, Allow(swap=False)) == judged.step_time_ns
+    assert min_step_ns(known, evaluation.peak_bytes, PLENTY, Allow(swap=False)) == evaluation.step_time_ns
 
 
 def test_what_a_function_alone_reads_runs_again_with_its_cell():
@@ -991,18 +991,18 @@ def test_no_policy_beats_the_bound_where_layers_hand_on_what_nobody_holds(num_st
             OpSwap(exact_pattern(name), where[name], chance.choice((1, 4))) for name in names if chance.random() < 0.2
         )
         policy = Policy(True, op_swap=swaps, select_recompute=again)
-        judged = evaluate(problem(model, PLENTY), policy)
-        least_ns = min_step_ns(known, judged.peak_bytes, PLENTY, DEFAULT_ALLOW)
-        assert least_ns is not None and least_ns <= judged.step_time_ns, policy
+        evaluation = evaluate(problem(model, PLENTY), policy)
+        least_ns = min_step_ns(known, evaluation.peak_bytes, PLENTY, DEFAULT_ALLOW)
+        assert least_ns is not None and least_ns <= evaluation.step_time_ns, policy
         num_binding += least_ns > keep.timeline.step_time_ns
     assert num_binding
 
 
-def communicating(name: str, is_before: bool = False, **figures) -> StepModel:
+def communicating(name: str, is_before: bool = False, **costs) -> StepModel:
     """The small model of two layers with an AllReduce of 100 MB over two ranks behind an operator: 1 ms."""
     model = small_model(2)
     step = replace(model.captured, collectives={name: (Collective("AllReduce", 100 * MB, 2, is_before),)})
-    return StepModel(step, CostTable(device(**figures)), model.settings)
+    return StepModel(step, CostTable(device(**costs)), model.settings)
 
 
 @pytest.mark.parametrize(
@@ -1089,7 +1089,7 @@ def test_copies_of_weights_that_micro_batches_hold_do_not_move():
     model = small_model(4, 2, 4)
     assert _unmoved(model) == frozenset()
     plain = model.layer_block
-    weight = BlockTensor("copy", MB, True, False, 0, Uses(1, 1, 1, 1, 1), None)
+    weight = BlockTensor("copy", MB, True, False, 0, Consumers(1, 1, 1, 1, 1), None)
 
     def with_weight(policy: Policy, layer_index: int) -> Block:
         block = plain(policy, layer_index)

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from mindswap.planner.stage_problem import KEEP, Figures, Score
-from mindswap.planner.stages import best_mix, mixed, orders_of, stretched
+from mindswap.planner.stage_problem import KEEP, DecisionCosts, Score
+from mindswap.planner.stages import best_mix, mixed, orders_of, resample
 
 LEAN, RICH = np.full((4, 1), -1), np.full((4, 1), KEEP)
 
 
-def score(choice, budget_bytes: int) -> Score:
+def score(assignment, budget_bytes: int) -> Score:
     """Each layer that is kept takes 10 bytes, each that runs again 3 ns on top of 100 ns."""
-    peak_bytes = 10 * int((choice == KEEP).sum())
-    step_ns = 100 + 3 * int((choice < KEEP).sum())
+    peak_bytes = 10 * int((assignment == KEEP).sum())
+    step_ns = 100 + 3 * int((assignment < KEEP).sum())
     return Score(max(0, peak_bytes - budget_bytes), step_ns, step_ns, peak_bytes)
 
 
@@ -22,26 +22,26 @@ def test_some_layers_of_each():
 
 def test_as_few_lean_layers_as_fit():
     """25 bytes hold two layers, so two run again: 106 ns."""
-    found, choice = best_mix(lambda choice: score(choice, 25), [LEAN, RICH], [range(4), range(3, -1, -1)])
+    found, assignment = best_mix(lambda assignment: score(assignment, 25), [LEAN, RICH], [range(4), range(3, -1, -1)])
     assert (found.step_time_ns, found.peak_bytes) == (106, 20)
-    assert choice.ravel().tolist() == [-1, -1, 0, 0]  # of equal ones the first
+    assert assignment.ravel().tolist() == [-1, -1, 0, 0]  # of equal ones the first
 
 
 @pytest.mark.parametrize(("budget_bytes", "step_ns"), [(39, 103), (30, 103), (29, 106), (10, 109), (9, 112)])
 def test_halving_finds_the_number_of_layers(budget_bytes, step_ns):
     """10 bytes for each layer that is kept, 3 ns for each of the others."""
-    found, _ = best_mix(lambda choice: score(choice, budget_bytes), [LEAN, RICH], [range(4)])
+    found, _ = best_mix(lambda assignment: score(assignment, budget_bytes), [LEAN, RICH], [range(4)])
     assert found.step_time_ns == step_ns
 
 
 def test_what_fits_is_not_mixed():
-    assert best_mix(lambda choice: score(choice, 40), [LEAN, RICH], [range(4)])[0].step_time_ns == 100
+    assert best_mix(lambda assignment: score(assignment, 40), [LEAN, RICH], [range(4)])[0].step_time_ns == 100
 
 
 def test_nothing_fits():
-    found, choice = best_mix(lambda choice: score(choice, -5), [RICH, LEAN], [range(4)])
+    found, assignment = best_mix(lambda assignment: score(assignment, -5), [RICH, LEAN], [range(4)])
     assert found.excess_bytes == 5
-    assert (choice == LEAN).all()
+    assert (assignment == LEAN).all()
 
 
 def test_orders_go_through_the_stages_in_turn():
@@ -56,6 +56,6 @@ def test_a_choice_for_other_layers():
     freed = np.zeros((2, 2, 2), np.int64)
     freed[:, :, 1] = 5
     freed[:, 0, 0] = 5
-    figures = Figures(freed, np.zeros_like(freed), np.zeros((2, 2), np.int64))
-    choice = np.array([[4, 4], [5, 5], [6, -1], [7, 7]])
-    assert stretched(choice, figures).tolist() == [[4, KEEP], [6, -1]]
+    costs = DecisionCosts(freed, np.zeros_like(freed), np.zeros((2, 2), np.int64))
+    assignment = np.array([[4, 4], [5, 5], [6, -1], [7, 7]])
+    assert resample(assignment, costs).tolist() == [[4, KEEP], [6, -1]]

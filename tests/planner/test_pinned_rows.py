@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner.catalog import collect_items
-from mindswap.planner.layer_assignments import Rows, number_distances
-from mindswap.planner.pins import Means, Pin, pinned_policy, read_pin
+from mindswap.planner.catalog import build_catalog
+from mindswap.planner.layer_assignments import LayerAssignments, number_distances
+from mindswap.planner.pins import Pin, PinTreatment, pinned_policy, read_pin
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow
 from mindswap.planner.stage_problem import KEEP
-from mindswap.planner.step_problem import WholeSpace
+from mindswap.planner.step_problem import PipelineProblem
 from mindswap.policy.cell_tree import exact_pattern
 from mindswap.simulator.cost.cost_table import CostTable
 from mindswap.simulator.cost.device_file import load_device
@@ -56,12 +56,12 @@ def copies_of(block):
 def test_copies_of_other_tensors_stay_beside_new_ones():
     model = small_model()
     pinned = model.remade(fixed=pinned_policy((read_pin(r"attn\.exp=swap:7"),), model, DEFAULT_ALLOW))
-    catalog = collect_items(pinned, Allow(pinned=(r"attn\.exp",)))
-    labels = [str(item.label) for item in catalog.items[0]]
+    catalog = build_catalog(pinned, Allow(pinned=(r"attn\.exp",)))
+    labels = [str(group.label) for group in catalog.groups[0]]
     row = np.zeros(len(labels), np.int64)
     row[labels.index("mlp.relu")] = 3
     expected = {"attn.exp": 7, "mlp.relu": 3}
-    assert copies_of(Rows(pinned, catalog).block(1, row)) == (expected, expected)
+    assert copies_of(LayerAssignments(pinned, catalog).block(1, row)) == (expected, expected)
 
 
 def test_other_distances_are_of_those_that_are_named():
@@ -84,7 +84,7 @@ def test_a_row_beside_a_pin_is_simulated_as_their_policy(name):
     chance = np.random.default_rng(0)
     num_pinned = 0
     for operator in chance.permutation(held_operators(model)).tolist():
-        pin = Pin(exact_pattern(operator), Means.SWAP, int(chance.choice((2, 3, 10))))
+        pin = Pin(exact_pattern(operator), PinTreatment.SWAP, int(chance.choice((2, 3, 10))))
         try:
             pinned = model.remade(fixed=pinned_policy((pin,), model, DEFAULT_ALLOW)).swapping()
         except PlanError:
@@ -92,14 +92,14 @@ def test_a_row_beside_a_pin_is_simulated_as_their_policy(name):
         num_pinned += 1
         if num_pinned > NUM_PINS:
             break
-        rows = Rows(pinned, collect_items(pinned, Allow(pinned=(pin.pattern,))))
-        space = WholeSpace(rows, pinned, UNLIMITED_BYTES, UNLIMITED_BYTES)
-        can_swap = space.figures.freed_bytes[1, :, 0] > 0
-        choice = np.zeros((space.figures.num_layers, len(can_swap)), np.int64)
-        choice[1] = np.where(
+        rows = LayerAssignments(pinned, build_catalog(pinned, Allow(pinned=(pin.pattern,))))
+        stage_problem = PipelineProblem(rows, pinned, UNLIMITED_BYTES, UNLIMITED_BYTES)
+        can_swap = stage_problem.costs.freed_bytes[1, :, 0] > 0
+        assignment = np.zeros((stage_problem.costs.num_layers, len(can_swap)), np.int64)
+        assignment[1] = np.where(
             can_swap & (chance.random(len(can_swap)) < 0.6), chance.choice(DISTANCES, size=len(can_swap)), KEEP
         )
-        found, policy = space.timeline(choice), rows.policy(choice)
+        found, policy = stage_problem.timeline(assignment), rows.policy(assignment)
         whole = policy.combined_with(pinned.layers.fixed)
         for expected in (pinned.simulate(policy).timeline, model.simulate(whole).timeline):
             assert found.step_time_ns == expected.step_time_ns

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner.effect import Faults, Foresight
-from mindswap.planner.pins import DEFAULT_DISTANCE, Means, Pin, pinned_policy, read_pin
+from mindswap.planner.effect import EffectPredictor, IneffectiveNames
+from mindswap.planner.pins import DEFAULT_DISTANCE, Pin, PinTreatment, pinned_policy, read_pin
 from mindswap.planner.planning import Planner
 from mindswap.planner.problem import DEFAULT_ALLOW, Allow, PlanProblem
 from mindswap.planner.solver import fast
@@ -21,10 +21,10 @@ HOST_BYTES = 10**12
 @pytest.mark.parametrize(
     ("text", "pin"),
     [
-        (r"attn\.exp=swap", Pin(r"attn\.exp", Means.SWAP, DEFAULT_DISTANCE)),
-        ("mlp=swap:12", Pin("mlp", Means.SWAP, 12)),
-        ("a=b=keep", Pin("a=b", Means.KEEP)),
-        ("mlp=recompute", Pin("mlp", Means.RECOMPUTE)),
+        (r"attn\.exp=swap", Pin(r"attn\.exp", PinTreatment.SWAP, DEFAULT_DISTANCE)),
+        ("mlp=swap:12", Pin("mlp", PinTreatment.SWAP, 12)),
+        ("a=b=keep", Pin("a=b", PinTreatment.KEEP)),
+        ("mlp=recompute", Pin("mlp", PinTreatment.RECOMPUTE)),
     ],
 )
 def test_a_pin_is_a_pattern_and_what_becomes_of_it(text, pin):
@@ -161,7 +161,7 @@ def test_what_nothing_fits_beside_says_so(free_bytes):
 
 def test_a_recompute_that_is_idle_only_without_another_has_a_reason(monkeypatch):
     """`Foresight.faults` goes on until nothing more is idle; the reasons are of its first round."""
-    idle = Faults(frozenset(), frozenset({"attn.exp"}))
-    monkeypatch.setattr(Foresight, "faults", lambda *_: idle)
+    idle = IneffectiveNames(frozenset(), frozenset({"attn.exp"}))
+    monkeypatch.setattr(EffectPredictor, "ineffective_names", lambda *_: idle)
     with pytest.raises(PlanError, match="its recompute frees nothing without that of another name"):
         pinned_policy([read_pin(r"attn\.exp=recompute")], small_model(), DEFAULT_ALLOW)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.features.plan.report import format_plan
-from mindswap.planner import plan_cache as curve
+from mindswap.planner import plan_cache as plan_cache
 from mindswap.planner import planning as planner
 from mindswap.planner import stages
 from mindswap.planner.evaluate import Candidate, evaluate
@@ -83,9 +83,9 @@ def test_the_collector_rests_while_a_plan_is_made(is_stopped):
 
 
 def on_device(name: str, device: str) -> StepModel:
-    known = MODELS[name]
-    layout = known.layout
-    return small_model(known.captured.num_layers, layout.num_stages, layout.num_micro_batches, DEVICES[device])
+    evaluated = MODELS[name]
+    layout = evaluated.layout
+    return small_model(evaluated.captured.num_layers, layout.num_stages, layout.num_micro_batches, DEVICES[device])
 
 
 def plan(model: StepModel, budget_bytes: int, **options) -> Plan:
@@ -165,11 +165,11 @@ def test_a_plan_far_above_the_bound_is_looked_for_in_budgets_beside(monkeypatch,
         assert found.fits(budget)
         return replace(found, step_time_ns=10**6 - (budget_bytes < budget))
 
-    monkeypatch.setattr(curve.Curve, "_solved", solved)
-    monkeypatch.setattr(curve.Curve, "_mixed", lambda self, best, budget_bytes: best)
-    monkeypatch.setattr(curve.Curve, "bound_ns", lambda self, budget_bytes: bound_permille * 1000)
+    monkeypatch.setattr(plan_cache.PlanCache, "_solve", solved)
+    monkeypatch.setattr(plan_cache.PlanCache, "_mixed", lambda self, best, budget_bytes: best)
+    monkeypatch.setattr(plan_cache.PlanCache, "bound_ns", lambda self, budget_bytes: bound_permille * 1000)
     planner = Planner(model)
-    found = planner._curve(problem(model, budget), keep, curve.Interruptible(), planner.catalog).best(budget)
+    found = planner._plan_cache(problem(model, budget), keep, plan_cache.Interruptible(), planner.catalog).best(budget)
     assert asked == asked_permille
     assert found.step_time_ns == 10**6 - (len(asked) > 1)
 
@@ -253,11 +253,11 @@ def test_a_common_setting_is_a_plan_where_what_it_does_is_allowed(policy, allowe
         "swap": Allow(recompute=False), "recompute": Allow(swap=False), "neither": Allow(swap=False, recompute=False),
     }  # fmt: skip
     planner = Planner(small_model(2))
-    assert " ".join(name for name, allow in allows.items() if planner._is_allowed(allow, policy)) == allowed
-    assert planner._is_allowed(Allow(), policy)
+    assert " ".join(name for name, allow in allows.items() if planner._is_eligible(allow, policy)) == allowed
+    assert planner._is_eligible(Allow(), policy)
 
 
 def test_where_nothing_fits_what_is_on_the_host_and_then_needs_less_comes_nearest():
     rows = [(False, 5, 9), (False, 6, 1), (True, 1, 1), (True, 2, 0)]  # beyond the host, peak, time
     found = [Candidate(Policy(), time_ns, (1, peak), not is_beyond) for is_beyond, peak, time_ns in rows[::-1]]
-    assert [curve._need(each) for each in sorted(found, key=curve._need)] == rows
+    assert [plan_cache._memory_rank(each) for each in sorted(found, key=plan_cache._memory_rank)] == rows

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from reference.exact import enumerate_all
 
-from mindswap.planner.catalog import Catalog, collect_items
-from mindswap.planner.layer_assignments import Rows
+from mindswap.planner.catalog import Catalog, build_catalog
+from mindswap.planner.layer_assignments import LayerAssignments
 from mindswap.planner.solver.fast import solve
 from mindswap.planner.solver.search import Search
-from mindswap.planner.step_problem import StepSpace
+from mindswap.planner.step_problem import SingleStageProblem
 from tests.adapters.graphs import ROOT
 from tests.planner.loading import capture_apart
 from tests.strength import is_nightly
@@ -41,18 +41,22 @@ def restrict(catalog: Catalog, kept: list[int]) -> Catalog:
 @pytest.mark.parametrize("share_percent", [25, 60, 90])
 def test_within_a_percent_of_the_optimum(two_layers, part, share_percent):
     """Budgets that take away a part of what the items can free: little, more than half, nearly all."""
-    whole = collect_items(two_layers)
+    whole = build_catalog(two_layers)
     sizes = whole.freed_bytes[0].max(axis=1)
-    order = [int(item) for item in np.argsort(-sizes, kind="stable") if item > 0 and sizes[item] > 0]  # 0: the layer
+    order = [
+        int(group) for group in np.argsort(-sizes, kind="stable") if group > 0 and sizes[group] > 0
+    ]  # 0: the layer
     catalog = restrict(whole, order[:NUM_ITEMS] if part == "largest" else order[-NUM_ITEMS:])
-    unlimited = StepSpace(Rows(two_layers, catalog), 0, 1 << 50, 1 << 50)
-    shape = (unlimited.figures.num_layers, unlimited.figures.num_items)
+    unlimited = SingleStageProblem(LayerAssignments(two_layers, catalog), 0, 1 << 50, 1 << 50)
+    shape = (unlimited.costs.num_layers, unlimited.costs.num_groups)
     keep = Search(unlimited, 1).score(np.zeros(shape, np.int64))
     most = catalog.freed_bytes.max(axis=2).sum()
     budget = int(keep.peak_bytes - most * share_percent // 100)
 
-    exact = enumerate_all(StepSpace(Rows(two_layers, catalog), 0, budget, 1 << 50), distances=DISTANCES)
-    fast = solve(StepSpace(Rows(two_layers, catalog), 0, budget, 1 << 50))
+    exact = enumerate_all(
+        SingleStageProblem(LayerAssignments(two_layers, catalog), 0, budget, 1 << 50), distances=DISTANCES
+    )
+    fast = solve(SingleStageProblem(LayerAssignments(two_layers, catalog), 0, budget, 1 << 50))
     assert exact.num_evaluations > 1
     if exact.best_score.fits:
         assert fast.best_score.fits

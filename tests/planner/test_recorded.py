@@ -34,7 +34,7 @@ PLENTY = 2**50
 US = 1000
 
 
-def space(seed: int, budget_percent: int, **options) -> ToySpace:
+def stage_problem(seed: int, budget_percent: int, **options) -> ToySpace:
     """Eight layers of two kinds, with four tensors each; times are so long that entries of a policy count."""
     chance = random.Random(seed)
 
@@ -51,12 +51,12 @@ def space(seed: int, budget_percent: int, **options) -> ToySpace:
 
 
 SPACES = {
-    "little memory": lambda: space(0, 35),
-    "half": lambda: space(2, 50, contended_permille=500),
-    "nearly all": lambda: space(5, 90),
-    "three micro-batches": lambda: space(1, 60, num_micro_batches=3),
-    "little on the host": lambda: space(3, 40, host_budget_bytes=150),
-    "nothing fits": lambda: space(4, 3),
+    "little memory": lambda: stage_problem(0, 35),
+    "half": lambda: stage_problem(2, 50, contended_permille=500),
+    "nearly all": lambda: stage_problem(5, 90),
+    "three micro-batches": lambda: stage_problem(1, 60, num_micro_batches=3),
+    "little on the host": lambda: stage_problem(3, 40, host_budget_bytes=150),
+    "nothing fits": lambda: stage_problem(4, 3),
     "small": lambda: random_space(2),
     "small, nothing fits": lambda: random_space(5),
 }

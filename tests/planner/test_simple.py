@@ -13,7 +13,7 @@ from mindswap.planner.simple import (
     MAX_ENTRIES,
     WEIGHT_CASTS,
     WHOLE_LAYER,
-    Simple,
+    SimplePolicy,
     _SimpleSearch,
     num_entries,
     parts,
@@ -31,13 +31,15 @@ def planned(permille: int, allow: Allow = DEFAULT_ALLOW, num_stages: int = 1, nu
     planner = Planner(model, allow)
     keep = evaluate(PlanProblem(model, 2**40, 2**40, 8, allow), Policy())
     problem = PlanProblem(model, keep.peak_bytes * permille // 1000, 2**40, 8, allow)
-    again = Policy(True, layer_recompute=ALL_LAYERS, select_recompute=[OpRecompute("mlp", ALL_LAYERS)] * MAX_ENTRIES)
+    recomputed_part = Policy(
+        True, layer_recompute=ALL_LAYERS, select_recompute=[OpRecompute("mlp", ALL_LAYERS)] * MAX_ENTRIES
+    )
     full = plan_of(
         problem,
         planner.bound_inputs,
         keep.step_time_ns,
-        again,
-        evaluate(problem, again),
+        recomputed_part,
+        evaluate(problem, recomputed_part),
         compared=(),
         num_evaluations=0,
     )
@@ -73,25 +75,25 @@ def test_no_count_of_whole_layers_that_fits_is_faster(permille):
 
 def test_a_full_plan_that_has_few_entries_is_taken_where_it_is_faster():
     problem, full, plan = planned(700)
-    again = Planner(problem.model).plan_simple(problem, plan)
-    assert again.step_time_ns <= plan.step_time_ns < full.step_time_ns
+    recomputed_part = Planner(problem.model).plan_simple(problem, plan)
+    assert recomputed_part.step_time_ns <= plan.step_time_ns < full.step_time_ns
 
 
 @pytest.mark.parametrize(("allow", "is_there"), [(Allow(recompute=False), "swap"), (Allow(swap=False), "recompute")])
 def test_only_what_is_allowed_is_done(allow, is_there):
     _, _, plan = planned(800, allow)
     swaps = bool(plan.policy.op_swap or plan.policy.layer_swap)
-    again = bool(plan.policy.select_recompute or plan.policy.layer_recompute)
-    assert plan.fits and (swaps, again) == (is_there == "swap", is_there == "recompute")
+    recomputed_part = bool(plan.policy.select_recompute or plan.policy.layer_recompute)
+    assert plan.fits and (swaps, recomputed_part) == (is_there == "swap", is_there == "recompute")
 
 
 def test_layers_of_a_stage_are_spread_and_its_last_is_not_swapped():
     """Two of layers 0 to 3 leave, of those that stay one runs again; the other stage swaps all."""
     stages = [[0, 1, 2, 3], [4, 5]]
-    assert Simple("mlp", "attn", (2, 2), (1, 0), 7).policy(stages, ON) == Policy(
+    assert SimplePolicy("mlp", "attn", (2, 2), (1, 0), 7).policy(stages, ON) == Policy(
         True, op_swap=[OpSwap("mlp", Layers(0, 1, 4, 5), 7)], select_recompute=[OpRecompute("attn", Layers(2))]
     )
-    assert Simple("", "", (1, 0), (2, 2), 7).policy(stages, ON) == Policy(
+    assert SimplePolicy("", "", (1, 0), (2, 2), 7).policy(stages, ON) == Policy(
         True, layer_swap=[LayerSwap(Layers(0), 7)], layer_recompute=Layers(1, 2, 4, 5)
     )
 
@@ -141,31 +143,36 @@ class Toy(_SimpleSearch):
         self.stages = [list(range(16)), list(range(16, 32))]
         self.problem, self.tried = PlanProblem(None, budget_bytes, 0, 1), []
 
-    def _judge(self, simple):
+    def _evaluate(self, simple):
         self.tried.append(simple)
-        peaks = [160 - 10 * (n + again) for n, again in zip(simple.num_swapped, simple.num_again, strict=True)]
+        peaks = [
+            160 - 10 * (n + recomputed_part)
+            for n, recomputed_part in zip(simple.num_swapped, simple.num_recomputed, strict=True)
+        ]
         return Candidate(ON, 0, tuple(peaks), True)
 
 
-def whole_layers(num_swapped: tuple[int, int], swap: str = WHOLE_LAYER, again: str = WHOLE_LAYER) -> Simple:
-    return Simple(swap, again, num_swapped, (0, 0), 30)
+def whole_layers(
+    num_swapped: tuple[int, int], swap: str = WHOLE_LAYER, recomputed_part: str = WHOLE_LAYER
+) -> SimplePolicy:
+    return SimplePolicy(swap, recomputed_part, num_swapped, (0, 0), 30)
 
 
 def test_each_stage_recomputes_as_few_layers_as_fit():
     """11 layers may stay; of 16 in all that are swapped or recomputed no stage has more."""
-    assert Toy(110)._fit(whole_layers((0, 4))).num_again == (5, 1)
-    assert Toy(159)._fit(whole_layers((0, 0))).num_again == (1, 1)
-    assert Toy(160)._fit(whole_layers((0, 0))).num_again == (0, 0)
-    assert Toy(110)._fit(whole_layers((0, 15))).num_again == (5, 0)
+    assert Toy(110)._fit(whole_layers((0, 4))).num_recomputed == (5, 1)
+    assert Toy(159)._fit(whole_layers((0, 0))).num_recomputed == (1, 1)
+    assert Toy(160)._fit(whole_layers((0, 0))).num_recomputed == (0, 0)
+    assert Toy(110)._fit(whole_layers((0, 15))).num_recomputed == (5, 0)
     # Nothing fits: all layers, but of two cells one may be swapped and the other one recomputed in the same layer.
-    assert Toy(-1000)._fit(whole_layers((0, 4))).num_again == (16, 12)
-    assert Toy(-1000)._fit(whole_layers((0, 9), "attention", "mlp")).num_again == (16, 16)
-    assert Toy(-1000)._fit(whole_layers((0, 9), "mlp", "mlp")).num_again == (16, 7)
-    assert Toy(-1000)._fit(whole_layers((0, 9), WHOLE_LAYER, "mlp")).num_again == (16, 7)
+    assert Toy(-1000)._fit(whole_layers((0, 4))).num_recomputed == (16, 12)
+    assert Toy(-1000)._fit(whole_layers((0, 9), "attention", "mlp")).num_recomputed == (16, 16)
+    assert Toy(-1000)._fit(whole_layers((0, 9), "mlp", "mlp")).num_recomputed == (16, 7)
+    assert Toy(-1000)._fit(whole_layers((0, 9), WHOLE_LAYER, "mlp")).num_recomputed == (16, 7)
     toy = Toy(110)
     assert toy._fit(whole_layers((0, 0))) == toy.tried[-1]
     toy.problem = replace(toy.problem, allow=Allow(recompute=False))
-    assert toy._fit(whole_layers((0, 4))).num_again == (0, 0)
+    assert toy._fit(whole_layers((0, 4))).num_recomputed == (0, 0)
 
 
 class Hill(Toy):

@@ -9,7 +9,7 @@ from reference.exact import count_choices, enumerate_all, solve_relaxed
 from mindswap.planner.solver.fast import _Solver, solve
 from mindswap.planner.solver.improve import _exposed_ns, _link_ns, _Move, _moves, _parts, forward_time_ns
 from mindswap.planner.solver.search import Search, Stop
-from mindswap.planner.stage_problem import Figures, Worth
+from mindswap.planner.stage_problem import AssignmentCost, DecisionCosts
 from mindswap.simulator.timeline import StallCause
 from tests.planner.builders import Tensor, ToySpace, random_space
 from tests.strength import examples, is_nightly
@@ -22,13 +22,13 @@ LAYER = (Tensor(100, forward_ns=10, backward_ns=30), Tensor(50, forward_ns=20, b
 EVERY_SOLVER = {"fast": solve, "exact": enumerate_all, "relaxed": solve_relaxed}
 
 
-def space(budget_bytes: int, **kwargs) -> ToySpace:
+def stage_problem(budget_bytes: int, **kwargs) -> ToySpace:
     return ToySpace((LAYER, LAYER), budget_bytes, **kwargs)
 
 
 @pytest.mark.parametrize("name", sorted(EVERY_SOLVER))
 def test_what_fits_is_left_alone(name):
-    found = EVERY_SOLVER[name](space(300))
+    found = EVERY_SOLVER[name](stage_problem(300))
     assert found.best_score.fits
     assert not found.best.any()
     assert found.best_score.step_time_ns == PLAIN_NS
@@ -39,7 +39,7 @@ def test_what_fits_is_left_alone(name):
 @pytest.mark.parametrize("name", sorted(EVERY_SOLVER) if is_nightly() else ["fast", "relaxed"])
 def test_the_cheapest_tensor_that_is_enough_runs_again(name):
     """Copies take a second each; 50 bytes over: one tensor of 100 bytes, again in 10 ns, is cheaper than one of 50."""
-    found = EVERY_SOLVER[name](space(250, ns_per_byte=10**7))
+    found = EVERY_SOLVER[name](stage_problem(250, ns_per_byte=10**7))
     assert found.best_score.fits
     assert found.best_score.step_time_ns == PLAIN_NS + 10
     assert sorted(found.best.flatten().tolist()) == [-1, 0, 0, 0, 0, 0]
@@ -47,7 +47,7 @@ def test_the_cheapest_tensor_that_is_enough_runs_again(name):
 
 @pytest.mark.parametrize("name", sorted(EVERY_SOLVER) if is_nightly() else ["fast", "relaxed"])
 def test_an_impossible_budget_is_said(name):
-    found = EVERY_SOLVER[name](space(10))
+    found = EVERY_SOLVER[name](stage_problem(10))
     assert not found.best_score.fits
     assert found.best_score.excess_bytes == found.best_score.peak_bytes - 10
 
@@ -65,7 +65,7 @@ def test_a_copy_that_hides_costs_nothing():
 @pytest.mark.long
 def test_host_memory_is_a_limit_too():
     """Swap would be free, but the host has no room; so the cheap tensor runs again."""
-    found = solve(space(250, ns_per_byte=0, host_budget_bytes=0))
+    found = solve(stage_problem(250, ns_per_byte=0, host_budget_bytes=0))
     assert found.best_score.fits
     assert not (found.best > 0).any()
     assert found.best_score.step_time_ns == PLAIN_NS + 10
@@ -108,7 +108,7 @@ def compare(seeds, least: int, most: int, enough: int) -> int:
     num_compared = 0
     for seed in seeds:
         case = random_space(seed)
-        if not least < count_choices(case.figures, DISTANCES) <= most:
+        if not least < count_choices(case.costs, DISTANCES) <= most:
             continue
         if num_compared == enough:
             break
@@ -134,14 +134,14 @@ def test_within_a_percent_of_the_optimum_of_larger_problems():
 
 def test_moves_of_a_search():
     """A tensor frees 10 bytes by its copy of 7 ns, or 20 if it runs again in 5 ns; the layer 30 in 9 ns."""
-    figures = Figures(np.array([[[0, 30], [10, 20]]] * 2), np.array([[[0, 9], [0, 5]]] * 2), np.array([[0, 7]] * 2))
+    costs = DecisionCosts(np.array([[[0, 30], [10, 20]]] * 2), np.array([[[0, 9], [0, 5]]] * 2), np.array([[0, 7]] * 2))
 
-    def moves(choice):
+    def moves(assignment):
         """Layers, item, value -> bytes that it frees, and ns."""
         found = {}
-        for move in _moves(np.array(choice), figures):
-            layers, items = np.nonzero(move.mask)
-            found[(*layers.tolist(), f"item {items[0]}", move.value)] = move.freed_bytes, move.time_ns
+        for move in _moves(np.array(assignment), costs):
+            layers, groups = np.nonzero(move.mask)
+            found[(*layers.tolist(), f"item {groups[0]}", move.value)] = move.freed_bytes, move.time_ns
         return found
 
     expected = {
@@ -165,19 +165,21 @@ def test_moves_of_a_search():
 def test_all_that_can_leave():
     """Item 1 frees 10 bytes by swap and 8 again, item 2 again 20; item 3 is a cell with item 2 in it, of 15 and 25."""
     freed = np.array([[[0, 0], [10, 8], [0, 20], [0, 15]], [[0, 0], [10, 8], [0, 20], [0, 25]]])
-    space = ToySpace([[Tensor(1, 1, 1)] * 3] * 2)
-    space.figures = Figures(freed, np.zeros_like(freed), np.zeros((2, 4), np.int64))
+    stage_problem = ToySpace([[Tensor(1, 1, 1)] * 3] * 2)
+    stage_problem.costs = DecisionCosts(freed, np.zeros_like(freed), np.zeros((2, 4), np.int64))
 
-    def every_bytes(worth, **changes):
-        space.figures = replace(space.figures, **changes)
-        space.worth = worth
-        return _Solver(Search(space, 1))._every_bytes()
+    def every_bytes(assignment_cost, **changes):
+        stage_problem.costs = replace(stage_problem.costs, **changes)
+        stage_problem.assignment_cost = assignment_cost
+        return _Solver(Search(stage_problem, 1))._max_freed_bytes()
 
     def cell_alone(layer, row):
         """Beside the cell nothing of item 2 is left to free."""
-        own = np.where((row > 0) | (row < 0), space.figures.freed_bytes[layer, range(4), np.where(row < 0, -row, 0)], 0)
+        own = np.where(
+            (row > 0) | (row < 0), stage_problem.costs.freed_bytes[layer, range(4), np.where(row < 0, -row, 0)], 0
+        )
         own[2] *= row[3] == 0
-        return Worth(int(own.sum()), 0, 0, 0)
+        return AssignmentCost(int(own.sum()), 0, 0, 0)
 
     is_cell = np.array([True, False, False, True])
     assert every_bytes(cell_alone) == 10 + 15 + 10 + 25
@@ -187,13 +189,13 @@ def test_all_that_can_leave():
 
 def test_time_on_the_link_that_a_move_adds():
     """Layer 1 is swapped already. Its copies take 7 ns, those of layer 0 take 5."""
-    figures, choice = (
-        Figures(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)), np.array([[0, 5], [0, 7]])),
+    costs, assignment = (
+        DecisionCosts(np.zeros((2, 2, 2)), np.zeros((2, 2, 2)), np.array([[0, 5], [0, 7]])),
         np.array([[0, 0], [0, 3]]),
     )
 
     def added_ns(first, second, value):
-        return _link_ns(_Move(np.array([[False, first], [False, second]]), value, 0, 0), choice, figures)
+        return _link_ns(_Move(np.array([[False, first], [False, second]]), value, 0, 0), assignment, costs)
 
     assert [added_ns(True, False, value) for value in (8, 0, -1)] == [5, 0, 0]
     assert [added_ns(False, True, value) for value in (8, 0, -1)] == [0, -7, -7]

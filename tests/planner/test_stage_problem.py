@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from mindswap.config.pipeline_layout import Pipeline
-from mindswap.planner.catalog import collect_items, left_before
+from mindswap.planner.catalog import build_catalog, find_unheld_roles
 from mindswap.planner.evaluate import short_model
-from mindswap.planner.layer_assignments import Rows, _worth
+from mindswap.planner.layer_assignments import LayerAssignments, _assignment_cost
 from mindswap.planner.solver.improve import forward_time_ns, hiding_time_ns
-from mindswap.planner.stage_problem import Worth
-from mindswap.planner.step_problem import StepSpace, WholeSpace, _short_run, idle_times_ns
+from mindswap.planner.stage_problem import AssignmentCost
+from mindswap.planner.step_problem import PipelineProblem, SingleStageProblem, _short_run, idle_times_ns
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulator.layout import lay_out_stages
 from mindswap.simulator.program import OpKind
@@ -48,14 +48,14 @@ def test_the_smallest_distances_delay_nothing_where_copies_have_time():
     """Four layers of 100 ns forward; each copy takes 40 ns, so one layer of distance is enough for all but the last."""
     layers = ((Tensor(40, 50, 100), Tensor(1, 50, 100, can_swap=False)),) * 4
     case = ToySpace(layers)
-    choice = np.zeros((4, 3), np.int64)
-    choice[:3, 1] = 20
-    loose = case.timeline(choice)
-    needed = case.smallest_distances(loose)
+    assignment = np.zeros((4, 3), np.int64)
+    assignment[:3, 1] = 20
+    loose = case.timeline(assignment)
+    needed = case.min_distances(loose)
     assert (needed[:3, 1] > 0).all()
     assert (needed[:3, 1] < 20).all()
     assert not needed[3].any()
-    tight = case.timeline(np.where(choice > 0, needed, 0))
+    tight = case.timeline(np.where(assignment > 0, needed, 0))
     assert tight.step_time_ns == loose.step_time_ns == case.evaluate(np.zeros((4, 3), np.int64)).step_time_ns
 
 
@@ -65,10 +65,10 @@ def test_what_is_swapped_and_on_the_device_at_the_peak():
     Far ahead of its use it stays until the end of forward, and is back at once.
     """
     case = ToySpace(((Tensor(10, 50, 100),),) * 4 + ((Tensor(90, 50, 100, can_swap=False),),))
-    choice = np.zeros((5, 2), np.int64)
+    assignment = np.zeros((5, 2), np.int64)
     for distance, is_there in ((1, False), (50, True)):
-        choice[0, 1] = distance
-        found = case.at_peak(case.timeline(choice))
+        assignment[0, 1] = distance
+        found = case.is_on_device_at_peak(case.timeline(assignment))
         assert found[0, 1] == is_there
         assert found.sum() == is_there
 
@@ -77,10 +77,10 @@ def test_what_a_program_copies_besides_is_no_cell_of_the_space():
     """Two layers of two tensors, all swapped; `t1`, then layer 1, are not of the space, and so none of its last."""
     case = ToySpace(((Tensor(10, 5, 7), Tensor(10, 5, 7)),) * 2)
     timeline = case.timeline(np.array([[0, 1, 1]] * 2))
-    assert case.at_peak(timeline)[:, 1].all() and case.smallest_distances(timeline)[:, 1:].all()
-    for layers, items, own in (((0, 1), {"t0": 1}, np.s_[:, 1]), ((0,), {"t0": 1, "t1": 2}, np.s_[0, 1:])):
-        case.layers, case.items = layers, items
-        for found in (case.at_peak(timeline), case.smallest_distances(timeline)):
+    assert case.is_on_device_at_peak(timeline)[:, 1].all() and case.min_distances(timeline)[:, 1:].all()
+    for layers, groups, own in (((0, 1), {"t0": 1}, np.s_[:, 1]), ((0,), {"t0": 1, "t1": 2}, np.s_[0, 1:])):
+        case.layers, case.groups = layers, groups
+        for found in (case.is_on_device_at_peak(timeline), case.min_distances(timeline)):
             assert found[own].all() and found.sum() == 2
 
 
@@ -112,36 +112,39 @@ def test_a_short_run_of_two_chunks_is_whole_rounds():
 
 
 @pytest.mark.parametrize(
-    ("num_copies", "is_held", "worth"),
+    ("num_copies", "is_held", "assignment_cost"),
     [
-        (1, False, Worth(MB, 0, 100_000, MB)),  # 1 MB, over a link of 10 GB/s
-        (2, False, Worth(MB, 0, 200_000, 2 * MB)),  # under two names
-        (1, True, Worth(0, 0, 100_000, MB)),  # under one of two names: it stays all the same
+        (1, False, AssignmentCost(MB, 0, 100_000, MB)),  # 1 MB, over a link of 10 GB/s
+        (2, False, AssignmentCost(MB, 0, 200_000, 2 * MB)),  # under two names
+        (1, True, AssignmentCost(0, 0, 100_000, MB)),  # under one of two names: it stays all the same
     ],
 )
-def test_what_a_swap_is_worth(num_copies, is_held, worth):
+def test_what_a_swap_is_worth(num_copies, is_held, assignment_cost):
     model = small_model(2)
     plain = model.layer_block(Policy(), 0)
-    assert _worth(model, frozenset(), plain, plain) == Worth(0, 0, 0, 0)
+    assert _assignment_cost(model, frozenset(), plain, plain) == AssignmentCost(0, 0, 0, 0)
     (label,) = (tensor.label for tensor in plain.tensors if str(tensor.label) == "attn.exp")
-    assert _worth(model, frozenset(), plain, plain.with_copies({label: (8, num_copies, is_held)})) == worth
+    assert (
+        _assignment_cost(model, frozenset(), plain, plain.with_copies({label: (8, num_copies, is_held)}))
+        == assignment_cost
+    )
 
 
 def test_what_recompute_is_worth():
     model = small_model(2)
     again = model.layer_block(Policy(True, select_recompute=(OpRecompute(r"attn\.exp", ALL_LAYERS),)), 0)
     plain = model.layer_block(Policy(), 0)
-    assert _worth(model, frozenset(), plain, again) == Worth(MB, 2000, 0, 0)
+    assert _assignment_cost(model, frozenset(), plain, again) == AssignmentCost(MB, 2000, 0, 0)
 
 
 def test_recompute_of_what_reads_the_layer_before_is_worth_less_where_that_would_hold_nothing():
     """Only the copy of `exp` reads in backward what the block before hands on; a layer holds its own for backward."""
     model = small_model(2)
     again = model.layer_block(Policy(True, select_recompute=(OpRecompute(r"attn\.exp", ALL_LAYERS),)), 0)
-    plain, left = model.layer_block(Policy(), 0), left_before(model, 0)
+    plain, left = model.layer_block(Policy(), 0), find_unheld_roles(model, 0)
     (read,) = (read for read in again.reads if read.role in left)
-    assert _worth(model, left, plain, again) == Worth(MB - read.size_bytes, 2000, 0, 0)
-    assert left_before(model, 1) == frozenset()
+    assert _assignment_cost(model, left, plain, again) == AssignmentCost(MB - read.size_bytes, 2000, 0, 0)
+    assert find_unheld_roles(model, 1) == frozenset()
 
 
 def slow_copies(num_micro_batches: int) -> StepModel:
@@ -154,29 +157,29 @@ def test_a_stage_alone_waits_before_its_first_backward_as_it_does_in_the_pipelin
     whole = model.simulate(Policy()).timeline
     idle_ns = idle_times_ns(whole)
     assert idle_ns[1] == 0 < idle_ns[0]
-    rows = Rows(model, collect_items(model))
+    rows = LayerAssignments(model, build_catalog(model))
     for stage in range(2):
-        plain, waiting = (StepSpace(rows, stage, PLENTY, PLENTY, ns) for ns in (0, idle_ns[stage]))
-        nothing = np.zeros((2, plain.figures.num_items), np.int64)
-        times = [space.timeline(nothing).step_time_ns for space in (plain, waiting)]
+        plain, waiting = (SingleStageProblem(rows, stage, PLENTY, PLENTY, ns) for ns in (0, idle_ns[stage]))
+        nothing = np.zeros((2, plain.costs.num_groups), np.int64)
+        times = [stage_problem.timeline(nothing).step_time_ns for stage_problem in (plain, waiting)]
         assert times[1] - times[0] == idle_ns[stage] == waiting.idle_ns
 
 
 def test_a_score_is_carried_on_to_all_micro_batches_by_the_last_turns():
     """What is swapped keeps each turn waiting, in the first ones less; so for a stage alone, and for all together."""
     model = slow_copies(40)
-    rows = Rows(model, collect_items(model))
-    whole = WholeSpace(rows, short_model(model)[0], PLENTY, PLENTY)
-    assert whole.num_later == 40 - whole.layout.num_micro_batches > 20
+    rows = LayerAssignments(model, build_catalog(model))
+    whole = PipelineProblem(rows, short_model(model)[0], PLENTY, PLENTY)
+    assert whole.num_unsimulated == 40 - whole.layout.num_micro_batches > 20
     for value in (0, 4):
-        choice = np.full((4, rows.catalog.copy_ns.shape[1]), value)
-        choice[:, 0] = 0
-        found, exact = whole.score(whole.timeline(choice)), model.simulate(rows.policy(choice)).timeline
+        assignment = np.full((4, rows.catalog.copy_ns.shape[1]), value)
+        assignment[:, 0] = 0
+        found, exact = whole.score(whole.timeline(assignment)), model.simulate(rows.policy(assignment)).timeline
         assert abs(found.step_time_ns - exact.step_time_ns) <= exact.step_time_ns // 100
-        alone = StepSpace(rows, 0, PLENTY, PLENTY)
-        shown = alone.score(alone.timeline(choice[:2])).step_time_ns
-        alone.layout, alone.num_later = replace(alone.layout, num_micro_batches=40), 0
-        exact_ns = alone.score(alone.timeline(choice[:2])).step_time_ns
+        alone = SingleStageProblem(rows, 0, PLENTY, PLENTY)
+        shown = alone.score(alone.timeline(assignment[:2])).step_time_ns
+        alone.layout, alone.num_unsimulated = replace(alone.layout, num_micro_batches=40), 0
+        exact_ns = alone.score(alone.timeline(assignment[:2])).step_time_ns
         assert abs(shown - exact_ns) <= exact_ns // 100
 
 

@@ -4,10 +4,10 @@ from itertools import product
 import pytest
 
 from mindswap.errors import PlanError
-from mindswap.planner.strategies import Batch, Strategy, StrategySpace, list_strategies, needs_more
+from mindswap.planner.strategies import Batch, Strategy, StrategyLimits, list_strategies, needs_more
 
 OWN = Strategy(4, 1, 1)
-SPACE = StrategySpace(
+SPACE = StrategyLimits(
     own=OWN, context=1, num_samples=8, sizes=(1,), counts=None, num_layers=4, num_chunks=1, divisible=(4, 2),
     num_experts=0, max_tensor=8,
 )  # fmt: skip
@@ -75,25 +75,27 @@ def test_a_strategy_in_words():
     assert str(Strategy(4, 2, 3, 8, True)) == "data 4, tensor 2, stages 3, experts 8, sequence"
 
 
-def every_strategy(cards, space):
+def every_strategy(cards, stage_problem):
     """All combinations of numbers up to those of cards and samples, held against each limit."""
     numbers = range(1, cards + 1)
     for data, tensor, stages, experts in product(numbers, repeat=4):
-        has_layers = space.num_layers >= stages * space.num_chunks and (space.num_chunks == 1 or stages > 1)
-        experts_go = experts == 1 or (space.num_experts and space.num_experts % experts == 0)
+        has_layers = stage_problem.num_layers >= stages * stage_problem.num_chunks and (
+            stage_problem.num_chunks == 1 or stages > 1
+        )
+        experts_go = experts == 1 or (stage_problem.num_experts and stage_problem.num_experts % experts == 0)
         if (
-            data * tensor * stages * space.context != cards
-            or not (has_layers or stages == space.own.stages)
-            or tensor > space.max_tensor or any(number % tensor for number in space.divisible)
-            or data * tensor % experts or not experts_go or space.num_samples % data
+            data * tensor * stages * stage_problem.context != cards
+            or not (has_layers or stages == stage_problem.own.stages)
+            or tensor > stage_problem.max_tensor or any(number % tensor for number in stage_problem.divisible)
+            or data * tensor % experts or not experts_go or stage_problem.num_samples % data
         ):  # fmt: skip
             continue
         for has_sequence in (False, True):
             if (has_sequence and tensor == 1) or (experts > 1 and tensor > 1 and not has_sequence):
                 continue
-            for size, count in product(range(1, space.num_samples + 1), repeat=2):
-                is_asked = size in (space.sizes or (size,)) and count in (space.counts or (count,))
-                if is_asked and data * size * count == space.num_samples and (stages == 1 or count >= stages):
+            for size, count in product(range(1, stage_problem.num_samples + 1), repeat=2):
+                is_asked = size in (stage_problem.sizes or (size,)) and count in (stage_problem.counts or (count,))
+                if is_asked and data * size * count == stage_problem.num_samples and (stages == 1 or count >= stages):
                     yield Strategy(data, tensor, stages, experts, has_sequence), Batch(size, count)
 
 
@@ -107,9 +109,9 @@ def every_strategy(cards, space):
     ],
 )  # fmt: skip
 def test_a_list_has_all_that_no_limit_forbids_once(cards, changes):
-    space = replace(SPACE, **changes)
-    found = list_strategies(cards, space)
-    assert sorted(found) == sorted(every_strategy(cards, space))
+    stage_problem = replace(SPACE, **changes)
+    found = list_strategies(cards, stage_problem)
+    assert sorted(found) == sorted(every_strategy(cards, stage_problem))
 
 
 def test_numbers_of_cards_are_looked_for_up_to_64_away():

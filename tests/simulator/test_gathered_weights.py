@@ -14,7 +14,7 @@ from benchmarks.reference.program_check import check_program
 from mindswap.config.pipeline_layout import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
-from mindswap.planner.candidates import find_items
+from mindswap.planner.candidates import find_activation_groups
 from mindswap.planner.lower_bound import collect_bound_inputs, least_budget_bytes, min_step_ns
 from mindswap.planner.problem import Allow
 from mindswap.policy.cell_tree import CellNode
@@ -204,7 +204,9 @@ def test_turns_begin_behind_what_runs_once():
 
 def test_a_cast_behind_a_gather_is_nothing_to_choose():
     def labels(own):
-        return {str(item.label) for item in find_items(own.captured.graph, own.names, 1, own.captured.trees[1])}
+        return {
+            str(item.label) for item in find_activation_groups(own.captured.graph, own.names, 1, own.captured.trees[1])
+        }
 
     assert "mlp.cast" in labels(model(3, WeightSharding()))
     assert not [label for label in labels(model()) if "cast" in label or "AllGather" in label]

@@ -11,7 +11,7 @@ from mindswap.graph.passes.swap_recompute import rewrite_graph, settings_of_poli
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulator.captured_step import GradientRule
-from mindswap.simulator.layer_block import Source, Uses
+from mindswap.simulator.layer_block import Consumers, Source
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.partition import BlockMaker
 from mindswap.simulator.placing import TransferCosts
@@ -91,7 +91,7 @@ def test_tensors_of_a_layer():
     assert tensors["mlp.gelu", True].uses == uses(2, 0, 0)
     assert tensors["mlp.matmul", True].role is None
     # The output is read by the next layer; the layer itself does not read it.
-    assert tensors["add", True].uses == Uses()
+    assert tensors["add", True].uses == Consumers()
     assert tensors["add", True].role is not None and tensors["add", True].role.is_forward
 
 
@@ -194,7 +194,7 @@ def test_bytes_kept_by_a_model_put_together():
 
 def uses(last_forward, first_backward, last_backward):
     """No product of these graphs gives a gradient of a weight."""
-    return Uses(last_forward, first_backward, last_backward, first_input=first_backward, last_input=last_backward)
+    return Consumers(last_forward, first_backward, last_backward, first_input=first_backward, last_input=last_backward)
 
 
 def test_uses_of_a_tensor_that_the_next_layer_reads():

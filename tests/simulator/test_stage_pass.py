@@ -7,7 +7,7 @@ import numpy as np
 from mindswap.config.pipeline_layout import Pipeline
 from mindswap.graph.analysis.collectives import Collective
 from mindswap.policy.model import ALL_LAYERS, Policy
-from mindswap.simulator.layer_block import Uses, use_rows
+from mindswap.simulator.layer_block import Consumers, use_rows
 from mindswap.simulator.program import NO_OP, OpKind
 from mindswap.simulator.stage_pass import WEIGHT_HALF, MicroBatchGroup, StagePass, cut_backward
 from mindswap.simulator.step_model import StepModel
@@ -69,10 +69,10 @@ FORWARD, TURNS_BACKWARD = StagePass({}, {}), StagePass({}, {})
 # Read by operator 0 of backward alone; by 0, 2 and 3; by 1 and 3; by none. Operators 1 and 3 give gradients of weights.
 USES = use_rows(
     [
-        Uses(5, 0, 0, first_input=0, last_input=0),
-        Uses(6, 0, 3, first_input=0, last_input=2, first_weight=3, last_weight=3),
-        Uses(7, 1, 3, first_weight=1, last_weight=3),
-        Uses(),
+        Consumers(5, 0, 0, first_input=0, last_input=0),
+        Consumers(6, 0, 3, first_input=0, last_input=2, first_weight=3, last_weight=3),
+        Consumers(7, 1, 3, first_weight=1, last_weight=3),
+        Consumers(),
     ]
 )
 

@@ -203,7 +203,7 @@ def _verify_in_subprocess(
     if answer.data["ok"]:
         return PlanVerdict(True, "verified: the compiled graph does what the plan asks"), {}
     layers = answer.data["layers"]
-    faults = dict.fromkeys(text for layer in layers for text in _faults_of(layer))
+    faults = dict.fromkeys(text for layer in layers for text in _find_ineffective_names(layer))
     verdict = PlanVerdict(False, "; ".join(["the compiled graph does NOT do what the plan asks", *faults]))
     ineffective: dict[int, set[str]] = {}
     for layer in layers:
@@ -213,7 +213,7 @@ def _verify_in_subprocess(
     return verdict, {} if has_others else ineffective
 
 
-def _faults_of(layer: Mapping[str, Any]) -> list[str]:
+def _find_ineffective_names(layer: Mapping[str, Any]) -> list[str]:
     """Format the findings of `verify --json` on a layer."""
     faults = [f"{key.replace('_', ' ')}: {name}" for key in OTHER_FAULTS for name in layer[key]]
     return faults + [f"without effect: {entry['entry']}" for entry in layer["without_effect"]]

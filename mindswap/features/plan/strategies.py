@@ -10,7 +10,7 @@ from mindswap.config.section_edits import rewrite_section
 from mindswap.config.step_settings import StepSettings, read_step_settings
 from mindswap.config.weight_sharding import is_split
 from mindswap.errors import PlanError
-from mindswap.planner.strategies import Batch, Strategy, StrategySpace
+from mindswap.planner.strategies import Batch, Strategy, StrategyLimits
 from mindswap.policy.formats.mindformers1.read import find_num_layers
 
 # Sizes that tensor parallelism must divide, by their keys in different models. Without a key of their own, key and
@@ -90,7 +90,7 @@ def strategy_space(
     sizes: tuple[int, ...] | None,
     counts: tuple[int, ...] | None,
     cards_per_node: int,
-) -> StrategySpace:
+) -> StrategyLimits:
     """Collect the limits of the strategies that a configuration can use.
 
     Args:
@@ -118,7 +118,7 @@ def strategy_space(
     sharded_sizes = [document.value("model", "model_config", key) for key in SHARDED_SIZE_KEYS]
     experts = [document.value("model", "model_config", key) for key in EXPERT_KEYS]
     experts.append(document.value("moe_config", "expert_num"))
-    return StrategySpace(
+    return StrategyLimits(
         own=strategy,
         context=settings.context_parallel,
         num_samples=batch.num_samples * strategy.data,

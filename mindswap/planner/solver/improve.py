@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindswap.planner.solver.search import Search
-from mindswap.planner.stage_problem import KEEP, Figures, Score
+from mindswap.planner.stage_problem import KEEP, DecisionCosts, Score
 from mindswap.simulator.memory import profile_memory
 from mindswap.simulator.program import OpKind
 from mindswap.simulator.timeline import StallCause, Timeline
@@ -23,11 +23,11 @@ from mindswap.simulator.timeline import StallCause, Timeline
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
 # Simulations of one stage that are left at least for known rows in other layers, and with other distances.
-LEAST_REARRANGED = 240
+MIN_REARRANGED = 240
 # A space of no more cells is searched cell by cell, and again from other starts.
-SMALL_SPACE_CELLS = 24
-NUM_KICKS = 12
-NUM_KICKED_CELLS = 3
+SMALL_PROBLEM_DECISIONS = 24
+NUM_PERTURBATIONS = 12
+NUM_PERTURBED_DECISIONS = 3
 
 # A choice with its score.
 _Start = tuple[np.ndarray, Score]
@@ -42,8 +42,8 @@ class _Move:
     freed_bytes: int  # more memory free, as far as known; negative for less
     time_ns: int  # more time, as far as known
 
-    def apply(self, choice: np.ndarray) -> np.ndarray:
-        changed = choice.copy()
+    def apply(self, assignment: np.ndarray) -> np.ndarray:
+        changed = assignment.copy()
         changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
         changed[self.mask] = self.value
         return changed
@@ -80,7 +80,7 @@ def improve(
     forward_ns: int,
     starts: Sequence[np.ndarray] = (),
     first: Sequence[np.ndarray] = (),
-    least_rearranged: int = LEAST_REARRANGED,
+    min_rearranged: int = MIN_REARRANGED,
 ) -> None:
     """Looks for better choices around the best of a search, until there is none or its simulations are used up.
 
@@ -92,7 +92,7 @@ def improve(
         forward_ns: time of forward per micro-batch, in which copies out can hide.
         starts: other choices to go on from, best first.
         first: some to go on from before that.
-        least_rearranged: simulations that are left at least for known rows in other layers, and other distances.
+        min_rearranged: simulations that are left at least for known rows in other layers, and other distances.
     """
     if search.best is None:
         raise AssertionError("a search without a simulation")
@@ -101,35 +101,37 @@ def improve(
     for start in (search.best, *starts):
         _climb(search, start, forward_ns)
     chance = random.Random(0)
-    if search.best.size > SMALL_SPACE_CELLS:
-        if search.score(search.best).fits and _rearrange(search, chance, least_rearranged):
+    if search.best.size > SMALL_PROBLEM_DECISIONS:
+        if search.score(search.best).fits and _rearrange(search, chance, min_rearranged):
             _climb(search, search.best, forward_ns)
         return
-    for _ in range(NUM_KICKS):
+    for _ in range(NUM_PERTURBATIONS):
         if search.is_exhausted:
             return
-        _climb(search, _kicked(search.best, search.space.figures, chance), forward_ns)
+        _climb(search, _perturb(search.best, search.stage_problem.costs, chance), forward_ns)
 
 
-def _kicked(choice: np.ndarray, figures: Figures, chance: random.Random) -> np.ndarray:
+def _perturb(assignment: np.ndarray, costs: DecisionCosts, chance: random.Random) -> np.ndarray:
     """The choice with a few cells changed at random."""
-    kicked = choice.copy()
-    cells = [(int(layer), int(item)) for layer, item in np.argwhere(figures.freed_bytes.max(axis=2) > 0)]
-    for layer, item in chance.sample(cells, min(NUM_KICKED_CELLS, len(cells))):
-        ways = np.flatnonzero(figures.freed_bytes[layer, item] > 0)
-        kicked[layer, item] = chance.choice([KEEP, *(-int(way) if way else chance.choice((1, 4)) for way in ways)])
-    kicked[kicked[:, 0] < KEEP, 1:] = KEEP
-    return kicked
+    perturbed = assignment.copy()
+    decisions = [(int(layer), int(group)) for layer, group in np.argwhere(costs.freed_bytes.max(axis=2) > 0)]
+    for layer, group in chance.sample(decisions, min(NUM_PERTURBED_DECISIONS, len(decisions))):
+        path_indices = np.flatnonzero(costs.freed_bytes[layer, group] > 0)
+        perturbed[layer, group] = chance.choice(
+            [KEEP, *(-int(path_index) if path_index else chance.choice((1, 4)) for path_index in path_indices)]
+        )
+    perturbed[perturbed[:, 0] < KEEP, 1:] = KEEP
+    return perturbed
 
 
-def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
+def _climb(search: Search, assignment: np.ndarray, forward_ns: int) -> None:
     """From a choice to a better one as long as there is one near."""
-    score = search.score(choice)
+    score = search.score(assignment)
     while not search.is_exhausted:
-        found = _change(search, _retune(search, (choice, score)), forward_ns)
+        found = _change(search, _retune(search, (assignment, score)), forward_ns)
         if found[1] >= score:
             return
-        choice, score = found
+        assignment, score = found
 
 
 def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
@@ -151,7 +153,7 @@ def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
                 break
             changed = start[0][sources]
             changed = np.where(changed > KEEP, np.maximum(1, changed * permille // 1000), changed)
-            changed = np.where(search.space.figures.can(changed), changed, KEEP)
+            changed = np.where(search.stage_problem.costs.is_possible(changed), changed, KEEP)
             score = search.score(changed)
             if is_better := score < start[1]:
                 start = _retune(search, (changed, score))
@@ -159,7 +161,7 @@ def _rearrange(search: Search, chance: random.Random, least: int) -> bool:
     return start is not first
 
 
-def _row_moves(choice: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _row_moves(assignment: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each layer the layer whose row it gets, and for each item its distances in thousandths of what they were.
 
     Two layers with other rows exchange them, one gets that of the nearest with another, or an item is fetched earlier
@@ -171,8 +173,8 @@ def _row_moves(choice: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         other[place] = value
         return other
 
-    layers, same = np.arange(len(choice)), np.full(choice.shape[1], 1000)
-    kind_of = np.unique(np.minimum(choice, 1), axis=0, return_inverse=True)[1].ravel()
+    layers, same = np.arange(len(assignment)), np.full(assignment.shape[1], 1000)
+    kind_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)[1].ravel()
     moves = []
     for layer, other in np.argwhere(kind_of[:, None] != kind_of).tolist():
         if layer < other:
@@ -180,24 +182,24 @@ def _row_moves(choice: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         alike = np.flatnonzero(kind_of == kind_of[other])
         if other == alike[np.abs(alike - layer).argmin()]:
             moves.append((changed(layers, layer, other), same))
-    for item in np.flatnonzero((choice > KEEP).any(axis=0)).tolist():
-        moves += [(layers, changed(same, item, permille)) for permille in (500, 700, 1400, 2000)]
+    for group in np.flatnonzero((assignment > KEEP).any(axis=0)).tolist():
+        moves += [(layers, changed(same, group, permille)) for permille in (500, 700, 1400, 2000)]
     return moves
 
 
 def _retune(search: Search, start: _Start) -> _Start:
     """The distances that the timeline of a choice asks for: one for each item, or alike in groups of layers."""
-    choice = start[0]
-    is_swapped = choice > KEEP
+    assignment = start[0]
+    is_swapped = assignment > KEEP
     if not is_swapped.any():
         return start
-    needed = search.space.smallest_distances(search.space.timeline(choice))
-    largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), choice.shape), choice)
-    for distances in (largest, *(grouped(choice, needed, number) for number in range(1, MAX_GROUPS + 1))):
+    needed = search.stage_problem.min_distances(search.stage_problem.timeline(assignment))
+    largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), assignment.shape), assignment)
+    for distances in (largest, *(piecewise(assignment, needed, number) for number in range(1, MAX_PIECES + 1))):
         for permille in (1000, 700, 500, 1400):
             if search.has_enough:
                 return start
-            scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), choice)
+            scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), assignment)
             start = min(start, (scaled, search.score(scaled)), key=_score_of)
     return start
 
@@ -208,20 +210,20 @@ def _score_of(start: _Start) -> Score:
 
 def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
     """The first single or paired move that is better, those first that promise most."""
-    choice, score = start
-    figures = search.space.figures
-    moves = list(_moves(choice, figures))
+    assignment, score = start
+    costs = search.stage_problem.costs
+    moves = list(_moves(assignment, costs))
     if not moves:
         return start
-    in_flight = figures.num_in_flight
+    in_flight = costs.num_in_flight
     freed = np.array([move.freed_bytes for move in moves], np.int64) * in_flight
     time = np.array([move.time_ns for move in moves], np.int64)
-    link = np.array([_link_ns(move, choice, figures) for move in moves], np.int64)
-    used_ns = int(figures.copy_ns[choice > KEEP].sum())
-    spare = search.space.budget_bytes - score.peak_bytes
+    link = np.array([_link_ns(move, assignment, costs) for move in moves], np.int64)
+    used_ns = int(costs.copy_ns[assignment > KEEP].sum())
+    spare = search.stage_problem.budget_bytes - score.peak_bytes
     exposed = functools.partial(_exposed_ns, used_ns=used_ns, forward_ns=forward_ns)
 
-    is_small = choice.size <= SMALL_SPACE_CELLS
+    is_small = assignment.size <= SMALL_PROBLEM_DECISIONS
     if score.excess_bytes:
         gains, firsts, seconds = freed, np.arange(len(moves)), np.full(len(moves), -1)
     else:
@@ -245,9 +247,9 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
             other = moves[seconds[index]]
             if (one.mask & other.mask).any():
                 continue
-            changed = other.apply(one.apply(choice))
+            changed = other.apply(one.apply(assignment))
         else:
-            changed = one.apply(choice)
+            changed = one.apply(assignment)
         trials += 1
         found = search.score(changed)
         if found < score:
@@ -260,21 +262,21 @@ def _exposed_ns(link_ns: np.ndarray, used_ns: int, forward_ns: int) -> np.ndarra
     return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
 
 
-def _link_ns(move: _Move, choice: np.ndarray, figures: Figures) -> int:
-    was = int(figures.copy_ns[move.mask & (choice > KEEP)].sum())
-    return (int(figures.copy_ns[move.mask].sum()) if move.value > KEEP else 0) - was
+def _link_ns(move: _Move, assignment: np.ndarray, costs: DecisionCosts) -> int:
+    was = int(costs.copy_ns[move.mask & (assignment > KEEP)].sum())
+    return (int(costs.copy_ns[move.mask].sum()) if move.value > KEEP else 0) - was
 
 
-def _moves(choice: np.ndarray, figures: Figures) -> Iterator[_Move]:
+def _moves(assignment: np.ndarray, costs: DecisionCosts) -> Iterator[_Move]:
     """For each item and each value that it has: some of its layers, first or last ones, get another value."""
-    is_small = choice.size <= SMALL_SPACE_CELLS
-    usual = int(np.median(choice[choice > KEEP])) if (choice > KEEP).any() else 8
-    freed_now, time_now = figures.freed_by(choice), figures.time_of(choice)
-    for item in range(figures.num_items):
-        column = choice[:, item]
+    is_small = assignment.size <= SMALL_PROBLEM_DECISIONS
+    usual = int(np.median(assignment[assignment > KEEP])) if (assignment > KEEP).any() else 8
+    freed_now, time_now = costs.freed_bytes_of(assignment), costs.recompute_ns_of(assignment)
+    for group in range(costs.num_groups):
+        column = assignment[:, group]
         distances = np.unique(column[column > KEEP])
         own = int(np.median(distances)) if len(distances) else usual
-        targets = [KEEP, *(-w for w in range(1, figures.freed_bytes.shape[2]))]
+        targets = [KEEP, *(-w for w in range(1, costs.freed_bytes.shape[2]))]
         targets += [1, 2, 3, 4, 6, 8, own] if is_small else [own]
         for value in np.unique(column):
             for target in dict.fromkeys(targets):
@@ -282,19 +284,19 @@ def _moves(choice: np.ndarray, figures: Figures) -> Iterator[_Move]:
                     continue
                 if value > KEEP and target > KEEP and not is_small:
                     continue
-                way = max(-target, 0)
-                possible = (column == value) & ((target == KEEP) | (figures.freed_bytes[:, item, way] > 0))
-                if item and target != KEEP:
-                    possible &= choice[:, 0] == KEEP
+                path_index = max(-target, 0)
+                possible = (column == value) & ((target == KEEP) | (costs.freed_bytes[:, group, path_index] > 0))
+                if group and target != KEEP:
+                    possible &= assignment[:, 0] == KEEP
                 for layers in _parts(np.flatnonzero(possible)):
-                    mask = np.zeros(choice.shape, bool)
-                    mask[layers, item] = True
+                    mask = np.zeros(assignment.shape, bool)
+                    mask[layers, group] = True
                     freed = np.zeros(len(layers), np.int64)
                     if target != KEEP:
-                        freed = figures.freed_bytes[layers, item, way]
-                    time = figures.recompute_ns[layers, item, way]
-                    before_bytes, before_ns = freed_now[layers, item], time_now[layers, item]
-                    if item == 0 and target < KEEP:
+                        freed = costs.freed_bytes[layers, group, path_index]
+                    time = costs.recompute_ns[layers, group, path_index]
+                    before_bytes, before_ns = freed_now[layers, group], time_now[layers, group]
+                    if group == 0 and target < KEEP:
                         before_bytes, before_ns = freed_now[layers].sum(axis=1), time_now[layers].sum(axis=1)
                     yield _Move(mask, int(target), int((freed - before_bytes).sum()), int((time - before_ns).sum()))
 
@@ -317,40 +319,44 @@ def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
 # that waits for its release holds memory, and one that is fetched too early holds it again; each value that an operator
 # gets is an entry of the policy.
 
-MAX_GROUPS = 4
+MAX_PIECES = 4
 
 
-def grouped(choice: np.ndarray, needed: np.ndarray, num_groups: int = MAX_GROUPS) -> np.ndarray:
+def piecewise(assignment: np.ndarray, needed: np.ndarray, num_pieces: int = MAX_PIECES) -> np.ndarray:
     """The choice with other distances: in each group of neighbouring layers the same for all items.
 
     Args:
-        choice: what is swapped.
+        assignment: what is swapped.
         needed: least distance of each swap, shape of the choice.
-        num_groups: how many groups; they are made so that distances are as little above the least as possible.
+        num_pieces: how many groups; they are made so that distances are as little above the least as possible.
     """
-    layers = np.flatnonzero((choice > KEEP).any(axis=1))
-    by_layer = np.maximum(1, np.where(choice > KEEP, needed, 0).max(axis=1))[layers]
-    found = choice.copy()
-    found[layers] = np.where(choice[layers] > KEEP, _level(by_layer.tolist(), num_groups)[:, None], choice[layers])
+    layers = np.flatnonzero((assignment > KEEP).any(axis=1))
+    by_layer = np.maximum(1, np.where(assignment > KEEP, needed, 0).max(axis=1))[layers]
+    found = assignment.copy()
+    found[layers] = np.where(
+        assignment[layers] > KEEP, _level(by_layer.tolist(), num_pieces)[:, None], assignment[layers]
+    )
     return found
 
 
-def by_row(choice: np.ndarray, needed: np.ndarray) -> np.ndarray:
+def by_row(assignment: np.ndarray, needed: np.ndarray) -> np.ndarray:
     """The choice with other distances: for each item the same in all layers with equal rows.
 
     Args:
-        choice: what is swapped.
+        assignment: what is swapped.
         needed: least distance of each swap, shape of the choice.
     """
-    _, row_of = np.unique(np.minimum(choice, 1), axis=0, return_inverse=True)
-    found = choice.copy()
+    _, row_of = np.unique(np.minimum(assignment, 1), axis=0, return_inverse=True)
+    found = assignment.copy()
     for row in range(int(row_of.max()) + 1):
         layers = np.flatnonzero(row_of.ravel() == row)
-        found[layers] = np.where(choice[layers] > KEEP, np.maximum(1, needed[layers].max(axis=0)), choice[layers])
+        found[layers] = np.where(
+            assignment[layers] > KEEP, np.maximum(1, needed[layers].max(axis=0)), assignment[layers]
+        )
     return found
 
 
-def _level(values: list[int], num_groups: int) -> np.ndarray:
+def _level(values: list[int], num_pieces: int) -> np.ndarray:
     """Steps above the values, in so many pieces, that are as little above them as possible.
 
     Source:
@@ -366,7 +372,7 @@ def _level(values: list[int], num_groups: int) -> np.ndarray:
             highest, total = max(highest, values[j]), total + values[j]
             cost[i][j + 1] = highest * (j + 1 - i) - total
     best: list[tuple[int, list[int]]] = [(cost[0][j], [j]) for j in range(num + 1)]
-    for _ in range(num_groups - 1):
+    for _ in range(num_pieces - 1):
         best = [min((best[i][0] + cost[i][j], [*best[i][1], j]) for i in range(j + 1)) for j in range(num + 1)]
     found: list[int] = []
     for end in best[num][1]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.planner.stage_problem import KEEP, Score, Space
+from mindswap.planner.stage_problem import KEEP, Score, StageProblem
 from mindswap.simulator.timeline import Timeline
 
 # What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
@@ -41,7 +41,7 @@ class Search:
     """Simulates choices of a space and keeps the best.
 
     Args:
-        space: what to choose from.
+        stage_problem: what to choose from.
         max_evaluations: simulations that may be made.
         progress: called after each.
 
@@ -52,8 +52,8 @@ class Search:
         enough_ns: step time that needs no further look; 0 where none is known.
     """
 
-    def __init__(self, space: Space, max_evaluations: int, progress: Progress = lambda: None):
-        self.space = space
+    def __init__(self, stage_problem: StageProblem, max_evaluations: int, progress: Progress = lambda: None):
+        self.stage_problem = stage_problem
         self.max_evaluations = max_evaluations
         self.progress = progress
         self.best: np.ndarray | None = None
@@ -73,20 +73,20 @@ class Search:
         best = self.best_score
         return best is not None and best.fits and best.cost_ns <= self.enough_ns
 
-    def score(self, choice: np.ndarray) -> Score:
+    def score(self, assignment: np.ndarray) -> Score:
         """Score of a choice; simulated if it is new."""
-        known = self._known.get(choice.tobytes())
-        return known if known is not None else self.run(choice)[0]
+        known = self._known.get(assignment.tobytes())
+        return known if known is not None else self.run(assignment)[0]
 
-    def run(self, choice: np.ndarray) -> tuple[Score, Timeline]:
+    def run(self, assignment: np.ndarray) -> tuple[Score, Timeline]:
         """Simulates a choice."""
-        timeline = self.space.timeline(choice)
-        score = self.space.score(timeline)
-        score = replace(score, cost_ns=score.step_time_ns + _num_entries(choice) * self._entry_ns(score))
+        timeline = self.stage_problem.timeline(assignment)
+        score = self.stage_problem.score(timeline)
+        score = replace(score, cost_ns=score.step_time_ns + _num_entries(assignment) * self._entry_ns(score))
         self.num_evaluations += 1
-        self._known[choice.tobytes()] = score
+        self._known[assignment.tobytes()] = score
         if self.best_score is None or score < self.best_score:
-            self.best, self.best_score = choice.copy(), score
+            self.best, self.best_score = assignment.copy(), score
         self.progress()
         return score, timeline
 
@@ -94,8 +94,8 @@ class Search:
         return score.step_time_ns * ENTRY_PPM // 1_000_000
 
 
-def _num_entries(choice: np.ndarray) -> int:
+def _num_entries(assignment: np.ndarray) -> int:
     """Lines that a policy needs for a choice: one for each value that an item has anywhere."""
-    item = np.broadcast_to(np.arange(choice.shape[1]), choice.shape)
-    decided = choice != KEEP
-    return len(np.unique(np.stack((item[decided], choice[decided])), axis=1).T)
+    group = np.broadcast_to(np.arange(assignment.shape[1]), assignment.shape)
+    decided = assignment != KEEP
+    return len(np.unique(np.stack((group[decided], assignment[decided])), axis=1).T)

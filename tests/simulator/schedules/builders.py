@@ -1,7 +1,7 @@
 """Pipelines of one operator per pass, to see schedules alone: transfers take no time."""
 
 from mindswap.simulator.engine import run_program
-from mindswap.simulator.layer_block import Block, BlockOp, BlockTensor, Uses
+from mindswap.simulator.layer_block import Block, BlockOp, BlockTensor, Consumers
 from mindswap.simulator.layout import StageLayout
 from mindswap.simulator.placing import TransferCosts
 from mindswap.simulator.program import NO_OP, OpKind
@@ -31,7 +31,7 @@ def passes_in_words(name: str, stage: int, shape: Shape) -> str:
 def layer(forward_ns: int, input_ns: int, weight_ns: int) -> Block:
     """Three operators; what forward makes, 1 byte, is read by both of backward."""
     kept = BlockTensor(
-        "kept", 1, True, False, 0, Uses(NO_OP, 0, 1, 0, 0, 1, 1), None
+        "kept", 1, True, False, 0, Consumers(NO_OP, 0, 1, 0, 0, 1, 1), None
     )  # fmt: skip
     backward = (
         BlockOp("grad", OpKind.BACKWARD, input_ns),
